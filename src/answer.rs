@@ -1,0 +1,60 @@
+//! The answer to a claim that found a record: one table, read from the top.
+
+use std::time::Duration;
+
+use crate::fingerprint::{Comparison, Fingerprint};
+use crate::record::{Found, Lease};
+use crate::{Error, Key, Mode};
+
+/// When nothing says how long the owner will take: transactions are short, and a second does not hammer.
+pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// What to do about a record that is in the way.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// The claim is free again: take it over as this attempt.
+    TakeOver { attempt: i32 },
+    /// Done before: give this back.
+    Replay(Vec<u8>),
+}
+
+/// Reads the table of DESIGN.md from the top: the first line that matches is the answer.
+///
+/// Who is past its retention is dead, in whatever mode and state, so that no answer depends on whether a sweep came by.
+/// *Key reused* is told before *in flight*: a client that made a mistake should not wait to hear of it.
+pub(crate) fn answer(found: Found, asked: Mode, fingerprint: &Fingerprint, key: &Key) -> Result<Answer, Error> {
+    let comparison = found.fingerprint.as_deref().map_or(Comparison::Other, |stored| fingerprint.compare(stored));
+    let same = comparison == Comparison::Same;
+
+    if found.expired {
+        return Ok(Answer::TakeOver { attempt: 1 });
+    }
+    if found.mode != asked {
+        return Err(Error::OtherMode { stored: found.mode, asked });
+    }
+    if !found.completed {
+        match found.lease {
+            Lease::Released => return Ok(Answer::TakeOver { attempt: if same { found.attempt + 1 } else { 1 } }),
+            Lease::None if found.claimed_by_this_transaction => return Err(Error::AlreadyInTransaction),
+            _ => {}
+        }
+    }
+    match comparison {
+        Comparison::Same => {}
+        Comparison::Other => return Err(Error::KeyReused { key: key.clone() }),
+        Comparison::UnknownVersion(version) => return Err(Error::UnknownFingerprint { version }),
+    }
+    match (found.completed, found.lease) {
+        (true, _) => Ok(Answer::Replay(found.response_body.unwrap_or_default())),
+        (false, Lease::Live(left)) => Err(Error::InFlight { retry_after: left }),
+        (false, Lease::Lapsed) if found.mode == Mode::AtLeastOnce => {
+            Ok(Answer::TakeOver { attempt: found.attempt + 1 })
+        }
+        (false, _) => Err(Error::Indeterminate {
+            attempt: found.attempt.unsigned_abs(),
+            claimed_at: found.claimed_at,
+            last_error: found.last_error,
+            token: found.token,
+        }),
+    }
+}

@@ -1,0 +1,394 @@
+//! Transaction mode: the effect and its response commit together, once per key.
+//!
+//! The protocol is `claim → perform → complete`, or a replay. What this file does not know stands in
+//! [`answer`](crate::answer) (what a record in the way means) and [`record`](crate::record) (the statements).
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::{Connection, PgConnection, PgPool};
+
+use crate::answer::{Answer, RETRY_AFTER, answer};
+use crate::record::{Claim, Record, Terms, Unmet};
+use crate::transaction::{in_own_transaction, release_savepoint, set_savepoint, undo_to_savepoint};
+use crate::{Body, Error, Idempotency, InFlight, Key, Mode, Outcome, Verdict};
+
+/// How often a caller looks again because the record vanished between claim and look, or another one took it over. Each
+/// round waits for its owner; a key that turns over faster than that is better retried from outside.
+const ROUNDS: usize = 3;
+
+/// How many connections with somebody's open transaction [`Idempotency::run`] closes before it gives up. They are a bug
+/// elsewhere, and one call should not empty the pool over it.
+const FOREIGN_TRANSACTIONS: usize = 3;
+
+/// Performs an operation once, however often it is asked for, with the [default options](Idempotency::new).
+///
+/// The first call with a key performs: `perform` gets the connection, and what it writes there, the claim of the key and
+/// the response commit together or not at all. Every later call with the same key and body gets the first one's response,
+/// from the same stored bytes, and performs nothing. Another body under the key is [`Error::KeyReused`]; a concurrent
+/// duplicate waits for the first one's transaction.
+///
+/// In a transaction of the caller's own the claim is a part of it, and nothing is settled before it commits. On a connection
+/// in none, be it a `PgConnection` or a `PoolConnection`, the crate begins one and commits it. With a pool at hand,
+/// [`Idempotency::run`] is simpler.
+///
+/// ```no_run
+/// # use pg_idempotency::{Error, Key, ensure_idempotent};
+/// # async fn transfer(pool: sqlx::PgPool, user: &str, header: &str, payee: &str, amount: i64)
+/// #     -> Result<i64, Box<dyn std::error::Error + Send + Sync>> {
+/// let key = Key::new(user, "POST /transfers", header)?;
+/// let mut tx = pool.begin().await?;
+/// let outcome = ensure_idempotent(&mut tx, &key, &(payee, amount), async |conn| -> Result<i64, Error> {
+///     Ok(sqlx::query_scalar("insert into transfers (payee, amount) values ($1, $2) returning id")
+///         .bind(payee)
+///         .bind(amount)
+///         .fetch_one(conn)
+///         .await?)
+/// })
+/// .await?;
+/// tx.commit().await?;
+/// Ok(outcome.into_inner())
+/// # }
+/// ```
+///
+/// # The closure
+///
+/// `async |conn| -> Result<_, MyError> { … }`, with the return type written out where its body ends in `?; Ok(x)`, or a
+/// named `async fn`. `|conn| async move { … }` fails on lifetimes. A generic wrapper of your own that must return a `Send`
+/// future takes a boxed one and passes it on:
+///
+/// ```no_run
+/// # use pg_idempotency::{Error, Key, Outcome, ensure_idempotent};
+/// # use sqlx::PgConnection;
+/// # use std::{future::Future, pin::Pin};
+/// type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+///
+/// async fn audited<F>(conn: &mut PgConnection, key: &Key, perform: F) -> Result<Outcome<i64>, Error>
+/// where
+///     F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<i64, Error>> + Send,
+/// {
+///     ensure_idempotent(conn, key, &(), async move |conn| perform(conn).await).await
+/// }
+/// ```
+///
+/// # Errors
+///
+/// - An error of `perform` comes back untouched. In the caller's own transaction **the caller must then roll back**; who
+///   commits all the same leaves the key [indeterminate](Error::Indeterminate).
+/// - What stands under the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight),
+///   [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
+///   [`AlreadyInTransaction`](Error::AlreadyInTransaction), [`UnknownFingerprint`](Error::UnknownFingerprint). Nothing was
+///   performed.
+/// - Before anything was performed: [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing),
+///   [`UnknownTransaction`](Error::UnknownTransaction).
+/// - Performed, and not stored: [`Unencodable`](Error::Unencodable), [`NotInTransaction`](Error::NotInTransaction),
+///   [`OutlivedRetention`](Error::OutlivedRetention). Nothing was acknowledged; roll back.
+/// - The database's own: [`Retryable`](Error::Retryable), [`Database`](Error::Database). A lost connection or an error of
+///   the COMMIT leaves open whether the operation took effect: ask again with the same key.
+///
+/// # Cancellation
+///
+/// Where the crate owns the transaction, the future may be dropped at any point: the transaction is rolled back, or its
+/// COMMIT was under way and decides. In a transaction of the caller's own, that is to be dropped too, as `?` and a `timeout`
+/// around both do; who drops this future alone and then commits leaves the key indeterminate. Dropping is not cancelling: a
+/// statement that was sent runs to its end on the server and holds the claim so long.
+///
+/// Inside `perform`, a COMMIT, a ROLLBACK, and a nested `conn.begin()` whose future is dropped while it waits (sqlx 0.9 then
+/// rolls back the *outer* transaction) all end the claim. The call is never acknowledged after that, it ends in
+/// [`NotInTransaction`](Error::NotInTransaction); but what `perform` wrote afterwards is in autocommit, and stays.
+pub async fn ensure_idempotent<T, E, B, F>(
+    conn: &mut PgConnection,
+    key: &Key,
+    body: &B,
+    perform: F,
+) -> Result<Outcome<T>, E>
+where
+    T: Serialize + DeserializeOwned,
+    B: Body + ?Sized,
+    E: From<Error>,
+    F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
+{
+    Idempotency::new().ensure(conn, key, body, perform).await
+}
+
+/// [`ensure_idempotent`] with `perform` behind a savepoint, so that the caller's transaction survives its failure.
+///
+/// An error of `perform` undoes only what it wrote, releases the key for the next caller and leaves the transaction usable,
+/// to be committed if the caller likes. [`Verdict::Undo`] undoes the writes too, and *stores* the response: a failure that
+/// every repeat should get. It costs two round trips more.
+///
+/// ```no_run
+/// # use pg_idempotency::{Error, Key, Verdict, ensure_isolated};
+/// # async fn charge(tx: &mut sqlx::PgConnection, key: &Key, amount: i64) -> Result<(), Error> {
+/// let answer = ensure_isolated(tx, key, &amount, async |conn| -> Result<_, Error> {
+///     sqlx::query("update accounts set balance = balance - $1").bind(amount).execute(&mut *conn).await?;
+///     let left: i64 = sqlx::query_scalar("select min(balance) from accounts").fetch_one(conn).await?;
+///     Ok(if left < 0 { Verdict::Undo("insufficient funds".to_owned()) } else { Verdict::Keep("paid".to_owned()) })
+/// })
+/// .await?;
+/// # let _ = answer; Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// As [`ensure_idempotent`].
+///
+/// # Cancellation
+///
+/// As [`ensure_idempotent`].
+pub async fn ensure_isolated<T, E, B, F>(
+    conn: &mut PgConnection,
+    key: &Key,
+    body: &B,
+    perform: F,
+) -> Result<Outcome<T>, E>
+where
+    T: Serialize + DeserializeOwned,
+    B: Body + ?Sized,
+    E: From<Error>,
+    F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
+{
+    Idempotency::new().ensure_isolated(conn, key, body, perform).await
+}
+
+impl Idempotency {
+    /// [`ensure_idempotent`] with these options.
+    ///
+    /// # Errors
+    ///
+    /// As [`ensure_idempotent`].
+    ///
+    /// # Cancellation
+    ///
+    /// As [`ensure_idempotent`].
+    pub async fn ensure<T, E, B, F>(
+        &self,
+        conn: &mut PgConnection,
+        key: &Key,
+        body: &B,
+        perform: F,
+    ) -> Result<Outcome<T>, E>
+    where
+        T: Serialize + DeserializeOwned,
+        B: Body + ?Sized,
+        E: From<Error>,
+        F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
+    {
+        let call = Call::new(self, key, body)?;
+        if conn.is_in_transaction() {
+            call.ensure(conn, perform).await
+        } else {
+            in_own_transaction(conn, async move |conn| call.ensure(conn, perform).await).await?
+        }
+    }
+
+    /// [`ensure_isolated`] with these options.
+    ///
+    /// # Errors
+    ///
+    /// As [`ensure_idempotent`].
+    ///
+    /// # Cancellation
+    ///
+    /// As [`ensure_idempotent`].
+    pub async fn ensure_isolated<T, E, B, F>(
+        &self,
+        conn: &mut PgConnection,
+        key: &Key,
+        body: &B,
+        perform: F,
+    ) -> Result<Outcome<T>, E>
+    where
+        T: Serialize + DeserializeOwned,
+        B: Body + ?Sized,
+        E: From<Error>,
+        F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
+    {
+        let call = Call::new(self, key, body)?;
+        if conn.is_in_transaction() {
+            call.ensure_isolated(conn, perform).await
+        } else {
+            in_own_transaction(conn, async move |conn| call.ensure_isolated(conn, perform).await).await?
+        }
+    }
+
+    /// [`ensure`](Self::ensure) for a caller with no transaction of his own: takes a connection from the pool, begins,
+    /// performs or replays, commits.
+    ///
+    /// A connection on which somebody left an open transaction is closed, not committed, and another one taken, three
+    /// times at most.
+    ///
+    /// # Errors
+    ///
+    /// As [`ensure_idempotent`], and [`Error::Database`] where the pool gives no connection.
+    ///
+    /// # Cancellation
+    ///
+    /// Safe at every point: rolled back, or its COMMIT was under way and decides.
+    pub async fn run<T, E, B, F>(&self, pool: &PgPool, key: &Key, body: &B, perform: F) -> Result<Outcome<T>, E>
+    where
+        T: Serialize + DeserializeOwned,
+        B: Body + ?Sized,
+        E: From<Error>,
+        F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
+    {
+        let mut work = Some((Call::new(self, key, body)?, perform));
+        for _ in 0..FOREIGN_TRANSACTIONS {
+            let mut conn = pool.acquire().await.map_err(Error::from)?;
+            if !conn.is_in_transaction() {
+                let result = in_own_transaction(&mut conn, async |conn| match work.take() {
+                    Some((call, perform)) => call.ensure(conn, perform).await,
+                    None => Err(Error::UnknownTransaction.into()),
+                })
+                .await;
+                match result {
+                    Ok(result) => return result,
+                    Err(Error::UnknownTransaction) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            // Whatever goes wrong while it closes, it is gone from the pool.
+            let _ = conn.close().await;
+        }
+        Err(Error::UnknownTransaction.into())
+    }
+}
+
+/// What a claim came to.
+enum Claimed {
+    Won(Claim),
+    /// Another call completed; its response.
+    Lost(Vec<u8>),
+}
+
+/// One call: on which record, and on which terms.
+struct Call<'k> {
+    record: Record<'k>,
+    terms: Terms,
+}
+
+impl<'k> Call<'k> {
+    fn new<B: Body + ?Sized>(options: &Idempotency, key: &'k Key, body: &B) -> Result<Self, Error> {
+        let fingerprint = body.fingerprint()?;
+        Ok(Self {
+            record: Record { key, prepared: options.prepared },
+            terms: Terms { fingerprint, retention: options.retention, in_flight: options.in_flight },
+        })
+    }
+
+    async fn ensure<T, E, F>(self, conn: &mut PgConnection, perform: F) -> Result<Outcome<T>, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
+    {
+        match self.claim(conn).await? {
+            Claimed::Lost(response) => Ok(Outcome::Replayed(decode(&response)?)),
+            Claimed::Won(claim) => {
+                let response = perform(&mut *conn).await?;
+                let encoded = encode(&response)?;
+                self.complete(conn, claim, &encoded).await?;
+                Ok(Outcome::Performed(response))
+            }
+        }
+    }
+
+    async fn ensure_isolated<T, E, F>(self, conn: &mut PgConnection, perform: F) -> Result<Outcome<T>, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
+    {
+        let claim = match self.claim(conn).await? {
+            Claimed::Lost(response) => return Ok(Outcome::Replayed(decode(&response)?)),
+            Claimed::Won(claim) => claim,
+        };
+        set_savepoint(conn).await?;
+        let settled = match perform(&mut *conn).await {
+            Ok(verdict) => self.settle(conn, claim, verdict).await.map_err(E::from),
+            Err(error) => Err(error),
+        };
+        if settled.is_err() {
+            // The error that is returned is the one that counts: if the transaction is gone, so is the claim.
+            let _ = self.give_up(conn, claim).await;
+        }
+        settled
+    }
+
+    async fn settle<T>(&self, conn: &mut PgConnection, claim: Claim, verdict: Verdict<T>) -> Result<Outcome<T>, Error>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let (response, undo) = match verdict {
+            Verdict::Keep(response) => (response, false),
+            Verdict::Undo(response) => (response, true),
+        };
+        let encoded = encode(&response)?;
+        if undo {
+            undo_to_savepoint(conn).await?;
+        } else {
+            release_savepoint(conn).await?;
+        }
+        self.complete(conn, claim, &encoded).await?;
+        Ok(Outcome::Performed(response))
+    }
+
+    /// Leaves the transaction as it was before `perform`, and the key to the next caller.
+    async fn give_up(&self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
+        undo_to_savepoint(conn).await?;
+        self.record.release(conn, claim).await
+    }
+
+    /// Claims the key, or finds the response of whoever did.
+    async fn claim(&self, conn: &mut PgConnection) -> Result<Claimed, Error> {
+        let Self { record, terms } = self;
+        let mut won = record.claim(conn, terms).await?;
+        for _ in 0..ROUNDS {
+            if let Some(claim) = won {
+                return Ok(Claimed::Won(claim));
+            }
+            let Some(found) = record.look(conn).await? else {
+                match terms.in_flight {
+                    // Claimed and not committed, so not to be seen: that is what the try-lock has found out.
+                    InFlight::Reject => return Err(Error::InFlight { retry_after: RETRY_AFTER }),
+                    InFlight::Wait(_) => {
+                        won = record.claim(conn, terms).await?;
+                        continue;
+                    }
+                }
+            };
+            let token = found.token;
+            won = match answer(found, Mode::Transaction, &terms.fingerprint, record.key)? {
+                Answer::Replay(response) => return Ok(Claimed::Lost(response)),
+                Answer::TakeOver { attempt } => record.take_over(conn, terms, token, attempt).await?,
+            };
+        }
+        if let Some(claim) = won {
+            return Ok(Claimed::Won(claim));
+        }
+        // A statement that lost has left its own lock_timeout behind: the look puts the caller's back.
+        record.look(conn).await?;
+        Err(Error::InFlight { retry_after: RETRY_AFTER })
+    }
+
+    async fn complete(&self, conn: &mut PgConnection, claim: Claim, response: &[u8]) -> Result<(), Error> {
+        match self.record.complete(conn, claim, response).await? {
+            Ok(()) => Ok(()),
+            Err(Unmet::OutlivedRetention) => Err(Error::OutlivedRetention),
+            Err(Unmet::NotInTransaction) => Err(Error::NotInTransaction),
+        }
+    }
+}
+
+/// Encodes a response, and reads it back: what cannot be replayed must not commit. (NaN becomes `null`, `skip_serializing`
+/// loses a field: without this, every repeat would be undecodable for as long as the key is remembered.)
+fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<Vec<u8>, Error> {
+    let unencodable = |error: serde_json::Error| Error::Unencodable { source: error.into() };
+    let encoded = serde_json::to_vec(response).map_err(unencodable)?;
+    serde_json::from_slice::<T>(&encoded).map_err(unencodable)?;
+    Ok(encoded)
+}
+
+fn decode<T: DeserializeOwned>(response: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(response).map_err(|error| Error::Undecodable { source: error.into() })
+}

@@ -1,0 +1,172 @@
+//! What can go wrong, told apart by what the caller should do about it.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+
+use crate::{InvalidBody, Key, Mode};
+
+/// An error from another library, kept as the cause.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why an operation was neither performed nor replayed.
+///
+/// Database errors are told apart by SQLSTATE alone. **An error while committing is ambiguous**: the effect and its response
+/// are either both there or both not, and only asking again with the same key tells.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The key was used before for a request with another body. Nothing was performed. Do not retry: the client has to
+    /// take a new key for a new request. Over HTTP this is a 422.
+    #[error("the key was used before with another body; take a new key for a new request ({key:?})")]
+    #[non_exhaustive]
+    KeyReused {
+        /// The key.
+        key: Key,
+    },
+
+    /// Another caller is performing the same operation right now. Safe to retry with the same key after `retry_after`.
+    /// Over HTTP this is a 409.
+    ///
+    /// **In a transaction of the caller's own, a wait that ran out has aborted it** (SQLSTATE 55P03 has no other way):
+    /// roll back. [`InFlight::Reject`](crate::InFlight::Reject) leaves it usable.
+    #[error("the operation is in flight elsewhere; retry with the same key after {retry_after:?}")]
+    #[non_exhaustive]
+    InFlight {
+        /// How long to wait before the next attempt: what is left of a lease, else a second.
+        retry_after: Duration,
+    },
+
+    /// The operation was claimed and never completed, its owner is gone, and nobody knows whether it took effect. It stays
+    /// so until it is resolved, released or past its retention. In transaction mode this is what is left when a caller
+    /// commits although the call failed, or when `perform` itself commits.
+    #[error(
+        "the operation was claimed at {claimed_at} (attempt {attempt}) and never completed; \
+         find out whether it took effect, then resolve or forget it"
+    )]
+    #[non_exhaustive]
+    Indeterminate {
+        /// How often the operation was claimed.
+        attempt: u32,
+        /// When the last claim was made, by the database's clock.
+        claimed_at: DateTime<Utc>,
+        /// Why the attempt before failed, where that is known.
+        last_error: Option<String>,
+        /// The fencing token of the claim.
+        token: i64,
+    },
+
+    /// The same transaction has claimed this key and not completed it: `perform` calls itself, or an earlier call failed
+    /// and the transaction went on. Roll back.
+    #[error("this transaction has claimed the key before without completing it; roll back and start over")]
+    AlreadyInTransaction,
+
+    /// The transaction that holds the claim was gone when the response was to be stored, because `perform` ended it: a
+    /// COMMIT, a ROLLBACK, or a nested `conn.begin()` whose future was dropped while it waited. Nothing was acknowledged;
+    /// **what `perform` wrote outside the transaction stays**.
+    #[error(
+        "the claim's transaction was ended while the operation was performed, so the response was not stored; \
+         `perform` must neither commit, roll back nor drop a pending begin"
+    )]
+    NotInTransaction,
+
+    /// The call took longer than the key's retention: another caller may have performed since. Nothing was stored.
+    #[error(
+        "the transaction outlived the key's retention, so the response was not stored; retain longer than it takes"
+    )]
+    OutlivedRetention,
+
+    /// The key belongs to another mode: a mark, a lease and a transaction never share one.
+    #[error("the key belongs to mode {stored} and was asked for in mode {asked}; give each mode its own operations")]
+    #[non_exhaustive]
+    OtherMode {
+        /// The mode of the record.
+        stored: Mode,
+        /// The mode that was asked for.
+        asked: Mode,
+    },
+
+    /// The connection is in a transaction that sqlx does not know of: somebody sent a raw `BEGIN`. Nothing was performed
+    /// and that transaction was not committed; it is aborted. Begin with `conn.begin()`.
+    #[error("the connection is in a transaction that sqlx does not know of (a raw BEGIN); begin it with sqlx")]
+    UnknownTransaction,
+
+    /// There is a response, and it does not decode into the type that was asked for. The operation is never performed
+    /// again: teach the type to read old responses (`#[serde(default)]`, an enum of versions).
+    #[error("the stored response does not decode into the response type; keep the type able to read older responses")]
+    #[non_exhaustive]
+    Undecodable {
+        /// What the decoder says.
+        source: BoxError,
+    },
+
+    /// The response cannot be encoded as JSON, or not so that it can be decoded again. Nothing was stored: roll back.
+    #[error("the response cannot be stored as JSON and read back, so a repeat could not get it; change its type")]
+    #[non_exhaustive]
+    Unencodable {
+        /// What the encoder or decoder says.
+        source: BoxError,
+    },
+
+    /// The request body has no fingerprint. No SQL ran.
+    #[error("the request body has no fingerprint")]
+    #[non_exhaustive]
+    InvalidBody {
+        /// Why not.
+        #[from]
+        source: InvalidBody,
+    },
+
+    /// The record was stored with a fingerprint of a version that this release cannot compute. Nothing was performed.
+    /// It happens while a newer release is being rolled out: send the request there, or retry later.
+    #[error("the record's fingerprint has version {version}, which this release cannot compare; upgrade this process")]
+    #[non_exhaustive]
+    UnknownFingerprint {
+        /// The stored fingerprint's version byte.
+        version: u8,
+    },
+
+    /// The table is missing or older than this release. Run [`migrate`](crate::migrate()), or have the SQL of
+    /// [`schema_sql`](crate::schema_sql) run.
+    #[error(
+        "the table idempotency.record is missing or too old; run pg_idempotency::migrate or `idempotency-janitor migrate`"
+    )]
+    #[non_exhaustive]
+    SchemaMissing {
+        /// The server's error: SQLSTATE 42P01, 42703 or 3F000.
+        source: sqlx::Error,
+    },
+
+    /// A serialization failure (SQLSTATE 40001) or a deadlock (40P01). Nothing was stored: retry the whole transaction.
+    #[error("the transaction lost against a concurrent one; retry the whole transaction")]
+    Retryable(#[source] sqlx::Error),
+
+    /// Any other error of the database or the connection.
+    #[error("the database failed; ask again with the same key")]
+    Database(#[source] sqlx::Error),
+}
+
+impl Error {
+    /// Sorts an error of one of this crate's own statements.
+    pub(crate) fn of_statement(error: sqlx::Error) -> Self {
+        match sqlstate(&error).as_deref() {
+            Some("42P01" | "42703" | "3F000") => Self::SchemaMissing { source: error },
+            _ => error.into(),
+        }
+    }
+}
+
+/// For a `perform` that returns this crate's [`Error`]: 40001 and 40P01 become [`Error::Retryable`], all others
+/// [`Error::Database`].
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        match sqlstate(&error).as_deref() {
+            Some("40001" | "40P01") => Self::Retryable(error),
+            _ => Self::Database(error),
+        }
+    }
+}
+
+pub(crate) fn sqlstate(error: &sqlx::Error) -> Option<String> {
+    Some(error.as_database_error()?.code()?.into_owned())
+}

@@ -1,0 +1,466 @@
+//! A serde serializer that writes canonical JSON straight into the hasher.
+//!
+//! Members must be sorted, so what stands inside an object waits in a buffer until the outermost object ends; everything
+//! else is on its way to the hasher. There is no tree of values in between, so features that other crates turn on in
+//! serde_json cannot change the outcome.
+
+use std::fmt::Display;
+use std::ops::Range;
+
+use serde::ser::{self, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::member::{DecimalText, MemberName};
+use super::number::{write_decimal, write_float};
+
+/// How much gathers before it goes to the hasher: large enough that SHA-256 works on whole blocks, small enough for cache.
+const FLUSH_BYTES: usize = 8 * 1024;
+
+/// serde_json's own name for a number that it keeps as text (its feature `arbitrary_precision`).
+const NUMBER_AS_TEXT: &str = "$serde_json::private::Number";
+/// serde_json's own name for a piece of JSON that it keeps as text (`RawValue`).
+const JSON_AS_TEXT: &str = "$serde_json::private::RawValue";
+
+/// Why a body has no fingerprint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidBody {
+    /// NaN or an infinity: JSON has no such number, and serde_json would write `null`, which is the fingerprint of nothing.
+    #[error("the body holds NaN or an infinity, which JSON cannot express; send null or a string in its place")]
+    NotFinite,
+    /// One object has two members of the same name, and which of them counts is anybody's guess.
+    #[error("the body holds two members named {0:?} in one object; take the raw bytes' fingerprint if this must pass")]
+    DuplicateMember(String),
+    /// A map's key is neither a string, a character, an integer, a boolean nor a unit variant.
+    #[error("the body holds a map whose key is no string; JSON has only strings there")]
+    KeyIsNoString,
+    /// A [`serde_json::value::RawValue`]: its text would have to be parsed to be made canonical, at the cost of digits.
+    #[error("the body holds raw JSON text, which has no canonical form; take the fingerprint of its bytes")]
+    RawJson,
+    /// The value's own [`Serialize`] failed.
+    #[error("the body cannot be serialized: {0}")]
+    Serialize(String),
+}
+
+impl ser::Error for InvalidBody {
+    fn custom<T: Display>(message: T) -> Self {
+        Self::Serialize(message.to_string())
+    }
+}
+
+/// The serializer. Give it to [`Serialize::serialize`] by `&mut`, then [`finish`](Self::finish).
+pub(super) struct CanonicalJson {
+    hasher: Sha256,
+    out: Vec<u8>,
+    open_objects: usize,
+}
+
+impl CanonicalJson {
+    pub(super) fn new(hasher: Sha256) -> Self {
+        Self { hasher, out: Vec::new(), open_objects: 0 }
+    }
+
+    pub(super) fn finish(mut self) -> Sha256 {
+        self.hasher.update(&self.out);
+        self.hasher
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.out.extend_from_slice(bytes);
+        self.flush_if_large();
+    }
+
+    /// Writes a number from its text, by value.
+    pub(super) fn write_number(&mut self, text: &str) {
+        write_decimal(&mut self.out, text);
+        self.flush_if_large();
+    }
+
+    fn flush_if_large(&mut self) {
+        if self.open_objects == 0 && self.out.len() >= FLUSH_BYTES {
+            self.hasher.update(&self.out);
+            self.out.clear();
+        }
+    }
+
+    fn write_display(&mut self, value: impl Display) {
+        // Integers, booleans: ASCII that needs no escape.
+        self.write(value.to_string().as_bytes());
+    }
+
+    fn write_string(&mut self, text: &str) {
+        self.out.push(b'"');
+        let mut plain = 0;
+        for (at, byte) in text.bytes().enumerate() {
+            if byte == b'"' || byte == b'\\' || byte < 0x20 {
+                self.out.extend_from_slice(&text.as_bytes()[plain..at]);
+                match byte {
+                    b'"' | b'\\' => self.out.extend_from_slice(&[b'\\', byte]),
+                    control => self.out.extend_from_slice(format!("\\u{control:04x}").as_bytes()),
+                }
+                plain = at + 1;
+            }
+        }
+        self.out.extend_from_slice(&text.as_bytes()[plain..]);
+        self.write(b"\"");
+    }
+
+    fn open_object(&mut self) -> Object<'_> {
+        self.open_objects += 1;
+        let start = self.out.len();
+        Object { json: self, start, names: Vec::new(), members: Vec::new() }
+    }
+
+    /// `{"Variant":` of an externally tagged enum; the caller writes the value and the brace.
+    fn open_variant(&mut self, variant: &str) {
+        self.write(b"{");
+        self.write_string(variant);
+        self.write(b":");
+    }
+}
+
+/// An array, and whether it is wrapped in `{"Variant":…}`.
+pub(super) struct Array<'a> {
+    json: &'a mut CanonicalJson,
+    empty: bool,
+    in_variant: bool,
+}
+
+impl<'a> Array<'a> {
+    fn open(json: &'a mut CanonicalJson, in_variant: bool) -> Self {
+        json.write(b"[");
+        Self { json, empty: true, in_variant }
+    }
+
+    fn element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), InvalidBody> {
+        if !std::mem::take(&mut self.empty) {
+            self.json.write(b",");
+        }
+        value.serialize(&mut *self.json)
+    }
+
+    fn close(self) {
+        self.json.write(if self.in_variant { b"]}" } else { b"]" });
+    }
+}
+
+/// An object whose members gather behind `start` in the buffer, unsorted, until it closes.
+pub(super) struct Object<'a> {
+    json: &'a mut CanonicalJson,
+    start: usize,
+    /// The names as they are sorted: unescaped, one after the other.
+    names: Vec<u8>,
+    members: Vec<Member>,
+}
+
+struct Member {
+    name: Range<usize>,
+    /// `"name":value`, relative to the object's start.
+    text: Range<usize>,
+}
+
+impl Object<'_> {
+    pub(super) fn name(&mut self, name: &str) {
+        let from = self.names.len();
+        self.names.extend_from_slice(name.as_bytes());
+        let at = self.json.out.len() - self.start;
+        self.members.push(Member { name: from..self.names.len(), text: at..at });
+        self.json.write_string(name);
+        self.json.write(b":");
+    }
+
+    fn value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), InvalidBody> {
+        value.serialize(&mut *self.json)?;
+        if let Some(member) = self.members.last_mut() {
+            member.text.end = self.json.out.len() - self.start;
+        }
+        Ok(())
+    }
+
+    /// Closes the object, with `}`, or `}}` where a variant's brace is around it.
+    fn close(mut self, braces: &[u8]) -> Result<(), InvalidBody> {
+        self.sort()?;
+        self.json.open_objects -= 1;
+        self.json.write(braces);
+        Ok(())
+    }
+
+    /// Puts the members behind `start` in order.
+    fn sort(&mut self) -> Result<(), InvalidBody> {
+        let names = &self.names;
+        let name = |member: &Member| &names[member.name.clone()];
+        // UTF-8 keeps the order of code points.
+        self.members.sort_by(|a, b| name(a).cmp(name(b)));
+        if let Some(pair) = self.members.windows(2).find(|pair| name(&pair[0]) == name(&pair[1])) {
+            return Err(InvalidBody::DuplicateMember(String::from_utf8_lossy(name(&pair[0])).into_owned()));
+        }
+
+        let unsorted = self.json.out.split_off(self.start);
+        self.json.out.push(b'{');
+        for (at, member) in self.members.iter().enumerate() {
+            if at > 0 {
+                self.json.out.push(b',');
+            }
+            self.json.out.extend_from_slice(&unsorted[member.text.clone()]);
+        }
+        Ok(())
+    }
+}
+
+/// A struct or a struct variant: an object, or one of serde_json's disguises.
+pub(super) enum Struct<'a> {
+    Object { object: Object<'a>, in_variant: bool },
+    NumberAsText(&'a mut CanonicalJson),
+}
+
+impl<'a> ser::Serializer for &'a mut CanonicalJson {
+    type Ok = ();
+    type Error = InvalidBody;
+    type SerializeSeq = Array<'a>;
+    type SerializeTuple = Array<'a>;
+    type SerializeTupleStruct = Array<'a>;
+    type SerializeTupleVariant = Array<'a>;
+    type SerializeMap = Object<'a>;
+    type SerializeStruct = Struct<'a>;
+    type SerializeStructVariant = Struct<'a>;
+
+    fn serialize_bool(self, value: bool) -> Result<(), InvalidBody> {
+        self.write(if value { b"true" } else { b"false" });
+        Ok(())
+    }
+
+    fn serialize_i8(self, value: i8) -> Result<(), InvalidBody> {
+        self.serialize_i128(value.into())
+    }
+
+    fn serialize_i16(self, value: i16) -> Result<(), InvalidBody> {
+        self.serialize_i128(value.into())
+    }
+
+    fn serialize_i32(self, value: i32) -> Result<(), InvalidBody> {
+        self.serialize_i128(value.into())
+    }
+
+    fn serialize_i64(self, value: i64) -> Result<(), InvalidBody> {
+        self.serialize_i128(value.into())
+    }
+
+    fn serialize_i128(self, value: i128) -> Result<(), InvalidBody> {
+        self.write_display(value);
+        Ok(())
+    }
+
+    fn serialize_u8(self, value: u8) -> Result<(), InvalidBody> {
+        self.serialize_u128(value.into())
+    }
+
+    fn serialize_u16(self, value: u16) -> Result<(), InvalidBody> {
+        self.serialize_u128(value.into())
+    }
+
+    fn serialize_u32(self, value: u32) -> Result<(), InvalidBody> {
+        self.serialize_u128(value.into())
+    }
+
+    fn serialize_u64(self, value: u64) -> Result<(), InvalidBody> {
+        self.serialize_u128(value.into())
+    }
+
+    fn serialize_u128(self, value: u128) -> Result<(), InvalidBody> {
+        self.write_display(value);
+        Ok(())
+    }
+
+    fn serialize_f32(self, value: f32) -> Result<(), InvalidBody> {
+        if !value.is_finite() {
+            return Err(InvalidBody::NotFinite);
+        }
+        write_float(&mut self.out, format_args!("{value:e}"));
+        self.flush_if_large();
+        Ok(())
+    }
+
+    fn serialize_f64(self, value: f64) -> Result<(), InvalidBody> {
+        if !value.is_finite() {
+            return Err(InvalidBody::NotFinite);
+        }
+        write_float(&mut self.out, format_args!("{value:e}"));
+        self.flush_if_large();
+        Ok(())
+    }
+
+    fn serialize_char(self, value: char) -> Result<(), InvalidBody> {
+        self.serialize_str(value.encode_utf8(&mut [0; 4]))
+    }
+
+    fn serialize_str(self, value: &str) -> Result<(), InvalidBody> {
+        self.write_string(value);
+        Ok(())
+    }
+
+    /// An array of numbers, as serde_json has it.
+    fn serialize_bytes(self, value: &[u8]) -> Result<(), InvalidBody> {
+        self.collect_seq(value)
+    }
+
+    fn serialize_none(self) -> Result<(), InvalidBody> {
+        self.serialize_unit()
+    }
+
+    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<(), InvalidBody> {
+        value.serialize(self)
+    }
+
+    fn serialize_unit(self) -> Result<(), InvalidBody> {
+        self.write(b"null");
+        Ok(())
+    }
+
+    fn serialize_unit_struct(self, _: &'static str) -> Result<(), InvalidBody> {
+        self.serialize_unit()
+    }
+
+    fn serialize_unit_variant(self, _: &'static str, _: u32, variant: &'static str) -> Result<(), InvalidBody> {
+        self.serialize_str(variant)
+    }
+
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _: &'static str, value: &T) -> Result<(), InvalidBody> {
+        value.serialize(self)
+    }
+
+    fn serialize_newtype_variant<T: Serialize + ?Sized>(
+        self,
+        _: &'static str,
+        _: u32,
+        variant: &'static str,
+        value: &T,
+    ) -> Result<(), InvalidBody> {
+        self.open_variant(variant);
+        value.serialize(&mut *self)?;
+        self.write(b"}");
+        Ok(())
+    }
+
+    fn serialize_seq(self, _: Option<usize>) -> Result<Array<'a>, InvalidBody> {
+        Ok(Array::open(self, false))
+    }
+
+    fn serialize_tuple(self, _: usize) -> Result<Array<'a>, InvalidBody> {
+        Ok(Array::open(self, false))
+    }
+
+    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Array<'a>, InvalidBody> {
+        Ok(Array::open(self, false))
+    }
+
+    fn serialize_tuple_variant(
+        self,
+        _: &'static str,
+        _: u32,
+        variant: &'static str,
+        _: usize,
+    ) -> Result<Array<'a>, InvalidBody> {
+        self.open_variant(variant);
+        Ok(Array::open(self, true))
+    }
+
+    fn serialize_map(self, _: Option<usize>) -> Result<Object<'a>, InvalidBody> {
+        Ok(self.open_object())
+    }
+
+    fn serialize_struct(self, name: &'static str, _: usize) -> Result<Struct<'a>, InvalidBody> {
+        match name {
+            NUMBER_AS_TEXT => Ok(Struct::NumberAsText(self)),
+            JSON_AS_TEXT => Err(InvalidBody::RawJson),
+            _ => Ok(Struct::Object { object: self.open_object(), in_variant: false }),
+        }
+    }
+
+    fn serialize_struct_variant(
+        self,
+        _: &'static str,
+        _: u32,
+        variant: &'static str,
+        _: usize,
+    ) -> Result<Struct<'a>, InvalidBody> {
+        self.open_variant(variant);
+        Ok(Struct::Object { object: self.open_object(), in_variant: true })
+    }
+}
+
+macro_rules! array_like {
+    ($($trait:ident :: $method:ident),*) => {$(
+        impl ser::$trait for Array<'_> {
+            type Ok = ();
+            type Error = InvalidBody;
+
+            fn $method<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), InvalidBody> {
+                self.element(value)
+            }
+
+            fn end(self) -> Result<(), InvalidBody> {
+                self.close();
+                Ok(())
+            }
+        }
+    )*};
+}
+
+array_like!(
+    SerializeSeq::serialize_element,
+    SerializeTuple::serialize_element,
+    SerializeTupleStruct::serialize_field,
+    SerializeTupleVariant::serialize_field
+);
+
+impl ser::SerializeMap for Object<'_> {
+    type Ok = ();
+    type Error = InvalidBody;
+
+    fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), InvalidBody> {
+        key.serialize(MemberName(self))
+    }
+
+    fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), InvalidBody> {
+        self.value(value)
+    }
+
+    fn end(self) -> Result<(), InvalidBody> {
+        self.close(b"}")
+    }
+}
+
+impl ser::SerializeStruct for Struct<'_> {
+    type Ok = ();
+    type Error = InvalidBody;
+
+    fn serialize_field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), InvalidBody> {
+        match self {
+            Self::Object { object, .. } => {
+                object.name(name);
+                object.value(value)
+            }
+            Self::NumberAsText(json) => value.serialize(DecimalText(json)),
+        }
+    }
+
+    fn end(self) -> Result<(), InvalidBody> {
+        match self {
+            Self::Object { object, in_variant } => object.close(if in_variant { b"}}" } else { b"}" }),
+            Self::NumberAsText(_) => Ok(()),
+        }
+    }
+}
+
+impl ser::SerializeStructVariant for Struct<'_> {
+    type Ok = ();
+    type Error = InvalidBody;
+
+    fn serialize_field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), InvalidBody> {
+        ser::SerializeStruct::serialize_field(self, name, value)
+    }
+
+    fn end(self) -> Result<(), InvalidBody> {
+        ser::SerializeStruct::end(self)
+    }
+}

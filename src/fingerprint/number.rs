@@ -1,0 +1,109 @@
+//! Numbers in canonical form: one text for one value, whatever type or text it came in.
+
+use std::io::Write;
+
+/// Integers of up to this many digits are written out; 40 is more than the 39 of the largest `u128`, so that no integer
+/// type needs the exponent form.
+const PLAIN_DIGITS: i64 = 40;
+
+/// Writes an `f64` or `f32`, both in their shortest round-trip digits, which is what `{:e}` gives.
+pub(super) fn write_float(out: &mut Vec<u8>, scientific: std::fmt::Arguments<'_>) {
+    // A sign, 17 digits, a point, `e`, a sign and 3 digits fit easily.
+    let mut text = [0_u8; 40];
+    let mut rest = &mut text[..];
+    let fits = rest.write_fmt(scientific).is_ok();
+    debug_assert!(fits, "a float has at most 24 characters");
+    let length = 40 - rest.len();
+    write_decimal(out, std::str::from_utf8(&text[..length]).unwrap_or_default());
+}
+
+/// Writes a decimal number of any length from its JSON text, by value: `1`, `1.0`, `10e-1` all become `1`.
+///
+/// The value is *digits × 10^exponent* with neither leading nor trailing zeros in the digits. It is written as plain digits
+/// where it is an integer of at most [`PLAIN_DIGITS`], else as `<digits>e<exponent>`. A text whose exponent does not fit an
+/// `i64` is written as it is: it can meet no other number's form, because no other form has such an exponent.
+pub(super) fn write_decimal(out: &mut Vec<u8>, text: &str) {
+    let (negative, unsigned) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text),
+    };
+    let (mantissa, exponent) = unsigned.split_once(['e', 'E']).unwrap_or((unsigned, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+
+    let significant = || whole.bytes().chain(fraction.bytes());
+    let digits = whole.len() + fraction.len();
+    let leading = significant().take_while(|digit| *digit == b'0').count();
+    if leading == digits {
+        // Zero has no sign: -0.0 and 0 are one value.
+        out.push(b'0');
+        return;
+    }
+    let trailing = fraction.bytes().rev().chain(whole.bytes().rev()).take_while(|digit| *digit == b'0').count();
+    let kept = digits - leading - trailing;
+
+    let exponent = exponent
+        .parse::<i64>()
+        .ok()
+        .and_then(|exponent| exponent.checked_sub(fraction.len() as i64))
+        .and_then(|exponent| exponent.checked_add(trailing as i64));
+    let Some(exponent) = exponent else {
+        out.extend_from_slice(text.as_bytes());
+        return;
+    };
+
+    if negative {
+        out.push(b'-');
+    }
+    out.extend(significant().skip(leading).take(kept));
+    if (0..PLAIN_DIGITS).contains(&exponent) && kept as i64 + exponent <= PLAIN_DIGITS {
+        out.extend(std::iter::repeat_n(b'0', exponent as usize));
+    } else {
+        out.extend_from_slice(format!("e{exponent}").as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn canonical(text: &str) -> String {
+        let mut out = Vec::new();
+        write_decimal(&mut out, text);
+        String::from_utf8(out).expect("ASCII")
+    }
+
+    #[test]
+    fn one_value_has_one_text() {
+        for (text, expected) in [
+            ("1", "1"),
+            ("1.0", "1"),
+            ("1e0", "1"),
+            ("10e-1", "1"),
+            ("0.1e+1", "1"),
+            ("100", "100"),
+            ("1E2", "100"),
+            ("1.5", "15e-1"),
+            ("-0.25", "-25e-2"),
+            ("0", "0"),
+            ("-0.0", "0"),
+            ("0e999999999999999999999", "0"),
+            ("1e39", "1000000000000000000000000000000000000000"),
+            ("1e40", "1e40"),
+            ("340282366920938463463374607431768211455", "340282366920938463463374607431768211455"),
+            ("1e99999999999999999999", "1e99999999999999999999"),
+        ] {
+            assert_eq!(canonical(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn floats_are_written_in_their_shortest_digits() {
+        let mut out = Vec::new();
+        write_float(&mut out, format_args!("{:e}", 0.1_f64));
+        out.push(b' ');
+        write_float(&mut out, format_args!("{:e}", f64::MIN_POSITIVE));
+        out.push(b' ');
+        write_float(&mut out, format_args!("{:e}", 9_007_199_254_740_992_f64));
+        assert_eq!(out, b"1e-1 22250738585072014e-324 9007199254740992");
+    }
+}

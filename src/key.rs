@@ -1,0 +1,167 @@
+//! The key: whose operation it is, which one, and the client's value for it.
+
+use std::fmt;
+
+use sha2::{Digest, Sha256};
+
+/// The longest part of a key, in bytes of UTF-8.
+///
+/// Three parts of this size stay under the 2704 bytes that a PostgreSQL B-tree entry can hold, with room to spare, and the
+/// IETF draft's examples (UUIDs of 36 bytes) are far below.
+pub const MAX_PART_BYTES: usize = 255;
+
+/// Names one operation that must happen once.
+///
+/// - `scope`: whose it is: the tenant, account or user, **from the authenticated identity**, never from the request's body.
+///   Two scopes with the same value never see each other's response.
+/// - `operation`: what it is, with a fixed set of names: `POST /payments`, `order.created`.
+/// - `value`: what the client sent: an `Idempotency-Key`, an event's id, a nonce.
+///
+/// Each part is 1 to [`MAX_PART_BYTES`] bytes long and has no control characters. Parts are compared byte by byte: case,
+/// accents and Unicode normal forms all count.
+///
+/// Keys are ordered by scope, operation and value, which is the order in which to claim several in one transaction: two
+/// transactions that claim the same keys in opposite orders deadlock.
+///
+/// ```
+/// # use pg_idempotency::Key;
+/// let key = Key::new("user:42", "POST /payments", "5a1d93c2-8f6e-4a34-9f50-0f0b9f1c9a11")?;
+/// assert_eq!(key.operation(), "POST /payments");
+/// assert!(Key::new("", "POST /payments", "x").is_err());
+/// # Ok::<(), pg_idempotency::InvalidKey>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    scope: String,
+    operation: String,
+    value: String,
+}
+
+impl Key {
+    /// Checks the three parts and makes a key of them. No SQL runs.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidKey`] says which part is empty, longer than [`MAX_PART_BYTES`] or holds a control character.
+    pub fn new(
+        scope: impl Into<String>,
+        operation: impl Into<String>,
+        value: impl Into<String>,
+    ) -> Result<Self, InvalidKey> {
+        Ok(Self {
+            scope: checked(KeyPart::Scope, scope.into())?,
+            operation: checked(KeyPart::Operation, operation.into())?,
+            value: checked(KeyPart::Value, value.into())?,
+        })
+    }
+
+    /// Whose operation it is.
+    #[must_use]
+    pub fn scope(&self) -> &str {
+        &self.scope
+    }
+
+    /// Which operation it is.
+    #[must_use]
+    pub fn operation(&self) -> &str {
+        &self.operation
+    }
+
+    /// The client's value, in full. It may be a secret: keep it out of logs.
+    #[must_use]
+    pub fn value(&self) -> &str {
+        &self.value
+    }
+
+    /// The advisory lock of this key. The lengths go in front, so that `("ab", "c")` and `("a", "bc")` differ.
+    pub(crate) fn lock_id(&self) -> i64 {
+        let mut hasher = Sha256::new();
+        for part in [&self.scope, &self.operation, &self.value] {
+            // At most 255 bytes, so one byte holds the length.
+            hasher.update([part.len() as u8]);
+            hasher.update(part);
+        }
+        let digest = hasher.finalize();
+        let mut first = [0; 8];
+        first.copy_from_slice(&digest[..8]);
+        i64::from_be_bytes(first)
+    }
+}
+
+/// Prints the value's first characters and its length only: a key can be worth as much as the response it unlocks.
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Four of at least sixteen: what is left keeps the entropy of any sensible key.
+        let shown: String = if self.value.len() >= 16 { self.value.chars().take(4).collect() } else { String::new() };
+        f.debug_struct("Key")
+            .field("scope", &self.scope)
+            .field("operation", &self.operation)
+            .field("value", &format_args!("{shown}… ({} bytes)", self.value.len()))
+            .finish()
+    }
+}
+
+/// One of the three parts of a [`Key`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KeyPart {
+    /// Whose operation it is.
+    Scope,
+    /// Which operation it is.
+    Operation,
+    /// The client's value.
+    Value,
+}
+
+impl fmt::Display for KeyPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Scope => "scope",
+            Self::Operation => "operation",
+            Self::Value => "value",
+        })
+    }
+}
+
+/// Why a [`Key`] was refused, before any SQL ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidKey {
+    /// The part has no bytes.
+    #[error("the key's {part} is empty; it takes 1 to {MAX_PART_BYTES} bytes")]
+    Empty {
+        /// Which part.
+        part: KeyPart,
+    },
+    /// The part is longer than [`MAX_PART_BYTES`].
+    #[error("the key's {part} is {bytes} bytes long; at most {MAX_PART_BYTES} are taken: hash longer ones")]
+    TooLong {
+        /// Which part.
+        part: KeyPart,
+        /// Its length.
+        bytes: usize,
+    },
+    /// The part holds a control character: U+0000 to U+001F, or U+007F to U+009F.
+    #[error("the key's {part} holds the control character U+{:04X} at byte {at}; remove it or encode it", *.character as u32)]
+    ControlCharacter {
+        /// Which part.
+        part: KeyPart,
+        /// The character.
+        character: char,
+        /// Where it stands, in bytes.
+        at: usize,
+    },
+}
+
+fn checked(part: KeyPart, text: String) -> Result<String, InvalidKey> {
+    if text.is_empty() {
+        return Err(InvalidKey::Empty { part });
+    }
+    if text.len() > MAX_PART_BYTES {
+        let bytes = text.len();
+        return Err(InvalidKey::TooLong { part, bytes });
+    }
+    match text.char_indices().find(|(_, c)| c.is_control()) {
+        Some((at, character)) => Err(InvalidKey::ControlCharacter { part, character, at }),
+        None => Ok(text),
+    }
+}

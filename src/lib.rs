@@ -1,0 +1,32 @@
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod answer;
+mod ensure;
+mod error;
+mod fingerprint;
+mod janitor;
+mod key;
+mod migrate;
+mod mode;
+mod options;
+mod outcome;
+mod record;
+mod transaction;
+
+#[cfg(feature = "testing")]
+#[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
+pub mod testing;
+
+pub use chrono;
+pub use sqlx;
+
+pub use ensure::{ensure_idempotent, ensure_isolated};
+pub use error::{BoxError, Error};
+pub use fingerprint::{Body, Fingerprint, InvalidBody};
+pub use janitor::{Janitor, Swept};
+pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};
+pub use migrate::{MIGRATOR, migrate, schema_sql};
+pub use mode::Mode;
+pub use options::{Idempotency, InFlight, InvalidDuration};
+pub use outcome::{Outcome, Verdict};

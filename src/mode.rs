@@ -1,0 +1,43 @@
+//! The mode of a record: which promise it is part of.
+
+use std::fmt;
+
+/// What a record promises, and so whose it is: a key belongs to one mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Mode {
+    /// The effect commits with the record: [`ensure_idempotent`](crate::ensure_idempotent()).
+    Transaction,
+    /// An effect outside the database; a lapsed claim is taken over.
+    AtLeastOnce,
+    /// An effect outside the database; a lapsed claim is indeterminate.
+    AtMostOnce,
+    /// Seen before or not; nothing else is stored.
+    Mark,
+}
+
+impl Mode {
+    /// Reads the column `mode`, whose values a CHECK bounds.
+    pub(crate) fn from_column(text: &str) -> Option<Self> {
+        [Self::Transaction, Self::AtLeastOnce, Self::AtMostOnce, Self::Mark]
+            .into_iter()
+            .find(|mode| mode.as_str() == text)
+    }
+
+    /// As it stands in the column `mode`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Transaction => "transaction",
+            Self::AtLeastOnce => "at_least_once",
+            Self::AtMostOnce => "at_most_once",
+            Self::Mark => "mark",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

@@ -1,0 +1,123 @@
+//! The settings of a call: how long to remember, and what to do about a concurrent duplicate.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// A day: what Stripe documents for its idempotency keys, and longer than any sane client retries.
+const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+/// From the smallest unit in which anybody plans to ten years, past which a typing error is likelier than a plan.
+const RETENTION: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(10 * 366 * 24 * 60 * 60);
+
+/// Long enough for the first call of an ordinary request to finish, shorter than the time-outs of common proxies.
+const DEFAULT_WAIT: Duration = Duration::from_secs(5);
+/// PostgreSQL's `lock_timeout` counts milliseconds, and 0 would mean for ever. A wait holds a connection: an hour is absurd.
+const WAIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
+
+/// How operations are made idempotent: retention, in-flight policy, prepared statements.
+///
+/// Cheap to copy and meant to be a constant of your service. The calls are [`ensure`](Self::ensure),
+/// [`ensure_isolated`](Self::ensure_isolated) and [`run`](Self::run).
+///
+/// ```
+/// # use pg_idempotency::{Idempotency, InFlight, InvalidDuration};
+/// # use std::time::Duration;
+/// let nonces = Idempotency::new()
+///     .with_retention(Duration::from_secs(300))?
+///     .with_in_flight(InFlight::Reject)?;
+/// # Ok::<(), InvalidDuration>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Idempotency {
+    pub(crate) retention: Duration,
+    pub(crate) in_flight: InFlight,
+    pub(crate) prepared: bool,
+}
+
+/// What to do when another caller is performing the same operation at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InFlight {
+    /// Wait for the other's transaction: replay its response if it commits, perform if it rolls back. The limit holds for
+    /// each owner that is waited for; past it the answer is [`Error::InFlight`](crate::Error::InFlight), and a transaction
+    /// of the caller's own is aborted.
+    ///
+    /// A shorter `lock_timeout` or `statement_timeout` that the caller has set stays in force and stays his error.
+    Wait(Duration),
+    /// Answer [`Error::InFlight`](crate::Error::InFlight) at once and leave the transaction usable.
+    ///
+    /// To tell in time, the owner is seen by an advisory lock that its transaction holds. So are transactions that have
+    /// only *replayed* the key: should its record expire or be purged while one of those is still open, a new claim is
+    /// told to retry although nobody performs.
+    Reject,
+}
+
+impl Idempotency {
+    /// A retention of 24 hours, a wait of 5 seconds, prepared statements.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { retention: DEFAULT_RETENTION, in_flight: InFlight::Wait(DEFAULT_WAIT), prepared: true }
+    }
+
+    /// How long a key is remembered, counted from its claim by the database's clock. **It is the protection window**: a
+    /// repeat that comes later is performed again.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] under a millisecond or over ten years.
+    pub fn with_retention(self, retention: Duration) -> Result<Self, InvalidDuration> {
+        let retention = within("retention", retention, RETENTION)?;
+        Ok(Self { retention, ..self })
+    }
+
+    /// What to do about a concurrent duplicate.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] for a wait under a millisecond (take [`InFlight::Reject`]) or over an hour.
+    pub fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
+        if let InFlight::Wait(limit) = in_flight {
+            within("wait", limit, WAIT)?;
+        }
+        Ok(Self { in_flight, ..self })
+    }
+
+    /// Whether the crate's statements are prepared once per connection and kept (the default), or prepared anew each time,
+    /// at one round trip more per statement.
+    ///
+    /// **Turn it off behind PgBouncer in transaction mode** unless that tracks prepared statements
+    /// (`max_prepared_statements`, from 1.21): a kept statement's name means another statement on another server
+    /// connection. Your own statements need `.persistent(false)` there too.
+    #[must_use]
+    pub const fn with_prepared_statements(self, prepared: bool) -> Self {
+        Self { prepared, ..self }
+    }
+}
+
+impl Default for Idempotency {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A duration that makes no sense for the option it was given to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a {option} of {given:?} was asked for; it must be between {shortest:?} and {longest:?}")]
+#[non_exhaustive]
+pub struct InvalidDuration {
+    /// The option.
+    pub option: &'static str,
+    /// What was given.
+    pub given: Duration,
+    /// The shortest that is taken.
+    pub shortest: Duration,
+    /// The longest that is taken.
+    pub longest: Duration,
+}
+
+fn within(option: &'static str, given: Duration, range: RangeInclusive<Duration>) -> Result<Duration, InvalidDuration> {
+    if range.contains(&given) {
+        Ok(given)
+    } else {
+        Err(InvalidDuration { option, given, shortest: *range.start(), longest: *range.end() })
+    }
+}

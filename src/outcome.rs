@@ -1,0 +1,36 @@
+//! What a call gives back when it succeeds.
+
+/// The response, and whether this call made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "the response is inside; `into_inner` takes it out"]
+pub enum Outcome<T> {
+    /// This call performed the operation.
+    Performed(T),
+    /// An earlier call did; this is its response.
+    Replayed(T),
+}
+
+impl<T> Outcome<T> {
+    /// The response, whoever made it.
+    #[must_use]
+    pub fn into_inner(self) -> T {
+        match self {
+            Self::Performed(response) | Self::Replayed(response) => response,
+        }
+    }
+
+    /// Whether an earlier call performed the operation: over HTTP, whether to send `Idempotency-Replayed: true`.
+    #[must_use]
+    pub fn is_replayed(&self) -> bool {
+        matches!(self, Self::Replayed(_))
+    }
+}
+
+/// What becomes of the writes of an isolated `perform`. Its response is stored either way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict<T> {
+    /// Keep what was written.
+    Keep(T),
+    /// Undo what was written: a deterministic failure, such as "card declined", that every repeat should get too.
+    Undo(T),
+}

@@ -1,0 +1,219 @@
+//! Every SQL statement on `idempotency.record`, one function each; the claim and the sweep have files of their own.
+//!
+//! All of them are literals, name the schema, cast each parameter (sqlx keeps prepared statements by their text alone) and
+//! have the whole key in them. Time is the database's: `statement_timestamp()` for what expires, because `now()` stands
+//! still from BEGIN on.
+
+mod claim;
+mod sweep;
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use sqlx::postgres::types::PgInterval;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+use sqlx::{PgConnection, Postgres, Row};
+
+use crate::{Error, Key, Mode};
+
+pub(crate) use claim::{Claim, Terms};
+pub(crate) use sweep::{Batch, sweep};
+
+/// The record of one key.
+#[derive(Clone, Copy)]
+pub(crate) struct Record<'k> {
+    pub(crate) key: &'k Key,
+    /// Whether statements are kept prepared, which a pooler in transaction mode may not allow.
+    pub(crate) prepared: bool,
+}
+
+/// A record that was in the way of a claim.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) mode: Mode,
+    pub(crate) fingerprint: Option<Vec<u8>>,
+    pub(crate) token: i64,
+    pub(crate) attempt: i32,
+    pub(crate) claimed_at: DateTime<Utc>,
+    pub(crate) claimed_by_this_transaction: bool,
+    pub(crate) lease: Lease,
+    pub(crate) completed: bool,
+    /// Past its retention, and under no live lease.
+    pub(crate) expired: bool,
+    pub(crate) response_body: Option<Vec<u8>>,
+    pub(crate) last_error: Option<String>,
+}
+
+/// The state of a record's `lease_until`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lease {
+    None,
+    Live(Duration),
+    Lapsed,
+    Released,
+}
+
+/// Why a completion met no row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unmet {
+    /// The claim is still this transaction's, and past its retention.
+    OutlivedRetention,
+    /// The claim's transaction is gone.
+    NotInTransaction,
+}
+
+impl Record<'_> {
+    /// Looks at what was in the way of a claim, in a snapshot of its own: the claim's is from before its wait. Puts back
+    /// the caller's `lock_timeout`, also when there is nothing to see, hence the join.
+    pub(crate) async fn look(self, conn: &mut PgConnection) -> Result<Option<Found>, Error> {
+        self.query(
+            "
+            select
+                caller.lock_timeout,
+                record.mode,
+                record.fingerprint,
+                record.token,
+                record.attempt,
+                record.claimed_at,
+                record.claimed_at = now() as claimed_by_this_transaction,
+                case when record.lease_until > statement_timestamp()
+                    then extract(epoch from record.lease_until - statement_timestamp())::float8
+                end as lease_left,
+                record.lease_until = '-infinity' as released,
+                record.completed_at is not null as completed,
+                record.expires_at <= statement_timestamp()
+                    and (record.lease_until is null or record.lease_until <= statement_timestamp()) as expired,
+                record.response_body,
+                record.last_error
+            from (
+                select set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true) as lock_timeout
+            ) as caller
+            left join idempotency.record
+                on record.scope = $1::text and record.operation = $2::text and record.key = $3::text
+            ",
+        )
+        .fetch_one(conn)
+        .await
+        .and_then(|row| found(&row))
+        .map_err(Error::of_statement)
+    }
+
+    /// Stores the response. Demands the claim's token and the claim's own transaction (`claimed_at = now()`), so that what
+    /// a COMMIT or ROLLBACK inside `perform` has torn apart is never acknowledged; and, being a write, it fails in an
+    /// aborted transaction, whose COMMIT would succeed without saving anything.
+    pub(crate) async fn complete(
+        self,
+        conn: &mut PgConnection,
+        claim: Claim,
+        response: &[u8],
+    ) -> Result<Result<(), Unmet>, Error> {
+        let updated = self
+            .query(
+                "
+                update idempotency.record
+                set completed_at = statement_timestamp(), response_body = $5::bytea
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    and claimed_at = now()
+                    and expires_at > statement_timestamp()
+                ",
+            )
+            .bind(claim.token)
+            .bind(response)
+            .execute(&mut *conn)
+            .await
+            .map_err(Error::of_statement)?;
+        if updated.rows_affected() == 1 {
+            return Ok(Ok(()));
+        }
+        self.why_unmet(conn, claim).await.map(Err)
+    }
+
+    /// Tells why a completion met no row. Off the ordinary path.
+    async fn why_unmet(self, conn: &mut PgConnection, claim: Claim) -> Result<Unmet, Error> {
+        let ours = self
+            .query(
+                "
+                select
+                from idempotency.record
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    and claimed_at = now()
+                ",
+            )
+            .bind(claim.token)
+            .fetch_optional(conn)
+            .await
+            .map_err(Error::of_statement)?;
+        Ok(if ours.is_some() { Unmet::OutlivedRetention } else { Unmet::NotInTransaction })
+    }
+
+    /// Gives the claim up unperformed: the next caller may claim at once. The token is a new one, so that nothing which
+    /// knows the old one can touch the record again.
+    pub(crate) async fn release(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
+        let updated = self
+            .query(
+                "
+                update idempotency.record
+                set lease_until = '-infinity', token = $5::int8
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    and claimed_at = now()
+                ",
+            )
+            .bind(claim.token)
+            .bind(claim::draw_token()?)
+            .execute(conn)
+            .await
+            .map_err(Error::of_statement)?;
+        if updated.rows_affected() == 1 { Ok(()) } else { Err(Error::NotInTransaction) }
+    }
+
+    /// A statement on this record, whose parameters $1 to $3 are the key.
+    fn query(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
+        sqlx::query(sql)
+            .persistent(self.prepared)
+            .bind(self.key.scope())
+            .bind(self.key.operation())
+            .bind(self.key.value())
+    }
+}
+
+fn found(row: &PgRow) -> sqlx::Result<Option<Found>> {
+    let Some(mode) = row.try_get::<Option<&str>, _>("mode")? else {
+        return Ok(None);
+    };
+    let mode = Mode::from_column(mode).ok_or_else(|| sqlx::Error::ColumnDecode {
+        index: "mode".to_owned(),
+        source: format!("unknown mode {mode:?}: the record was written by a newer release").into(),
+    })?;
+    let lease_left: Option<f64> = row.try_get("lease_left")?;
+    let lease = match (lease_left, row.try_get("released")?) {
+        (Some(left), _) => Lease::Live(Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX)),
+        (None, Some(true)) => Lease::Released,
+        (None, Some(false)) => Lease::Lapsed,
+        (None, None) => Lease::None,
+    };
+    Ok(Some(Found {
+        mode,
+        fingerprint: row.try_get("fingerprint")?,
+        token: row.try_get("token")?,
+        attempt: row.try_get("attempt")?,
+        claimed_at: row.try_get("claimed_at")?,
+        claimed_by_this_transaction: row.try_get("claimed_by_this_transaction")?,
+        lease,
+        completed: row.try_get("completed")?,
+        expired: row.try_get("expired")?,
+        response_body: row.try_get("response_body")?,
+        last_error: row.try_get("last_error")?,
+    }))
+}
+
+/// Microseconds only: days and months would depend on the session's time zone.
+fn interval(duration: Duration) -> PgInterval {
+    PgInterval { months: 0, days: 0, microseconds: i64::try_from(duration.as_micros()).unwrap_or(i64::MAX) }
+}
