@@ -162,7 +162,7 @@ impl Idempotency {
     ///
     /// As [`ensure_idempotent`].
     pub async fn ensure<T, E, B, F>(
-        &self,
+        self,
         conn: &mut PgConnection,
         key: &Key,
         body: &B,
@@ -174,7 +174,7 @@ impl Idempotency {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        let call = Call::new(self, key, body)?;
+        let call = Call::new(&self, key, body)?;
         if conn.is_in_transaction() {
             call.ensure(conn, perform).await
         } else {
@@ -192,7 +192,7 @@ impl Idempotency {
     ///
     /// As [`ensure_idempotent`].
     pub async fn ensure_isolated<T, E, B, F>(
-        &self,
+        self,
         conn: &mut PgConnection,
         key: &Key,
         body: &B,
@@ -204,7 +204,7 @@ impl Idempotency {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
-        let call = Call::new(self, key, body)?;
+        let call = Call::new(&self, key, body)?;
         if conn.is_in_transaction() {
             call.ensure_isolated(conn, perform).await
         } else {
@@ -225,14 +225,14 @@ impl Idempotency {
     /// # Cancellation
     ///
     /// Safe at every point: rolled back, or its COMMIT was under way and decides.
-    pub async fn run<T, E, B, F>(&self, pool: &PgPool, key: &Key, body: &B, perform: F) -> Result<Outcome<T>, E>
+    pub async fn run<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, perform: F) -> Result<Outcome<T>, E>
     where
         T: Serialize + DeserializeOwned,
         B: Body + ?Sized,
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        let mut work = Some((Call::new(self, key, body)?, perform));
+        let mut work = Some((Call::new(&self, key, body)?, perform));
         for _ in 0..FOREIGN_TRANSACTIONS {
             let mut conn = pool.acquire().await.map_err(Error::from)?;
             if !conn.is_in_transaction() {

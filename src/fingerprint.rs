@@ -68,7 +68,9 @@ impl Fingerprint {
         Self(bytes)
     }
 
-    pub(crate) fn as_bytes(&self) -> &[u8] {
+    /// The version byte and the SHA-256, as the column `fingerprint` holds them.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 

@@ -1,0 +1,206 @@
+//! The table of answers, generated: every state a record can be in, for every way to ask, against a second reading of the
+//! table that shares no code with the crate's.
+
+use pg_idempotency::{Error, Fingerprint, Idempotency, InFlight, Key, Outcome};
+use sqlx::{PgConnection, PgPool};
+use std::time::Duration;
+
+use crate::support::key;
+
+const MODES: [&str; 4] = ["transaction", "at_least_once", "at_most_once", "mark"];
+const LEASES: [Option<&str>; 4] = [None, Some("-infinity"), Some("-1 min"), Some("40 s")];
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    mode: &'static str,
+    completed: bool,
+    /// What `lease_until` is, relative to now.
+    lease: Option<&'static str>,
+    expired: bool,
+    same_fingerprint: bool,
+    claimed_by_this_transaction: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Expected {
+    OtherMode,
+    TakenOver { attempt: i32 },
+    AlreadyInTransaction,
+    KeyReused,
+    Replayed,
+    Indeterminate,
+}
+
+/// The attempt that every generated record has.
+const ATTEMPT: i32 = 3;
+
+/// DESIGN.md's table for a caller in transaction mode, line by line. (A live or lapsed lease cannot occur in that mode.)
+fn expected(state: State) -> Expected {
+    let lease_is_live = state.lease == Some("40 s");
+    if state.expired && !lease_is_live {
+        return Expected::TakenOver { attempt: 1 };
+    }
+    if state.mode != "transaction" {
+        return Expected::OtherMode;
+    }
+    if !state.completed && state.claimed_by_this_transaction && state.lease.is_none() {
+        return Expected::AlreadyInTransaction;
+    }
+    if !state.completed && state.lease == Some("-infinity") {
+        return Expected::TakenOver { attempt: if state.same_fingerprint { ATTEMPT + 1 } else { 1 } };
+    }
+    if !state.same_fingerprint {
+        return Expected::KeyReused;
+    }
+    if state.completed {
+        return Expected::Replayed;
+    }
+    Expected::Indeterminate
+}
+
+fn every_state() -> Vec<State> {
+    let mut states = Vec::new();
+    for mode in MODES {
+        for lease in LEASES {
+            for bits in 0..16 {
+                states.push(State {
+                    mode,
+                    lease,
+                    completed: bits & 1 != 0,
+                    expired: bits & 2 != 0,
+                    same_fingerprint: bits & 4 != 0,
+                    claimed_by_this_transaction: bits & 8 != 0,
+                });
+            }
+        }
+    }
+    states
+}
+
+/// Writes the state as a record; `false` where the schema bars it.
+async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
+    let body = if state.same_fingerprint { "body" } else { "other" };
+    let fingerprint = Fingerprint::of_json(body).expect("a string");
+    let written = sqlx::query(
+        "
+        insert into idempotency.record (
+            mode, scope, operation, key, fingerprint, token, attempt, claimed_at, lease_until, completed_at, expires_at,
+            response_body
+        )
+        values (
+            $1, $2, $3, $4, case when $1 = 'mark' then null else $5 end, 1, $6,
+            case when $7 then now() else now() - interval '1 h' end,
+            case when $8 = '-infinity' then '-infinity' else now() + $8::interval end,
+            case when $9 then now() end,
+            case when $10 then now() - interval '1 ms' else now() + interval '1 h' end,
+            case when $9 then '\"first\"'::bytea end
+        )
+        ",
+    )
+    .bind(state.mode)
+    .bind(key.scope())
+    .bind(key.operation())
+    .bind(key.value())
+    .bind(fingerprint.as_bytes())
+    .bind(ATTEMPT)
+    .bind(state.claimed_by_this_transaction)
+    .bind(state.lease)
+    .bind(state.completed)
+    .bind(state.expired)
+    .execute(conn)
+    .await;
+    match written {
+        Ok(_) => true,
+        Err(sqlx::Error::Database(error)) if error.is_check_violation() => false,
+        Err(error) => panic!("{state:?}: {error}"),
+    }
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Result<()> {
+    let (mut possible, mut barred) = (0, 0);
+    for in_flight in [InFlight::Wait(Duration::from_secs(5)), InFlight::Reject] {
+        let options = Idempotency::new().with_in_flight(in_flight)?;
+        for state in every_state() {
+            let key = key("a");
+            let mut tx = pool.begin().await?;
+            if !write(&mut tx, &key, state).await {
+                barred += 1;
+                continue;
+            }
+            possible += 1;
+            let result = options
+                .ensure(&mut tx, &key, "body", async |_| -> Result<String, Error> { Ok("second".to_owned()) })
+                .await;
+            let attempt: i32 =
+                sqlx::query_scalar("select attempt from idempotency.record").fetch_one(&mut *tx).await.unwrap_or(-1);
+            let answer = match result {
+                Ok(Outcome::Performed(response)) => {
+                    assert_eq!(response, "second");
+                    Expected::TakenOver { attempt }
+                }
+                Ok(Outcome::Replayed(response)) => {
+                    assert_eq!(response, "first");
+                    Expected::Replayed
+                }
+                Err(Error::OtherMode { stored, asked, .. }) => {
+                    assert_eq!((stored.as_str(), asked.as_str()), (state.mode, "transaction"));
+                    Expected::OtherMode
+                }
+                Err(Error::AlreadyInTransaction) => Expected::AlreadyInTransaction,
+                Err(Error::KeyReused { .. }) => Expected::KeyReused,
+                Err(Error::Indeterminate { attempt, token, .. }) => {
+                    assert_eq!((attempt, token), (3, 1));
+                    Expected::Indeterminate
+                }
+                Err(error) => panic!("{state:?}: {error:?}"),
+            };
+            assert_eq!(answer, expected(state), "{in_flight:?} {state:?}");
+            tx.rollback().await?;
+        }
+    }
+    // The schema bars what cannot be: a mark unfinished, a completed lease, a transaction with a deadline …
+    assert_eq!((possible, barred), (POSSIBLE * 2, (256 - POSSIBLE) * 2));
+    Ok(())
+}
+
+/// transaction: 8 completed, 8 unfinished, 8 released; either lease mode: 8 completed, 8 each of released, lapsed, live;
+/// mark: 8 completed. (8 are the combinations of expired, same fingerprint, same transaction.)
+const POSSIBLE: usize = 24 + 2 * 32 + 8;
+
+/// Nothing may depend on whether a sweep came by: whoever is expired is gone, in any mode.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_sweep_changes_no_answer(pool: PgPool) -> anyhow::Result<()> {
+    for state in every_state() {
+        let mut answers = Vec::new();
+        for swept in [false, true] {
+            sqlx::query("delete from idempotency.record").execute(&pool).await?;
+            if !write(&mut *pool.acquire().await?, &key("a"), state).await {
+                continue;
+            }
+            if swept {
+                pg_idempotency::Janitor::new(pool.clone()).sweep_once(10).await?;
+            }
+            let result = Idempotency::new()
+                .run(&pool, &key("a"), "body", async |_| -> Result<String, Error> { Ok("second".to_owned()) })
+                .await;
+            answers.push(match result {
+                Ok(outcome) => format!("{outcome:?}"),
+                Err(error) => format!("{:?}", std::mem::discriminant(&error)),
+            });
+        }
+        assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{state:?}: {answers:?}");
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_fingerprint_of_a_newer_version_is_not_taken_for_a_reused_key(pool: PgPool) -> anyhow::Result<()> {
+    let run =
+        async || Idempotency::new().run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(1) }).await;
+    let _ = run().await?;
+    sqlx::query("update idempotency.record set fingerprint = set_byte(fingerprint, 0, 2)").execute(&pool).await?;
+    let error = run().await.expect_err("a newer version");
+    assert!(matches!(error, Error::UnknownFingerprint { version: 2, .. }), "{error:?}");
+    Ok(())
+}

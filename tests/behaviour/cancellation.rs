@@ -1,0 +1,231 @@
+//! Every future is dropped after 0, 1, 2 … polls until it completes, and each time the world must be whole.
+//!
+//! How often a future is polled varies from run to run, so each number of polls is tried several times.
+
+use pg_idempotency::{Error, Idempotency, Outcome, Verdict, ensure_idempotent, ensure_isolated};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection as _, PgConnection, PgPool};
+
+use crate::support::{cancel_after, connect, create_effects, key, leave_effect, once};
+
+/// Far more than any call takes.
+const MOST_POLLS: usize = 200;
+const TRIES: usize = 3;
+
+/// What was stored and what happened agree: an effect for each completed record, and for nothing else.
+async fn assert_whole(pool: &PgPool, context: &str) {
+    let (effects, completed, unfinished): (i64, i64, i64) = sqlx::query_as(
+        "select (select count(*) from effect), count(completed_at), count(*) - count(completed_at) from idempotency.record",
+    )
+    .fetch_one(pool)
+    .await
+    .expect("counts");
+    assert_eq!((effects, unfinished), (completed, 0), "{context}");
+}
+
+/// The connection is in no transaction, and what is written on it in autocommit is there.
+async fn assert_usable(conn: &mut PgConnection, pool: &PgPool, context: &str) {
+    assert!(!conn.is_in_transaction(), "{context}");
+    sqlx::query("insert into written values ($1)").bind(context).execute(&mut *conn).await.expect("an insert");
+    let seen: bool = sqlx::query_scalar("select exists (select from written where note = $1)")
+        .bind(context)
+        .fetch_one(pool)
+        .await
+        .expect("an answer");
+    assert!(seen, "{context}: an acknowledged write was lost");
+}
+
+async fn tables(pool: &PgPool) {
+    create_effects(pool).await;
+    sqlx::query("create table written (note text)").execute(pool).await.expect("a table");
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_call_on_a_connection_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
+    tables(&pool).await;
+    let mut conn = connect(&pool).await;
+    let mut completed = 0;
+    'polls: for polls in 0..MOST_POLLS {
+        completed = 0;
+        for attempt in 0..TRIES {
+            let key = key(&format!("{polls}/{attempt}"));
+            let call = ensure_idempotent(&mut conn, &key, "body", async |conn| leave_effect(conn, "effect").await);
+            completed += usize::from(cancel_after(polls, call).await.transpose()?.is_some());
+            let context = format!("{polls} polls, attempt {attempt}");
+            assert_usable(&mut conn, &pool, &context).await;
+            assert_whole(&pool, &context).await;
+            // Whatever became of it: asked again, it has happened once.
+            let _ = once(&pool, &key, "body").await?;
+            assert_whole(&pool, &context).await;
+        }
+        if completed == TRIES {
+            break 'polls;
+        }
+    }
+    assert_eq!(completed, TRIES, "it never completed");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_isolated_call_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
+    tables(&pool).await;
+    let mut conn = connect(&pool).await;
+    let mut completed = 0;
+    for polls in 0..MOST_POLLS {
+        let key = key(&polls.to_string());
+        let call = ensure_isolated(&mut conn, &key, "body", async |conn| -> Result<_, Error> {
+            Ok(Verdict::Keep(leave_effect(conn, "effect").await?))
+        });
+        let done = cancel_after(polls, call).await.transpose()?.is_some();
+        assert_usable(&mut conn, &pool, &format!("{polls} polls")).await;
+        assert_whole(&pool, &format!("{polls} polls")).await;
+        completed += usize::from(done);
+        if completed == TRIES {
+            return Ok(());
+        }
+    }
+    panic!("it never completed");
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_replay_and_a_refusal_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
+    tables(&pool).await;
+    let _ = once(&pool, &key("a"), "body").await?;
+    let mut conn = connect(&pool).await;
+    for body in ["body", "another"] {
+        let mut completed = 0;
+        for polls in 0..MOST_POLLS {
+            let key = key("a");
+            let call = ensure_idempotent(&mut conn, &key, body, async |conn| leave_effect(conn, "no").await);
+            match cancel_after(polls, call).await {
+                None => {}
+                Some(Ok(outcome)) => {
+                    assert!(outcome.is_replayed());
+                    completed += 1;
+                }
+                Some(Err(error)) => {
+                    assert!(matches!(error, Error::KeyReused { .. }), "{error:?}");
+                    completed += 1;
+                }
+            }
+            assert_usable(&mut conn, &pool, &format!("{body}, {polls} polls")).await;
+            assert_whole(&pool, &format!("{body}, {polls} polls")).await;
+            if completed == TRIES {
+                break;
+            }
+        }
+        assert_eq!(completed, TRIES, "it never completed");
+    }
+    Ok(())
+}
+
+/// One connection in the pool, so that the next caller meets whatever the dropped call left on it.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn run_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let observer = PgPool::connect_with(options.clone()).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    tables(&observer).await;
+    let mut completed = 0;
+    for polls in 0..MOST_POLLS {
+        let key = key(&polls.to_string());
+        let call = Idempotency::new().run(&pool, &key, "body", async |conn| leave_effect(conn, "effect").await);
+        completed += usize::from(cancel_after(polls, call).await.transpose()?.is_some());
+        assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
+        assert_whole(&observer, &format!("{polls} polls")).await;
+        if completed == TRIES {
+            return Ok(());
+        }
+    }
+    panic!("it never completed");
+}
+
+/// In the caller's transaction, dropped with the call, as `?` and a timeout around both do.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_callers_transaction_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
+    tables(&pool).await;
+    let mut completed = 0;
+    for polls in 0..MOST_POLLS {
+        let key = key(&polls.to_string());
+        let mut tx = pool.begin().await?;
+        let whole = async {
+            let outcome: Outcome<i64> =
+                ensure_idempotent(&mut tx, &key, "body", async |conn| leave_effect(conn, "effect").await).await?;
+            tx.commit().await?;
+            Ok::<_, Error>(outcome)
+        };
+        completed += usize::from(cancel_after(polls, whole).await.transpose()?.is_some());
+        let _ = once(&pool, &key, "body").await?;
+        assert_whole(&pool, &format!("{polls} polls")).await;
+        if completed == TRIES {
+            return Ok(());
+        }
+    }
+    panic!("it never completed");
+}
+
+/// Who drops the call alone and commits: at worst indeterminate, never a second effect.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_call_dropped_in_a_transaction_that_commits_is_at_worst_indeterminate(pool: PgPool) -> anyhow::Result<()> {
+    tables(&pool).await;
+    let mut completed = 0;
+    for polls in 0..MOST_POLLS {
+        let key = key(&polls.to_string());
+        let mut tx = pool.begin().await?;
+        let call = ensure_idempotent(&mut tx, &key, "body", async |conn| leave_effect(conn, &polls.to_string()).await);
+        let done = cancel_after(polls, call).await.transpose()?.is_some();
+        tx.commit().await?;
+        match Idempotency::new()
+            .run(&pool, &key, "body", async |conn| leave_effect(conn, &polls.to_string()).await)
+            .await
+        {
+            Ok(_) => {}
+            Err(Error::Indeterminate { .. }) => assert!(!done),
+            Err(error) => return Err(error.into()),
+        }
+        let effects: i64 = sqlx::query_scalar("select count(*) from effect where note = $1")
+            .bind(polls.to_string())
+            .fetch_one(&pool)
+            .await?;
+        assert!(effects <= 1, "{polls} polls: {effects} effects");
+        completed += usize::from(done);
+        if completed == TRIES {
+            return Ok(());
+        }
+    }
+    panic!("it never completed");
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_sweep_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let observer = PgPool::connect_with(options.clone()).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    tables(&observer).await;
+    for polls in 0..MOST_POLLS {
+        let swept = cancel_after(polls, pg_idempotency::Janitor::new(pool.clone()).sweep_once(10)).await.transpose()?;
+        assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
+        if swept.is_some() {
+            return Ok(());
+        }
+    }
+    panic!("it never completed");
+}
+
+#[sqlx::test(migrations = false)]
+async fn a_migration_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = connect(&pool).await;
+    for polls in 0..MOST_POLLS {
+        let done = cancel_after(polls, pg_idempotency::migrate(&mut conn)).await.transpose()?.is_some();
+        assert!(!conn.is_in_transaction());
+        let (applied, created): (bool, bool) = sqlx::query_as(
+            "select to_regclass('idempotency._sqlx_migrations') is not null, to_regclass('idempotency.record') is not null",
+        )
+        .fetch_one(&pool)
+        .await?;
+        assert_eq!(applied, created, "{polls} polls: done or not begun");
+        if done {
+            assert!(created);
+            return Ok(());
+        }
+    }
+    panic!("it never completed");
+}

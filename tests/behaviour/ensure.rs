@@ -1,0 +1,125 @@
+//! First call, replay, key reused.
+
+use pg_idempotency::{Error, Idempotency, Key, Outcome, ensure_idempotent};
+use sqlx::PgPool;
+
+use crate::support::{create_effects, effects, key, leave_effect, once};
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn the_first_call_performs(pool: PgPool) {
+    create_effects(&pool).await;
+    let outcome = once(&pool, &key("a"), "body").await.expect("performed");
+    assert!(matches!(outcome, Outcome::Performed(1)), "{outcome:?}");
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_repeat_replays_the_first_response(pool: PgPool) {
+    create_effects(&pool).await;
+    let first = once(&pool, &key("a"), "body").await.expect("performed").into_inner();
+    for _ in 0..3 {
+        let again = once(&pool, &key("a"), "body").await.expect("replayed");
+        assert!(matches!(again, Outcome::Replayed(id) if id == first), "{again:?}");
+    }
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn another_body_under_the_key_is_key_reused(pool: PgPool) {
+    create_effects(&pool).await;
+    let _ = once(&pool, &key("a"), "body").await.expect("performed");
+    let error = once(&pool, &key("a"), "another body").await.expect_err("key reused");
+    assert!(matches!(error, Error::KeyReused { .. }), "{error:?}");
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn each_part_of_the_key_counts(pool: PgPool) {
+    create_effects(&pool).await;
+    for (scope, operation, value) in [("ab", "c", "d"), ("a", "bc", "d"), ("a", "b", "cd"), ("ab", "c", "D")] {
+        let key = Key::new(scope, operation, value).expect("a valid key");
+        assert!(!once(&pool, &key, "body").await.expect("performed").is_replayed(), "{key:?}");
+    }
+    assert_eq!(effects(&pool).await, 4);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn nothing_is_settled_before_the_caller_commits(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let mut tx = pool.begin().await?;
+    let outcome = ensure_idempotent(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "first").await).await?;
+    assert!(!outcome.is_replayed());
+    tx.rollback().await?;
+    assert_eq!(effects(&pool).await, 0);
+
+    let mut tx = pool.begin().await?;
+    let outcome =
+        ensure_idempotent(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "second").await).await?;
+    assert!(!outcome.is_replayed());
+    tx.commit().await?;
+    assert_eq!(effects(&pool).await, 1);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn prepared_statements_can_be_turned_off(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let unprepared = Idempotency::new().with_prepared_statements(false);
+    let mut conn = pool.acquire().await?;
+    for replayed in [false, true] {
+        let outcome: Outcome<i64> =
+            unprepared.ensure(&mut conn, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(7) }).await?;
+        assert_eq!(outcome.is_replayed(), replayed);
+    }
+    let kept: i64 =
+        sqlx::query_scalar("select count(*) from pg_prepared_statements where statement like '%idempotency.%'")
+            .persistent(false)
+            .fetch_one(&mut *conn)
+            .await?;
+    assert_eq!(kept, 0);
+    Ok(())
+}
+
+#[sqlx::test(migrations = false)]
+async fn a_missing_table_says_what_to_run(pool: PgPool) {
+    let error = once(&pool, &key("a"), "body").await.expect_err("no table");
+    assert!(matches!(error, Error::SchemaMissing { .. }), "{error:?}");
+    assert!(error.to_string().contains("pg_idempotency::migrate"), "{error}");
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_temporary_table_of_the_same_name_is_not_taken_for_the_record(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let _ = once(&pool, &key("a"), "body").await?;
+    let mut conn = pool.acquire().await?;
+    sqlx::raw_sql("create temp table record (like idempotency.record); set search_path = pg_temp, public")
+        .execute(&mut *conn)
+        .await?;
+    let outcome =
+        ensure_idempotent(&mut conn, &key("a"), "body", async |conn| leave_effect(conn, "second").await).await?;
+    assert!(outcome.is_replayed());
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_completion_is_a_heap_only_update(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for n in 0..100 {
+        let _ = once(&pool, &key(&n.to_string()), "body").await?;
+    }
+    // Each backend reports its counts at its own pace, at the latest when it ends.
+    pool.close().await;
+    let pool = PgPool::connect_with((*pool.connect_options()).clone()).await?;
+    crate::support::until(
+        &pool,
+        "select n_tup_upd = 100 from pg_stat_user_tables where schemaname = 'idempotency' and relname = 'record'",
+    )
+    .await;
+    let hot: i64 = sqlx::query_scalar(
+        "select n_tup_hot_upd from pg_stat_user_tables where schemaname = 'idempotency' and relname = 'record'",
+    )
+    .fetch_one(&pool)
+    .await?;
+    assert!(hot >= 80, "{hot} of 100 completions were heap-only updates");
+    Ok(())
+}

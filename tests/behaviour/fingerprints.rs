@@ -1,0 +1,244 @@
+//! What makes two bodies the same. `script/test` runs this file once more with serde_json's `preserve_order` and
+//! `arbitrary_precision` turned on, as another crate might: the digests written here must not change.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+
+use pg_idempotency::{Fingerprint, InvalidBody};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+fn of<T: Serialize + ?Sized>(value: &T) -> Fingerprint {
+    Fingerprint::of_json(value).expect("a fingerprint")
+}
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).expect("JSON")
+}
+
+fn hex(fingerprint: Fingerprint) -> String {
+    fingerprint.as_bytes().iter().fold(String::new(), |mut hex, byte| {
+        write!(hex, "{byte:02x}").expect("a String takes it");
+        hex
+    })
+}
+
+/// The digests are `printf 'j%s' '<canonical>' | sha256sum`, behind the version byte.
+#[test]
+fn the_digest_is_sha256_of_the_canonical_form() {
+    for (value, digest) in [
+        // j{"a":1,"b":2}
+        (parsed(r#"{"b": 2, "a": 1.0}"#), "0ebc30991efbff184777934b7771114b5e35ed5f6b461f55e794c638ea11337d"),
+        // j[null,true,"\"\\\u0000é",15e-1,-3,18446744073709551615,1e300]
+        (
+            parsed(r#"[null, true, "\"\\\u0000\u00e9", 1.50, -3, 18446744073709551615, 1e300]"#),
+            "82553a94a3ba6241a99eb902a93f963d5f50719bdfa5830175f975031910ef67",
+        ),
+    ] {
+        assert_eq!(hex(of(&value)), format!("01{digest}"));
+    }
+    // printf 'b%s' '{"a":1}' | sha256sum
+    assert_eq!(
+        hex(Fingerprint::of_bytes(br#"{"a":1}"#)),
+        "019223a1a901b06bee1c3c4f66727edd04ae22e9f030a94d23d98f72049fbe0642"
+    );
+}
+
+#[test]
+fn the_same_request_has_the_same_fingerprint() {
+    for (one, other) in [
+        (r#"{"a":1,"b":2}"#, r#"{"b":2,"a":1}"#),
+        (r#"{"a":{"x":[{"q":1,"p":2}],"w":3}}"#, r#"{ "a" : { "w" : 3, "x" : [ { "p":2, "q":1 } ] } }"#),
+        ("1.0", "1"),
+        ("-0.0", "0"),
+        ("1e2", "100"),
+        (r#""\u00e9\/""#, r#""é/""#),
+    ] {
+        assert_eq!(of(&parsed(one)), of(&parsed(other)), "{one} {other}");
+    }
+}
+
+#[test]
+fn another_request_has_another_fingerprint() {
+    for (one, other) in [
+        ("9007199254740993", "9007199254740992"),
+        ("-9007199254740993", "-9007199254740992"),
+        ("18446744073709551615", "18446744073709551614"),
+        ("1", r#""1""#),
+        ("[1,2]", "[2,1]"),
+        ("[1,[2]]", "[[1],2]"),
+        ("null", r#""null""#),
+        ("[]", "{}"),
+        (r#"{"a":null}"#, "{}"),
+        ("0.1", "0.10000000000000002"),
+        ("1", "-1"),
+        (r#"{"a":"b"}"#, r#"{"a":["b"]}"#),
+        (r#"["a\",\"b"]"#, r#"["a","b"]"#),
+        ("true", r#""true""#),
+    ] {
+        assert_ne!(of(&parsed(one)), of(&parsed(other)), "{one} {other}");
+    }
+    assert_ne!(of("{}"), Fingerprint::of_bytes(b"{}"), "kinds do not mix");
+    assert_ne!(Fingerprint::of_bytes(b"1"), Fingerprint::of_bytes(b"1 "));
+}
+
+/// Beyond `u128`, only serde_json's `arbitrary_precision` keeps the digits; then they count.
+#[test]
+fn longer_numbers_do_not_collide_where_their_digits_are_kept() {
+    let one = parsed("123456789012345678901234567890123456789012345678901");
+    let other = parsed("123456789012345678901234567890123456789012345678902");
+    let kept = one != other;
+    assert_eq!(of(&one) != of(&other), kept);
+    assert_ne!(of(&u128::MAX), of(&(u128::MAX - 1)));
+    assert_ne!(of(&i128::MIN), of(&(i128::MIN + 1)));
+    assert_eq!(of(&1_u8), of(&1_i128));
+}
+
+#[derive(Serialize, Deserialize)]
+struct Payment {
+    currency: String,
+    amount: u64,
+    note: Option<String>,
+    lines: Vec<(u32, f64)>,
+    method: Method,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Method {
+    Cash,
+    Card { token: String, expires: (u16, u8) },
+    Transfer(String),
+    Split(u8, u8),
+}
+
+#[test]
+fn a_struct_a_map_and_their_value_are_one_request() {
+    for method in [
+        Method::Cash,
+        Method::Card { token: "t".to_owned(), expires: (2027, 1) },
+        Method::Transfer("iban".to_owned()),
+        Method::Split(1, 2),
+    ] {
+        let payment = Payment {
+            currency: "EUR".to_owned(),
+            amount: 9_007_199_254_740_993,
+            note: None,
+            lines: vec![(1, 0.1), (2, 1e21), (3, 5.0)],
+            method,
+        };
+        let value = serde_json::to_value(&payment).expect("JSON");
+        let text = serde_json::to_string_pretty(&payment).expect("JSON");
+        assert_eq!(of(&payment), of(&value));
+        assert_eq!(of(&payment), of(&parsed(&text)));
+    }
+    let map: HashMap<_, _> = (0..100).map(|n| (n, n)).collect();
+    let sorted: BTreeMap<_, _> = (0..100).map(|n| (n.to_string(), n)).collect();
+    assert_eq!(of(&map), of(&sorted), "integers as names are their text");
+    assert_eq!(of(&HashMap::from([(true, 'x')])), of(&json!({"true": "x"})));
+}
+
+#[test]
+fn members_are_sorted_by_code_points() {
+    // U+FF61 comes before U+1F980, and after it where UTF-16 units are compared.
+    let canonical = "j{\"\":0,\"\\\"\":1,\"a\":2,\"é\":3,\"\u{ff61}\":4,\"\u{1f980}\":5}";
+    let value = json!({"\u{1f980}": 5, "\u{ff61}": 4, "é": 3, "a": 2, "\"": 1, "": 0});
+    use sha2::Digest as _;
+    assert_eq!(of(&value).as_bytes()[1..], *sha2::Sha256::digest(canonical.as_bytes()).as_slice());
+}
+
+#[test]
+fn a_body_without_a_canonical_form_is_refused() {
+    for float in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        assert_eq!(Fingerprint::of_json(&[float]), Err(InvalidBody::NotFinite));
+    }
+    assert_eq!(Fingerprint::of_json(&f32::NAN), Err(InvalidBody::NotFinite));
+
+    #[derive(Serialize)]
+    struct Twice {
+        a: u8,
+        #[serde(flatten)]
+        rest: BTreeMap<String, u8>,
+    }
+    let twice = Twice { a: 1, rest: BTreeMap::from([("a".to_owned(), 2)]) };
+    assert_eq!(Fingerprint::of_json(&twice), Err(InvalidBody::DuplicateMember("a".to_owned())));
+    assert_eq!(Fingerprint::of_json(&BTreeMap::from([((1, 2), 3)])), Err(InvalidBody::KeyIsNoString));
+    let raw = serde_json::value::RawValue::from_string("1.0".to_owned()).expect("JSON");
+    assert_eq!(Fingerprint::of_json(&raw), Err(InvalidBody::RawJson));
+}
+
+#[test]
+fn large_bodies_are_streamed_in_pieces_with_the_same_outcome() {
+    // Outside any object, the buffer is flushed to the hasher; inside one it waits.
+    let numbers: Vec<u32> = (0..50_000).collect();
+    let text = serde_json::to_string(&numbers).expect("JSON");
+    use sha2::Digest as _;
+    assert_eq!(of(&numbers).as_bytes()[1..], *sha2::Sha256::digest(format!("j{text}")).as_slice());
+    let wrapped = format!("j{{\"n\":{text}}}");
+    assert_eq!(of(&json!({"n": numbers})).as_bytes()[1..], *sha2::Sha256::digest(wrapped).as_slice());
+}
+
+/// A slow, obvious reference: sort, and print.
+fn reference(value: &Value) -> String {
+    match value {
+        Value::Object(members) => {
+            let mut members: Vec<_> = members.iter().collect();
+            members.sort_by(|a, b| a.0.chars().cmp(b.0.chars()));
+            let members: Vec<_> = members
+                .into_iter()
+                .map(|(name, value)| format!("{}:{}", reference_string(name), reference(value)))
+                .collect();
+            format!("{{{}}}", members.join(","))
+        }
+        Value::Array(elements) => format!("[{}]", elements.iter().map(reference).collect::<Vec<_>>().join(",")),
+        Value::String(text) => reference_string(text),
+        other => other.to_string(),
+    }
+}
+
+fn reference_string(text: &str) -> String {
+    let escaped: String = text
+        .chars()
+        .map(|character| match character {
+            '"' | '\\' => format!("\\{character}"),
+            '\0'..='\u{1f}' => format!("\\u{:04x}", u32::from(character)),
+            _ => character.to_string(),
+        })
+        .collect();
+    format!("\"{escaped}\"")
+}
+
+fn any_json() -> impl proptest::strategy::Strategy<Value = Value> {
+    use proptest::prelude::*;
+    // Integers only: their text is canonical already, so that the reference stays obvious.
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<String>().prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 64, 8, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..8).prop_map(Value::from),
+            prop::collection::vec((any::<String>(), inner), 0..8)
+                .prop_map(|members| Value::Object(members.into_iter().collect())),
+        ]
+    })
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_json_has_the_fingerprint_of_the_reference(value in any_json()) {
+        use sha2::Digest as _;
+        let expected = sha2::Sha256::digest(format!("j{}", reference(&value)));
+        let fingerprint = of(&value);
+        proptest::prop_assert_eq!(&fingerprint.as_bytes()[1..], expected.as_slice());
+    }
+
+    /// A float, its shortest text parsed again, and its value in a struct are one number; two floats are two.
+    #[test]
+    fn any_two_floats_are_told_apart(one in proptest::num::f64::NORMAL, other in proptest::num::f64::NORMAL) {
+        proptest::prop_assert_eq!(of(&one), of(&parsed(&serde_json::to_string(&one).expect("JSON"))));
+        proptest::prop_assert_eq!(of(&one) == of(&other), one == other);
+    }
+}

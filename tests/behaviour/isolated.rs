@@ -1,0 +1,150 @@
+//! `ensure_isolated`: perform behind a savepoint.
+
+use pg_idempotency::{Error, Outcome, Verdict, ensure_idempotent, ensure_isolated};
+use sqlx::{Executor as _, PgPool};
+
+use crate::support::{create_effects, effects, key, leave_effect, once};
+
+#[derive(Debug, thiserror::Error)]
+enum Failed {
+    #[error("on purpose")]
+    OnPurpose,
+    #[error(transparent)]
+    Idempotency(#[from] Error),
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn keep_commits_the_writes_and_stores_the_response(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for replayed in [false, true] {
+        let mut tx = pool.begin().await?;
+        let outcome = ensure_isolated(&mut tx, &key("a"), "body", async |conn| -> Result<_, Error> {
+            Ok(Verdict::Keep(leave_effect(conn, "kept").await?))
+        })
+        .await?;
+        tx.commit().await?;
+        assert_eq!(outcome.is_replayed(), replayed);
+    }
+    assert_eq!(effects(&pool).await, 1);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn undo_stores_the_response_without_the_writes(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for conn_in_transaction in [true, false] {
+        let key = key(&format!("{conn_in_transaction}"));
+        for replayed in [false, true] {
+            let perform = async |conn: &mut sqlx::PgConnection| -> Result<_, Error> {
+                leave_effect(conn, "undone").await?;
+                Ok(Verdict::Undo("declined".to_owned()))
+            };
+            let outcome = if conn_in_transaction {
+                let mut tx = pool.begin().await?;
+                let outcome = ensure_isolated(&mut tx, &key, "body", perform).await?;
+                leave_effect(&mut tx, "the caller's own").await?;
+                tx.commit().await?;
+                outcome
+            } else {
+                ensure_isolated(&mut *pool.acquire().await?, &key, "body", perform).await?
+            };
+            assert_eq!(outcome.is_replayed(), replayed);
+            assert_eq!(outcome.into_inner(), "declined");
+        }
+    }
+    assert_eq!(effects(&pool).await, 2);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_error_leaves_the_transaction_usable_and_the_key_released(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let mut tx = pool.begin().await?;
+    let error = ensure_isolated(&mut tx, &key("a"), "body", async |conn| -> Result<Verdict<i64>, Failed> {
+        leave_effect(&mut *conn, "undone").await?;
+        conn.execute("select 1 / 0").await.expect_err("even an aborted one");
+        Err(Failed::OnPurpose)
+    })
+    .await
+    .expect_err("on purpose");
+    assert!(matches!(error, Failed::OnPurpose), "{error:?}");
+    leave_effect(&mut tx, "the caller's own").await?;
+    tx.commit().await?;
+    assert_eq!(effects(&pool).await, 1);
+
+    let outcome = once(&pool, &key("a"), "body").await?;
+    assert!(!outcome.is_replayed(), "released: the next caller performs");
+    let attempt: i32 = sqlx::query_scalar("select attempt from idempotency.record").fetch_one(&pool).await?;
+    assert_eq!(attempt, 2);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_released_key_can_be_claimed_again_in_the_same_transaction(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let mut tx = pool.begin().await?;
+    ensure_isolated(&mut tx, &key("a"), "body", async |_| -> Result<Verdict<i64>, Failed> { Err(Failed::OnPurpose) })
+        .await
+        .expect_err("on purpose");
+    let outcome =
+        ensure_idempotent(&mut tx, &key("a"), "another", async |conn| leave_effect(conn, "second").await).await?;
+    tx.commit().await?;
+    assert!(!outcome.is_replayed());
+    let attempt: i32 = sqlx::query_scalar("select attempt from idempotency.record").fetch_one(&pool).await?;
+    assert_eq!(attempt, 1, "another request starts counting anew");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_swallowed_sql_error_releases_the_key(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let mut tx = pool.begin().await?;
+    let error = ensure_isolated(&mut tx, &key("a"), "body", async |conn| -> Result<_, Error> {
+        let _ = conn.execute("select 1 / 0").await;
+        Ok(Verdict::Keep(1))
+    })
+    .await
+    .expect_err("aborted");
+    assert!(matches!(error, Error::Database(_)), "{error:?}");
+    leave_effect(&mut tx, "the caller's own").await?;
+    tx.commit().await?;
+    assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for verdict in [Verdict::Keep(1), Verdict::Undo(1)] {
+        let key = key(&format!("{verdict:?}"));
+        let error = ensure_isolated(&mut *pool.acquire().await?, &key, "body", async |conn| -> Result<_, Error> {
+            conn.execute("commit").await?;
+            Ok(verdict)
+        })
+        .await
+        .expect_err("the transaction is gone");
+        assert!(matches!(error, Error::NotInTransaction), "{error:?}");
+        let error = once(&pool, &key, "body").await.expect_err("nobody knows");
+        assert!(matches!(error, Error::Indeterminate { .. }), "{error:?}");
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn isolated_calls_nest(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let outcome: Outcome<i64> = ensure_isolated(&mut *pool.acquire().await?, &key("outer"), "body", async |conn| {
+        let key = key("inner");
+        let inner = ensure_isolated(&mut *conn, &key, "body", async |conn| -> Result<_, Error> {
+            leave_effect(conn, "undone").await?;
+            Ok(Verdict::Undo(0))
+        });
+        let _ = Box::pin(inner).await?;
+        Ok::<_, Error>(Verdict::Keep(leave_effect(conn, "kept").await?))
+    })
+    .await?;
+    assert!(!outcome.is_replayed());
+    assert_eq!(effects(&pool).await, 1);
+    assert!(once(&pool, &key("inner"), "body").await?.is_replayed());
+    Ok(())
+}

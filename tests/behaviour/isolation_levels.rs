@@ -1,0 +1,85 @@
+//! READ COMMITTED is tested everywhere else; here are the levels above it.
+
+use pg_idempotency::{Error, ensure_idempotent};
+use sqlx::{Connection as _, Executor as _, PgPool};
+
+use crate::support::{Gate, connect, create_effects, effects, key, leave_effect, once, until_blocked};
+
+const LEVELS: [&str; 2] = ["begin isolation level repeatable read", "begin isolation level serializable"];
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn calls_perform_and_replay_in_every_level(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for level in LEVELS {
+        for replayed in [false, true] {
+            let mut conn = connect(&pool).await;
+            let mut tx = conn.begin_with(level).await?;
+            let outcome =
+                ensure_idempotent(&mut tx, &key(level), "body", async |conn| leave_effect(conn, level).await).await?;
+            tx.commit().await?;
+            assert_eq!(outcome.is_replayed(), replayed, "{level}");
+        }
+    }
+    assert_eq!(effects(&pool).await, 2);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_record_committed_after_the_snapshot_is_retryable(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for level in LEVELS {
+        let mut conn = connect(&pool).await;
+        let mut tx = conn.begin_with(level).await?;
+        tx.execute("select count(*) from effect").await?;
+        let _ = once(&pool, &key(level), "body").await?;
+        let error = ensure_idempotent(&mut tx, &key(level), "body", async |conn| leave_effect(conn, "second").await)
+            .await
+            .expect_err("40001");
+        assert!(matches!(error, Error::Retryable(_)), "{level}: {error:?}");
+        tx.rollback().await?;
+        let mut tx = conn.begin_with(level).await?;
+        let outcome =
+            ensure_idempotent(&mut tx, &key(level), "body", async |conn| leave_effect(conn, "no").await).await?;
+        assert!(outcome.is_replayed(), "{level}: the whole transaction again");
+        tx.commit().await?;
+    }
+    assert_eq!(effects(&pool).await, 2);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_duplicate_that_waited_is_retryable(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for level in LEVELS {
+        let gate = Gate::new();
+        let owner = tokio::spawn({
+            let (mut conn, gate) = (connect(&pool).await, gate.clone());
+            async move {
+                ensure_idempotent(&mut conn, &key(level), "body", async |conn| {
+                    gate.pass().await;
+                    leave_effect(conn, level).await
+                })
+                .await
+            }
+        });
+        gate.reached().await;
+        let duplicate = tokio::spawn({
+            let mut conn = connect(&pool).await;
+            async move {
+                let mut tx = conn.begin_with(level).await?;
+                let result =
+                    ensure_idempotent(&mut tx, &key(level), "body", async |conn| leave_effect(conn, "second").await)
+                        .await;
+                tx.rollback().await?;
+                result
+            }
+        });
+        until_blocked(&pool, 1).await;
+        gate.open();
+        let _ = owner.await??;
+        let error = duplicate.await?.expect_err("40001");
+        assert!(matches!(error, Error::Retryable(_)), "{level}: {error:?}");
+    }
+    assert_eq!(effects(&pool).await, 2);
+    Ok(())
+}

@@ -1,0 +1,21 @@
+//! What the crate promises, on a real PostgreSQL: one behaviour per test, one theme per file.
+
+mod support;
+
+mod answers;
+mod cancellation;
+mod ensure;
+mod expiry;
+mod fingerprints;
+mod handlers;
+mod in_flight;
+mod isolated;
+mod isolation_levels;
+mod janitor;
+mod keys;
+mod migrations;
+mod perform;
+mod responses;
+mod round_trips;
+mod throughput;
+mod transactions;

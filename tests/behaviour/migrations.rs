@@ -1,0 +1,153 @@
+//! Three ways to install, which know of each other, from any number of processes.
+
+use pg_idempotency::{Error, MIGRATOR, migrate, schema_sql};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Executor as _, PgPool};
+
+use crate::support::{connect, create_effects, once, setting, wide_pool};
+
+async fn works(pool: &PgPool) {
+    create_effects(pool).await;
+    let _ = once(pool, &crate::support::key("a"), "body").await.expect("performed");
+}
+
+#[sqlx::test(migrations = false)]
+async fn migrating_twice_is_migrating_once(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = pool.acquire().await?;
+    let path = setting(&mut conn, "search_path").await;
+    migrate(&mut conn).await?;
+    migrate(&mut conn).await?;
+    assert_eq!(setting(&mut conn, "search_path").await, path);
+    works(&pool).await;
+    Ok(())
+}
+
+#[sqlx::test(migrations = false)]
+async fn a_migration_is_part_of_the_callers_transaction(pool: PgPool) -> anyhow::Result<()> {
+    let mut tx = pool.begin().await?;
+    migrate(&mut tx).await?;
+    tx.rollback().await?;
+    let there: bool = sqlx::query_scalar("select to_regnamespace('idempotency') is not null").fetch_one(&pool).await?;
+    assert!(!there);
+    let mut tx = pool.begin().await?;
+    migrate(&mut tx).await?;
+    tx.commit().await?;
+    works(&pool).await;
+    Ok(())
+}
+
+#[sqlx::test(migrations = false)]
+async fn sixteen_installers_at_once_all_succeed(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = wide_pool(&options, 16).await;
+    for round in 0..10 {
+        let installers: Vec<_> = (0..16)
+            .map(|_| {
+                let pool = pool.clone();
+                tokio::spawn(async move { migrate(&mut *pool.acquire().await?).await })
+            })
+            .collect();
+        for installer in installers {
+            installer.await?.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
+        }
+        pool.execute("drop schema idempotency cascade").await?;
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrations = false)]
+async fn every_way_of_installing_finds_the_others(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = connect(&pool).await;
+    for first in ["migrate", "MIGRATOR", "schema_sql"] {
+        for second in ["migrate", "MIGRATOR"] {
+            for way in [first, second] {
+                match way {
+                    "migrate" => migrate(&mut conn).await?,
+                    "MIGRATOR" => MIGRATOR.run(&mut conn).await?,
+                    _ => drop(conn.execute(sqlx::AssertSqlSafe(schema_sql())).await?),
+                }
+            }
+            let versions: Vec<i64> =
+                sqlx::query_scalar("select version from idempotency._sqlx_migrations").fetch_all(&mut conn).await?;
+            assert_eq!(versions, [1], "{first}, {second}");
+            conn.execute("drop schema idempotency cascade").await?;
+        }
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrations = false)]
+async fn an_applications_own_migrations_are_left_alone(pool: PgPool) -> anyhow::Result<()> {
+    use sqlx::SqlSafeStr as _;
+    use sqlx::migrate::{Migration, MigrationType, Migrator};
+    let own = Migration::new(1, "own".into(), MigrationType::Simple, "create table own ()".into_sql_str(), false);
+    let own = Migrator::with_migrations(vec![own]);
+    for _ in 0..2 {
+        own.run(&pool).await?;
+        migrate(&mut *pool.acquire().await?).await?;
+        MIGRATOR.run(&pool).await?;
+    }
+    works(&pool).await;
+    Ok(())
+}
+
+/// A service under its least privileges migrates at every start, and nothing happens, not even a refusal.
+#[sqlx::test(migrations = false)]
+async fn a_current_schema_needs_no_right_to_create_one(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = connect(&pool).await;
+    migrate(&mut conn).await?;
+    let role = format!("app_{}", crate::support::backend(&mut conn).await);
+    let create = format!(
+        "create role {role}; grant usage on schema idempotency to {role};
+         grant select, insert, update on idempotency.record to {role};
+         grant select on idempotency._sqlx_migrations to {role};
+         set role {role}"
+    );
+    conn.execute(sqlx::AssertSqlSafe(create)).await?;
+    let migrated = migrate(&mut conn).await;
+    let performed =
+        pg_idempotency::ensure_idempotent(&mut conn, &crate::support::key("a"), "body", async |_| Ok::<_, Error>(1))
+            .await;
+    let drop = format!("reset role; drop owned by {role}; drop role {role}");
+    conn.execute(sqlx::AssertSqlSafe(drop)).await?;
+    migrated?;
+    assert!(!performed?.is_replayed());
+    Ok(())
+}
+
+#[sqlx::test(migrations = false)]
+async fn a_migration_that_was_edited_is_an_error(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = connect(&pool).await;
+    migrate(&mut conn).await?;
+    conn.execute("update idempotency._sqlx_migrations set checksum = ''").await?;
+    let error = migrate(&mut conn).await.expect_err("another checksum");
+    assert!(matches!(error, Error::Database(sqlx::Error::Migrate(_))), "{error:?}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn what_cannot_be_is_barred_by_name(pool: PgPool) -> anyhow::Result<()> {
+    let base = "insert into idempotency.record (mode, scope, operation, key, fingerprint, token, expires_at";
+    for (columns, values, check) in [
+        ("", "'nonsense', 's', 'o', 'k', '\\x0100', 1, now()", "known_mode"),
+        ("", "'transaction', '', 'o', 'k', '\\x0100', 1, now()", "key_length"),
+        ("", "'transaction', 's', 'o', repeat('é', 128), '\\x0100', 1, now()", "key_length"),
+        ("", "'transaction', 's', 'o', 'k', null, 1, now()", "fingerprint_unless_mark"),
+        ("", "'transaction', 's', 'o', 'k', '', 1, now()", "fingerprint_is_versioned"),
+        (", attempt", "'transaction', 's', 'o', 'k', '\\x0100', 1, now(), 0", "attempts_count_from_one"),
+        ("", "'mark', 's', 'o', 'k', null, 1, now()", "mark_is_complete"),
+        (", lease_until", "'transaction', 's', 'o', 'k', '\\x0100', 1, now(), now()", "deadline_only_for_leases"),
+        ("", "'at_most_once', 's', 'o', 'k', '\\x0100', 1, now()", "unfinished_lease_has_a_deadline"),
+        (", response_body", "'transaction', 's', 'o', 'k', '\\x0100', 1, now(), ''", "response_only_when_completed"),
+        (
+            ", completed_at, lease_until",
+            "'at_most_once', 's', 'o', 'k', '\\x0100', 1, now(), now(), now()",
+            "completed_has_no_lease",
+        ),
+    ] {
+        let error =
+            pool.execute(sqlx::AssertSqlSafe(format!("{base}{columns}) values ({values})"))).await.expect_err("barred");
+        let constraint = error.as_database_error().and_then(|error| error.constraint());
+        assert_eq!(constraint, Some(check), "{values}");
+    }
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! Round trips, counted on the wire: a proxy passes the bytes on and counts the server's `ReadyForQuery`, of which
+//! PostgreSQL sends one for each time the client waits.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pg_idempotency::{Error, Idempotency, ensure_idempotent};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection as _, PgConnection};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+
+use crate::support::{create_effects, key, leave_effect, rejecting, wide_pool};
+
+#[derive(Clone)]
+struct Proxy {
+    round_trips: Arc<AtomicUsize>,
+    options: PgConnectOptions,
+}
+
+impl Proxy {
+    async fn before(server: &PgConnectOptions) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let port = listener.local_addr()?.port();
+        let round_trips = Arc::new(AtomicUsize::new(0));
+        tokio::spawn({
+            let (round_trips, server) = (round_trips.clone(), server.clone());
+            async move {
+                while let Ok((client, _)) = listener.accept().await {
+                    tokio::spawn(pass(client, server.clone(), round_trips.clone()));
+                }
+            }
+        });
+        let options = PgConnectOptions::new_without_pgpass()
+            .host("127.0.0.1")
+            .port(port)
+            .username(server.get_username())
+            .database(server.get_database().unwrap_or("postgres"))
+            .ssl_mode(sqlx::postgres::PgSslMode::Disable);
+        Ok(Self { round_trips, options })
+    }
+
+    fn take(&self) -> usize {
+        self.round_trips.swap(0, Ordering::SeqCst)
+    }
+}
+
+async fn pass(client: TcpStream, server: PgConnectOptions, round_trips: Arc<AtomicUsize>) -> std::io::Result<()> {
+    match server.get_socket() {
+        Some(directory) => {
+            let path: PathBuf = directory.join(format!(".s.PGSQL.{}", server.get_port()));
+            let (read, write) = UnixStream::connect(path).await?.into_split();
+            relay(client, read, write, round_trips).await
+        }
+        None => {
+            let (read, write) = TcpStream::connect((server.get_host(), server.get_port())).await?.into_split();
+            relay(client, read, write, round_trips).await
+        }
+    }
+}
+
+async fn relay(
+    client: TcpStream,
+    mut from_server: impl AsyncRead + Unpin,
+    mut to_server: impl AsyncWrite + Unpin,
+    round_trips: Arc<AtomicUsize>,
+) -> std::io::Result<()> {
+    let (mut from_client, mut to_client) = client.into_split();
+    let up = async { tokio::io::copy(&mut from_client, &mut to_server).await.map(drop) };
+    let down = async {
+        loop {
+            // One message: its kind, its length with these four bytes, its body.
+            let kind = from_server.read_u8().await?;
+            let length = from_server.read_u32().await?;
+            let mut body = vec![0; length as usize - 4];
+            from_server.read_exact(&mut body).await?;
+            if kind == b'Z' {
+                round_trips.fetch_add(1, Ordering::SeqCst);
+            }
+            to_client.write_u8(kind).await?;
+            to_client.write_u32(length).await?;
+            to_client.write_all(&body).await?;
+            to_client.flush().await?;
+        }
+    };
+    tokio::select! { result = up => result, result = down => result }
+}
+
+/// The same work without the crate.
+async fn bare(conn: &mut PgConnection) -> Result<(), Error> {
+    let mut tx = conn.begin().await?;
+    leave_effect(&mut tx, "bare").await?;
+    tx.commit().await?;
+    Ok(())
+}
+
+async fn in_callers_transaction(conn: &mut PgConnection, options: Idempotency, name: &str) -> Result<bool, Error> {
+    let mut tx = conn.begin().await?;
+    let outcome = options.ensure(&mut tx, &key(name), "body", async |conn| leave_effect(conn, "effect").await).await?;
+    tx.commit().await?;
+    Ok(outcome.is_replayed())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_first_call_takes_two_more_than_the_bare_transaction_and_a_replay_two(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = wide_pool(&server, 1).await;
+    create_effects(&pool).await;
+    let proxy = Proxy::before(&server).await?;
+    let mut conn = PgConnection::connect_with(&proxy.options).await?;
+    for options in [Idempotency::new(), rejecting()] {
+        // Once unmeasured: the first use of a statement prepares it.
+        bare(&mut conn).await?;
+        in_callers_transaction(&mut conn, options, &format!("prepare {options:?}")[..30]).await?;
+        in_callers_transaction(&mut conn, options, &format!("prepare {options:?}")[..30]).await?;
+        let _ = ensure_idempotent(&mut conn, &key("prepare"), "body", async |conn| leave_effect(conn, "effect").await)
+            .await?;
+
+        proxy.take();
+        bare(&mut conn).await?;
+        let bare = proxy.take();
+        assert_eq!(bare, 3, "begin, insert, commit");
+
+        let name = format!("{:?}", options == rejecting());
+        assert!(!in_callers_transaction(&mut conn, options, &name).await?);
+        assert_eq!(proxy.take(), bare + 2, "claim, complete");
+        assert!(in_callers_transaction(&mut conn, options, &name).await?);
+        assert_eq!(proxy.take(), 4, "begin, claim, look, commit: two of them the crate's");
+
+        let own = format!("own {name}");
+        let _ = options.ensure(&mut conn, &key(&own), "body", async |conn| leave_effect(conn, "effect").await).await?;
+        assert_eq!(proxy.take(), bare + 2, "the crate's own transaction takes no more");
+        let _ = options.ensure(&mut conn, &key(&own), "body", async |conn| leave_effect(conn, "effect").await).await?;
+        assert_eq!(proxy.take(), 4);
+    }
+    conn.close().await?;
+    Ok(())
+}
