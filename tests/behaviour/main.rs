@@ -7,6 +7,8 @@ mod cancellation;
 mod ensure;
 mod expiry;
 mod fingerprints;
+#[cfg(feature = "testing")]
+mod fixtures;
 mod handlers;
 mod in_flight;
 mod isolated;
