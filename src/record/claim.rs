@@ -13,11 +13,13 @@
 //! It decides nothing, the primary key does: it only lets a claim that must not wait see an owner whose row is not
 //! committed yet. It is *tried*, never awaited: transactions that replayed hold it too, and waiting for it would make the
 //! replays of one key strictly serial. It is tried once more in RETURNING, for the winner who had to wait for another
-//! owner's transaction, and so for his lock.
+//! owner's transaction, and so for his lock; and, where that came a moment too early, in a statement of its own: PostgreSQL
+//! wakes the waiter before it releases the advisory locks of the transaction that has ended.
 
 use std::time::{Duration, Instant};
 
-use sqlx::PgConnection;
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row as _};
 
 use super::{Record, interval};
 use crate::answer::RETRY_AFTER;
@@ -70,7 +72,7 @@ impl Record<'_> {
                 on conflict (scope, operation, key) do nothing
                 returning
                     set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true),
-                    pg_try_advisory_xact_lock($7::int8)
+                    pg_try_advisory_xact_lock($7::int8) as locked
                 ",
                 limit,
             ),
@@ -88,7 +90,9 @@ impl Record<'_> {
                         end
                     end
                 on conflict (scope, operation, key) do nothing
-                returning set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true)
+                returning
+                    set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true),
+                    true as locked
                 ",
                 SHORTEST_WAIT,
             ),
@@ -102,10 +106,10 @@ impl Record<'_> {
             .bind(interval(terms.retention))
             .bind(self.key.lock_id())
             .bind(lock_timeout(limit))
-            .fetch_optional(conn)
+            .fetch_optional(&mut *conn)
             .await
             .map_err(|error| wait_error(error, started, limit))?;
-        Ok(inserted.map(|_| Claim { token }))
+        self.won(conn, inserted, token).await
     }
 
     /// Takes over a claim that is expired or released, in one conditional update: of N callers who saw the same token one
@@ -157,7 +161,7 @@ impl Record<'_> {
                     ) else true end
                 returning
                     set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true),
-                    pg_try_advisory_xact_lock($7::int8)
+                    pg_try_advisory_xact_lock($7::int8) as locked
                 ",
             )
             .bind(terms.fingerprint.as_bytes())
@@ -168,10 +172,23 @@ impl Record<'_> {
             .bind(found_token)
             .bind(attempt)
             .bind(pass_over_locked)
-            .fetch_optional(conn)
+            .fetch_optional(&mut *conn)
             .await
             .map_err(|error| wait_error(error, started, limit))?;
-        Ok(updated.map(|_| Claim { token }))
+        self.won(conn, updated, token).await
+    }
+
+    /// Makes a claim of what RETURNING says, and tries the advisory lock a last time where it was not to be had.
+    async fn won(self, conn: &mut PgConnection, returned: Option<PgRow>, token: i64) -> Result<Option<Claim>, Error> {
+        let Some(row) = returned else { return Ok(None) };
+        if !row.try_get::<bool, _>("locked")? {
+            sqlx::query("select pg_try_advisory_xact_lock($1::int8)")
+                .persistent(self.prepared)
+                .bind(self.key.lock_id())
+                .execute(conn)
+                .await?;
+        }
+        Ok(Some(Claim { token }))
     }
 }
 

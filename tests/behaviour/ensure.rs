@@ -123,3 +123,21 @@ async fn a_completion_is_a_heap_only_update(pool: PgPool) -> anyhow::Result<()> 
     assert!(hot >= 80, "{hot} of 100 completions were heap-only updates");
     Ok(())
 }
+
+/// Without a conflict target, the violation of another unique index would be swallowed and taken for a lost claim.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_violation_of_another_unique_index_is_an_error(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    sqlx::query("create unique index on idempotency.record (operation)").execute(&pool).await?;
+    for options in [Idempotency::new(), crate::support::rejecting()] {
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+        let _ = once(&pool, &key("a"), "body").await?;
+        let error = options
+            .run(&pool, &key("b"), "body", async |conn| leave_effect(conn, "b").await)
+            .await
+            .expect_err("the other index");
+        let Error::Database(sqlx::Error::Database(cause)) = error else { panic!("{error:?}") };
+        assert_eq!(cause.code().as_deref(), Some("23505"));
+    }
+    Ok(())
+}

@@ -19,5 +19,4 @@ mod migrations;
 mod perform;
 mod responses;
 mod round_trips;
-mod throughput;
 mod transactions;

@@ -1,4 +1,9 @@
-//! One ratio that is a promise: replays of one key do not queue behind each other.
+//! One ratio that is a promise: replays of one key do not queue behind each other. A binary of its own, so that no other
+//! test runs beside it.
+
+#[allow(dead_code, reason = "made for the tests of behaviour; this one needs little of it")]
+#[path = "behaviour/support.rs"]
+mod support;
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +11,7 @@ use pg_idempotency::ensure_idempotent;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{create_effects, key, leave_effect, once, wide_pool};
+use support::{create_effects, key, leave_effect, once, wide_pool};
 
 const CALLERS: usize = 16;
 const CALLS: usize = 10;
@@ -57,14 +62,14 @@ async fn replays_of_one_key_do_not_queue(_: PgPoolOptions, options: PgConnectOpt
     create_effects(&pool).await;
     let _ = once(&pool, &key("hot"), "body").await?;
     let mut ratios = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..9 {
         let plain = elapsed(&pool, plain_insert).await?;
         let replayed = elapsed(&pool, replay).await?;
         ratios.push(plain.as_secs_f64() / replayed.as_secs_f64());
     }
     ratios.sort_by(f64::total_cmp);
-    println!("replays run at {:.2} of a plain insert's throughput (median of {ratios:.2?})", ratios[2]);
-    assert!(ratios[2] >= 0.9, "{ratios:?}");
+    println!("replays run at {:.2} of a plain insert's throughput (median of {ratios:.2?})", ratios[4]);
+    assert!(ratios[4] >= 0.9, "{ratios:?}");
     pool.close().await;
     Ok(())
 }
