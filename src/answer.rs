@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::fingerprint::{Comparison, Fingerprint};
-use crate::record::{Found, Lease};
+use crate::fingerprint::Comparison;
+use crate::record::{Found, Lease, Terms};
 use crate::{Error, Key, Mode};
 
 /// When nothing says how long the owner will take: transactions are short, and a second does not hammer.
@@ -22,19 +22,18 @@ pub(crate) enum Answer {
 ///
 /// Who is past its retention is dead, in whatever mode and state, so that no answer depends on whether a sweep came by.
 /// *Key reused* is told before *in flight*: a client that made a mistake should not wait to hear of it.
-pub(crate) fn answer(found: Found, asked: Mode, fingerprint: &Fingerprint, key: &Key) -> Result<Answer, Error> {
-    let comparison = found.fingerprint.as_deref().map_or(Comparison::Other, |stored| fingerprint.compare(stored));
-    let same = comparison == Comparison::Same;
-
+pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, Error> {
     if found.expired {
         return Ok(Answer::TakeOver { attempt: 1 });
     }
-    if found.mode != asked {
-        return Err(Error::OtherMode { stored: found.mode, asked });
+    if found.mode != terms.mode {
+        return Err(Error::OtherMode { stored: found.mode, asked: terms.mode });
     }
+    let comparison = found.fingerprint.as_deref().map_or(Comparison::Other, |stored| terms.fingerprint.compare(stored));
     if !found.completed {
         match found.lease {
-            Lease::Released => return Ok(Answer::TakeOver { attempt: if same { found.attempt + 1 } else { 1 } }),
+            Lease::Released if comparison == Comparison::Same => return next_attempt(&found, terms),
+            Lease::Released => return Ok(Answer::TakeOver { attempt: 1 }),
             Lease::None if found.claimed_by_this_transaction => return Err(Error::AlreadyInTransaction),
             _ => {}
         }
@@ -47,14 +46,22 @@ pub(crate) fn answer(found: Found, asked: Mode, fingerprint: &Fingerprint, key: 
     match (found.completed, found.lease) {
         (true, _) => Ok(Answer::Replay(found.response_body.unwrap_or_default())),
         (false, Lease::Live(left)) => Err(Error::InFlight { retry_after: left }),
-        (false, Lease::Lapsed) if found.mode == Mode::AtLeastOnce => {
-            Ok(Answer::TakeOver { attempt: found.attempt + 1 })
-        }
+        (false, Lease::Lapsed) if found.mode == Mode::AtLeastOnce => next_attempt(&found, terms),
         (false, _) => Err(Error::Indeterminate {
             attempt: found.attempt.unsigned_abs(),
             claimed_at: found.claimed_at,
             last_error: found.last_error,
             token: found.token,
         }),
+    }
+}
+
+fn next_attempt(found: &Found, terms: &Terms) -> Result<Answer, Error> {
+    let attempts = found.attempt.unsigned_abs();
+    match terms.max_attempts {
+        Some(most) if attempts >= most.get() => {
+            Err(Error::Exhausted { attempts, last_error: found.last_error.clone(), token: found.token })
+        }
+        _ => Ok(Answer::TakeOver { attempt: found.attempt.saturating_add(1) }),
     }
 }

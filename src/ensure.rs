@@ -1,20 +1,17 @@
 //! Transaction mode: the effect and its response commit together, once per key.
 //!
 //! The protocol is `claim → perform → complete`, or a replay. What this file does not know stands in
-//! [`answer`](crate::answer) (what a record in the way means) and [`record`](crate::record) (the statements).
+//! [`claim`](crate::claim()) (how a claim is won or lost) and [`record`](crate::record) (the statements).
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{Connection, PgConnection, PgPool};
 
-use crate::answer::{Answer, RETRY_AFTER, answer};
+use crate::claim::{Claimed, claim};
+use crate::outcome::{decode, encode};
 use crate::record::{Claim, Record, Terms, Unmet};
-use crate::transaction::{in_own_transaction, release_savepoint, set_savepoint, undo_to_savepoint};
-use crate::{Body, Error, Idempotency, InFlight, Key, Mode, Outcome, Verdict};
-
-/// How often a caller looks again because the record vanished between claim and look, or another one took it over. Each
-/// round waits for its owner; a key that turns over faster than that is better retried from outside.
-const ROUNDS: usize = 3;
+use crate::transaction::{Durability, in_own_transaction, release_savepoint, set_savepoint, undo_to_savepoint};
+use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 
 /// How many connections with somebody's open transaction [`Idempotency::run`] closes before it gives up. They are a bug
 /// elsewhere, and one call should not empty the pool over it.
@@ -178,7 +175,7 @@ impl Idempotency {
         if conn.is_in_transaction() {
             call.ensure(conn, perform).await
         } else {
-            in_own_transaction(conn, async move |conn| call.ensure(conn, perform).await).await?
+            in_own_transaction(conn, Durability::AsItIs, async move |conn| call.ensure(conn, perform).await).await?
         }
     }
 
@@ -208,7 +205,8 @@ impl Idempotency {
         if conn.is_in_transaction() {
             call.ensure_isolated(conn, perform).await
         } else {
-            in_own_transaction(conn, async move |conn| call.ensure_isolated(conn, perform).await).await?
+            in_own_transaction(conn, Durability::AsItIs, async move |conn| call.ensure_isolated(conn, perform).await)
+                .await?
         }
     }
 
@@ -236,7 +234,7 @@ impl Idempotency {
         for _ in 0..FOREIGN_TRANSACTIONS {
             let mut conn = pool.acquire().await.map_err(Error::from)?;
             if !conn.is_in_transaction() {
-                let result = in_own_transaction(&mut conn, async |conn| match work.take() {
+                let result = in_own_transaction(&mut conn, Durability::AsItIs, async |conn| match work.take() {
                     Some((call, perform)) => call.ensure(conn, perform).await,
                     None => Err(Error::UnknownTransaction.into()),
                 })
@@ -254,13 +252,6 @@ impl Idempotency {
     }
 }
 
-/// What a claim came to.
-enum Claimed {
-    Won(Claim),
-    /// Another call completed; its response.
-    Lost(Vec<u8>),
-}
-
 /// One call: on which record, and on which terms.
 struct Call<'k> {
     record: Record<'k>,
@@ -272,7 +263,14 @@ impl<'k> Call<'k> {
         let fingerprint = body.fingerprint()?;
         Ok(Self {
             record: Record { key, prepared: options.prepared },
-            terms: Terms { fingerprint, retention: options.retention, in_flight: options.in_flight },
+            terms: Terms {
+                mode: Mode::Transaction,
+                fingerprint,
+                retention: options.retention,
+                in_flight: options.in_flight,
+                lease: None,
+                max_attempts: None,
+            },
         })
     }
 
@@ -282,7 +280,7 @@ impl<'k> Call<'k> {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        match self.claim(conn).await? {
+        match claim(conn, self.record, &self.terms).await? {
             Claimed::Lost(response) => Ok(Outcome::Replayed(decode(&response)?)),
             Claimed::Won(claim) => {
                 let response = perform(&mut *conn).await?;
@@ -299,7 +297,7 @@ impl<'k> Call<'k> {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
-        let claim = match self.claim(conn).await? {
+        let claim = match claim(conn, self.record, &self.terms).await? {
             Claimed::Lost(response) => return Ok(Outcome::Replayed(decode(&response)?)),
             Claimed::Won(claim) => claim,
         };
@@ -339,38 +337,6 @@ impl<'k> Call<'k> {
         self.record.release(conn, claim).await
     }
 
-    /// Claims the key, or finds the response of whoever did.
-    async fn claim(&self, conn: &mut PgConnection) -> Result<Claimed, Error> {
-        let Self { record, terms } = self;
-        let mut won = record.claim(conn, terms).await?;
-        for _ in 0..ROUNDS {
-            if let Some(claim) = won {
-                return Ok(Claimed::Won(claim));
-            }
-            let Some(found) = record.look(conn).await? else {
-                match terms.in_flight {
-                    // Claimed and not committed, so not to be seen: that is what the try-lock has found out.
-                    InFlight::Reject => return Err(Error::InFlight { retry_after: RETRY_AFTER }),
-                    InFlight::Wait(_) => {
-                        won = record.claim(conn, terms).await?;
-                        continue;
-                    }
-                }
-            };
-            let token = found.token;
-            won = match answer(found, Mode::Transaction, &terms.fingerprint, record.key)? {
-                Answer::Replay(response) => return Ok(Claimed::Lost(response)),
-                Answer::TakeOver { attempt } => record.take_over(conn, terms, token, attempt).await?,
-            };
-        }
-        if let Some(claim) = won {
-            return Ok(Claimed::Won(claim));
-        }
-        // A statement that lost has left its own lock_timeout behind: the look puts the caller's back.
-        record.look(conn).await?;
-        Err(Error::InFlight { retry_after: RETRY_AFTER })
-    }
-
     async fn complete(&self, conn: &mut PgConnection, claim: Claim, response: &[u8]) -> Result<(), Error> {
         match self.record.complete(conn, claim, response).await? {
             Ok(()) => Ok(()),
@@ -378,17 +344,4 @@ impl<'k> Call<'k> {
             Err(Unmet::NotInTransaction) => Err(Error::NotInTransaction),
         }
     }
-}
-
-/// Encodes a response, and reads it back: what cannot be replayed must not commit. (NaN becomes `null`, `skip_serializing`
-/// loses a field: without this, every repeat would be undecodable for as long as the key is remembered.)
-fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<Vec<u8>, Error> {
-    let unencodable = |error: serde_json::Error| Error::Unencodable { source: error.into() };
-    let encoded = serde_json::to_vec(response).map_err(unencodable)?;
-    serde_json::from_slice::<T>(&encoded).map_err(unencodable)?;
-    Ok(encoded)
-}
-
-fn decode<T: DeserializeOwned>(response: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(response).map_err(|error| Error::Undecodable { source: error.into() })
 }

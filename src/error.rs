@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use crate::{InvalidBody, Key, Mode};
+use crate::{InvalidBody, InvalidDuration, Key, Mode};
 
 /// An error from another library, kept as the cause.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -125,6 +125,28 @@ pub enum Error {
         /// The stored fingerprint's version byte.
         version: u8,
     },
+
+    /// The claim is no longer this owner's: its lease lapsed and another took it over, or it was released, resolved or
+    /// purged. Nothing was stored. The effect may have happened: what is stored, or will be, is the other owner's result.
+    #[error("the lease was lost, so the response was not stored; ask again with the same key for what became of it")]
+    LeaseLost,
+
+    /// The operation was attempted as often as it may be, and failed or lapsed every time: a poison message. It stays so
+    /// until it is resolved, or its retention ends.
+    #[error("the operation was attempted {attempts} times without completing, which is the limit; set it aside")]
+    #[non_exhaustive]
+    Exhausted {
+        /// How often it was attempted.
+        attempts: u32,
+        /// Why the last attempt failed, where it said so.
+        last_error: Option<String>,
+        /// The fencing token of the last claim.
+        token: i64,
+    },
+
+    /// An option of a lease makes no sense.
+    #[error(transparent)]
+    InvalidDuration(#[from] InvalidDuration),
 
     /// The table is missing or older than this release. Run [`migrate`](crate::migrate()), or have the SQL of
     /// [`schema_sql`](crate::schema_sql) run.

@@ -9,7 +9,7 @@ use sqlx::PgPool;
 
 use crate::Error;
 use crate::record::{self, Batch};
-use crate::transaction::in_own_transaction;
+use crate::transaction::{Durability, in_own_transaction};
 
 /// Small enough that a batch takes milliseconds and a claim of a swept key hardly waits.
 const BATCH_ROWS: u32 = 1000;
@@ -89,7 +89,8 @@ impl Janitor {
             }
             let rows = u32::try_from(left).unwrap_or(BATCH_ROWS).min(BATCH_ROWS);
             let mut conn = self.pool.acquire().await?;
-            let batch = in_own_transaction(&mut conn, async |conn| record::sweep(conn, rows).await).await??;
+            let batch = in_own_transaction(&mut conn, Durability::AsItIs, async |conn| record::sweep(conn, rows).await)
+                .await??;
             drop(conn);
             swept.add(batch);
             if batch.rows() < u64::from(rows) {

@@ -73,18 +73,23 @@ impl Key {
         &self.value
     }
 
-    /// The advisory lock of this key. The lengths go in front, so that `("ab", "c")` and `("a", "bc")` differ.
+    /// The advisory lock of this key.
     pub(crate) fn lock_id(&self) -> i64 {
         let mut hasher = Sha256::new();
+        self.hash_into(&mut hasher);
+        let digest = hasher.finalize();
+        let mut first = [0; 8];
+        first.copy_from_slice(&digest[..8]);
+        i64::from_be_bytes(first)
+    }
+
+    /// The lengths go in front, so that `("ab", "c")` and `("a", "bc")` differ.
+    pub(crate) fn hash_into(&self, hasher: &mut Sha256) {
         for part in [&self.scope, &self.operation, &self.value] {
             // At most 255 bytes, so one byte holds the length.
             hasher.update([part.len() as u8]);
             hasher.update(part);
         }
-        let digest = hasher.finalize();
-        let mut first = [0; 8];
-        first.copy_from_slice(&digest[..8]);
-        i64::from_be_bytes(first)
     }
 }
 

@@ -2,11 +2,13 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod answer;
+mod claim;
 mod ensure;
 mod error;
 mod fingerprint;
 mod janitor;
 mod key;
+pub mod lease;
 mod migrate;
 mod mode;
 mod options;

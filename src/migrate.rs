@@ -8,7 +8,7 @@ use sqlx::{Connection, Executor, PgConnection, Row, SqlSafeStr as _};
 
 use crate::Error;
 use crate::error::sqlstate;
-use crate::transaction::in_own_transaction;
+use crate::transaction::{Durability, in_own_transaction};
 
 /// The table in which sqlx's migrator records what is applied; a schema of our own keeps it apart from the application's.
 const APPLIED: &str = "idempotency._sqlx_migrations";
@@ -64,11 +64,11 @@ pub async fn migrate(conn: &mut PgConnection) -> Result<(), Error> {
     if conn.is_in_transaction() {
         return apply(conn).await;
     }
-    let first = in_own_transaction(conn, apply).await?;
+    let first = in_own_transaction(conn, Durability::AsItIs, apply).await?;
     match &first {
         // sqlx's migrator, under a lock of its own, was creating the same schema or table at this moment.
         Err(Error::Database(error)) if matches!(sqlstate(error).as_deref(), Some("23505" | "42P06" | "42P07")) => {
-            in_own_transaction(conn, apply).await?
+            in_own_transaction(conn, Durability::AsItIs, apply).await?
         }
         _ => first,
     }

@@ -4,9 +4,10 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// A day: what Stripe documents for its idempotency keys, and longer than any sane client retries.
-const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 /// From the smallest unit in which anybody plans to ten years, past which a typing error is likelier than a plan.
-const RETENTION: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(10 * 366 * 24 * 60 * 60);
+pub(crate) const RETENTION: RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
 /// Long enough for the first call of an ordinary request to finish, shorter than the time-outs of common proxies.
 const DEFAULT_WAIT: Duration = Duration::from_secs(5);
@@ -114,7 +115,11 @@ pub struct InvalidDuration {
     pub longest: Duration,
 }
 
-fn within(option: &'static str, given: Duration, range: RangeInclusive<Duration>) -> Result<Duration, InvalidDuration> {
+pub(crate) fn within(
+    option: &'static str,
+    given: Duration,
+    range: RangeInclusive<Duration>,
+) -> Result<Duration, InvalidDuration> {
     if range.contains(&given) {
         Ok(given)
     } else {

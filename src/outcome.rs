@@ -1,4 +1,9 @@
-//! What a call gives back when it succeeds.
+//! What a call gives back when it succeeds, and how a response is stored.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::Error;
 
 /// The response, and whether this call made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,4 +38,17 @@ pub enum Verdict<T> {
     Keep(T),
     /// Undo what was written: a deterministic failure, such as "card declined", that every repeat should get too.
     Undo(T),
+}
+
+/// Encodes a response, and reads it back: what cannot be replayed must not commit. (NaN becomes `null`, `skip_serializing`
+/// loses a field: without this, every repeat would be undecodable for as long as the key is remembered.)
+pub(crate) fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<Vec<u8>, Error> {
+    let unencodable = |error: serde_json::Error| Error::Unencodable { source: error.into() };
+    let encoded = serde_json::to_vec(response).map_err(unencodable)?;
+    serde_json::from_slice::<T>(&encoded).map_err(unencodable)?;
+    Ok(encoded)
+}
+
+pub(crate) fn decode<T: DeserializeOwned>(response: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(response).map_err(|error| Error::Undecodable { source: error.into() })
 }

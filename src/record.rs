@@ -1,10 +1,12 @@
-//! Every SQL statement on `idempotency.record`, one function each; the claim and the sweep have files of their own.
+//! Every SQL statement on `idempotency.record`, one function each; the claim, the lease and the sweep have files of
+//! their own.
 //!
 //! All of them are literals, name the schema, cast each parameter (sqlx keeps prepared statements by their text alone) and
 //! have the whole key in them. Time is the database's: `statement_timestamp()` for what expires, because `now()` stands
 //! still from BEGIN on.
 
 mod claim;
+mod lease;
 mod sweep;
 
 use std::time::Duration;
@@ -18,6 +20,7 @@ use sqlx::{PgConnection, Postgres, Row};
 use crate::{Error, Key, Mode};
 
 pub(crate) use claim::{Claim, Terms};
+pub(crate) use lease::Actor;
 pub(crate) use sweep::{Batch, sweep};
 
 /// The record of one key.

@@ -10,9 +10,30 @@ use sqlx::{Connection, Executor, PgConnection};
 use crate::Error;
 use crate::error::sqlstate;
 
-/// `begin`, and a division by zero where it began nothing. In a transaction that is open already, by a raw `BEGIN` that
-/// sqlx's depth does not count, `now()` is older than this message; without the check the crate would commit it.
-const BEGIN: &str = "begin; select 1 / (now() = statement_timestamp())::int";
+/// How durable the commit is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Durability {
+    /// As the session has it.
+    AsItIs,
+    /// Raised to `synchronous_commit = on` where it is less than a local flush and standby's; never lowered. For a claim
+    /// that guards an effect elsewhere: lost with the server, it would let a second caller repeat the effect.
+    Raised,
+}
+
+impl Durability {
+    /// `begin`, and a division by zero where it began nothing. In a transaction that is open already, by a raw `BEGIN` that
+    /// sqlx's depth does not count, `now()` is older than this message; without the check the crate would commit it.
+    const fn begin(self) -> &'static str {
+        match self {
+            Self::AsItIs => "begin; select 1 / (now() = statement_timestamp())::int",
+            Self::Raised => {
+                "begin; select 1 / (now() = statement_timestamp())::int, \
+                 case when current_setting('synchronous_commit') in ('off', 'local') \
+                 then set_config('synchronous_commit', 'on', true) end"
+            }
+        }
+    }
+}
 
 /// Runs `work` in a transaction of its own: committed if it returns `Ok`, else rolled back before this returns.
 ///
@@ -22,14 +43,18 @@ const BEGIN: &str = "begin; select 1 / (now() = statement_timestamp())::int";
 ///
 /// Dropped at any await, the transaction is rolled back, or the COMMIT that was under way decides. The ROLLBACK is on the
 /// wire before this future is gone.
-pub(crate) async fn in_own_transaction<R, E, F>(conn: &mut PgConnection, work: F) -> Result<Result<R, E>, Error>
+pub(crate) async fn in_own_transaction<R, E, F>(
+    conn: &mut PgConnection,
+    durability: Durability,
+    work: F,
+) -> Result<Result<R, E>, Error>
 where
     E: From<Error>,
     F: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
 {
     let stage = Stage::default();
     let rollback_on_drop = RollbackOnDrop { conn, stage: &stage };
-    let mut transaction = match rollback_on_drop.conn.begin_with(BEGIN).await {
+    let mut transaction = match rollback_on_drop.conn.begin_with(durability.begin()).await {
         Ok(transaction) => transaction,
         Err(error) if is_refusal(&error) => {
             // The transaction is somebody else's: it is not ours to roll back.
@@ -57,7 +82,7 @@ where
     }
 }
 
-/// 22012 is the check in [`BEGIN`]; 25P02 is what an aborted transaction says to any statement.
+/// 22012 is the check in [`Durability::begin`]; 25P02 is what an aborted transaction says to any statement.
 fn is_refusal(error: &sqlx::Error) -> bool {
     matches!(sqlstate(error).as_deref(), Some("22012" | "25P02"))
 }

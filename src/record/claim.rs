@@ -1,4 +1,4 @@
-//! Winning the right to perform: by inserting the record, or by taking over one that is expired or released.
+//! Winning the right to perform: by inserting the record, or by taking over one that is expired, released or lapsed.
 //!
 //! # The bounded wait
 //!
@@ -16,6 +16,7 @@
 //! owner's transaction, and so for his lock; and, where that came a moment too early, in a statement of its own: PostgreSQL
 //! wakes the waiter before it releases the advisory locks of the transaction that has ended.
 
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use sqlx::postgres::PgRow;
@@ -24,24 +25,29 @@ use sqlx::{PgConnection, Row as _};
 use super::{Record, interval};
 use crate::answer::RETRY_AFTER;
 use crate::error::sqlstate;
-use crate::{Error, Fingerprint, InFlight};
+use crate::{Error, Fingerprint, InFlight, Mode};
 
 /// How long a claim may wait where it must not wait: PostgreSQL's shortest, since 0 would be for ever. It is for the rare
 /// owner who won without the lock because a replay's transaction held it; then the claim's transaction is aborted.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// The right to perform, for as long as the claiming transaction lasts.
+/// The right to perform: for as long as the claiming transaction lasts, or the lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim {
-    pub(super) token: i64,
+    pub(crate) token: i64,
+    pub(crate) attempt: i32,
 }
 
 /// What a claim is made for, and how.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
+    pub(crate) mode: Mode,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) retention: Duration,
     pub(crate) in_flight: InFlight,
+    /// Until when the claim lasts, where that is not the transaction's end.
+    pub(crate) lease: Option<Duration>,
+    pub(crate) max_attempts: Option<NonZeroU32>,
 }
 
 impl Record<'_> {
@@ -50,9 +56,10 @@ impl Record<'_> {
         let (sql, limit) = match terms.in_flight {
             InFlight::Wait(limit) => (
                 "
-                insert into idempotency.record (mode, scope, operation, key, fingerprint, token, expires_at)
+                insert into idempotency.record
+                    (mode, scope, operation, key, fingerprint, token, expires_at, lease_until)
                 values (
-                    'transaction', $1::text, $2::text, $3::text, $4::bytea,
+                    $9::text, $1::text, $2::text, $3::text, $4::bytea,
                     case when set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true) is not null
                     then
                         case when set_config(
@@ -67,7 +74,8 @@ impl Record<'_> {
                             case when pg_try_advisory_xact_lock($7::int8) is not null then $5::int8 end
                         end
                     end,
-                    statement_timestamp() + $6::interval
+                    statement_timestamp() + $6::interval,
+                    statement_timestamp() + $10::interval
                 )
                 on conflict (scope, operation, key) do nothing
                 returning
@@ -78,10 +86,12 @@ impl Record<'_> {
             ),
             InFlight::Reject => (
                 "
-                insert into idempotency.record (mode, scope, operation, key, fingerprint, token, expires_at)
+                insert into idempotency.record
+                    (mode, scope, operation, key, fingerprint, token, expires_at, lease_until)
                 select
-                    'transaction', $1::text, $2::text, $3::text, $4::bytea, $5::int8,
-                    statement_timestamp() + $6::interval
+                    $9::text, $1::text, $2::text, $3::text, $4::bytea, $5::int8,
+                    statement_timestamp() + $6::interval,
+                    statement_timestamp() + $10::interval
                 where
                     case when set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true) is not null
                     then
@@ -106,13 +116,15 @@ impl Record<'_> {
             .bind(interval(terms.retention))
             .bind(self.key.lock_id())
             .bind(lock_timeout(limit))
+            .bind(terms.mode.as_str())
+            .bind(terms.lease.map(interval))
             .fetch_optional(&mut *conn)
             .await
             .map_err(|error| wait_error(error, started, limit))?;
-        self.won(conn, inserted, token).await
+        self.won(conn, inserted, Claim { token, attempt: 1 }).await
     }
 
-    /// Takes over a claim that is expired or released, in one conditional update: of N callers who saw the same token one
+    /// Takes over a claim that is expired, released or lapsed, in one conditional update: of N callers who saw the same token one
     /// gets it, and the others have to look again. The caller's `lock_timeout` is where the claim before has left it.
     ///
     /// Who must not wait passes over a row that somebody else has locked: it is being taken over, or swept.
@@ -133,17 +145,20 @@ impl Record<'_> {
             .query(
                 "
                 update idempotency.record
-                set mode = 'transaction', fingerprint = $4::bytea,
+                set mode = $9::text, fingerprint = $4::bytea,
                     token = case when pg_try_advisory_xact_lock($7::int8) is not null then $5::int8 end,
-                    attempt = $10::int4, claimed_at = now(), lease_until = null, completed_at = null,
+                    attempt = $12::int4, claimed_at = now(), completed_at = null,
+                    lease_until = statement_timestamp() + $10::interval,
                     expires_at = statement_timestamp() + $6::interval,
-                    response_status = null, response_headers = null, response_body = null, last_error = null
+                    response_status = null, response_headers = null, response_body = null,
+                    last_error = case when $12::int4 > 1 then last_error end
                 where scope = $1::text and operation = $2::text and key = $3::text
-                    and token = $9::int8
+                    and token = $11::int8
                     and (
                         (expires_at <= statement_timestamp()
                             and (lease_until is null or lease_until <= statement_timestamp()))
                         or (completed_at is null and lease_until = '-infinity')
+                        or (mode = 'at_least_once' and completed_at is null and lease_until <= statement_timestamp())
                     )
                     and set_config(
                         'lock_timeout',
@@ -153,7 +168,7 @@ impl Record<'_> {
                         end,
                         true
                     ) is not null
-                    and case when $11::bool then exists (
+                    and case when $13::bool then exists (
                         select
                         from idempotency.record
                         where scope = $1::text and operation = $2::text and key = $3::text
@@ -169,17 +184,19 @@ impl Record<'_> {
             .bind(interval(terms.retention))
             .bind(self.key.lock_id())
             .bind(lock_timeout(limit))
+            .bind(terms.mode.as_str())
+            .bind(terms.lease.map(interval))
             .bind(found_token)
             .bind(attempt)
             .bind(pass_over_locked)
             .fetch_optional(&mut *conn)
             .await
             .map_err(|error| wait_error(error, started, limit))?;
-        self.won(conn, updated, token).await
+        self.won(conn, updated, Claim { token, attempt }).await
     }
 
     /// Makes a claim of what RETURNING says, and tries the advisory lock a last time where it was not to be had.
-    async fn won(self, conn: &mut PgConnection, returned: Option<PgRow>, token: i64) -> Result<Option<Claim>, Error> {
+    async fn won(self, conn: &mut PgConnection, returned: Option<PgRow>, claim: Claim) -> Result<Option<Claim>, Error> {
         let Some(row) = returned else { return Ok(None) };
         if !row.try_get::<bool, _>("locked")? {
             sqlx::query("select pg_try_advisory_xact_lock($1::int8)")
@@ -188,7 +205,7 @@ impl Record<'_> {
                 .execute(conn)
                 .await?;
         }
-        Ok(Some(Claim { token }))
+        Ok(Some(claim))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The table of answers, generated: every state a record can be in, for every way to ask, against a second reading of the
 //! table that shares no code with the crate's.
 
+use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::{Error, Fingerprint, Idempotency, InFlight, Key, Outcome};
 use sqlx::{PgConnection, PgPool};
 use std::time::Duration;
@@ -23,6 +24,7 @@ struct State {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Expected {
+    InFlight,
     OtherMode,
     TakenOver { attempt: i32 },
     AlreadyInTransaction,
@@ -34,13 +36,13 @@ enum Expected {
 /// The attempt that every generated record has.
 const ATTEMPT: i32 = 3;
 
-/// DESIGN.md's table for a caller in transaction mode, line by line. (A live or lapsed lease cannot occur in that mode.)
-fn expected(state: State) -> Expected {
+/// DESIGN.md's table, line by line.
+fn expected(state: State, asked: &str) -> Expected {
     let lease_is_live = state.lease == Some("40 s");
     if state.expired && !lease_is_live {
         return Expected::TakenOver { attempt: 1 };
     }
-    if state.mode != "transaction" {
+    if state.mode != asked {
         return Expected::OtherMode;
     }
     if !state.completed && state.claimed_by_this_transaction && state.lease.is_none() {
@@ -54,6 +56,12 @@ fn expected(state: State) -> Expected {
     }
     if state.completed {
         return Expected::Replayed;
+    }
+    if lease_is_live {
+        return Expected::InFlight;
+    }
+    if asked == "at_least_once" {
+        return Expected::TakenOver { attempt: ATTEMPT + 1 };
     }
     Expected::Indeterminate
 }
@@ -155,12 +163,54 @@ async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Resul
                 }
                 Err(error) => panic!("{state:?}: {error:?}"),
             };
-            assert_eq!(answer, expected(state), "{in_flight:?} {state:?}");
+            assert_eq!(answer, expected(state, "transaction"), "{in_flight:?} {state:?}");
             tx.rollback().await?;
         }
     }
     // The schema bars what cannot be: a mark unfinished, a completed lease, a transaction with a deadline …
     assert_eq!((possible, barred), (POSSIBLE * 2, (256 - POSSIBLE) * 2));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) -> anyhow::Result<()> {
+    let lease = Duration::from_secs(40);
+    for (asked, policy) in
+        [("at_least_once", Policy::AtLeastOnce { lease }), ("at_most_once", Policy::AtMostOnce { lease })]
+    {
+        let mut possible = 0;
+        // A claim is a transaction of its own here: no record can be of the same one.
+        for state in every_state().into_iter().filter(|state| !state.claimed_by_this_transaction) {
+            sqlx::query("delete from idempotency.record").execute(&pool).await?;
+            if !write(&mut *pool.acquire().await?, &key("a"), state).await {
+                continue;
+            }
+            possible += 1;
+            let answer = match Leasing::new(policy)?.acquire::<String, _>(&pool, &key("a"), "body").await {
+                Ok(Acquired::Lease(lease)) => Expected::TakenOver { attempt: lease.attempt().try_into()? },
+                Ok(Acquired::Replayed(response)) => {
+                    assert_eq!(response, "first");
+                    Expected::Replayed
+                }
+                Err(Error::OtherMode { stored, asked: told, .. }) => {
+                    assert_eq!((stored.as_str(), told.as_str()), (state.mode, asked));
+                    Expected::OtherMode
+                }
+                Err(Error::KeyReused { .. }) => Expected::KeyReused,
+                Err(Error::InFlight { retry_after, .. }) => {
+                    assert!(retry_after > lease / 2 && retry_after <= lease, "{retry_after:?}");
+                    Expected::InFlight
+                }
+                Err(Error::Indeterminate { attempt, token, .. }) => {
+                    assert_eq!((attempt, token), (3, 1));
+                    Expected::Indeterminate
+                }
+                Err(error) => panic!("{state:?}: {error:?}"),
+            };
+            assert_eq!(answer, expected(state, asked), "{asked} {state:?}");
+        }
+        assert_eq!(possible, POSSIBLE / 2);
+    }
     Ok(())
 }
 

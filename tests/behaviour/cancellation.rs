@@ -2,6 +2,9 @@
 //!
 //! How often a future is polled varies from run to run, so each number of polls is tried several times.
 
+use std::time::Duration;
+
+use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::{Error, Idempotency, Outcome, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
@@ -224,6 +227,62 @@ async fn a_migration_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Resul
         assert_eq!(applied, created, "{polls} polls: done or not begun");
         if done {
             assert!(created);
+            return Ok(());
+        }
+    }
+    panic!("it never completed");
+}
+
+/// Lease mode: dropped at any poll, a claim is whole or not there, and the connection is fit for use.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_lease_can_be_dropped_at_every_poll_of_claim_and_completion(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let observer = PgPool::connect_with(options.clone()).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    tables(&observer).await;
+    let leasing = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })?;
+    let mut completed = 0;
+    for polls in 0..MOST_POLLS {
+        let key = key(&polls.to_string());
+        let call = leasing.ensure(&pool, &key, "body", async |_| Ok::<_, Error>(polls));
+        let done = cancel_after(polls, call).await.transpose()?.is_some();
+        assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
+        let again = leasing.ensure(&pool, &key, "body", async |_| Ok::<_, Error>(usize::MAX)).await;
+        match again {
+            // Dropped before the claim was committed, and so not performed; or completed, and replayed.
+            Ok(Outcome::Performed(usize::MAX)) => assert!(!done),
+            Ok(Outcome::Replayed(response)) => assert_eq!(response, polls),
+            // Claimed and left to lapse: nobody performs before it does.
+            Err(Error::InFlight { .. }) => assert!(!done),
+            other => panic!("{polls} polls: {other:?}"),
+        }
+        completed += usize::from(done);
+        if completed == TRIES {
+            return Ok(());
+        }
+    }
+    panic!("it never completed");
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_release_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let observer = PgPool::connect_with(options.clone()).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    tables(&observer).await;
+    let leasing = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })?;
+    for polls in 0..MOST_POLLS {
+        let key = key(&polls.to_string());
+        let Acquired::Lease(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
+        let done = cancel_after(polls, lease.release("on purpose")).await.transpose()?.is_some();
+        assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
+        match leasing.acquire::<i64, _>(&pool, &key, "body").await {
+            Ok(Acquired::Lease(lease)) => assert_eq!(lease.attempt(), 2, "released"),
+            Err(Error::InFlight { .. }) => assert!(!done, "left to lapse"),
+            other => panic!("{polls} polls: {other:?}"),
+        }
+        if done {
             return Ok(());
         }
     }

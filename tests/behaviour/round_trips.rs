@@ -4,7 +4,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
+use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::{Error, Idempotency, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection};
@@ -66,6 +68,7 @@ async fn relay(
     mut to_server: impl AsyncWrite + Unpin,
     round_trips: Arc<AtomicUsize>,
 ) -> std::io::Result<()> {
+    client.set_nodelay(true)?;
     let (mut from_client, mut to_client) = client.into_split();
     let up = async { tokio::io::copy(&mut from_client, &mut to_server).await.map(drop) };
     let down = async {
@@ -73,15 +76,14 @@ async fn relay(
             // One message: its kind, its length with these four bytes, its body.
             let kind = from_server.read_u8().await?;
             let length = from_server.read_u32().await?;
-            let mut body = vec![0; length as usize - 4];
-            from_server.read_exact(&mut body).await?;
+            let mut message = vec![0; length as usize + 1];
+            message[0] = kind;
+            message[1..5].copy_from_slice(&length.to_be_bytes());
+            from_server.read_exact(&mut message[5..]).await?;
             if kind == b'Z' {
                 round_trips.fetch_add(1, Ordering::SeqCst);
             }
-            to_client.write_u8(kind).await?;
-            to_client.write_u32(length).await?;
-            to_client.write_all(&body).await?;
-            to_client.flush().await?;
+            to_client.write_all(&message).await?;
         }
     };
     tokio::select! { result = up => result, result = down => result }
@@ -137,5 +139,39 @@ async fn a_first_call_takes_two_more_than_the_bare_transaction_and_a_replay_two(
         assert_eq!(proxy.take(), 4);
     }
     conn.close().await?;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_lease_takes_three_to_acquire_and_three_to_complete(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let proxy = Proxy::before(&server).await?;
+    // Without the ping that a pool sends before it gives a connection away, and the one when it takes it back.
+    let pool =
+        PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(proxy.options.clone()).await?;
+    let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(40) })?;
+    // Of sqlx's own, a ping whenever a connection goes back: one of the connection held here, one of the crate's.
+    const PINGS: usize = 2;
+    for measured in [false, true] {
+        let key = key(&measured.to_string());
+        let held = pool.acquire().await?;
+        proxy.take();
+        drop(held);
+        let Acquired::Lease(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
+        let held = pool.acquire().await?;
+        let acquire = proxy.take();
+        drop(held);
+        lease.complete(&1).await?;
+        let held = pool.acquire().await?;
+        let complete = proxy.take();
+        drop(held);
+        // The first time, statements are prepared.
+        if measured {
+            assert_eq!(acquire, 3 + PINGS, "begin, claim, commit");
+            assert_eq!(complete, 3 + PINGS, "begin, complete, commit");
+        }
+    }
     Ok(())
 }

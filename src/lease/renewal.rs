@@ -1,0 +1,110 @@
+//! The heartbeat, and the owner's own clock.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use sqlx::PgPool;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use crate::record::Record;
+use crate::transaction::{Durability, in_own_transaction};
+use crate::{Error, Key};
+
+/// The owner stops with a tenth of the lease to spare: for the step of the work that is under way, and for clocks that do
+/// not run at quite the same rate.
+const SPARE: u32 = 10;
+/// Two renewals may fail before the third is the last.
+const RENEWALS: u32 = 3;
+
+/// Until when the owner may work, by its own clock; shared by the lease and its renewal.
+#[derive(Debug)]
+pub(super) struct Deadline {
+    at: Mutex<Option<Instant>>,
+    changed: Notify,
+}
+
+impl Deadline {
+    /// The deadline of a claim or renewal that was sent at this moment.
+    pub(super) fn of(sent_at: Instant, lease: Duration) -> Self {
+        Self { at: Mutex::new(Some(sent_at + lease - lease / SPARE)), changed: Notify::new() }
+    }
+
+    /// `None` once the claim is known to be gone.
+    pub(super) fn get(&self) -> Option<Instant> {
+        *self.at.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn set(&self, at: Option<Instant>) {
+        *self.at.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = at;
+        self.changed.notify_waiters();
+    }
+
+    pub(super) fn is_past(&self) -> bool {
+        self.get().is_none_or(|at| at <= Instant::now())
+    }
+
+    /// Until the deadline is past, however often it moves.
+    pub(super) async fn past(&self) {
+        loop {
+            let changed = self.changed.notified();
+            match self.get() {
+                Some(at) if Instant::now() < at => {
+                    // Whatever comes first; a deadline that has moved is read again.
+                    let _ = timeout_at(at, changed).await;
+                }
+                _ => return,
+            }
+        }
+    }
+}
+
+/// Which claim to renew.
+pub(super) struct Renewed {
+    pub(super) pool: PgPool,
+    pub(super) key: Key,
+    pub(super) prepared: bool,
+    pub(super) token: i64,
+    pub(super) lease: Duration,
+}
+
+/// Renews the claim at a third of its lease until the deadline is past or the claim is gone. A pool without a free
+/// connection and a database that is away are tried again, as long as there is time.
+pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadline) {
+    let mut next = claimed_at + claim.lease / RENEWALS;
+    loop {
+        let Some(at) = deadline.get() else { return };
+        if at <= Instant::now() {
+            // Past it the claim is not revived: the work has been told to stop.
+            return;
+        }
+        sleep_until(next.min(at)).await;
+        let sent_at = Instant::now();
+        match timeout_at(at, heartbeat(&claim)).await {
+            Ok(Ok(true)) => {
+                next = sent_at + claim.lease / RENEWALS;
+                deadline.set(Some(sent_at + claim.lease - claim.lease / SPARE));
+            }
+            Ok(Ok(false)) => {
+                deadline.set(None);
+                return;
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(key = ?claim.key, error = &error as &dyn std::error::Error, "a lease could not be renewed");
+                next = Instant::now() + claim.lease / (RENEWALS * 4);
+            }
+            Err(_) => return,
+        }
+    }
+}
+
+/// On a connection of its own, and no more durable than the server's default: a heartbeat that is lost with the server is
+/// a lease that lapses sooner.
+async fn heartbeat(claim: &Renewed) -> Result<bool, Error> {
+    let record = Record { key: &claim.key, prepared: claim.prepared };
+    let mut conn = claim.pool.acquire().await?;
+    in_own_transaction(&mut conn, Durability::AsItIs, async |conn| {
+        record.heartbeat(conn, claim.token, claim.lease).await
+    })
+    .await?
+}

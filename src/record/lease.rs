@@ -1,0 +1,140 @@
+//! What an owner, or an operator, does to a claim that outlives its transaction. Every statement demands the claim's token
+//! and that nothing is stored yet: whoever was overtaken meets no row.
+
+use std::time::Duration;
+
+use sqlx::PgConnection;
+
+use super::{Record, claim::draw_token, interval};
+use crate::Error;
+
+/// Who acts on a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Actor {
+    /// The owner, at any time.
+    Owner,
+    /// Somebody else, who must not reach past a live lease.
+    Operator,
+}
+
+impl Record<'_> {
+    /// Prolongs the lease, and the retention where that would end before it. `false` where the claim is gone.
+    ///
+    /// `expires_at` is indexed, and an update that leaves its value alone is still a heap-only one.
+    pub(crate) async fn heartbeat(self, conn: &mut PgConnection, token: i64, lease: Duration) -> Result<bool, Error> {
+        self.changed(
+            conn,
+            self.query(
+                "
+                update idempotency.record
+                set lease_until = statement_timestamp() + $5::interval,
+                    expires_at = greatest(expires_at, statement_timestamp() + $5::interval)
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    and lease_until > '-infinity'
+                ",
+            )
+            .bind(token)
+            .bind(interval(lease)),
+        )
+        .await
+    }
+
+    /// Stores the result, and counts the retention from now. `false` where the claim is gone.
+    ///
+    /// A result that is stored under this token already is this call's own, from a commit whose answer was lost.
+    pub(crate) async fn resolve(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        response: &[u8],
+        retention: Duration,
+        actor: Actor,
+    ) -> Result<bool, Error> {
+        self.changed(
+            conn,
+            self.query(
+                "
+                update idempotency.record
+                set completed_at = coalesce(completed_at, statement_timestamp()),
+                    lease_until = null,
+                    response_body = coalesce(response_body, $5::bytea),
+                    expires_at = case when completed_at is null then statement_timestamp() + $6::interval else expires_at end
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and token = $4::int8
+                    and (completed_at is null or response_body = $5::bytea)
+                    and ($7::bool or lease_until is null or lease_until <= statement_timestamp())
+                ",
+            )
+            .bind(token)
+            .bind(response)
+            .bind(interval(retention))
+            .bind(actor == Actor::Owner),
+        )
+        .await
+    }
+
+    /// Gives the claim up unperformed, with the reason. The token is a new one, so that no heartbeat which is on its way
+    /// revives it. `false` where the claim is gone.
+    pub(crate) async fn give_up(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        reason: &str,
+        actor: Actor,
+    ) -> Result<bool, Error> {
+        self.changed(
+            conn,
+            self.query(
+                "
+                update idempotency.record
+                set lease_until = '-infinity', token = $5::int8, last_error = $6::text
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    and ($7::bool or lease_until is null or lease_until <= statement_timestamp())
+                ",
+            )
+            .bind(token)
+            .bind(draw_token()?)
+            .bind(storable(reason))
+            .bind(actor == Actor::Owner),
+        )
+        .await
+    }
+
+    /// Ends the lease now and keeps the reason, for an operation that may have taken effect. `false` where the claim is
+    /// gone.
+    pub(crate) async fn lapse(self, conn: &mut PgConnection, token: i64, reason: &str) -> Result<bool, Error> {
+        self.changed(
+            conn,
+            self.query(
+                "
+                update idempotency.record
+                set lease_until = statement_timestamp(), last_error = $5::text
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    and lease_until > '-infinity'
+                ",
+            )
+            .bind(token)
+            .bind(storable(reason)),
+        )
+        .await
+    }
+
+    async fn changed(
+        self,
+        conn: &mut PgConnection,
+        statement: sqlx::query::Query<'_, sqlx::Postgres, sqlx::postgres::PgArguments>,
+    ) -> Result<bool, Error> {
+        Ok(statement.execute(conn).await.map_err(Error::of_statement)?.rows_affected() == 1)
+    }
+}
+
+/// The reason as a `text` column takes it: no NUL, and no more than an operator reads.
+fn storable(reason: &str) -> String {
+    reason.chars().filter(|character| *character != '\0').take(2000).collect()
+}

@@ -1,0 +1,184 @@
+//! Renewal: a lease lives as long as its owner works and can say so, and its owner stops before it lapses.
+
+use std::time::{Duration, Instant};
+
+use pg_idempotency::lease::{Acquired, Leasing, Policy, ensure_leased};
+use pg_idempotency::{Error, Outcome};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Executor as _, PgPool};
+
+use crate::support::{key, until};
+
+/// Short, since these tests wait for real renewals.
+const LEASE: Duration = Duration::from_millis(600);
+const POLICY: Policy = Policy::AtMostOnce { lease: LEASE };
+
+/// Until the claim has been renewed well past its first end: the database's clock decides.
+async fn outlive(pool: &PgPool) {
+    until(pool, "select clock_timestamp() > claimed_at + interval '2 s' from idempotency.record").await;
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_lease_is_renewed_while_the_work_runs(pool: PgPool) -> anyhow::Result<()> {
+    let outcome = ensure_leased(&pool, &key("a"), "body", POLICY, async |lease| {
+        outlive(&pool).await;
+        assert!(!lease.is_lost() && lease.remaining() > Duration::ZERO);
+        let live: bool = sqlx::query_scalar("select lease_until > clock_timestamp() from idempotency.record")
+            .fetch_one(&pool)
+            .await
+            .map_err(Error::from)?;
+        assert!(live);
+        Ok::<_, Error>("done".to_owned())
+    })
+    .await?;
+    assert_eq!(outcome, Outcome::Performed("done".to_owned()));
+    Ok(())
+}
+
+/// A heartbeat changes no indexed column, so it stays a heap-only update where its page has room.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn heartbeats_are_heap_only_updates(pool: PgPool) -> anyhow::Result<()> {
+    let outcome = ensure_leased(&pool, &key("a"), "body", POLICY, async |_| {
+        outlive(&pool).await;
+        Ok::<_, Error>(())
+    })
+    .await?;
+    assert_eq!(outcome, Outcome::Performed(()));
+    pool.close().await;
+    let pool = PgPool::connect_with((*pool.connect_options()).clone()).await?;
+    // Only the completion sets `expires_at`, which is indexed.
+    until(
+        &pool,
+        "select n_tup_upd >= 8 and n_tup_hot_upd = n_tup_upd - 1 from pg_stat_user_tables
+         where schemaname = 'idempotency' and relname = 'record'",
+    )
+    .await;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_retention_that_would_end_under_the_work_is_prolonged(pool: PgPool) -> anyhow::Result<()> {
+    let leasing = Leasing::new(POLICY)?.with_retention(LEASE * 2)?;
+    let outcome = leasing
+        .ensure(&pool, &key("a"), "body", async |_| {
+            outlive(&pool).await;
+            assert_eq!(pg_idempotency::Janitor::new(pool.clone()).sweep_once(10).await?.rows(), 0);
+            Ok::<_, Error>(())
+        })
+        .await?;
+    assert_eq!(outcome, Outcome::Performed(()));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn work_stops_when_the_claim_is_gone(pool: PgPool) -> anyhow::Result<()> {
+    let error = ensure_leased(&pool, &key("a"), "body", POLICY, async |_| {
+        pool.execute("delete from idempotency.record").await?;
+        // Dropped at this await, by the next heartbeat that finds nothing.
+        std::future::pending::<()>().await;
+        Ok::<_, Error>(())
+    })
+    .await
+    .expect_err("lost");
+    assert!(matches!(error, Error::LeaseLost), "{error:?}");
+    Ok(())
+}
+
+/// No connection to be had: the owner stops by its own clock, and before the database's ends the lease.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_owner_without_a_connection_stops_before_its_lease_lapses(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let observer = PgPool::connect_with(options.clone()).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    let error = ensure_leased(&pool, &key("a"), "body", POLICY, async |_| {
+        let _held = pool.acquire().await?;
+        std::future::pending::<()>().await;
+        Ok::<_, Error>(())
+    })
+    .await
+    .expect_err("lost");
+    let live: bool = sqlx::query_scalar("select lease_until > clock_timestamp() from idempotency.record")
+        .fetch_one(&observer)
+        .await?;
+    assert!(matches!(error, Error::LeaseLost), "{error:?}");
+    assert!(live, "the owner's clock ran ahead of the database's");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_killed_heartbeat_is_tried_again(pool: PgPool) -> anyhow::Result<()> {
+    let outcome = ensure_leased(&pool, &key("a"), "body", POLICY, async |_| {
+        // Every connection of the pool but the one that kills, again and again, and heartbeats with them.
+        let mut killer = crate::support::connect(&pool).await;
+        let started = Instant::now();
+        while started.elapsed() < LEASE * 3 {
+            sqlx::query(
+                "select pg_terminate_backend(pid) from pg_stat_activity
+                 where datname = current_database() and pid <> pg_backend_pid() and random() < 0.2",
+            )
+            .execute(&mut killer)
+            .await?;
+            tokio::task::yield_now().await;
+            sqlx::query("select pg_sleep(0.02)").execute(&mut killer).await?;
+        }
+        Ok::<_, Error>("done".to_owned())
+    })
+    .await;
+    match outcome {
+        Ok(outcome) => assert_eq!(outcome, Outcome::Performed("done".to_owned())),
+        // With bad luck every renewal met the killer: the owner was stopped, and nothing is stored.
+        Err(Error::LeaseLost) => {
+            let stored: i64 = sqlx::query_scalar("select count(completed_at) from idempotency.record")
+                .fetch_one(&mut crate::support::connect(&pool).await)
+                .await?;
+            assert_eq!(stored, 0);
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
+/// The connection of a completion is killed before it commits: the result is stored all the same, once.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_completion_is_tried_again_while_the_lease_lasts(pool: PgPool) -> anyhow::Result<()> {
+    let lease = match (Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })?)
+        .acquire::<String, _>(&pool, &key("a"), "body")
+        .await?
+    {
+        Acquired::Lease(lease) => lease,
+        Acquired::Replayed(_) => panic!("nothing is stored"),
+    };
+    // Somebody holds the row, so that the completion waits, and can be met.
+    let mut blocker = crate::support::connect(&pool).await;
+    blocker.execute("begin; select from idempotency.record for update").await?;
+    let completion = tokio::spawn(async move { lease.complete(&"done".to_owned()).await });
+    crate::support::until_blocked(&pool, 1).await;
+    let killed: i64 = sqlx::query_scalar(
+        "select count(pg_terminate_backend(pid)) from pg_stat_activity
+         where datname = current_database() and wait_event_type = 'Lock'",
+    )
+    .fetch_one(&pool)
+    .await?;
+    assert_eq!(killed, 1);
+    blocker.execute("rollback").await?;
+    completion.await??;
+    let stored: String = sqlx::query_scalar("select convert_from(response_body, 'utf8') from idempotency.record")
+        .fetch_one(&pool)
+        .await?;
+    assert_eq!(stored, "\"done\"");
+    Ok(())
+}
+
+/// A commit whose answer was lost: the second try finds the result stored under its own token, and says so.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn storing_the_same_result_twice_is_storing_it_once(pool: PgPool) -> anyhow::Result<()> {
+    let Acquired::Lease(lease) = Leasing::new(POLICY)?.acquire::<String, _>(&pool, &key("a"), "body").await? else {
+        panic!()
+    };
+    pool.execute("update idempotency.record set completed_at = now(), lease_until = null, response_body = '\"done\"'")
+        .await?;
+    lease.complete(&"done".to_owned()).await?;
+    Ok(())
+}

@@ -1,0 +1,351 @@
+//! Lease mode: what each policy does with a claim that completes, fails, lapses or is given up.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, ensure_leased, release, resolve};
+use pg_idempotency::{Error, Outcome};
+use sqlx::{Executor as _, PgPool};
+
+use crate::support::{Gate, create_effects, expire_in, key, leave_effect, once};
+
+const LEASE: Duration = Duration::from_secs(40);
+pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
+pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: LEASE };
+const POLICIES: [Policy; 2] = [AT_LEAST_ONCE, AT_MOST_ONCE];
+
+#[derive(Debug, thiserror::Error)]
+enum WorkError {
+    #[error("gateway said no")]
+    Gateway,
+    #[error(transparent)]
+    Idempotency(#[from] Error),
+}
+
+pub(crate) async fn acquire(pool: &PgPool, policy: Policy, body: &str) -> Result<Acquired<String>, Error> {
+    Leasing::new(policy)?.acquire(pool, &key("a"), body).await
+}
+
+pub(crate) async fn acquired(pool: &PgPool, policy: Policy) -> Lease {
+    match acquire(pool, policy, "body").await.expect("acquired") {
+        Acquired::Lease(lease) => lease,
+        Acquired::Replayed(response) => panic!("replayed {response}"),
+    }
+}
+
+/// Moves the end of the lease into the past, by the database's clock.
+pub(crate) async fn let_lapse(pool: &PgPool) {
+    let lapsed = sqlx::query(
+        "update idempotency.record set lease_until = clock_timestamp() - interval '1 ms' where lease_until > '-infinity'",
+    )
+    .execute(pool)
+    .await
+    .expect("an update");
+    assert_eq!(lapsed.rows_affected(), 1);
+}
+
+async fn work(pool: &PgPool, policy: Policy, response: &str) -> Result<Outcome<String>, Error> {
+    ensure_leased(pool, &key("a"), "body", policy, async |_| Ok::<_, Error>(response.to_owned())).await
+}
+
+async fn failing(pool: &PgPool, policy: Policy, not_performed: bool) -> Result<Outcome<String>, WorkError> {
+    ensure_leased(pool, &key("a"), "body", policy, async |lease| {
+        let error = WorkError::Gateway;
+        Err(if not_performed { lease.not_performed(error) } else { error })
+    })
+    .await
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn the_work_is_done_once_and_replayed(pool: PgPool) -> anyhow::Result<()> {
+    for policy in POLICIES {
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+        assert_eq!(work(&pool, policy, "first").await?, Outcome::Performed("first".to_owned()));
+        assert_eq!(work(&pool, policy, "second").await?, Outcome::Replayed("first".to_owned()));
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_live_lease_is_in_flight_for_what_is_left_of_it(pool: PgPool) -> anyhow::Result<()> {
+    for policy in POLICIES {
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+        let lease = acquired(&pool, policy).await;
+        let error = acquire(&pool, policy, "body").await.expect_err("in flight");
+        let Error::InFlight { retry_after, .. } = error else { panic!("{error:?}") };
+        assert!(retry_after > LEASE / 2 && retry_after <= LEASE, "{retry_after:?}");
+        let error = acquire(&pool, policy, "another").await.expect_err("told before in flight");
+        assert!(matches!(error, Error::KeyReused { .. }), "{error:?}");
+        drop(lease);
+        let error = acquire(&pool, policy, "body").await.expect_err("a dropped guard lapses, it does not release");
+        assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_lapsed_claim_is_taken_over_at_least_once(pool: PgPool) -> anyhow::Result<()> {
+    drop(acquired(&pool, AT_LEAST_ONCE).await);
+    for attempt in 2..=4 {
+        let_lapse(&pool).await;
+        assert_eq!(acquired(&pool, AT_LEAST_ONCE).await.attempt(), attempt);
+    }
+    let_lapse(&pool).await;
+    let error = acquire(&pool, AT_LEAST_ONCE, "another").await.expect_err("not for another body");
+    assert!(matches!(error, Error::KeyReused { .. }), "{error:?}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_lapsed_claim_is_indeterminate_at_most_once_until_resolved(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool, AT_MOST_ONCE).await;
+    let held = lease.token();
+    let early = resolve(&pool, &key("a"), held, &"sent".to_owned(), LEASE).await.expect_err("under a live lease");
+    assert!(matches!(early, Error::LeaseLost), "{early:?}");
+    drop(lease);
+    let_lapse(&pool).await;
+    for _ in 0..2 {
+        let error = acquire(&pool, AT_MOST_ONCE, "body").await.expect_err("indeterminate");
+        let Error::Indeterminate { attempt, token, .. } = error else { panic!("{error:?}") };
+        assert_eq!((attempt, token), (1, held));
+    }
+    let other = resolve(&pool, &key("a"), held + 1, &"sent".to_owned(), LEASE).await.expect_err("another token");
+    assert!(matches!(other, Error::LeaseLost), "{other:?}");
+    resolve(&pool, &key("a"), held, &"sent".to_owned(), LEASE).await?;
+    assert_eq!(work(&pool, AT_MOST_ONCE, "second").await?, Outcome::Replayed("sent".to_owned()));
+    let again = resolve(&pool, &key("a"), held, &"not sent".to_owned(), LEASE).await.expect_err("one result");
+    assert!(matches!(again, Error::LeaseLost), "{again:?}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_indeterminate_operation_can_be_released(pool: PgPool) -> anyhow::Result<()> {
+    let held = acquired(&pool, AT_MOST_ONCE).await.token();
+    let early = release(&pool, &key("a"), held, "too early").await.expect_err("under a live lease");
+    assert!(matches!(early, Error::LeaseLost), "{early:?}");
+    let_lapse(&pool).await;
+    release(&pool, &key("a"), held, "the gateway has no such charge").await?;
+    let kept: String = sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await?;
+    assert_eq!(kept, "the gateway has no such charge");
+    assert_eq!(acquired(&pool, AT_MOST_ONCE).await.attempt(), 2);
+    let kept: String = sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await?;
+    assert_eq!(kept, "the gateway has no such charge", "also after the take-over");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_indeterminate_transaction_can_be_resolved_and_released(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for resolved in [true, false] {
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+        let mut tx = pool.begin().await?;
+        pg_idempotency::ensure_idempotent(&mut tx, &key("a"), "body", async |_| -> Result<i64, Error> {
+            Err(Error::Database(sqlx::Error::RowNotFound))
+        })
+        .await
+        .expect_err("perform fails");
+        tx.commit().await?;
+        let error = once(&pool, &key("a"), "body").await.expect_err("indeterminate");
+        let Error::Indeterminate { token, .. } = error else { panic!("{error:?}") };
+        if resolved {
+            resolve(&pool, &key("a"), token, &17_i64, LEASE).await?;
+            assert_eq!(once(&pool, &key("a"), "body").await?, Outcome::Replayed(17));
+        } else {
+            release(&pool, &key("a"), token, "looked it up").await?;
+            assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
+        }
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_error_of_the_work_releases_at_least_once(pool: PgPool) -> anyhow::Result<()> {
+    let error = failing(&pool, AT_LEAST_ONCE, false).await.expect_err("the work's own error");
+    assert!(matches!(error, WorkError::Gateway), "{error:?}");
+    let kept: String = sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await?;
+    assert_eq!(kept, "gateway said no");
+    assert_eq!(acquired(&pool, AT_LEAST_ONCE).await.attempt(), 2, "at once");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_error_of_the_work_is_indeterminate_at_most_once_unless_not_performed(pool: PgPool) -> anyhow::Result<()> {
+    let error = failing(&pool, AT_MOST_ONCE, true).await.expect_err("the work's own error");
+    assert!(matches!(error, WorkError::Gateway), "{error:?}");
+    let error = failing(&pool, AT_MOST_ONCE, false).await.expect_err("released, so it is tried again");
+    assert!(matches!(error, WorkError::Gateway), "{error:?}");
+    let error = failing(&pool, AT_MOST_ONCE, false).await.expect_err("at once, without waiting for the lease");
+    let WorkError::Idempotency(Error::Indeterminate { attempt, last_error, .. }) = error else { panic!("{error:?}") };
+    assert_eq!((attempt, last_error.as_deref()), (2, Some("gateway said no")));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_poison_message_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
+    let leasing = Leasing::new(AT_LEAST_ONCE)?.with_max_attempts(NonZeroU32::new(3).expect("three"));
+    let attempt = async || {
+        let result: Result<Outcome<String>, WorkError> =
+            leasing.ensure(&pool, &key("a"), "body", async |_| Err(WorkError::Gateway)).await;
+        result.expect_err("fails")
+    };
+    for _ in 0..2 {
+        assert!(matches!(attempt().await, WorkError::Gateway));
+    }
+    // The third is lost with its process instead of failing.
+    match leasing.acquire::<String, _>(&pool, &key("a"), "body").await? {
+        Acquired::Lease(lease) => assert_eq!(lease.attempt(), 3),
+        Acquired::Replayed(_) => panic!("nothing to replay"),
+    }
+    let_lapse(&pool).await;
+    for _ in 0..2 {
+        let error = attempt().await;
+        let WorkError::Idempotency(Error::Exhausted { attempts: 3, last_error, token, .. }) = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(last_error.as_deref(), Some("gateway said no"));
+        assert_ne!(token, 0);
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn the_retention_counts_from_the_completion(pool: PgPool) -> anyhow::Result<()> {
+    let leasing = Leasing::new(AT_LEAST_ONCE)?.with_retention(Duration::from_secs(3 * 3600))?;
+    let Acquired::Lease(lease) = leasing.acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
+    expire_in(&pool, &key("a"), "60000ms").await;
+    lease.complete(&"done".to_owned()).await?;
+    let exact: bool = sqlx::query_scalar(
+        "select expires_at = completed_at + interval '3 h' and lease_until is null from idempotency.record",
+    )
+    .fetch_one(&pool)
+    .await?;
+    assert!(exact);
+    expire_in(&pool, &key("a"), "0ms").await;
+    assert_eq!(work(&pool, AT_LEAST_ONCE, "anew").await?, Outcome::Performed("anew".to_owned()));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn the_downstream_key_is_one_for_all_attempts(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool, AT_LEAST_ONCE).await;
+    let first = (lease.downstream_key(), lease.token());
+    drop(lease);
+    let_lapse(&pool).await;
+    let lease = acquired(&pool, AT_LEAST_ONCE).await;
+    assert_eq!(lease.downstream_key(), first.0);
+    assert_ne!(lease.token(), first.1);
+    assert!(first.0.len() == 32 && first.0.bytes().all(|byte| byte.is_ascii_hexdigit()), "{}", first.0);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn modes_do_not_mix(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let _ = work(&pool, AT_LEAST_ONCE, "first").await?;
+    for error in [
+        work(&pool, AT_MOST_ONCE, "second").await.expect_err("another policy"),
+        once(&pool, &key("a"), "body").await.expect_err("another mode"),
+    ] {
+        assert!(matches!(error, Error::OtherMode { .. }), "{error:?}");
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn waiting_holds_no_connection_and_gets_the_first_result(
+    _: sqlx::postgres::PgPoolOptions,
+    options: sqlx::postgres::PgConnectOptions,
+) -> anyhow::Result<()> {
+    // One connection for the owner, its renewal, and twenty who wait.
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    let gate = Gate::new();
+    let owner = tokio::spawn({
+        let (pool, gate) = (pool.clone(), gate.clone());
+        async move {
+            ensure_leased(&pool, &key("a"), "body", AT_LEAST_ONCE, async |_| {
+                gate.pass().await;
+                Ok::<_, Error>("first".to_owned())
+            })
+            .await
+        }
+    });
+    gate.reached().await;
+    let waiting = Leasing::new(AT_LEAST_ONCE)?.with_wait_for(Duration::from_secs(20));
+    let waiters: Vec<_> = (0..20)
+        .map(|_| {
+            let pool = pool.clone();
+            tokio::spawn(async move {
+                waiting.ensure(&pool, &key("a"), "body", async |_| Ok::<_, Error>("second".to_owned())).await
+            })
+        })
+        .collect();
+    // Others get on meanwhile.
+    for _ in 0..50 {
+        pool.execute("select 1").await?;
+    }
+    gate.open();
+    assert!(!owner.await??.is_replayed());
+    for waiter in waiters {
+        assert_eq!(waiter.await??, Outcome::Replayed("first".to_owned()));
+    }
+    let gave_up = Leasing::new(AT_LEAST_ONCE)?.with_wait_for(Duration::from_millis(100));
+    sqlx::query("delete from idempotency.record").execute(&pool).await?;
+    let _lease = acquired(&pool, AT_LEAST_ONCE).await;
+    let error = gave_up.acquire::<String, _>(&pool, &key("a"), "body").await.expect_err("in flight");
+    assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn claim_and_completion_are_durable_whatever_the_session_says(pool: PgPool) -> anyhow::Result<()> {
+    for (session, expected) in [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply"), ("on", "on")] {
+        let set = format!(
+            "delete from idempotency.record;
+             create or replace function pg_temp.noop() returns void language sql as '';
+             drop table if exists seen; create table seen (synchronous_commit text);
+             create or replace function note() returns trigger language plpgsql as $$
+             begin insert into seen values (current_setting('synchronous_commit')); return new; end $$;
+             create or replace trigger note after insert or update on idempotency.record for each row execute function note()"
+        );
+        // Servers before 14 have no `create or replace trigger`.
+        let set = set.replace(
+            "create or replace trigger note",
+            "drop trigger if exists note on idempotency.record; create trigger note",
+        );
+        pool.execute(sqlx::AssertSqlSafe(set)).await?;
+        let options = (*pool.connect_options()).clone().options([("synchronous_commit", session)]);
+        let session_pool = PgPool::connect_with(options).await?;
+        let _ = work(&session_pool, AT_MOST_ONCE, "done").await?;
+        let seen: Vec<String> = sqlx::query_scalar("select synchronous_commit from seen").fetch_all(&pool).await?;
+        assert_eq!(seen, [expected, expected], "claim and completion, from a session of {session}");
+        let after: String =
+            sqlx::query_scalar("select current_setting('synchronous_commit')").fetch_one(&session_pool).await?;
+        assert_eq!(after, session, "only for these transactions");
+        session_pool.close().await;
+    }
+    Ok(())
+}
+
+#[test]
+fn durations_that_make_no_sense_are_refused() -> anyhow::Result<()> {
+    for absurd in [Duration::ZERO, Duration::from_secs(24 * 3600)] {
+        Leasing::new(Policy::AtMostOnce { lease: absurd }).expect_err("absurd");
+    }
+    Leasing::new(AT_LEAST_ONCE)?.with_retention(LEASE * 2)?;
+    let error =
+        Leasing::new(AT_LEAST_ONCE)?.with_retention(LEASE * 2 - Duration::from_millis(1)).expect_err("too short");
+    assert_eq!(error.shortest, LEASE * 2);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_effect_in_the_database_is_the_owners_own_business(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let outcome = ensure_leased(&pool, &key("a"), "body", AT_LEAST_ONCE, async |_| {
+        let mut conn = pool.acquire().await?;
+        leave_effect(&mut conn, "outside").await
+    })
+    .await?;
+    assert_eq!(outcome, Outcome::Performed(1));
+    Ok(())
+}
