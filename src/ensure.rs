@@ -47,6 +47,13 @@ const FOREIGN_TRANSACTIONS: usize = 3;
 /// # }
 /// ```
 ///
+/// # The response
+///
+/// Any type that serde can take apart and put together again, stored as JSON text. A replay decodes that text into the type
+/// of *now*: a struct with a new field would be encoded differently than before. Where the client must see the same bytes
+/// across releases, make the response a `Box<serde_json::value::RawValue>` (serde_json's feature `raw_value`), which is the
+/// stored text itself, as `examples/payments_api` does.
+///
 /// # The closure
 ///
 /// `async |conn| -> Result<_, MyError> { … }`, with the return type written out where its body ends in `?; Ok(x)`, or a
@@ -214,7 +221,7 @@ impl Idempotency {
     /// performs or replays, commits.
     ///
     /// A connection on which somebody left an open transaction is closed, not committed, and another one taken, three
-    /// times at most.
+    /// times at most. A duplicate that [waits](crate::InFlight::Wait) holds its connection meanwhile.
     ///
     /// # Errors
     ///

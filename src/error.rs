@@ -169,6 +169,21 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the same call may succeed in a moment, with nothing changed: another caller is in flight, a serialization
+    /// failure or deadlock, a connection that broke or was not to be had, a server that restarts or is full. Over HTTP, a
+    /// 409 or 503 with `Retry-After`, against a 4xx or 500 that says to stop.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::InFlight { .. } | Self::LeaseLost | Self::Retryable(_) => true,
+            Self::Database(sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut) => true,
+            // 08: connection exceptions. 53: insufficient resources. 57P: the server shuts down or starts up.
+            Self::Database(error) => sqlstate(error)
+                .is_some_and(|state| state.starts_with("08") || state.starts_with("53") || state.starts_with("57P")),
+            _ => false,
+        }
+    }
+
     /// Sorts an error of one of this crate's own statements.
     pub(crate) fn of_statement(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {

@@ -157,6 +157,16 @@ pub enum InvalidKey {
     },
 }
 
+impl InvalidKey {
+    /// Which part was refused: a scope that the service made is its own mistake, a value is its client's.
+    #[must_use]
+    pub fn part(&self) -> KeyPart {
+        match *self {
+            Self::Empty { part } | Self::TooLong { part, .. } | Self::ControlCharacter { part, .. } => part,
+        }
+    }
+}
+
 fn checked(part: KeyPart, text: String) -> Result<String, InvalidKey> {
     if text.is_empty() {
         return Err(InvalidKey::Empty { part });

@@ -16,15 +16,19 @@ const WAIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from
 
 /// How operations are made idempotent: retention, in-flight policy, prepared statements.
 ///
-/// Cheap to copy and meant to be a constant of your service. The calls are [`ensure`](Self::ensure),
+/// Cheap to copy, and its setters are `const`: meant to be a constant of your service. The calls are [`ensure`](Self::ensure),
 /// [`ensure_isolated`](Self::ensure_isolated) and [`run`](Self::run).
 ///
 /// ```
 /// # use pg_idempotency::{Idempotency, InFlight, InvalidDuration};
 /// # use std::time::Duration;
-/// let nonces = Idempotency::new()
-///     .with_retention(Duration::from_secs(300))?
-///     .with_in_flight(InFlight::Reject)?;
+/// const ORDERS: Idempotency = match Idempotency::new().with_retention(Duration::from_secs(3 * 3600)) {
+///     Ok(options) => options,
+///     Err(_) => panic!("three hours are a retention"),
+/// };
+///
+/// let nonces = Idempotency::new().with_retention(Duration::from_secs(300))?.with_in_flight(InFlight::Reject)?;
+/// # let _ = (ORDERS, nonces);
 /// # Ok::<(), InvalidDuration>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +45,13 @@ pub enum InFlight {
     /// Wait for the other's transaction: replay its response if it commits, perform if it rolls back. The limit holds for
     /// each owner that is waited for; past it the answer is [`Error::InFlight`](crate::Error::InFlight), and a transaction
     /// of the caller's own is aborted.
+    ///
+    /// **Whoever waits holds his connection.** A storm of duplicates of one slow operation can hold a whole pool, and others
+    /// queue for it: give the pool an `acquire_timeout` longer than the limit, or take [`Reject`](Self::Reject), with a
+    /// `Retry-After` for the client, where anybody may call.
+    ///
+    /// An owner whose process died is waited for until the server notices, which it does when the statement under way
+    /// ends: set `client_connection_check_interval` (PostgreSQL 14) where statements are long.
     ///
     /// A shorter `lock_timeout` or `statement_timeout` that the caller has set stays in force and stays his error.
     Wait(Duration),
@@ -65,9 +76,11 @@ impl Idempotency {
     /// # Errors
     ///
     /// [`InvalidDuration`] under a millisecond or over ten years.
-    pub fn with_retention(self, retention: Duration) -> Result<Self, InvalidDuration> {
-        let retention = within("retention", retention, RETENTION)?;
-        Ok(Self { retention, ..self })
+    pub const fn with_retention(self, retention: Duration) -> Result<Self, InvalidDuration> {
+        match within("retention", retention, RETENTION) {
+            Ok(retention) => Ok(Self { retention, ..self }),
+            Err(invalid) => Err(invalid),
+        }
     }
 
     /// What to do about a concurrent duplicate.
@@ -75,9 +88,11 @@ impl Idempotency {
     /// # Errors
     ///
     /// [`InvalidDuration`] for a wait under a millisecond (take [`InFlight::Reject`]) or over an hour.
-    pub fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
-        if let InFlight::Wait(limit) = in_flight {
-            within("wait", limit, WAIT)?;
+    pub const fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
+        if let InFlight::Wait(limit) = in_flight
+            && let Err(invalid) = within("wait", limit, WAIT)
+        {
+            return Err(invalid);
         }
         Ok(Self { in_flight, ..self })
     }
@@ -115,14 +130,16 @@ pub struct InvalidDuration {
     pub longest: Duration,
 }
 
-pub(crate) fn within(
+pub(crate) const fn within(
     option: &'static str,
     given: Duration,
     range: RangeInclusive<Duration>,
 ) -> Result<Duration, InvalidDuration> {
-    if range.contains(&given) {
+    let (shortest, longest) = (*range.start(), *range.end());
+    // Durations are not compared in a const fn by themselves.
+    if shortest.as_nanos() <= given.as_nanos() && given.as_nanos() <= longest.as_nanos() {
         Ok(given)
     } else {
-        Err(InvalidDuration { option, given, shortest: *range.start(), longest: *range.end() })
+        Err(InvalidDuration { option, given, shortest, longest })
     }
 }

@@ -113,7 +113,8 @@ async fn migrates_and_keeps_its_promise_through_transaction_pooling(
                 for n in 0..50 {
                     // Every key is asked for by three callers.
                     let note = format!("{}/{n}", caller / 3);
-                    let options = if caller % 3 == 0 { unprepared.with_in_flight(InFlight::Reject)? } else { unprepared };
+                    let options =
+                        if caller % 3 == 0 { unprepared.with_in_flight(InFlight::Reject)? } else { unprepared };
                     let result = options
                         .run(&pool, &key(&note), &note, async |conn| -> Result<String, Error> {
                             sqlx::query("insert into effect values ($1)")
@@ -153,7 +154,10 @@ async fn migrates_and_keeps_its_promise_through_transaction_pooling(
 
 /// The caller's settings live in his session, and behind a pooler that is everybody's.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn leaves_no_setting_behind_on_a_server_connection(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
+async fn leaves_no_setting_behind_on_a_server_connection(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
     let Some(bouncer) = PgBouncer::before(&server).await? else { return Ok(()) };
     let mut conn = PgConnection::connect_with(&bouncer.options).await?;
     let unprepared = Idempotency::new().with_prepared_statements(false);

@@ -14,7 +14,6 @@ use tokio::time::Instant;
 
 use super::renewal::{Deadline, Renewed, renew};
 use super::{Leasing, Policy, committed, jittered};
-use crate::error::sqlstate;
 use crate::outcome::encode;
 use crate::record::{Actor, Claim, Record, Terms};
 use crate::transaction::Durability;
@@ -158,12 +157,15 @@ impl Lease {
             })
             .await;
             match stored {
-                Err(Error::Database(error)) if is_away(&error) && !self.is_lost() => {
+                Err(Error::LeaseLost) => {
+                    self.settled = true;
+                    return Err(Error::LeaseLost);
+                }
+                Err(error) if error.is_transient() && !self.is_lost() => {
                     tokio::time::sleep(jittered(COMPLETION_PAUSE)).await;
                 }
-                Err(Error::Retryable(_)) if !self.is_lost() => {}
                 stored => {
-                    self.settled = stored.is_ok() || matches!(stored, Err(Error::LeaseLost));
+                    self.settled = stored.is_ok();
                     return stored;
                 }
             }
@@ -213,16 +215,6 @@ impl Drop for Lease {
         self.renewal.abort();
         if !self.settled {
             tracing::warn!(key = ?self.key, attempt = self.attempt, "a lease was dropped unsettled and is left to lapse");
-        }
-    }
-}
-
-/// Whether the database may be back in a moment: a connection that broke or was not to be had, a server that restarts.
-fn is_away(error: &sqlx::Error) -> bool {
-    match error {
-        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut => true,
-        _ => {
-            sqlstate(error).is_some_and(|state| state.starts_with("08") || state.starts_with("57P") || state == "53300")
         }
     }
 }

@@ -299,20 +299,16 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn claim_and_completion_are_durable_whatever_the_session_says(pool: PgPool) -> anyhow::Result<()> {
     for (session, expected) in [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply"), ("on", "on")] {
-        let set = format!(
+        pool.execute(
             "delete from idempotency.record;
-             create or replace function pg_temp.noop() returns void language sql as '';
-             drop table if exists seen; create table seen (synchronous_commit text);
+             drop table if exists seen;
+             create table seen (synchronous_commit text);
              create or replace function note() returns trigger language plpgsql as $$
              begin insert into seen values (current_setting('synchronous_commit')); return new; end $$;
-             create or replace trigger note after insert or update on idempotency.record for each row execute function note()"
-        );
-        // Servers before 14 have no `create or replace trigger`.
-        let set = set.replace(
-            "create or replace trigger note",
-            "drop trigger if exists note on idempotency.record; create trigger note",
-        );
-        pool.execute(sqlx::AssertSqlSafe(set)).await?;
+             drop trigger if exists note on idempotency.record;
+             create trigger note after insert or update on idempotency.record for each row execute function note()",
+        )
+        .await?;
         let options = (*pool.connect_options()).clone().options([("synchronous_commit", session)]);
         let session_pool = PgPool::connect_with(options).await?;
         let _ = work(&session_pool, AT_MOST_ONCE, "done").await?;
