@@ -29,7 +29,12 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
     if found.mode != terms.mode {
         return Err(Error::OtherMode { stored: found.mode, asked: terms.mode });
     }
-    let comparison = found.fingerprint.as_deref().map_or(Comparison::Other, |stored| terms.fingerprint.compare(stored));
+    let comparison = match (&terms.fingerprint, &found.fingerprint) {
+        (Some(asked), Some(stored)) => asked.compare(stored),
+        // Marks, which are all alike.
+        (None, None) => Comparison::Same,
+        _ => Comparison::Other,
+    };
     if !found.completed {
         match found.lease {
             Lease::Released if comparison == Comparison::Same => return next_attempt(&found, terms),

@@ -272,7 +272,7 @@ impl<'k> Call<'k> {
             record: Record { key, prepared: options.prepared },
             terms: Terms {
                 mode: Mode::Transaction,
-                fingerprint,
+                fingerprint: Some(fingerprint),
                 retention: options.retention,
                 in_flight: options.in_flight,
                 lease: None,

@@ -61,12 +61,15 @@ pub enum Error {
     #[error("this transaction has claimed the key before without completing it; roll back and start over")]
     AlreadyInTransaction,
 
-    /// The transaction that holds the claim was gone when the response was to be stored, because `perform` ended it: a
-    /// COMMIT, a ROLLBACK, or a nested `conn.begin()` whose future was dropped while it waited. Nothing was acknowledged;
-    /// **what `perform` wrote outside the transaction stays**.
+    /// There is no transaction where one is needed.
+    ///
+    /// - A mark was asked for on a connection in autocommit: begin one, and process in it.
+    /// - The transaction that holds the claim was gone when the response was to be stored, because `perform` ended it: a
+    ///   COMMIT, a ROLLBACK, or a nested `conn.begin()` whose future was dropped while it waited. Nothing was acknowledged;
+    ///   **what `perform` wrote outside the transaction stays**.
     #[error(
-        "the claim's transaction was ended while the operation was performed, so the response was not stored; \
-         `perform` must neither commit, roll back nor drop a pending begin"
+        "there is no transaction, or not the one that holds the claim, so nothing was stored; \
+         mark inside one, and let `perform` neither commit, roll back nor drop a pending begin"
     )]
     NotInTransaction,
 

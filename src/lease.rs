@@ -264,9 +264,10 @@ impl Leasing {
         T: DeserializeOwned,
         B: Body + ?Sized,
     {
+        let fingerprint = body.fingerprint()?;
         let terms = Terms {
             mode: self.policy.mode(),
-            fingerprint: body.fingerprint()?,
+            fingerprint: Some(fingerprint),
             retention: self.retention,
             in_flight: InFlight::Wait(CLAIM_WAIT),
             lease: Some(self.policy.lease()),
@@ -285,7 +286,7 @@ impl Leasing {
             drop(conn);
             match claimed {
                 Ok(Claimed::Won(claim)) => {
-                    return Ok(Acquired::Lease(Lease::new(self, pool, key, &terms, claim, claimed_at)));
+                    return Ok(Acquired::Lease(Lease::new(self, pool, key, fingerprint, claim, claimed_at)));
                 }
                 Ok(Claimed::Lost(response)) => return Ok(Acquired::Replayed(decode(&response)?)),
                 Err(Error::InFlight { .. }) if Instant::now() < give_up_at => {

@@ -3,6 +3,7 @@
 
 mod answer;
 mod claim;
+pub mod dedup;
 mod ensure;
 mod error;
 mod fingerprint;

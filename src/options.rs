@@ -10,9 +10,9 @@ pub(crate) const RETENTION: RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
 /// Long enough for the first call of an ordinary request to finish, shorter than the time-outs of common proxies.
-const DEFAULT_WAIT: Duration = Duration::from_secs(5);
+pub(crate) const DEFAULT_WAIT: Duration = Duration::from_secs(5);
 /// PostgreSQL's `lock_timeout` counts milliseconds, and 0 would mean for ever. A wait holds a connection: an hour is absurd.
-const WAIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
+pub(crate) const WAIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
 
 /// How operations are made idempotent: retention, in-flight policy, prepared statements.
 ///

@@ -7,6 +7,7 @@
 
 mod claim;
 mod lease;
+mod mark;
 mod sweep;
 
 use std::time::Duration;
@@ -21,6 +22,7 @@ use crate::{Error, Key, Mode};
 
 pub(crate) use claim::{Claim, Terms};
 pub(crate) use lease::Actor;
+pub(crate) use mark::{MarkBatch, Standing};
 pub(crate) use sweep::{Batch, sweep};
 
 /// The record of one key.

@@ -34,7 +34,7 @@ pub enum InvalidBody {
     /// A map's key is neither a string, a character, an integer, a boolean nor a unit variant.
     #[error("the body holds a map whose key is no string; JSON has only strings there")]
     KeyIsNoString,
-    /// A [`serde_json::value::RawValue`]: its text would have to be parsed to be made canonical, at the cost of digits.
+    /// A `serde_json::value::RawValue`: its text would have to be parsed to be made canonical, at the cost of digits.
     #[error("the body holds raw JSON text, which has no canonical form; take the fingerprint of its bytes")]
     RawJson,
     /// The value's own [`Serialize`] failed.

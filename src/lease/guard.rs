@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::renewal::{Deadline, Renewed, renew};
 use super::{Leasing, Policy, committed, jittered};
 use crate::outcome::encode;
-use crate::record::{Actor, Claim, Record, Terms};
+use crate::record::{Actor, Claim, Record};
 use crate::transaction::Durability;
 use crate::{Error, Fingerprint, Key};
 
@@ -47,7 +47,7 @@ impl Lease {
         leasing: Leasing,
         pool: &PgPool,
         key: &Key,
-        terms: &Terms,
+        fingerprint: Fingerprint,
         claim: Claim,
         claimed_at: Instant,
     ) -> Self {
@@ -63,7 +63,7 @@ impl Lease {
             leasing,
             pool: pool.clone(),
             key: key.clone(),
-            fingerprint: terms.fingerprint,
+            fingerprint,
             token: claim.token,
             attempt: claim.attempt.unsigned_abs(),
             deadline,

@@ -1,4 +1,5 @@
-//! Winning the right to perform: by inserting the record, or by taking over one that is expired, released or lapsed.
+//! Winning the right to perform: by inserting the record, or by taking over one that is expired, released or lapsed. A mark
+//! is a claim that is complete at once.
 //!
 //! # The bounded wait
 //!
@@ -29,7 +30,7 @@ use crate::{Error, Fingerprint, InFlight, Mode};
 
 /// How long a claim may wait where it must not wait: PostgreSQL's shortest, since 0 would be for ever. It is for the rare
 /// owner who won without the lock because a replay's transaction held it; then the claim's transaction is aborted.
-const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// The right to perform: for as long as the claiming transaction lasts, or the lease.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +43,8 @@ pub(crate) struct Claim {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) mode: Mode,
-    pub(crate) fingerprint: Fingerprint,
+    /// A mark has none.
+    pub(crate) fingerprint: Option<Fingerprint>,
     pub(crate) retention: Duration,
     pub(crate) in_flight: InFlight,
     /// Until when the claim lasts, where that is not the transaction's end.
@@ -57,7 +59,7 @@ impl Record<'_> {
             InFlight::Wait(limit) => (
                 "
                 insert into idempotency.record
-                    (mode, scope, operation, key, fingerprint, token, expires_at, lease_until)
+                    (mode, scope, operation, key, fingerprint, token, expires_at, lease_until, completed_at)
                 values (
                     $9::text, $1::text, $2::text, $3::text, $4::bytea,
                     case when set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true) is not null
@@ -75,7 +77,8 @@ impl Record<'_> {
                         end
                     end,
                     statement_timestamp() + $6::interval,
-                    statement_timestamp() + $10::interval
+                    statement_timestamp() + $10::interval,
+                    case when $9::text = 'mark' then statement_timestamp() end
                 )
                 on conflict (scope, operation, key) do nothing
                 returning
@@ -87,11 +90,12 @@ impl Record<'_> {
             InFlight::Reject => (
                 "
                 insert into idempotency.record
-                    (mode, scope, operation, key, fingerprint, token, expires_at, lease_until)
+                    (mode, scope, operation, key, fingerprint, token, expires_at, lease_until, completed_at)
                 select
                     $9::text, $1::text, $2::text, $3::text, $4::bytea, $5::int8,
                     statement_timestamp() + $6::interval,
-                    statement_timestamp() + $10::interval
+                    statement_timestamp() + $10::interval,
+                    case when $9::text = 'mark' then statement_timestamp() end
                 where
                     case when set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true) is not null
                     then
@@ -111,7 +115,7 @@ impl Record<'_> {
         let started = Instant::now();
         let inserted = self
             .query(sql)
-            .bind(terms.fingerprint.as_bytes())
+            .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes))
             .bind(token)
             .bind(interval(terms.retention))
             .bind(self.key.lock_id())
@@ -147,7 +151,8 @@ impl Record<'_> {
                 update idempotency.record
                 set mode = $9::text, fingerprint = $4::bytea,
                     token = case when pg_try_advisory_xact_lock($7::int8) is not null then $5::int8 end,
-                    attempt = $12::int4, claimed_at = now(), completed_at = null,
+                    attempt = $12::int4, claimed_at = now(),
+                    completed_at = case when $9::text = 'mark' then statement_timestamp() end,
                     lease_until = statement_timestamp() + $10::interval,
                     expires_at = statement_timestamp() + $6::interval,
                     response_status = null, response_headers = null, response_body = null,
@@ -179,7 +184,7 @@ impl Record<'_> {
                     pg_try_advisory_xact_lock($7::int8) as locked
                 ",
             )
-            .bind(terms.fingerprint.as_bytes())
+            .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes))
             .bind(token)
             .bind(interval(terms.retention))
             .bind(self.key.lock_id())
@@ -217,12 +222,12 @@ pub(super) fn draw_token() -> Result<i64, Error> {
     }
 }
 
-fn lock_timeout(limit: Duration) -> String {
+pub(super) fn lock_timeout(limit: Duration) -> String {
     format!("{}ms", limit.as_millis())
 }
 
 /// 55P03 is the limit of this wait, unless it came before the limit: then it is a `lock_timeout` of the caller's own.
-fn wait_error(error: sqlx::Error, started: Instant, limit: Duration) -> Error {
+pub(super) fn wait_error(error: sqlx::Error, started: Instant, limit: Duration) -> Error {
     match sqlstate(&error).as_deref() {
         Some("55P03") if started.elapsed() >= limit => Error::InFlight { retry_after: RETRY_AFTER },
         _ => Error::of_statement(error),

@@ -18,6 +18,8 @@ mod keys;
 mod lease_fencing;
 mod lease_renewal;
 mod leases;
+mod mark_batches;
+mod marks;
 mod migrations;
 mod perform;
 mod responses;

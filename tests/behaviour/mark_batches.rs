@@ -1,0 +1,230 @@
+//! Mark mode in batches: places, order, expiry, and many consumers at once.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use pg_idempotency::dedup::{Dedup, Marked, mark, mark_many};
+use pg_idempotency::{Error, InFlight, Janitor, Key};
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+use crate::support::{connect, key, setting, until_blocked, wide_pool};
+
+const WINDOW: Duration = Duration::from_secs(300);
+use Marked::{Duplicate, First};
+
+fn keys(values: impl IntoIterator<Item = impl ToString>) -> Vec<Key> {
+    values.into_iter().map(|value| key(&value.to_string())).collect()
+}
+
+async fn marked(pool: &PgPool, keys: &[Key]) -> Result<Vec<Marked>, Error> {
+    let mut tx = pool.begin().await?;
+    let marked = mark_many(&mut tx, keys, WINDOW).await?;
+    tx.commit().await?;
+    Ok(marked)
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn each_place_gets_its_answer(pool: PgPool) -> anyhow::Result<()> {
+    assert_eq!(marked(&pool, &keys(["c", "a", "b"])).await?, [First; 3]);
+    assert_eq!(
+        marked(&pool, &keys(["d", "a", "e", "d", "b", "e", "e"])).await?,
+        [First, Duplicate, First, Duplicate, Duplicate, Duplicate, Duplicate]
+    );
+    assert_eq!(marked(&pool, &[]).await?, []);
+    let mut tx = pool.begin().await?;
+    assert_eq!(mark(&mut tx, &key("f"), WINDOW).await?, First);
+    assert_eq!(mark_many(&mut tx, &keys(["f", "g"]), WINDOW).await?, [Duplicate, First], "in one transaction");
+    assert_eq!(setting(&mut tx, "lock_timeout").await, "0");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn more_keys_than_fit_one_statement_keep_their_places(pool: PgPool) -> anyhow::Result<()> {
+    // Not in order, some twice, some marked before.
+    let input: Vec<u64> = (0..5000_u64).map(|n| n.wrapping_mul(2_654_435_761) % 4000).collect();
+    let before: Vec<u64> = (0..4000).step_by(7).collect();
+    marked(&pool, &keys(&before)).await?;
+    let mut seen: HashMap<u64, ()> = before.into_iter().map(|n| (n, ())).collect();
+    let expected: Vec<Marked> =
+        input.iter().map(|n| if seen.insert(*n, ()).is_none() { First } else { Duplicate }).collect();
+    assert_eq!(marked(&pool, &keys(&input)).await?, expected);
+    assert!(marked(&pool, &keys(&input)).await?.iter().all(|marked| *marked == Duplicate));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn expired_keys_are_first_again_among_live_ones(pool: PgPool) -> anyhow::Result<()> {
+    for swept in [false, true] {
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+        marked(&pool, &keys(0..100)).await?;
+        sqlx::query("update idempotency.record set expires_at = clock_timestamp() where key::int % 3 = 0")
+            .execute(&pool)
+            .await?;
+        if swept {
+            Janitor::new(pool.clone()).sweep_once(20).await?;
+        }
+        let expected: Vec<Marked> = (0..100).map(|n| if n % 3 == 0 { First } else { Duplicate }).collect();
+        assert_eq!(marked(&pool, &keys(0..100)).await?, expected, "swept: {swept}");
+        assert_eq!(marked(&pool, &keys(0..100)).await?, [Duplicate; 100]);
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_batch_waits_for_an_open_transaction_and_takes_over_if_that_rolls_back(pool: PgPool) -> anyhow::Result<()> {
+    for commits in [true, false] {
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+        let mut first = pool.begin().await?;
+        assert_eq!(mark_many(&mut first, &keys(["b", "c"]), WINDOW).await?, [First; 2]);
+        let second = tokio::spawn({
+            let pool = pool.clone();
+            async move { marked(&pool, &keys(["a", "b", "c", "d"])).await }
+        });
+        until_blocked(&pool, 1).await;
+        if commits {
+            first.commit().await?;
+            // Committed after the second's snapshot, so it has to ask again: seen, and no wrong answer.
+            assert_eq!(second.await??, [First, Duplicate, Duplicate, First]);
+        } else {
+            first.rollback().await?;
+            assert_eq!(second.await??, [First; 4]);
+        }
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_batch_that_must_not_wait_is_told_in_flight(pool: PgPool) -> anyhow::Result<()> {
+    let mut first = pool.begin().await?;
+    assert_eq!(mark(&mut first, &key("b"), WINDOW).await?, First);
+    let mut second = pool.begin().await?;
+    let rejecting = Dedup::new(WINDOW)?.with_in_flight(InFlight::Reject)?;
+    let error = rejecting.mark_many(&mut second, &keys(["a", "b"])).await;
+    assert!(matches!(error, Err(Error::InFlight { .. })), "{error:?}");
+    second.rollback().await?;
+    first.rollback().await?;
+    assert_eq!(marked(&pool, &keys(["a", "b"])).await?, [First; 2], "nothing was marked");
+    Ok(())
+}
+
+/// Batches in opposite orders, of fresh and of expired keys: sorted they queue, unsorted they deadlock.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn overlapping_batches_of_many_consumers_do_not_deadlock(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = wide_pool(&options, 8).await;
+    for round in 0..8 {
+        let expired = round % 2 == 1;
+        if expired {
+            sqlx::query("update idempotency.record set expires_at = clock_timestamp()").execute(&pool).await?;
+        }
+        let consumers: Vec<_> = (0..8_u64)
+            .map(|consumer| {
+                let pool = pool.clone();
+                tokio::spawn(async move {
+                    let mut input: Vec<u64> =
+                        (0..1500).map(|n| (n * 31 + consumer * 17) % 2000 + round / 2 * 10_000).collect();
+                    if consumer % 2 == 0 {
+                        input.reverse();
+                    }
+                    let result = marked(&pool, &keys(&input)).await?;
+                    Ok::<_, Error>(
+                        result
+                            .into_iter()
+                            .zip(input)
+                            .filter(|(marked, _)| *marked == First)
+                            .map(|(_, n)| n)
+                            .collect::<Vec<_>>(),
+                    )
+                })
+            })
+            .collect();
+        let mut firsts = Vec::new();
+        for consumer in consumers {
+            firsts.extend(consumer.await??);
+        }
+        let all = firsts.len();
+        firsts.sort_unstable();
+        firsts.dedup();
+        assert_eq!(all, firsts.len(), "round {round}: nobody was first twice");
+        assert_eq!(all, 2000, "round {round}: and everybody once");
+    }
+    pool.close().await;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn single_marks_and_batches_meet(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = wide_pool(&options, 8).await;
+    let consumers: Vec<_> = (0..8)
+        .map(|consumer| {
+            let pool = pool.clone();
+            tokio::spawn(async move {
+                let mut firsts = 0;
+                for batch in 0..20 {
+                    let input = keys((0..10).map(|n| batch * 10 + n));
+                    let mut tx = pool.begin().await?;
+                    let result = if consumer % 2 == 0 {
+                        mark_many(&mut tx, &input, WINDOW).await?
+                    } else {
+                        let mut result = Vec::new();
+                        // In the order of the keys, as their documentation asks.
+                        let mut sorted = input.clone();
+                        sorted.sort();
+                        for key in &sorted {
+                            result.push(mark(&mut tx, key, WINDOW).await?);
+                        }
+                        result
+                    };
+                    tx.commit().await?;
+                    firsts += result.iter().filter(|marked| **marked == First).count();
+                }
+                Ok::<_, Error>(firsts)
+            })
+        })
+        .collect();
+    let mut firsts = 0;
+    for consumer in consumers {
+        firsts += consumer.await??;
+    }
+    assert_eq!(firsts, 200);
+    pool.close().await;
+    Ok(())
+}
+
+/// The planner must not scan the table for a batch, whatever it believes of it.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_batch_probes_the_index_also_without_statistics(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = connect(&pool).await;
+    sqlx::query(
+        "insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+         select 'mark', 'tenant', 'operation', n::text, n, now(), now() + interval '1 h' from generate_series(1, 50000) as n",
+    )
+    .execute(&mut conn)
+    .await?;
+    let before: i64 = sqlx::query_scalar(
+        "select coalesce(sum(seq_tup_read), 0)::int8 from pg_stat_xact_user_tables where relname = 'record'",
+    )
+    .fetch_one(&mut conn)
+    .await?;
+    let mut tx = sqlx::Connection::begin(&mut conn).await?;
+    let result = mark_many(&mut tx, &keys((1..=1000).map(|n| n * 100)), WINDOW).await?;
+    assert_eq!(result.iter().filter(|marked| **marked == Duplicate).count(), 500);
+    let read: i64 = sqlx::query_scalar(
+        "select coalesce(sum(seq_tup_read), 0)::int8 from pg_stat_xact_user_tables where relname = 'record'",
+    )
+    .fetch_one(&mut *tx)
+    .await?;
+    assert!(read - before < 50_000, "{} rows were read one after the other", read - before);
+    tx.commit().await?;
+    Ok(())
+}
+
+#[test]
+fn windows_that_make_no_sense_are_refused() {
+    for absurd in [Duration::ZERO, Duration::MAX] {
+        assert_eq!(Dedup::new(absurd).expect_err("absurd").option, "window");
+    }
+}

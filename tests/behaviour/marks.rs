@@ -1,0 +1,182 @@
+//! Mark mode, one by one: first, duplicate, in flight, and the window between them.
+
+use std::time::Duration;
+
+use pg_idempotency::dedup::{Dedup, Marked, mark};
+use pg_idempotency::{Error, InFlight, Janitor};
+use sqlx::PgPool;
+
+use crate::support::{connect, create_effects, expire_in, key, once, setting, until_blocked};
+
+const WINDOW: Duration = Duration::from_secs(300);
+
+/// In a transaction of its own, committed.
+async fn marked(pool: &PgPool, value: &str) -> Result<Marked, Error> {
+    let mut tx = pool.begin().await?;
+    let marked = mark(&mut tx, &key(value), WINDOW).await?;
+    tx.commit().await?;
+    Ok(marked)
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn the_first_is_first_and_all_others_are_duplicates(pool: PgPool) -> anyhow::Result<()> {
+    assert_eq!(marked(&pool, "a").await?, Marked::First);
+    for _ in 0..3 {
+        assert_eq!(marked(&pool, "a").await?, Marked::Duplicate);
+    }
+    assert_eq!(marked(&pool, "b").await?, Marked::First);
+    let mut tx = pool.begin().await?;
+    assert_eq!(mark(&mut tx, &key("c"), WINDOW).await?, Marked::First);
+    assert_eq!(mark(&mut tx, &key("c"), WINDOW).await?, Marked::Duplicate, "in one transaction");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_mark_goes_with_its_transaction(pool: PgPool) -> anyhow::Result<()> {
+    let mut tx = pool.begin().await?;
+    assert_eq!(mark(&mut tx, &key("a"), WINDOW).await?, Marked::First);
+    tx.rollback().await?;
+    assert_eq!(marked(&pool, "a").await?, Marked::First);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_concurrent_duplicate_waits_and_takes_over_if_the_first_rolls_back(pool: PgPool) -> anyhow::Result<()> {
+    for commits in [true, false] {
+        let value = commits.to_string();
+        let mut first = pool.begin().await?;
+        assert_eq!(mark(&mut first, &key(&value), WINDOW).await?, Marked::First);
+        let second = tokio::spawn({
+            let pool = pool.clone();
+            async move { marked(&pool, &value).await }
+        });
+        until_blocked(&pool, 1).await;
+        if commits {
+            first.commit().await?;
+            assert_eq!(second.await??, Marked::Duplicate);
+        } else {
+            first.rollback().await?;
+            assert_eq!(second.await??, Marked::First);
+        }
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_uncommitted_mark_is_in_flight_and_no_duplicate(pool: PgPool) -> anyhow::Result<()> {
+    let mut first = pool.begin().await?;
+    assert_eq!(mark(&mut first, &key("a"), WINDOW).await?, Marked::First);
+
+    let mut second = pool.begin().await?;
+    let error = Dedup::new(WINDOW)?.with_in_flight(InFlight::Reject)?.mark(&mut second, &key("a")).await;
+    assert!(matches!(error, Err(Error::InFlight { .. })), "{error:?}");
+    assert_eq!(setting(&mut second, "lock_timeout").await, "0", "usable");
+    second.rollback().await?;
+
+    let mut third = pool.begin().await?;
+    let brief = InFlight::Wait(Duration::from_millis(50));
+    let error = Dedup::new(WINDOW)?.with_in_flight(brief)?.mark(&mut third, &key("a")).await;
+    assert!(matches!(error, Err(Error::InFlight { .. })), "{error:?}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn autocommit_is_refused_before_anything_is_marked(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = connect(&pool).await;
+    let error = mark(&mut conn, &key("a"), WINDOW).await;
+    assert!(matches!(error, Err(Error::NotInTransaction)), "{error:?}");
+    let error = Dedup::new(WINDOW)?.mark_many(&mut conn, &[key("a")]).await;
+    assert!(matches!(error, Err(Error::NotInTransaction)), "{error:?}");
+    assert_eq!(marked(&pool, "a").await?, Marked::First);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_window_ends_by_the_databases_clock_swept_or_not(pool: PgPool) -> anyhow::Result<()> {
+    for swept in [false, true] {
+        let value = swept.to_string();
+        assert_eq!(marked(&pool, &value).await?, Marked::First);
+        let exact: bool = sqlx::query_scalar(
+            "select expires_at - completed_at = interval '300 s' from idempotency.record where key = $1",
+        )
+        .bind(&value)
+        .fetch_one(&pool)
+        .await?;
+        assert!(exact);
+        // A minute before its end, and a moment after it.
+        expire_in(&pool, &key(&value), "60000ms").await;
+        if swept {
+            assert_eq!(Janitor::new(pool.clone()).sweep_once(10).await?.rows(), 0);
+        }
+        assert_eq!(marked(&pool, &value).await?, Marked::Duplicate);
+        expire_in(&pool, &key(&value), "0ms").await;
+        if swept {
+            assert_eq!(Janitor::new(pool.clone()).sweep_once(10).await?.marks, 1);
+        }
+        assert_eq!(marked(&pool, &value).await?, Marked::First);
+        assert_eq!(marked(&pool, &value).await?, Marked::Duplicate);
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_mark_and_a_full_record_do_not_share_a_key(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    assert_eq!(marked(&pool, "mark").await?, Marked::First);
+    let error = once(&pool, &key("mark"), "body").await.expect_err("a mark");
+    assert!(matches!(error, Error::OtherMode { .. }), "{error:?}");
+    let _ = once(&pool, &key("record"), "body").await?;
+    let error = marked(&pool, "record").await.expect_err("a record");
+    assert!(matches!(error, Error::OtherMode { .. }), "{error:?}");
+    let mut tx = pool.begin().await?;
+    let error = Dedup::new(WINDOW)?.mark_many(&mut tx, &[key("new"), key("record")]).await;
+    assert!(matches!(error, Err(Error::OtherMode { .. })), "{error:?}");
+    Ok(())
+}
+
+/// Bytes of WAL that this work wrote on this connection's server; nobody else is on it in this test's database, but other
+/// tests are on the server, so the least of several tries counts.
+async fn wal_bytes<F>(pool: &PgPool, mut work: F) -> i64
+where
+    F: AsyncFnMut(),
+{
+    let mut least = i64::MAX;
+    for _ in 0..30 {
+        let before: String =
+            sqlx::query_scalar("select pg_current_wal_insert_lsn()::text").fetch_one(pool).await.expect("an LSN");
+        work().await;
+        let written: i64 =
+            sqlx::query_scalar("select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $1::text::pg_lsn)::int8")
+                .bind(before)
+                .fetch_one(pool)
+                .await
+                .expect("a difference");
+        least = least.min(written);
+    }
+    least
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_mark_writes_half_the_wal_of_a_full_record(pool: PgPool) -> anyhow::Result<()> {
+    let response = "x".repeat(300);
+    let mut n = 0;
+    let full = wal_bytes(&pool, async || {
+        n += 1;
+        let key = key(&format!("full {n:06}"));
+        let outcome = pg_idempotency::Idempotency::new()
+            .run(&pool, &key, "body", async |_| Ok::<_, Error>(response.clone()))
+            .await
+            .expect("performed");
+        assert!(!outcome.is_replayed());
+    })
+    .await;
+    let mut n = 0;
+    let mark = wal_bytes(&pool, async || {
+        n += 1;
+        assert_eq!(marked(&pool, &format!("mark {n:06}")).await.expect("marked"), Marked::First);
+    })
+    .await;
+    println!("a full record with 300 bytes of response: {full} B of WAL; a mark: {mark} B");
+    assert!(mark * 2 <= full, "{mark} against {full}");
+    Ok(())
+}
