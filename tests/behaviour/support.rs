@@ -11,7 +11,7 @@ use sqlx::{Connection as _, PgConnection, PgPool};
 use tokio::sync::Semaphore;
 
 /// Long past anything that works; a test that hangs fails by it.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn key(value: &str) -> Key {
     Key::new("tenant", "operation", value).expect("a valid key")

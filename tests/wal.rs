@@ -1,0 +1,66 @@
+//! WAL, counted on the server: a binary of its own, so that no other test writes any beside it.
+
+#[allow(dead_code, reason = "made for the tests of behaviour; this one needs little of it")]
+#[path = "behaviour/support.rs"]
+mod support;
+
+use std::time::Duration;
+
+use pg_idempotency::Error;
+use pg_idempotency::dedup::{Marked, mark};
+use sqlx::PgPool;
+
+use support::key;
+
+/// Bytes of WAL that this work writes: the least of several tries, because the server has work of its own.
+async fn wal_bytes<F>(pool: &PgPool, mut work: F) -> i64
+where
+    F: AsyncFnMut(),
+{
+    let mut least = i64::MAX;
+    for _ in 0..30 {
+        let before: String =
+            sqlx::query_scalar("select pg_current_wal_insert_lsn()::text").fetch_one(pool).await.expect("an LSN");
+        work().await;
+        let written: i64 =
+            sqlx::query_scalar("select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $1::text::pg_lsn)::int8")
+                .bind(before)
+                .fetch_one(pool)
+                .await
+                .expect("a difference");
+        least = least.min(written);
+    }
+    least
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_mark_writes_half_the_wal_of_a_full_record(pool: PgPool) -> anyhow::Result<()> {
+    let response = "x".repeat(300);
+    let mut n = 0;
+    let full = wal_bytes(&pool, async || {
+        n += 1;
+        let key = key(&format!("full {n:06}"));
+        let outcome = pg_idempotency::Idempotency::new()
+            .run(&pool, &key, "body", async |_| Ok::<_, Error>(response.clone()))
+            .await
+            .expect("performed");
+        assert!(!outcome.is_replayed());
+    })
+    .await;
+    let mut n = 0;
+    let mark = wal_bytes(&pool, async || {
+        n += 1;
+        assert_eq!(marked(&pool, &format!("mark {n:06}")).await.expect("marked"), Marked::First);
+    })
+    .await;
+    println!("a full record with 300 bytes of response: {full} B of WAL; a mark: {mark} B");
+    assert!(mark * 2 <= full, "{mark} against {full}");
+    Ok(())
+}
+
+async fn marked(pool: &PgPool, value: &str) -> Result<Marked, Error> {
+    let mut tx = pool.begin().await?;
+    let marked = mark(&mut tx, &key(value), Duration::from_secs(300)).await?;
+    tx.commit().await?;
+    Ok(marked)
+}
