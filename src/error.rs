@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use crate::{InvalidBody, InvalidDuration, Key, Mode};
+use crate::{InvalidBody, InvalidDuration, InvalidKey, Key, Mode};
 
 /// An error from another library, kept as the cause.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -110,6 +110,10 @@ pub enum Error {
         /// What the encoder or decoder says.
         source: BoxError,
     },
+
+    /// The key was refused. No SQL ran. Here for a `perform`, or a function around it, that returns this error.
+    #[error(transparent)]
+    InvalidKey(#[from] InvalidKey),
 
     /// The request body has no fingerprint. No SQL ran.
     #[error("the request body has no fingerprint")]
