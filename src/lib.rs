@@ -7,7 +7,7 @@ pub mod dedup;
 mod ensure;
 mod error;
 mod fingerprint;
-mod janitor;
+pub mod janitor;
 mod key;
 pub mod lease;
 mod migrate;

@@ -23,7 +23,7 @@ use crate::{Error, Key, Mode};
 pub(crate) use claim::{Claim, Terms};
 pub(crate) use lease::Actor;
 pub(crate) use mark::{MarkBatch, Standing};
-pub(crate) use sweep::{Batch, sweep};
+pub(crate) use sweep::{Batch, Due, count_due, leaves, oldest_due, sweep, try_single_runner};
 
 /// The record of one key.
 #[derive(Clone, Copy)]

@@ -1,6 +1,9 @@
-//! Deleting what is past its retention.
+//! Deleting what is past its retention, and counting it.
 
-use sqlx::{PgConnection, Row};
+use std::time::Duration;
+
+use sqlx::postgres::types::Oid;
+use sqlx::{PgConnection, Row as _};
 
 use crate::Error;
 
@@ -12,9 +15,17 @@ pub(crate) struct Batch {
     pub(crate) marks: u64,
 }
 
+/// What is due, by kind: what batches would delete.
+pub(crate) type Due = Batch;
+
 impl Batch {
     pub(crate) fn rows(&self) -> u64 {
         self.completed + self.unfinished + self.marks
+    }
+
+    fn of(row: &sqlx::postgres::PgRow) -> sqlx::Result<Self> {
+        let count = |column| row.try_get::<i64, _>(column).map(i64::unsigned_abs);
+        Ok(Self { completed: count("completed")?, unfinished: count("unfinished")?, marks: count("marks")? })
     }
 }
 
@@ -22,8 +33,9 @@ impl Batch {
 ///
 /// Rows that somebody is taking over are skipped, and the predicate stands outside once more: the row version that is
 /// deleted is judged, not the one that was selected. By `ctid` and an array, because `in (select … limit)` may run the
-/// select once for each outer row, and then deletes more than the limit.
-pub(crate) async fn sweep(conn: &mut PgConnection, limit: u32) -> Result<Batch, Error> {
+/// select once for each outer row, and then deletes more than the limit. A `ctid` is unique within a leaf only: where the
+/// table is partitioned, `leaf` names one.
+pub(crate) async fn sweep(conn: &mut PgConnection, leaf: Option<u32>, limit: u32) -> Result<Batch, Error> {
     sqlx::query(
         "
         with deleted as (
@@ -33,12 +45,14 @@ pub(crate) async fn sweep(conn: &mut PgConnection, limit: u32) -> Result<Batch, 
                     from idempotency.record
                     where expires_at <= statement_timestamp()
                         and (lease_until is null or lease_until <= statement_timestamp())
+                        and ($2::oid is null or tableoid = $2::oid)
                     order by expires_at
                     limit $1::int8
                     for update skip locked
                 ))
                 and expires_at <= statement_timestamp()
                 and (lease_until is null or lease_until <= statement_timestamp())
+                and ($2::oid is null or tableoid = $2::oid)
             returning mode, completed_at
         )
         select
@@ -50,11 +64,77 @@ pub(crate) async fn sweep(conn: &mut PgConnection, limit: u32) -> Result<Batch, 
     )
     .persistent(false)
     .bind(i64::from(limit))
+    .bind(leaf.map(Oid))
     .fetch_one(conn)
     .await
-    .and_then(|row| {
-        let count = |column| row.try_get::<i64, _>(column).map(i64::unsigned_abs);
-        Ok(Batch { completed: count("completed")?, unfinished: count("unfinished")?, marks: count("marks")? })
-    })
+    .and_then(|row| Batch::of(&row))
     .map_err(Error::of_statement)
+}
+
+/// The leaves of a partitioned table; a single `None` for one that is not.
+pub(crate) async fn leaves(conn: &mut PgConnection) -> Result<Vec<Option<u32>>, Error> {
+    let leaves: Vec<Oid> = sqlx::query_scalar(
+        "
+        select tree.relid::oid
+        from pg_catalog.pg_partition_tree('idempotency.record'::regclass) as tree
+        where tree.isleaf and tree.parentrelid is not null
+        order by tree.relid
+        ",
+    )
+    .persistent(false)
+    .fetch_all(conn)
+    .await
+    .map_err(Error::of_statement)?;
+    if leaves.is_empty() {
+        return Ok(vec![None]);
+    }
+    Ok(leaves.into_iter().map(|leaf| Some(leaf.0)).collect())
+}
+
+/// Counts what is due.
+pub(crate) async fn count_due(conn: &mut PgConnection) -> Result<Due, Error> {
+    sqlx::query(
+        "
+        select
+            count(*) filter (where mode <> 'mark' and completed_at is not null) as completed,
+            count(*) filter (where completed_at is null) as unfinished,
+            count(*) filter (where mode = 'mark') as marks
+        from idempotency.record
+        where expires_at <= statement_timestamp()
+            and (lease_until is null or lease_until <= statement_timestamp())
+        ",
+    )
+    .persistent(false)
+    .fetch_one(conn)
+    .await
+    .and_then(|row| Batch::of(&row))
+    .map_err(Error::of_statement)
+}
+
+/// For how long the oldest expired record has been due; `None` where none is.
+pub(crate) async fn oldest_due(conn: &mut PgConnection) -> Result<Option<Duration>, Error> {
+    let seconds: Option<f64> = sqlx::query_scalar(
+        "
+        select extract(epoch from statement_timestamp() - expires_at)::float8
+        from idempotency.record
+        where expires_at <= statement_timestamp()
+            and (lease_until is null or lease_until <= statement_timestamp())
+        order by expires_at
+        limit 1
+        ",
+    )
+    .persistent(false)
+    .fetch_optional(conn)
+    .await
+    .map_err(Error::of_statement)?;
+    Ok(seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
+}
+
+/// Whether this transaction may sweep where only one may at a time. The number is ASCII for "pgisweep".
+pub(crate) async fn try_single_runner(conn: &mut PgConnection) -> Result<bool, Error> {
+    sqlx::query_scalar("select pg_try_advisory_xact_lock(8099558399494415728)")
+        .persistent(false)
+        .fetch_one(conn)
+        .await
+        .map_err(Error::of_statement)
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pg_idempotency::janitor::{InvalidBatchSize, MAX_BATCH_SIZE};
 use pg_idempotency::{Error, Idempotency, Janitor};
 use sqlx::{Executor as _, PgPool};
 
@@ -161,5 +162,185 @@ async fn races_with_claims_and_take_overs_lose_nothing(
     assert_eq!(effects(&pool).await, performed, "an effect for each acknowledged performance, and no other");
     assert!(performed > 4, "records did expire");
     pool.close().await;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn tells_how_old_the_oldest_is_before_and_after(pool: PgPool) -> anyhow::Result<()> {
+    fill(&pool, "transaction", true, None, true, 30).await;
+    let janitor = Janitor::new(pool.clone()).with_batch_size(10)?;
+    let swept = janitor.sweep_once(20).await?;
+    assert!(swept.oldest_before.is_some_and(|age| age >= Duration::from_secs(60)), "{swept:?}");
+    assert!(swept.oldest_after.is_some() && swept.duration > Duration::ZERO, "{swept:?}");
+    let swept = janitor.sweep_once(u64::MAX).await?;
+    assert_eq!((swept.rows(), swept.oldest_after), (10, None));
+    assert_eq!(janitor.sweep_once(u64::MAX).await?.oldest_before, None);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_dry_run_counts_and_deletes_nothing(pool: PgPool) -> anyhow::Result<()> {
+    fill(&pool, "transaction", true, None, true, 5).await;
+    fill(&pool, "at_most_once", false, Some("-1 min"), true, 3).await;
+    fill(&pool, "at_most_once", false, Some("1 min"), true, 9).await;
+    fill(&pool, "mark", true, None, true, 2).await;
+    fill(&pool, "mark", true, None, false, 9).await;
+    let due = Janitor::new(pool.clone()).dry_run().await?;
+    assert_eq!((due.completed, due.unfinished, due.marks), (5, 3, 2));
+    assert_eq!(left(&pool).await, 28);
+    Ok(())
+}
+
+/// A `ctid` names a row of one leaf only; without the leaf, live rows at the same place of others would go too.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn sweeps_a_partitioned_table_leaf_by_leaf(pool: PgPool) -> anyhow::Result<()> {
+    pool.execute(
+        "alter table idempotency.record rename to plain;
+         create table idempotency.record (like idempotency.plain including defaults including constraints)
+             partition by hash (scope);
+         alter table idempotency.record add primary key (scope, operation, key);
+         create index on idempotency.record (expires_at);
+         create table idempotency.p0 partition of idempotency.record for values with (modulus 4, remainder 0);
+         create table idempotency.p1 partition of idempotency.record for values with (modulus 4, remainder 1);
+         create table idempotency.p2 partition of idempotency.record for values with (modulus 4, remainder 2);
+         create table idempotency.p3 partition of idempotency.record for values with (modulus 4, remainder 3);
+         insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+         select 'mark', 'tenant ' || n, 'o', 'k', n, now(), now() + case when n % 3 = 0 then interval '-1 min' else interval '1 h' end
+         from generate_series(1, 3000) as n",
+    )
+    .await?;
+    let janitor = Janitor::new(pool.clone()).with_batch_size(50)?.with_pause(Duration::ZERO);
+    let swept = janitor.sweep_once(120).await?;
+    assert_eq!((swept.rows(), swept.limited), (120, true));
+    let swept = janitor.sweep_once(u64::MAX).await?;
+    assert_eq!(swept.rows(), 880);
+    assert_eq!(left(&pool).await, 2000);
+
+    create_effects(&pool).await;
+    for replayed in [false, true] {
+        assert_eq!(once(&pool, &key("a"), "body").await?.is_replayed(), replayed, "and the crate works on it");
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_single_runner_leaves_the_floor_to_the_one_who_has_it(pool: PgPool) -> anyhow::Result<()> {
+    fill(&pool, "transaction", true, None, true, 30).await;
+    let single = Janitor::new(pool.clone()).with_batch_size(10)?.with_single_runner(true);
+    let mut other = pool.begin().await?;
+    // The lock of whoever sweeps at this moment.
+    sqlx::query("select pg_advisory_xact_lock($1)").bind(i64::from_be_bytes(*b"pgisweep")).execute(&mut *other).await?;
+    let swept = single.sweep_once(u64::MAX).await?;
+    assert_eq!((swept.rows(), swept.limited), (0, true));
+    assert_eq!(Janitor::new(pool.clone()).sweep_once(10).await?.rows(), 10, "others do not ask");
+    other.rollback().await?;
+    assert_eq!(single.sweep_once(u64::MAX).await?.rows(), 20);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn runs_until_it_is_told_to_stop(pool: PgPool) -> anyhow::Result<()> {
+    fill(&pool, "transaction", true, None, true, 500).await;
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let janitor = Janitor::new(pool.clone()).with_interval(Duration::from_secs(1))?;
+    let running = tokio::spawn(janitor.run(async { drop(stopped.await) }));
+    crate::support::until(&pool, "select count(*) = 0 from idempotency.record").await;
+    fill(&pool, "mark", true, None, true, 500).await;
+    crate::support::until(&pool, "select count(*) = 0 from idempotency.record").await;
+    stop.send(()).expect("it listens");
+    tokio::time::timeout(crate::support::PATIENCE, running).await.expect("it stops")?;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn stops_within_a_batch_when_told(pool: PgPool) -> anyhow::Result<()> {
+    fill(&pool, "transaction", true, None, true, 5000).await;
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    // It would take longer than anybody's patience.
+    let janitor = Janitor::new(pool.clone())
+        .with_interval(Duration::from_secs(1))?
+        .with_batch_size(10)?
+        .with_pause(Duration::from_secs(3600));
+    let running = tokio::spawn(janitor.run(async { drop(stopped.await) }));
+    crate::support::until(&pool, "select count(*) = 4990 from idempotency.record").await;
+    stop.send(()).expect("it listens");
+    tokio::time::timeout(crate::support::PATIENCE, running).await.expect("it stops")?;
+    assert_eq!(left(&pool).await, 4990);
+    Ok(())
+}
+
+#[sqlx::test(migrations = false)]
+async fn goes_on_after_errors(pool: PgPool) -> anyhow::Result<()> {
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let janitor = Janitor::new(pool.clone()).with_interval(Duration::from_secs(1))?;
+    let running = tokio::spawn(janitor.run(async { drop(stopped.await) }));
+    // There is no table at first, and then its sweeps are killed.
+    crate::support::until(
+        &pool,
+        "select exists (
+             select from pg_stat_activity
+             where datname = current_database() and query like '%idempotency.record%' and pid <> pg_backend_pid()
+                 and query not like '%pg_stat_activity%'
+         )",
+    )
+    .await;
+    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    fill(&pool, "transaction", true, None, true, 500).await;
+    crate::support::until(&pool, "select count(*) = 0 from idempotency.record").await;
+    let mut killer = crate::support::connect(&pool).await;
+    killer
+        .execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity
+             where datname = current_database() and pid <> pg_backend_pid()",
+        )
+        .await?;
+    fill(&pool, "transaction", true, None, true, 500).await;
+    crate::support::until(&pool, "select count(*) = 0 from idempotency.record").await;
+    stop.send(()).expect("it listens");
+    running.await?;
+    Ok(())
+}
+
+/// A time-out halves the batch until it fits.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_batch_that_takes_too_long_is_halved(pool: PgPool) -> anyhow::Result<()> {
+    fill(&pool, "transaction", true, None, true, 400).await;
+    // Deleting costs a millisecond for each row, and a statement may take 100 of them.
+    pool.execute(
+        "create function slow() returns trigger language plpgsql as $$ begin perform pg_sleep(0.001); return old; end $$;
+         create trigger slow before delete on idempotency.record for each row execute function slow()",
+    )
+    .await?;
+    let options = (*pool.connect_options()).clone().options([("statement_timeout", "100ms")]);
+    let janitor = Janitor::new(PgPool::connect_with(options).await?).with_interval(Duration::from_secs(1))?;
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let running = tokio::spawn(janitor.run(async { drop(stopped.await) }));
+    crate::support::until(&pool, "select count(*) = 0 from idempotency.record").await;
+    stop.send(()).expect("it listens");
+    running.await?;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn keeps_up_by_the_arithmetic_of_its_documentation(pool: PgPool) -> anyhow::Result<()> {
+    let janitor = Janitor::new(pool);
+    let capacity = janitor.capacity(Duration::from_millis(10));
+    assert!((16_000.0..17_000.0).contains(&capacity), "{capacity}");
+    let large = janitor.clone().with_batch_size(10_000)?;
+    let capacity = large.capacity(Duration::from_millis(100));
+    assert!((66_000.0..67_000.0).contains(&capacity), "{capacity}");
+    let a_minute_of_20_000 = 1_200_000.0 / capacity;
+    assert!((17.0..19.0).contains(&a_minute_of_20_000), "{a_minute_of_20_000} s");
+    let paced = large.with_max_rows_per_second(std::num::NonZeroU32::new(25_000).expect("not zero"));
+    let capacity = paced.capacity(Duration::from_millis(100));
+    assert!((24_999.0..25_001.0).contains(&capacity), "{capacity}");
+
+    for absurd in [0, MAX_BATCH_SIZE + 1] {
+        assert!(
+            matches!(janitor.clone().with_batch_size(absurd), Err(InvalidBatchSize { given, .. }) if given == absurd)
+        );
+    }
+    assert!(janitor.clone().with_interval(Duration::ZERO).is_err());
+    assert!(janitor.with_interval(Duration::from_secs(5)).is_ok());
     Ok(())
 }

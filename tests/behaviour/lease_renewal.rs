@@ -84,6 +84,27 @@ async fn work_stops_when_the_claim_is_gone(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A heartbeat without the token would prolong the next owner's claim, and its own owner would never hear that he lost it.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn work_that_was_overtaken_stops_and_prolongs_nothing(pool: PgPool) -> anyhow::Result<()> {
+    let error = ensure_leased(&pool, &key("a"), "body", POLICY, async |_| {
+        // What a take-over does, with an end that can be told apart.
+        pool.execute("update idempotency.record set token = token + 1, lease_until = now() + interval '1 hour'")
+            .await?;
+        std::future::pending::<()>().await;
+        Ok::<_, Error>(())
+    })
+    .await
+    .expect_err("lost");
+    assert!(matches!(error, Error::LeaseLost), "{error:?}");
+    let untouched: bool =
+        sqlx::query_scalar("select lease_until > now() + interval '59 minutes' from idempotency.record")
+            .fetch_one(&pool)
+            .await?;
+    assert!(untouched);
+    Ok(())
+}
+
 /// No connection to be had: the owner stops by its own clock, and before the database's ends the lease.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn an_owner_without_a_connection_stops_before_its_lease_lapses(
