@@ -162,7 +162,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     SchemaMissing {
-        /// The server's error: SQLSTATE 42P01, 42703 or 3F000.
+        /// The server's error (SQLSTATE 42P01, 42703 or 3F000), or the migration that is missing.
         source: sqlx::Error,
     },
 

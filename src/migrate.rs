@@ -137,6 +137,16 @@ async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
     Ok(())
 }
 
+/// Whether the schema is this release's.
+pub(crate) async fn current(conn: &mut PgConnection) -> Result<(), Error> {
+    match missing(conn).await?.first() {
+        None => Ok(()),
+        Some(migration) => Err(Error::SchemaMissing {
+            source: sqlx::Error::Migrate(Box::new(sqlx::migrate::MigrateError::VersionNotPresent(migration.version))),
+        }),
+    }
+}
+
 /// The migrations that are not recorded as applied. Plain SQL without parameters, which any pooler passes as one piece.
 async fn missing(conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Error> {
     let there = conn.fetch_one("select to_regclass('idempotency._sqlx_migrations') is not null").await?;

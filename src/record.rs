@@ -6,6 +6,7 @@
 //! still from BEGIN on.
 
 mod claim;
+mod inspect;
 mod lease;
 mod mark;
 mod sweep;
@@ -21,6 +22,7 @@ use sqlx::{PgConnection, Postgres, Row};
 use crate::{Error, Key, Mode};
 
 pub(crate) use claim::{Claim, Terms};
+pub(crate) use inspect::{groups, setup, size};
 pub(crate) use lease::Actor;
 pub(crate) use mark::{MarkBatch, Standing};
 pub(crate) use sweep::{Batch, Due, count_due, leaves, oldest_due, sweep, try_single_runner};

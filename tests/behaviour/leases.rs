@@ -168,6 +168,19 @@ async fn an_error_of_the_work_releases_at_least_once(pool: PgPool) -> anyhow::Re
     Ok(())
 }
 
+/// So that nothing which knows the old one, a heartbeat on its way, can touch the record again.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_release_draws_a_new_token(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool, AT_LEAST_ONCE).await;
+    let held = lease.token();
+    lease.release("on purpose").await?;
+    let (token, released): (i64, bool) =
+        sqlx::query_as("select token, lease_until = '-infinity' from idempotency.record").fetch_one(&pool).await?;
+    assert!(released);
+    assert_ne!(token, held);
+    Ok(())
+}
+
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn an_error_of_the_work_is_indeterminate_at_most_once_unless_not_performed(pool: PgPool) -> anyhow::Result<()> {
     let error = failing(&pool, AT_MOST_ONCE, true).await.expect_err("the work's own error");

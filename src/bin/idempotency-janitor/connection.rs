@@ -1,0 +1,52 @@
+//! Reaching the database, with an error that says why not.
+
+use std::str::FromStr as _;
+use std::time::Duration;
+
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection as _, PgConnection, PgPool};
+
+use crate::failure::Failure;
+
+/// A server that has not answered by then will not before cron calls again.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+pub(crate) struct Database {
+    url: Option<String>,
+}
+
+impl Database {
+    pub(crate) fn new(url: Option<String>) -> Self {
+        Self { url }
+    }
+
+    fn options(&self) -> Result<PgConnectOptions, Failure> {
+        let url = self.url.as_deref().ok_or(Failure::NoDatabase)?;
+        // What sqlx says of a malformed URL may quote it, and its password with it.
+        let options = PgConnectOptions::from_str(url).map_err(|_| Failure::MalformedUrl)?;
+        Ok(options.application_name("idempotency-janitor"))
+    }
+
+    pub(crate) async fn connect(&self) -> Result<PgConnection, Failure> {
+        match tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&self.options()?)).await {
+            Ok(connected) => connected.map_err(Failure::Connection),
+            Err(_) => Err(Failure::Silence),
+        }
+    }
+
+    /// A pool of one. It tries again until its time is up and then only says that it was, so a connection by itself goes
+    /// first and says why.
+    pub(crate) async fn pool(&self) -> Result<PgPool, Failure> {
+        self.connect().await?.close().await.map_err(Failure::Connection)?;
+        Ok(self.lazy_pool(self.options()?))
+    }
+
+    /// For a daemon, which starts before its database.
+    pub(crate) fn patient_pool(&self) -> Result<PgPool, Failure> {
+        Ok(self.lazy_pool(self.options()?))
+    }
+
+    fn lazy_pool(&self, options: PgConnectOptions) -> PgPool {
+        PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT_TIMEOUT).connect_lazy_with(options)
+    }
+}

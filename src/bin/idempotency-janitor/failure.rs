@@ -1,0 +1,84 @@
+//! Errors in one line: what happened, why, and what to do. A URL is never printed, for its password.
+
+use std::error::Error as _;
+
+use pg_idempotency::janitor::InvalidBatchSize;
+use pg_idempotency::{Error, InvalidDuration, InvalidKey};
+
+use crate::connection::CONNECT_TIMEOUT;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("no database given; set DATABASE_URL or --database-url")]
+    NoDatabase,
+    #[error("the database URL cannot be read; it should look like postgres://role@host/database")]
+    MalformedUrl,
+    #[error("cannot connect; check the database URL, and that the server is up")]
+    Connection(#[source] sqlx::Error),
+    #[error("the server gave no answer within {CONNECT_TIMEOUT:?}; check host, port and firewall")]
+    Silence,
+    #[error(transparent)]
+    Idempotency(#[from] Error),
+    #[error(
+        "the server refused the role; a janitor's needs select, delete and update (last_error) on idempotency.record, and usage on the schema"
+    )]
+    Refused(#[source] Error),
+    #[error(transparent)]
+    Key(#[from] InvalidKey),
+    #[error(transparent)]
+    Duration(#[from] InvalidDuration),
+    #[error(transparent)]
+    BatchSize(#[from] InvalidBatchSize),
+    #[error("there is no record of this key")]
+    NoRecord,
+    #[error("the record is under a live lease for {seconds:.0} s more; its owner may be at work: wait for it")]
+    Leased { seconds: f64 },
+    #[error("not forgotten: it has changed since it was shown; look again")]
+    Changed,
+    #[error("not forgotten: nobody said yes; add --yes where nobody can be asked")]
+    NotConfirmed,
+    #[error("something keeps the promise from holding, see above")]
+    Unhealthy,
+    #[error("cannot write the result")]
+    Output(#[source] std::io::Error),
+    #[error("cannot listen for signals")]
+    Signals(#[source] std::io::Error),
+}
+
+impl Failure {
+    /// 2 is for what was typed wrong, 1 for all else.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::NoDatabase
+            | Self::MalformedUrl
+            | Self::Key(_)
+            | Self::Duration(_)
+            | Self::BatchSize(_)
+            | Self::NotConfirmed => 2,
+            _ => 1,
+        }
+    }
+
+    /// The error and its causes; sqlx repeats the server's text in its own, which is said once.
+    pub(crate) fn in_one_line(&self) -> String {
+        let mut line = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            let text = error.to_string();
+            if !line.contains(&text) {
+                line = format!("{line}: {text}");
+            }
+            cause = error.source();
+        }
+        line.replace('\n', " ")
+    }
+}
+
+/// 42501 is a right that is missing: not our error, but somebody's to grant.
+pub(crate) fn of(error: Error) -> Failure {
+    let refused = match &error {
+        Error::Database(cause) => cause.as_database_error().and_then(|cause| cause.code()).as_deref() == Some("42501"),
+        _ => false,
+    };
+    if refused { Failure::Refused(error) } else { error.into() }
+}

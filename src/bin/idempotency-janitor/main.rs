@@ -1,0 +1,66 @@
+//! `idempotency-janitor`: keeps the table of pg-idempotency small, and tells what is in it.
+//!
+//! A thin `main` over the library. Exit codes: 0 done, 1 ran and failed, 2 wrong usage, 3 stopped at its limit with work left
+//! (`sweep`) or past the age that was asked about (`stats`).
+
+mod arguments;
+mod connection;
+mod failure;
+mod keys;
+mod stats;
+mod sweep;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use pg_idempotency::{migrate, schema_sql};
+
+use arguments::{Arguments, Command};
+use connection::Database;
+use failure::Failure;
+
+/// How a run that did not fail ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Done,
+    /// Stopped at a limit, or found what it was asked to find.
+    Limited,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    match run(Arguments::parse()).await {
+        Ok(Ending::Done) => ExitCode::SUCCESS,
+        Ok(Ending::Limited) => ExitCode::from(3),
+        Err(failure) => {
+            eprintln!("idempotency-janitor: {}", failure.in_one_line());
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+async fn run(arguments: Arguments) -> Result<Ending, Failure> {
+    let database = Database::new(arguments.database_url);
+    match arguments.command {
+        Command::Migrate { print: true } => print(&schema_sql()),
+        Command::Migrate { print: false } => {
+            migrate(&mut database.connect().await?).await?;
+            print("the schema is current\n")
+        }
+        Command::Sweep(options) => sweep::sweep(&database, options).await,
+        Command::Run(options) => sweep::run(&database, options).await,
+        Command::Stats(options) => stats::stats(&database, options).await,
+        Command::Health { max_lag } => stats::health(&database, max_lag).await,
+        Command::Show { key, json } => keys::show(&database, key, json).await,
+        Command::Forget { key, reason, yes } => keys::forget(&database, key, &reason, yes).await,
+    }
+}
+
+/// A reader that has gone away, as `head` does, is no failure.
+fn print(text: &str) -> Result<Ending, Failure> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::Output(error)),
+        _ => Ok(Ending::Done),
+    }
+}

@@ -1,0 +1,109 @@
+//! `stats` and `health`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
+use pg_idempotency::operator::{self, AGES, Stats, Warning};
+use serde_json::json;
+
+use crate::arguments;
+use crate::connection::Database;
+use crate::failure::{Failure, of};
+use crate::{Ending, print};
+
+/// The widest bar of the histogram.
+const BAR: f64 = 40.0;
+
+pub(crate) async fn stats(database: &Database, options: arguments::Stats) -> Result<Ending, Failure> {
+    let stats = operator::stats(&mut database.connect().await?, options.exact).await.map_err(of)?;
+    print(&if options.json { as_json(&stats) } else { as_text(&stats) })?;
+    let too_old =
+        options.fail_if_older_than.is_some_and(|most| stats.oldest_expired.is_some_and(|oldest| oldest > most));
+    Ok(if too_old { Ending::Limited } else { Ending::Done })
+}
+
+fn as_json(stats: &Stats) -> String {
+    let groups: Vec<_> = stats
+        .groups
+        .iter()
+        .map(|group| {
+            json!({
+                "operation": group.operation,
+                "state": group.state,
+                "age": AGES.get(group.age),
+                "records": group.records,
+                "oldest": group.oldest.to_rfc3339(),
+            })
+        })
+        .collect();
+    let report = json!({
+        "exact": stats.exact,
+        "records": stats.records,
+        "table_bytes": stats.table_bytes,
+        "index_bytes": stats.index_bytes,
+        "dead_rows": stats.dead_rows,
+        "oldest_expired_seconds": stats.oldest_expired.map(|oldest| oldest.as_secs_f64()),
+        "groups": groups,
+    });
+    format!("{report}\n")
+}
+
+fn as_text(stats: &Stats) -> String {
+    let about = if stats.exact { "" } else { "~" };
+    let mut table = Table::new();
+    table.load_preset(NOTHING).set_header(["operation", "state", "records", "oldest claimed"]);
+    let mut rows = BTreeMap::new();
+    let mut ages = [0_u64; AGES.len()];
+    for group in &stats.groups {
+        let row = rows.entry((&group.operation, &group.state)).or_insert((0, group.oldest));
+        *row = (row.0 + group.records, row.1.min(group.oldest));
+        ages[group.age.min(AGES.len() - 1)] += group.records;
+    }
+    for ((operation, state), (records, oldest)) in rows {
+        table.add_row([
+            operation.clone(),
+            state.clone(),
+            format!("{about}{records}"),
+            oldest.format("%Y-%m-%d %H:%M:%SZ").to_string(),
+        ]);
+    }
+    if let Some(column) = table.column_mut(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let most = ages.iter().copied().max().unwrap_or_default().max(1);
+    let histogram: String = AGES
+        .iter()
+        .zip(ages)
+        .map(|(age, records)| {
+            let bar = "#".repeat((records as f64 / most as f64 * BAR).ceil() as usize);
+            format!(" {age:>8} {about}{records:<10} {bar}\n")
+        })
+        .collect();
+    format!(
+        "{table}\n\n{histogram}\n{about}{} records, table {}, indexes {}, {} dead rows\n{}\n",
+        stats.records,
+        size(stats.table_bytes),
+        size(stats.index_bytes),
+        stats.dead_rows,
+        match stats.oldest_expired {
+            Some(oldest) => format!("the oldest expired record has been due for {} s", oldest.as_secs()),
+            None => "no expired record waits for its sweep".to_owned(),
+        },
+    )
+}
+
+fn size(bytes: u64) -> String {
+    indicatif::HumanBytes(bytes).to_string()
+}
+
+/// Exit code 1 with a line for each warning: what an alert needs.
+pub(crate) async fn health(database: &Database, max_lag: Duration) -> Result<Ending, Failure> {
+    let warnings: Vec<Warning> = operator::health(&mut database.connect().await?, max_lag).await.map_err(of)?;
+    if warnings.is_empty() {
+        return print("healthy\n");
+    }
+    print(&warnings.iter().map(|warning| format!("warning: {warning}\n")).collect::<String>())?;
+    Err(Failure::Unhealthy)
+}
