@@ -27,7 +27,7 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
         return Ok(Answer::TakeOver { attempt: 1 });
     }
     if found.mode != terms.mode {
-        return Err(Error::OtherMode { stored: found.mode, asked: terms.mode });
+        return Err(Error::OtherMode { key: key.clone(), stored: found.mode, asked: terms.mode });
     }
     let comparison = match (&terms.fingerprint, &found.fingerprint) {
         (Some(asked), Some(stored)) => asked.compare(stored),

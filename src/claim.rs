@@ -13,8 +13,8 @@ const ROUNDS: usize = 3;
 /// What a claim came to.
 pub(crate) enum Claimed {
     Won(Claim),
-    /// Another call completed; its response.
-    Lost(Vec<u8>),
+    /// Another call has completed; its response.
+    Replayed(Vec<u8>),
 }
 
 /// Claims the key, or finds the response of whoever did.
@@ -36,7 +36,7 @@ pub(crate) async fn claim(conn: &mut PgConnection, record: Record<'_>, terms: &T
         };
         let token = found.token;
         won = match answer(found, terms, record.key)? {
-            Answer::Replay(response) => return Ok(Claimed::Lost(response)),
+            Answer::Replay(response) => return Ok(Claimed::Replayed(response)),
             Answer::TakeOver { attempt } => record.take_over(conn, terms, token, attempt).await?,
         };
     }

@@ -32,6 +32,15 @@
 //! An uncommitted mark is never taken for a duplicate: by default its transaction is waited for, and if that rolls back, the
 //! one who waited is the first.
 //!
+//! # What the mark cannot see
+//!
+//! It is made before the processing, and nothing is written after it: so it cannot notice what becomes of the transaction.
+//! A SQL error that the processing swallows has aborted it, and then `commit()` says `Ok` and saves nothing; a COMMIT, a
+//! ROLLBACK, or a nested `conn.begin()` whose future is dropped while it waits (sqlx 0.9 then rolls back the *outer*
+//! transaction) leave the rest in autocommit, without the mark. Let errors of the processing out with `?`, and put no
+//! `timeout` around a nested `begin`. Where that is not enough, [`ensure_idempotent`](crate::ensure_idempotent()) ends in a
+//! fenced write, which fails in all of these cases.
+//!
 //! # Which mode?
 //!
 //! A mark stores no answer. If a duplicate must be given something back (the message that the first call created), that is
@@ -43,6 +52,7 @@ use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
 
+use crate::answer::RETRY_AFTER;
 use crate::claim::{Claimed, claim};
 use crate::options::{DEFAULT_WAIT, RETENTION, WAIT, within};
 use crate::record::{MarkBatch, Record, Standing, Terms};
@@ -138,7 +148,7 @@ impl Dedup {
     ///
     /// - [`Error::NotInTransaction`]: the connection is in autocommit, where the mark would commit without the processing.
     /// - [`Error::InFlight`]: another transaction is marking it, and did not end in time. A wait that ran out has aborted
-    ///   this transaction; [`InFlight::Reject`] leaves it usable.
+    ///   this transaction; [`InFlight::Reject`] leaves it usable, and where it cannot says [`Error::Retryable`].
     /// - [`Error::OtherMode`]: the key belongs to a record of another mode.
     /// - [`Error::Retryable`], [`Error::Database`], [`Error::SchemaMissing`].
     ///
@@ -159,7 +169,7 @@ impl Dedup {
         };
         match claim(conn, Record { key, prepared: self.prepared }, &terms).await? {
             Claimed::Won(_) => Ok(Marked::First),
-            Claimed::Lost(_) => Ok(Marked::Duplicate),
+            Claimed::Replayed(_) => Ok(Marked::Duplicate),
         }
     }
 
@@ -168,15 +178,18 @@ impl Dedup {
     /// the input, the first place may be [`Marked::First`] and the others are [`Marked::Duplicate`].
     ///
     /// The whole input is sorted, without moving it, so that overlapping batches of many consumers queue instead of
-    /// deadlocking; beyond input and result that takes 8 bytes for each key. Nothing is asked for no keys.
+    /// deadlocking, the fresh keys first and then the expired ones; only keys that have to be asked for again can still
+    /// cross another batch's, which is [`Error::Retryable`]. Beyond input and result that takes at most 16 bytes for each
+    /// key. Nothing is asked for no keys.
     ///
-    /// A batch takes no advisory locks, so [`InFlight::Reject`] cannot see an uncommitted mark before it meets it: it waits
-    /// a millisecond there, and then **the transaction is aborted**. And a single mark under `Reject` that meets a batch's
-    /// uncommitted mark does the same.
+    /// A batch takes no advisory locks, so [`InFlight::Reject`] cannot see an uncommitted mark before it meets it: it waits a
+    /// millisecond there, the transaction is aborted, and the answer is [`Error::Retryable`]. A single mark under `Reject`
+    /// that meets a batch's uncommitted mark fares the same.
     ///
     /// # Errors
     ///
-    /// As [`mark`](Self::mark). None of the keys is marked then, once the caller rolls back.
+    /// As [`mark`](Self::mark). **After any of them roll back**, also where the transaction would still work: some of the
+    /// keys may have been marked, and would be duplicates for ever of events that nobody has processed.
     ///
     /// # Cancellation
     ///
@@ -185,57 +198,60 @@ impl Dedup {
         if !conn.is_in_transaction() {
             return Err(Error::NotInTransaction);
         }
-        let mut order: Vec<usize> = (0..keys.len()).collect();
+        let mut open: Vec<usize> = (0..keys.len()).collect();
         // Of equal keys the earlier place comes first, and is the one that asks.
-        order.sort_unstable_by(|&a, &b| keys[a].cmp(&keys[b]).then(a.cmp(&b)));
-        order.dedup_by(|later, earlier| keys[*later] == keys[*earlier]);
+        open.sort_unstable_by(|&a, &b| keys[a].cmp(&keys[b]).then(a.cmp(&b)));
+        open.dedup_by(|later, earlier| keys[*later] == keys[*earlier]);
 
         let mut marked = vec![Marked::Duplicate; keys.len()];
-        for places in order.chunks_mut(BATCH) {
-            self.mark_batch(conn, keys, places, &mut marked).await?;
+        for _ in 0..ROUNDS {
+            if open.is_empty() {
+                return Ok(marked);
+            }
+            open = self.mark_open(conn, keys, &open, &mut marked).await?;
         }
-        Ok(marked)
+        if open.is_empty() { Ok(marked) } else { Err(Error::InFlight { retry_after: RETRY_AFTER }) }
     }
 
-    /// Marks the keys at these places, which are in order and each there once.
-    async fn mark_batch(
+    /// Marks the keys at these places, which are in order and each there once: first those that are not there, then those
+    /// that have expired, so that nobody who waits for a fresh key holds an expired one. Gives the places that have to be
+    /// asked for again, in order.
+    async fn mark_open(
         self,
         conn: &mut PgConnection,
         keys: &[Key],
-        places: &[usize],
+        open: &[usize],
         marked: &mut [Marked],
-    ) -> Result<(), Error> {
-        let mut open = places.to_vec();
-        for _ in 0..ROUNDS {
-            let losers = self.batch(keys, &open).insert(conn).await?;
-            let mut lost = vec![false; open.len()];
-            let (mut expired, mut unseen) = (Vec::new(), Vec::new());
-            for (at, standing) in losers {
+    ) -> Result<Vec<usize>, Error> {
+        let (mut expired, mut again) = (Vec::new(), Vec::new());
+        for places in open.chunks(BATCH) {
+            let mut lost = [false; BATCH];
+            for (at, standing) in self.batch(keys, places).insert(conn).await? {
                 lost[at] = true;
                 match standing {
-                    Standing::Live => {}
-                    Standing::Expired => expired.push(open[at]),
-                    Standing::Unseen => unseen.push(open[at]),
+                    Standing::Live(Mode::Mark) => {}
+                    Standing::Live(stored) => {
+                        return Err(Error::OtherMode { key: keys[places[at]].clone(), stored, asked: Mode::Mark });
+                    }
+                    Standing::Expired => expired.push(places[at]),
+                    Standing::Unseen => again.push(places[at]),
                 }
             }
-            for (place, _) in open.iter().zip(lost).filter(|(_, lost)| !lost) {
+            for (place, _) in places.iter().zip(lost).filter(|(_, lost)| !lost) {
                 marked[*place] = Marked::First;
             }
-            if !expired.is_empty() {
-                expired.sort_unstable_by(|&a, &b| keys[a].cmp(&keys[b]));
-                for at in self.batch(keys, &expired).take_over(conn).await? {
-                    marked[expired[at]] = Marked::First;
-                }
-                // Overtaken by another, or purged: the next round tells.
-                unseen.extend(expired.into_iter().filter(|&place| marked[place] == Marked::Duplicate));
-            }
-            if unseen.is_empty() {
-                return Ok(());
-            }
-            unseen.sort_unstable_by(|&a, &b| keys[a].cmp(&keys[b]));
-            open = unseen;
         }
-        Err(Error::InFlight { retry_after: crate::answer::RETRY_AFTER })
+        let in_order = |a: &usize, b: &usize| keys[*a].cmp(&keys[*b]);
+        expired.sort_unstable_by(in_order);
+        for places in expired.chunks(BATCH) {
+            for at in self.batch(keys, places).take_over(conn).await? {
+                marked[places[at]] = Marked::First;
+            }
+        }
+        // Overtaken by another, or purged: the next round tells.
+        again.extend(expired.into_iter().filter(|&place| marked[place] == Marked::Duplicate));
+        again.sort_unstable_by(in_order);
+        Ok(again)
     }
 
     fn batch<'k>(self, keys: &'k [Key], places: &'k [usize]) -> MarkBatch<'k> {

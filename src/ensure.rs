@@ -10,12 +10,8 @@ use sqlx::{Connection, PgConnection, PgPool};
 use crate::claim::{Claimed, claim};
 use crate::outcome::{decode, encode};
 use crate::record::{Claim, Record, Terms, Unmet};
-use crate::transaction::{Durability, in_own_transaction, release_savepoint, set_savepoint, undo_to_savepoint};
+use crate::transaction::{Durability, Savepoint, in_own_transaction, in_pooled_transaction};
 use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
-
-/// How many connections with somebody's open transaction [`Idempotency::run`] closes before it gives up. They are a bug
-/// elsewhere, and one call should not empty the pool over it.
-const FOREIGN_TRANSACTIONS: usize = 3;
 
 /// Performs an operation once, however often it is asked for, with the [default options](Idempotency::new).
 ///
@@ -237,25 +233,29 @@ impl Idempotency {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        let mut work = Some((Call::new(&self, key, body)?, perform));
-        for _ in 0..FOREIGN_TRANSACTIONS {
-            let mut conn = pool.acquire().await.map_err(Error::from)?;
-            if !conn.is_in_transaction() {
-                let result = in_own_transaction(&mut conn, Durability::AsItIs, async |conn| match work.take() {
-                    Some((call, perform)) => call.ensure(conn, perform).await,
-                    None => Err(Error::UnknownTransaction.into()),
-                })
-                .await;
-                match result {
-                    Ok(result) => return result,
-                    Err(Error::UnknownTransaction) => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            // Whatever goes wrong while it closes, it is gone from the pool.
-            let _ = conn.close().await;
-        }
-        Err(Error::UnknownTransaction.into())
+        let call = Call::new(&self, key, body)?;
+        in_pooled_transaction(pool, Durability::AsItIs, async move |conn| call.ensure(conn, perform).await).await
+    }
+
+    /// [`ensure_isolated`](Self::ensure_isolated) for a caller with no transaction of his own, as [`run`](Self::run). An error
+    /// of `perform` rolls all back, as it does there; [`Verdict::Undo`] stores the response and undoes the rest.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run).
+    ///
+    /// # Cancellation
+    ///
+    /// As [`run`](Self::run).
+    pub async fn run_isolated<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, perform: F) -> Result<Outcome<T>, E>
+    where
+        T: Serialize + DeserializeOwned,
+        B: Body + ?Sized,
+        E: From<Error>,
+        F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
+    {
+        let call = Call::new(&self, key, body)?;
+        in_pooled_transaction(pool, Durability::AsItIs, async move |conn| call.ensure_isolated(conn, perform).await).await
     }
 }
 
@@ -288,7 +288,7 @@ impl<'k> Call<'k> {
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
         match claim(conn, self.record, &self.terms).await? {
-            Claimed::Lost(response) => Ok(Outcome::Replayed(decode(&response)?)),
+            Claimed::Replayed(response) => Ok(Outcome::Replayed(decode(&response)?)),
             Claimed::Won(claim) => {
                 let response = perform(&mut *conn).await?;
                 let encoded = encode(&response)?;
@@ -305,22 +305,28 @@ impl<'k> Call<'k> {
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
         let claim = match claim(conn, self.record, &self.terms).await? {
-            Claimed::Lost(response) => return Ok(Outcome::Replayed(decode(&response)?)),
+            Claimed::Replayed(response) => return Ok(Outcome::Replayed(decode(&response)?)),
             Claimed::Won(claim) => claim,
         };
-        set_savepoint(conn).await?;
+        let savepoint = Savepoint::set(conn, claim.token).await?;
         let settled = match perform(&mut *conn).await {
-            Ok(verdict) => self.settle(conn, claim, verdict).await.map_err(E::from),
+            Ok(verdict) => self.settle(conn, claim, savepoint, verdict).await.map_err(E::from),
             Err(error) => Err(error),
         };
         if settled.is_err() {
-            // The error that is returned is the one that counts: if the transaction is gone, so is the claim.
-            let _ = self.give_up(conn, claim).await;
+            // Where this fails, the transaction is not what the caller is promised: that error counts more.
+            self.give_up(conn, claim, savepoint).await?;
         }
         settled
     }
 
-    async fn settle<T>(&self, conn: &mut PgConnection, claim: Claim, verdict: Verdict<T>) -> Result<Outcome<T>, Error>
+    async fn settle<T>(
+        &self,
+        conn: &mut PgConnection,
+        claim: Claim,
+        savepoint: Savepoint,
+        verdict: Verdict<T>,
+    ) -> Result<Outcome<T>, Error>
     where
         T: Serialize + DeserializeOwned,
     {
@@ -330,17 +336,24 @@ impl<'k> Call<'k> {
         };
         let encoded = encode(&response)?;
         if undo {
-            undo_to_savepoint(conn).await?;
+            savepoint.undo(conn).await?;
+            // Set anew, so that a completion that fails can be undone like everything else.
+            let savepoint = Savepoint::set(conn, claim.token).await?;
+            self.complete(conn, claim, &encoded).await?;
+            savepoint.release(conn).await?;
         } else {
-            release_savepoint(conn).await?;
+            self.complete(conn, claim, &encoded).await?;
+            savepoint.release(conn).await?;
         }
-        self.complete(conn, claim, &encoded).await?;
         Ok(Outcome::Performed(response))
     }
 
     /// Leaves the transaction as it was before `perform`, and the key to the next caller.
-    async fn give_up(&self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
-        undo_to_savepoint(conn).await?;
+    async fn give_up(&self, conn: &mut PgConnection, claim: Claim, savepoint: Savepoint) -> Result<(), Error> {
+        // The first error may be a stale one, of a statement whose future `perform` has dropped: then nothing was sent.
+        if savepoint.undo(conn).await.is_err() {
+            savepoint.undo(conn).await?;
+        }
         self.record.release(conn, claim).await
     }
 

@@ -29,7 +29,8 @@ pub enum Error {
     /// Over HTTP this is a 409.
     ///
     /// **In a transaction of the caller's own, a wait that ran out has aborted it** (SQLSTATE 55P03 has no other way):
-    /// roll back. [`InFlight::Reject`](crate::InFlight::Reject) leaves it usable.
+    /// roll back. [`InFlight::Reject`](crate::InFlight::Reject) leaves it usable, and says [`Retryable`](Self::Retryable) in
+    /// the rare cases in which it cannot.
     #[error("the operation is in flight elsewhere; retry with the same key after {retry_after:?}")]
     #[non_exhaustive]
     InFlight {
@@ -42,7 +43,7 @@ pub enum Error {
     /// commits although the call failed, or when `perform` itself commits.
     #[error(
         "the operation was claimed at {claimed_at} (attempt {attempt}) and never completed; \
-         find out whether it took effect, then resolve or forget it"
+         find out whether it took effect, then resolve or release it"
     )]
     #[non_exhaustive]
     Indeterminate {
@@ -50,9 +51,10 @@ pub enum Error {
         attempt: u32,
         /// When the last claim was made, by the database's clock.
         claimed_at: DateTime<Utc>,
-        /// Why the attempt before failed, where that is known.
+        /// Why the latest attempt failed that could say so: this one, or one before.
         last_error: Option<String>,
-        /// The fencing token of the claim.
+        /// The fencing token of the claim: what [`resolve`](crate::lease::resolve()) and [`release`](crate::lease::release())
+        /// ask for.
         token: i64,
     },
 
@@ -80,9 +82,13 @@ pub enum Error {
     OutlivedRetention,
 
     /// The key belongs to another mode: a mark, a lease and a transaction never share one.
-    #[error("the key belongs to mode {stored} and was asked for in mode {asked}; give each mode its own operations")]
+    #[error(
+        "the key belongs to mode {stored} and was asked for in mode {asked}; give each mode its own operations ({key:?})"
+    )]
     #[non_exhaustive]
     OtherMode {
+        /// The key: one of many, where many were marked.
+        key: Key,
         /// The mode of the record.
         stored: Mode,
         /// The mode that was asked for.
@@ -145,13 +151,13 @@ pub enum Error {
     Exhausted {
         /// How often it was attempted.
         attempts: u32,
-        /// Why the last attempt failed, where it said so.
+        /// Why the latest attempt failed that could say so.
         last_error: Option<String>,
         /// The fencing token of the last claim.
         token: i64,
     },
 
-    /// An option of a lease makes no sense.
+    /// A duration that was given makes no sense: a lease, a retention, a window, a wait.
     #[error(transparent)]
     InvalidDuration(#[from] InvalidDuration),
 
@@ -166,7 +172,8 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// A serialization failure (SQLSTATE 40001) or a deadlock (40P01). Nothing was stored: retry the whole transaction.
+    /// A serialization failure (SQLSTATE 40001), a deadlock (40P01), or, under [`InFlight::Reject`](crate::InFlight::Reject),
+    /// a row that was locked (55P03). Nothing was stored and the transaction is aborted: retry all of it.
     #[error("the transaction lost against a concurrent one; retry the whole transaction")]
     Retryable(#[source] sqlx::Error),
 

@@ -49,6 +49,9 @@ impl Fingerprint {
     /// `{"b":2,"a":1}` are one request, and so are `1.0` and `1` and `1e0`; `9007199254740993` and `9007199254740992`
     /// are two, and so are `1` and `"1"`, and `[1,2]` and `[2,1]`.
     ///
+    /// What the value's [`Serialize`] leaves out, a `#[serde(skip_serializing)]` field, does not count. What it writes in no
+    /// fixed order, a `HashSet`, has another fingerprint each time: take a `BTreeSet` or a sorted `Vec`. (Maps are sorted.)
+    ///
     /// A number that was *parsed* into an `f64` (as [`serde_json::Value`] does beyond 64-bit integers) has lost its
     /// further digits before it comes here: where those count, use [`Fingerprint::of_bytes`].
     ///
@@ -59,7 +62,7 @@ impl Fingerprint {
     pub fn of_json<T: Serialize + ?Sized>(value: &T) -> Result<Self, InvalidBody> {
         let mut json = CanonicalJson::new(Sha256::new_with_prefix(b"j"));
         value.serialize(&mut json)?;
-        Ok(Self::new(json.finish()))
+        Ok(Self::new(json.finish()?))
     }
 
     fn new(hasher: Sha256) -> Self {

@@ -20,7 +20,7 @@ use sqlx::{PgConnection, PgPool};
 
 use crate::Error;
 use crate::record::{self, Batch, Due};
-use crate::transaction::{Durability, in_own_transaction};
+use crate::transaction::{Durability, in_pooled_transaction};
 
 pub use options::{InvalidBatchSize, MAX_BATCH_SIZE};
 
@@ -115,8 +115,8 @@ impl Janitor {
     ///
     /// [`Error::Database`] and [`Error::SchemaMissing`].
     pub async fn dry_run(&self) -> Result<DueRecords, Error> {
-        let mut conn = self.pool.acquire().await?;
-        let Due { completed, unfinished, marks } = record::count_due(&mut conn).await?;
+        let Due { completed, unfinished, marks } =
+            in_pooled_transaction(&self.pool, Durability::AsItIs, async |conn| record::count_due(conn).await).await?;
         Ok(DueRecords { completed, unfinished, marks })
     }
 
@@ -129,7 +129,8 @@ impl Janitor {
     ) -> Result<Swept, Error> {
         let started = Instant::now();
         let mut swept = Swept { oldest_before: self.oldest().await?, ..Swept::default() };
-        let leaves = record::leaves(&mut *self.pool.acquire().await?).await?;
+        let leaves =
+            in_pooled_transaction(&self.pool, Durability::AsItIs, async |conn| record::leaves(conn).await).await?;
         'leaves: for leaf in leaves {
             loop {
                 let left = limit.saturating_sub(swept.rows());
@@ -139,11 +140,10 @@ impl Janitor {
                 }
                 let rows = u32::try_from(left).unwrap_or(*batch_size).min(*batch_size);
                 let batch_started = Instant::now();
-                let mut conn = self.pool.acquire().await?;
-                let batch =
-                    in_own_transaction(&mut conn, Durability::AsItIs, async |conn| self.batch(conn, leaf, rows).await)
-                        .await??;
-                drop(conn);
+                let batch = in_pooled_transaction(&self.pool, Durability::AsItIs, async |conn| {
+                    self.batch(conn, leaf, rows).await
+                })
+                .await?;
                 let Some(batch) = batch else {
                     swept.limited = true;
                     break 'leaves;
@@ -172,6 +172,6 @@ impl Janitor {
     }
 
     async fn oldest(&self) -> Result<Option<Duration>, Error> {
-        record::oldest_due(&mut *self.pool.acquire().await?).await
+        in_pooled_transaction(&self.pool, Durability::AsItIs, async |conn| record::oldest_due(conn).await).await
     }
 }

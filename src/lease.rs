@@ -41,13 +41,14 @@
 //! tenths without a renewal the work is dropped at its next await and the call ends in [`Error::LeaseLost`]. That clock
 //! stands still while the machine sleeps, and work that does not await is not dropped: the fence alone is certain. Make the
 //! lease several times as long as a database outage that you mean to sit out, and as short as you can bear to wait for the
-//! next attempt: 40 seconds is usual.
+//! next attempt: 40 seconds is usual. A queue that delivers again before the lease has lapsed only buys
+//! [`Error::InFlight`]. The renewal is a Tokio task, so lease mode needs Tokio.
 
 mod guard;
 mod policy;
 mod renewal;
 
-use std::fmt::Display;
+use std::fmt::{Display, Write as _};
 use std::future::poll_fn;
 use std::num::NonZeroU32;
 use std::pin::pin;
@@ -56,15 +57,16 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sha2::{Digest as _, Sha256};
 use sqlx::PgPool;
 use tokio::time::Instant;
 
 use crate::claim::{Claimed, claim};
-use crate::options::{DEFAULT_RETENTION, RETENTION, within};
+use crate::options::{DEFAULT_RETENTION, RETENTION, WAIT, within};
 use crate::outcome::{decode, encode};
 use crate::record::{Actor, Record, Terms};
-use crate::transaction::{Durability, in_own_transaction};
-use crate::{Body, Error, InFlight, InvalidDuration, Key, Outcome};
+use crate::transaction::{Durability, in_pooled_transaction};
+use crate::{Body, Error, Fingerprint, InFlight, InvalidBody, InvalidDuration, Key, Outcome};
 
 pub use guard::Lease;
 pub use policy::Policy;
@@ -121,6 +123,20 @@ where
 {
     let leasing = Leasing::new(policy).map_err(Error::from)?;
     leasing.ensure(pool, key, body, work).await
+}
+
+/// A key for the next service, the same in every attempt of an operation: 32 hexadecimal digits of a SHA-256 of the key and
+/// the fingerprint. A gateway that dedupes by it sees one operation, however many attempts there are; and an operator who
+/// looks up what became of an indeterminate one finds it under this key.
+///
+/// It does not outlive the retention in meaning: the same key with the same body is a new operation then, and derives the
+/// same key for a gateway that may remember longer.
+///
+/// # Errors
+///
+/// [`InvalidBody`] where the body has no fingerprint.
+pub fn downstream_key<B: Body + ?Sized>(key: &Key, body: &B) -> Result<String, InvalidBody> {
+    Ok(derive_downstream_key(key, &body.fingerprint()?))
 }
 
 /// Says what became of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation: every repeat
@@ -182,12 +198,17 @@ impl Leasing {
     /// # Errors
     ///
     /// [`InvalidDuration`] under twice the lease (a claim must not be forgotten while it is renewed) or over ten years.
-    pub fn with_retention(self, retention: Duration) -> Result<Self, InvalidDuration> {
-        let retention = within("retention", retention, self.policy.lease() * 2..=*RETENTION.end())?;
-        Ok(Self { retention, ..self })
+    pub const fn with_retention(self, retention: Duration) -> Result<Self, InvalidDuration> {
+        let shortest = self.policy.lease().saturating_mul(2);
+        match within("retention", retention, shortest..=*RETENTION.end()) {
+            Ok(retention) => Ok(Self { retention, ..self }),
+            Err(invalid) => Err(invalid),
+        }
     }
 
-    /// After how many attempts the next one is refused as [`Error::Exhausted`]: a poison message.
+    /// After how many attempts the next one is refused as [`Error::Exhausted`]: a poison message. Attempts that lapsed
+    /// count too, so a few deployments that kill their workers can make a healthy message look like one. To give an
+    /// exhausted operation another chance, [forget](crate::operator::forget) it.
     #[must_use]
     pub const fn with_max_attempts(self, max_attempts: NonZeroU32) -> Self {
         Self { max_attempts: Some(max_attempts), ..self }
@@ -195,9 +216,15 @@ impl Leasing {
 
     /// How long to wait for another owner's result before [`Error::InFlight`]. It polls, with jitter, and holds no
     /// connection between two polls. Zero, the default, does not wait.
-    #[must_use]
-    pub const fn with_wait_for(self, wait_for: Duration) -> Self {
-        Self { wait_for, ..self }
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] over an hour.
+    pub const fn with_wait_for(self, wait_for: Duration) -> Result<Self, InvalidDuration> {
+        match within("wait", wait_for, Duration::ZERO..=*WAIT.end()) {
+            Ok(wait_for) => Ok(Self { wait_for, ..self }),
+            Err(invalid) => Err(invalid),
+        }
     }
 
     /// As [`Idempotency::with_prepared_statements`](crate::Idempotency::with_prepared_statements).
@@ -240,11 +267,13 @@ impl Leasing {
         match unless_lost(&lease, work(&lease)).await {
             None => Err(Error::LeaseLost.into()),
             Some(Ok(response)) => {
-                lease.complete(&response).await?;
+                let encoded = encode(&response).map_err(E::from)?;
+                lease.complete_encoded(&encoded).await?;
                 Ok(Outcome::Performed(response))
             }
             Some(Err(error)) => {
-                lease.fail(&error.to_string()).await;
+                // Alternate, because anyhow then tells the causes too.
+                lease.fail(&format!("{error:#}")).await;
                 Err(error)
             }
         }
@@ -256,15 +285,20 @@ impl Leasing {
     ///
     /// As [`ensure`](Self::ensure), before any work.
     ///
+    /// # Panics
+    ///
+    /// Outside a Tokio runtime, before anything is claimed: the renewal is a task.
+    ///
     /// # Cancellation
     ///
-    /// Nothing has happened, or the claim was committed and lapses.
+    /// Nothing has happened, or the claim was committed and lapses. So it does where its COMMIT's answer is lost.
     pub async fn acquire<T, B>(self, pool: &PgPool, key: &Key, body: &B) -> Result<Acquired<T>, Error>
     where
         T: DeserializeOwned,
         B: Body + ?Sized,
     {
         let fingerprint = body.fingerprint()?;
+        let _ = tokio::runtime::Handle::current();
         let terms = Terms {
             mode: self.policy.mode(),
             fingerprint: Some(fingerprint),
@@ -279,16 +313,13 @@ impl Leasing {
         loop {
             // From before the claim is sent: the owner's clock must run ahead of the database's.
             let claimed_at = Instant::now();
-            let mut conn = pool.acquire().await?;
             let claimed =
-                in_own_transaction(&mut conn, Durability::Raised, async |conn| claim(conn, record, &terms).await)
-                    .await?;
-            drop(conn);
+                in_pooled_transaction(pool, Durability::Raised, async |conn| claim(conn, record, &terms).await).await;
             match claimed {
                 Ok(Claimed::Won(claim)) => {
                     return Ok(Acquired::Lease(Lease::new(self, pool, key, fingerprint, claim, claimed_at)));
                 }
-                Ok(Claimed::Lost(response)) => return Ok(Acquired::Replayed(decode(&response)?)),
+                Ok(Claimed::Replayed(response)) => return Ok(Acquired::Replayed(decode(&response)?)),
                 Err(Error::InFlight { .. }) if Instant::now() < give_up_at => {
                     tokio::time::sleep_until((Instant::now() + jittered(pause)).min(give_up_at)).await;
                     pause = (pause * 2).min(POLL.end);
@@ -322,7 +353,16 @@ async fn committed<F>(pool: &PgPool, durability: Durability, statement: F) -> Re
 where
     F: AsyncFnOnce(&mut sqlx::PgConnection) -> Result<bool, Error>,
 {
-    let mut conn = pool.acquire().await?;
-    let changed = in_own_transaction(&mut conn, durability, statement).await??;
-    if changed { Ok(()) } else { Err(Error::LeaseLost) }
+    if in_pooled_transaction(pool, durability, statement).await? { Ok(()) } else { Err(Error::LeaseLost) }
+}
+
+fn derive_downstream_key(key: &Key, fingerprint: &Fingerprint) -> String {
+    let mut hasher = Sha256::new_with_prefix(b"downstream");
+    key.hash_into(&mut hasher);
+    hasher.update(fingerprint.as_bytes());
+    hasher.finalize().iter().take(16).fold(String::new(), |mut hex, byte| {
+        // Writing to a String does not fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }

@@ -32,5 +32,5 @@ pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};
 pub use migrate::{MIGRATOR, migrate, schema_sql};
 pub use mode::Mode;
-pub use options::{Idempotency, InFlight, InvalidDuration};
+pub use options::{DEFAULT_RETENTION, Idempotency, InFlight, InvalidDuration};
 pub use outcome::{Outcome, Verdict};

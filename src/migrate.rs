@@ -28,7 +28,8 @@ static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
 /// who run all their migrations that way.
 ///
 /// It records what is applied in `idempotency._sqlx_migrations` and never touches the application's own table. It takes a
-/// session-level advisory lock, so not through PgBouncer in transaction mode: [`migrate`] works there.
+/// session-level advisory lock, so not through PgBouncer in transaction mode: [`migrate`] works there. The two take different
+/// locks: where both run at the same moment on an empty database, [`migrate`] tries again, and this one may fail once.
 pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     let mut migrator = Migrator::with_migrations(MIGRATIONS.to_vec());
     migrator.create_schema("idempotency");

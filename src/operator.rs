@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use sqlx::{Connection as _, PgConnection};
+use sqlx::PgConnection;
 
 use crate::record::{self, Record};
-use crate::transaction::{Durability, in_own_transaction};
+use crate::transaction::in_any_transaction;
 use crate::{Error, Key, Mode, migrate};
 
 /// A sample of this many records tells shares to about half a per cent, and is read in a moment.
@@ -132,6 +132,10 @@ pub struct Shown {
 ///
 /// [`Error::SchemaMissing`] and [`Error::Database`].
 pub async fn stats(conn: &mut PgConnection, exact: bool) -> Result<Stats, Error> {
+    in_any_transaction(conn, async |conn| read_stats(conn, exact).await).await
+}
+
+async fn read_stats(conn: &mut PgConnection, exact: bool) -> Result<Stats, Error> {
     let size = record::size(conn).await?;
     // A table that was never analyzed is small, or so young that a sample means nothing.
     let percent = if exact || size.records < SAMPLE { 100.0 } else { 100.0 * SAMPLE / size.records };
@@ -164,9 +168,12 @@ pub async fn stats(conn: &mut PgConnection, exact: bool) -> Result<Stats, Error>
 ///
 /// [`Error::SchemaMissing`] where the table is missing or old, and [`Error::Database`].
 pub async fn health(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {
-    migrate::current(conn).await?;
-    let setup = record::setup(conn).await?;
-    let oldest = record::oldest_due(conn).await?.filter(|oldest| *oldest > lag);
+    let (setup, oldest) = in_any_transaction(conn, async |conn| {
+        migrate::current(conn).await?;
+        Ok((record::setup(conn).await?, record::oldest_due(conn).await?))
+    })
+    .await?;
+    let oldest = oldest.filter(|oldest| *oldest > lag);
     Ok([
         (setup.synchronous_commit == "off").then_some(Warning::SynchronousCommitOff),
         (!setup.fsync).then_some(Warning::FsyncOff),
@@ -186,7 +193,8 @@ pub async fn health(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warnin
 ///
 /// [`Error::SchemaMissing`] and [`Error::Database`].
 pub async fn show(conn: &mut PgConnection, key: &Key) -> Result<Option<Shown>, Error> {
-    let shown = Record { key, prepared: false }.show(conn).await?;
+    let record = Record { key, prepared: false };
+    let shown = in_any_transaction(conn, async |conn| record.show(conn).await).await?;
     Ok(shown.map(|shown| Shown {
         mode: shown.mode,
         state: shown.state,
@@ -213,10 +221,6 @@ pub async fn show(conn: &mut PgConnection, key: &Key) -> Result<Option<Shown>, E
 /// Safe at every point: done, or not.
 pub async fn forget(conn: &mut PgConnection, key: &Key, token: i64) -> Result<(), Error> {
     let record = Record { key, prepared: false };
-    let forgotten = if conn.is_in_transaction() {
-        record.forget(conn, token).await?
-    } else {
-        in_own_transaction(conn, Durability::AsItIs, async |conn| record.forget(conn, token).await).await??
-    };
+    let forgotten = in_any_transaction(conn, async |conn| record.forget(conn, token).await).await?;
     if forgotten { Ok(()) } else { Err(Error::LeaseLost) }
 }

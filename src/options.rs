@@ -3,8 +3,9 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// A day: what Stripe documents for its idempotency keys, and longer than any sane client retries.
-pub(crate) const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long a key is remembered unless told. A day: what Stripe documents for its idempotency keys, and longer than any sane
+/// client retries.
+pub const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 /// From the smallest unit in which anybody plans to ten years, past which a typing error is likelier than a plan.
 pub(crate) const RETENTION: RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_secs(10 * 366 * 24 * 60 * 60);
@@ -56,6 +57,10 @@ pub enum InFlight {
     /// A shorter `lock_timeout` or `statement_timeout` that the caller has set stays in force and stays his error.
     Wait(Duration),
     /// Answer [`Error::InFlight`](crate::Error::InFlight) at once and leave the transaction usable.
+    ///
+    /// Where that cannot be, because the row itself is locked by a sweep that is deleting it or by an owner who could not get
+    /// the advisory lock, the claim waits a millisecond, the transaction is aborted, and the answer is
+    /// [`Error::Retryable`](crate::Error::Retryable).
     ///
     /// To tell in time, the owner is seen by an advisory lock that its transaction holds. So are transactions that have
     /// only *replayed* the key: should its record expire or be purged while one of those is still open, a new claim is

@@ -1,22 +1,29 @@
-//! A transaction that the crate opens and ends itself, on a connection that is in none.
+//! Transactions that the crate opens and ends itself, and its savepoints.
 
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 
-use sqlx::{Connection, Executor, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 
 use crate::Error;
 use crate::error::sqlstate;
+
+/// How many connections with somebody's open transaction are closed before a call gives up. They are a bug elsewhere, and
+/// one call should not empty the pool over it.
+const FOREIGN_TRANSACTIONS: usize = 3;
+
+/// How many errors of earlier statements, whose futures were dropped, may wait to be read. Each takes a ping.
+const STALE_ERRORS: usize = 3;
 
 /// How durable the commit is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Durability {
     /// As the session has it.
     AsItIs,
-    /// Raised to `synchronous_commit = on` where it is less than a local flush and standby's; never lowered. For a claim
-    /// that guards an effect elsewhere: lost with the server, it would let a second caller repeat the effect.
+    /// Raised to `synchronous_commit = on` where it is less than that; never lowered. For a claim that guards an effect
+    /// elsewhere: lost with the server, it would let a second caller repeat the effect.
     Raised,
 }
 
@@ -33,6 +40,44 @@ impl Durability {
             }
         }
     }
+}
+
+/// Runs `work` in a transaction of its own, on a connection of the pool.
+///
+/// One on which somebody left an open transaction is closed, neither committed nor given back, and another one taken.
+/// `work` is called once at most: where nothing began, it was not called.
+pub(crate) async fn in_pooled_transaction<R, E, F>(pool: &PgPool, durability: Durability, work: F) -> Result<R, E>
+where
+    E: From<Error>,
+    F: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
+{
+    let mut work = Some(work);
+    for _ in 0..FOREIGN_TRANSACTIONS {
+        let mut conn = pool.acquire().await.map_err(Error::from)?;
+        if !conn.is_in_transaction() {
+            let result = in_own_transaction(&mut conn, durability, async |conn| match work.take() {
+                Some(work) => work(conn).await,
+                None => Err(Error::UnknownTransaction.into()),
+            })
+            .await;
+            match result {
+                Ok(result) => return result,
+                Err(Error::UnknownTransaction) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // Whatever goes wrong while it closes, it is gone from the pool.
+        let _ = conn.close().await;
+    }
+    Err(Error::UnknownTransaction.into())
+}
+
+/// Runs `work` in the caller's transaction, or in one of its own where there is none.
+pub(crate) async fn in_any_transaction<R, F>(conn: &mut PgConnection, work: F) -> Result<R, Error>
+where
+    F: AsyncFnOnce(&mut PgConnection) -> Result<R, Error>,
+{
+    if conn.is_in_transaction() { work(conn).await } else { in_own_transaction(conn, Durability::AsItIs, work).await? }
 }
 
 /// Runs `work` in a transaction of its own: committed if it returns `Ok`, else rolled back before this returns.
@@ -54,14 +99,21 @@ where
 {
     let stage = Stage::default();
     let rollback_on_drop = RollbackOnDrop { conn, stage: &stage };
-    let mut transaction = match rollback_on_drop.conn.begin_with(durability.begin()).await {
-        Ok(transaction) => transaction,
-        Err(error) if is_refusal(&error) => {
+    let mut transaction = 'begun: {
+        let error = match rollback_on_drop.conn.begin_with(durability.begin()).await {
+            Ok(transaction) => break 'begun transaction,
+            Err(error) => error,
+        };
+        if error.as_database_error().is_none() {
+            return Err(error.into());
+        }
+        if is_foreign(rollback_on_drop.conn).await? {
             // The transaction is somebody else's: it is not ours to roll back.
             stage.ended.store(true, Ordering::Relaxed);
             return Err(Error::UnknownTransaction);
         }
-        Err(error) => return Err(error.into()),
+        rollback_on_drop.conn.execute("rollback").await?;
+        rollback_on_drop.conn.begin_with(durability.begin()).await?
     };
     stage.begun.store(true, Ordering::Relaxed);
 
@@ -82,9 +134,22 @@ where
     }
 }
 
-/// 22012 is the check in [`Durability::begin`]; 25P02 is what an aborted transaction says to any statement.
-fn is_refusal(error: &sqlx::Error) -> bool {
-    matches!(sqlstate(error).as_deref(), Some("22012" | "25P02"))
+/// Whether a `begin` that failed met a transaction of somebody else's.
+///
+/// Its error may be a stale one, of a statement that was under way when its future was dropped, and then the `begin` itself
+/// has succeeded. So all errors are read first. What tells is the next statement: a division by zero in `begin`'s check has
+/// aborted the other's transaction, in which nothing works any more.
+async fn is_foreign(conn: &mut PgConnection) -> Result<bool, Error> {
+    for _ in 0..STALE_ERRORS {
+        if conn.ping().await.is_ok() {
+            break;
+        }
+    }
+    match conn.execute("select 1").await {
+        Ok(_) => Ok(false),
+        Err(error) if sqlstate(&error).as_deref() == Some("25P02") => Ok(true),
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[derive(Default)]
@@ -123,23 +188,36 @@ fn poll_once(future: impl Future) {
     let _ = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
 }
 
-/// The crate's one savepoint. Plain SQL, because a cancelled nested `conn.begin()` of sqlx rolls back the outer transaction.
-/// The name may repeat in nested calls: PostgreSQL takes the innermost.
-pub(crate) async fn set_savepoint(conn: &mut PgConnection) -> Result<(), Error> {
-    command(conn, "savepoint idempotency_perform").await
+/// A savepoint of one call's own. Plain SQL, because a cancelled nested `conn.begin()` of sqlx rolls back the outer
+/// transaction. And a name of its own, from the claim's token: an inner call that was dropped leaves its savepoint behind,
+/// and an undo to a shared name would stop there.
+///
+/// This is the only SQL that is put together at run time: sixteen hexadecimal digits, because a savepoint's name takes no
+/// parameter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Savepoint {
+    token: i64,
 }
 
-pub(crate) async fn release_savepoint(conn: &mut PgConnection) -> Result<(), Error> {
-    command(conn, "release savepoint idempotency_perform").await
+impl Savepoint {
+    pub(crate) async fn set(conn: &mut PgConnection, token: i64) -> Result<Self, Error> {
+        command(conn, format!("savepoint idempotency_{token:016x}")).await?;
+        Ok(Self { token })
+    }
+
+    pub(crate) async fn release(self, conn: &mut PgConnection) -> Result<(), Error> {
+        command(conn, format!("release savepoint idempotency_{:016x}", self.token)).await
+    }
+
+    /// Undoes what came after it and removes it, in one round trip.
+    pub(crate) async fn undo(self, conn: &mut PgConnection) -> Result<(), Error> {
+        let name = format!("idempotency_{:016x}", self.token);
+        command(conn, format!("rollback to savepoint {name}; release savepoint {name}")).await
+    }
 }
 
-/// Undoes what came after the savepoint and removes it, in one round trip.
-pub(crate) async fn undo_to_savepoint(conn: &mut PgConnection) -> Result<(), Error> {
-    command(conn, "rollback to savepoint idempotency_perform; release savepoint idempotency_perform").await
-}
-
-async fn command(conn: &mut PgConnection, sql: &'static str) -> Result<(), Error> {
-    conn.execute(sql).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
+async fn command(conn: &mut PgConnection, sql: String) -> Result<(), Error> {
+    conn.execute(AssertSqlSafe(sql)).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
         // No such savepoint, or no transaction to have one in: `perform` has ended it.
         Some("3B001" | "25P01") => Error::NotInTransaction,
         _ => error.into(),

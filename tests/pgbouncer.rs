@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pg_idempotency::{Error, Idempotency, InFlight, Key, Outcome, migrate};
+use pg_idempotency::dedup::{Dedup, Marked};
+use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::{Error, Idempotency, InFlight, Janitor, Key, Outcome, migrate};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
@@ -148,6 +150,49 @@ async fn migrates_and_keeps_its_promise_through_transaction_pooling(
     .fetch_one(&direct)
     .await?;
     assert_eq!((performed, effects, distinct, completed), (200, 200, 200, 200));
+    pool.close().await;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let Some(bouncer) = PgBouncer::before(&server).await? else { return Ok(()) };
+    let pool = PgPoolOptions::new().max_connections(12).connect_with(bouncer.options.clone()).await?;
+    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
+    let leasing = Leasing::new(policy)?.with_prepared_statements(false);
+    let dedup = Dedup::new(Duration::from_millis(1))?.with_prepared_statements(false);
+    let workers: Vec<_> = (0..12)
+        .map(|worker| {
+            let pool = pool.clone();
+            tokio::spawn(async move {
+                for n in 0..20 {
+                    let own = format!("{worker}/{n}");
+                    let outcome =
+                        leasing.ensure(&pool, &key(&own), &own, async |_| Ok::<_, Error>(own.clone())).await?;
+                    assert_eq!(outcome, Outcome::Performed(own.clone()));
+                    let mut tx = pool.begin().await?;
+                    let marks: Vec<Key> = (0..5).map(|mark| key(&format!("mark {own} {mark}"))).collect();
+                    assert_eq!(dedup.mark_many(&mut tx, &marks).await?, [Marked::First; 5]);
+                    tx.commit().await?;
+                    Janitor::new(pool.clone()).with_pause(Duration::ZERO).sweep_once(50).await?;
+                }
+                anyhow::Ok(())
+            })
+        })
+        .collect();
+    for worker in workers {
+        worker.await??;
+    }
+    Janitor::new(pool.clone()).sweep_once(u64::MAX).await?;
+    let (completed, left): (i64, i64) = sqlx::query_as(
+        "select count(*) filter (where mode = 'at_least_once' and completed_at is not null), count(*) from idempotency.record",
+    )
+    .fetch_one(&PgPool::connect_with(server).await?)
+    .await?;
+    assert_eq!((completed, left), (240, 240), "all results are there, all marks are swept");
     pool.close().await;
     Ok(())
 }

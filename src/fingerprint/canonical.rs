@@ -53,16 +53,21 @@ pub(super) struct CanonicalJson {
     hasher: Sha256,
     out: Vec<u8>,
     open_objects: usize,
+    /// Whether a part has failed, also where the value's own `Serialize` went on as if nothing were.
+    failed: Option<InvalidBody>,
 }
 
 impl CanonicalJson {
     pub(super) fn new(hasher: Sha256) -> Self {
-        Self { hasher, out: Vec::new(), open_objects: 0 }
+        Self { hasher, out: Vec::new(), open_objects: 0, failed: None }
     }
 
-    pub(super) fn finish(mut self) -> Sha256 {
+    pub(super) fn finish(mut self) -> Result<Sha256, InvalidBody> {
+        if let Some(error) = self.failed {
+            return Err(error);
+        }
         self.hasher.update(&self.out);
-        self.hasher
+        Ok(self.hasher)
     }
 
     fn write(&mut self, bytes: &[u8]) {
@@ -170,7 +175,10 @@ impl Object<'_> {
     }
 
     fn value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), InvalidBody> {
-        value.serialize(&mut *self.json)?;
+        if let Err(error) = value.serialize(&mut *self.json) {
+            self.json.failed = Some(error.clone());
+            return Err(error);
+        }
         if let Some(member) = self.members.last_mut() {
             member.text.end = self.json.out.len() - self.start;
         }
@@ -440,7 +448,8 @@ impl ser::SerializeStruct for Struct<'_> {
                 object.name(name);
                 object.value(value)
             }
-            Self::NumberAsText(json) => value.serialize(DecimalText(json)),
+            Self::NumberAsText(json) if name == NUMBER_AS_TEXT => value.serialize(DecimalText(json)),
+            Self::NumberAsText(_) => Err(ser::Error::custom("a number kept as text has a member beside it")),
         }
     }
 

@@ -1,16 +1,14 @@
 //! The lease in an owner's hand.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sha2::{Digest as _, Sha256};
 use sqlx::PgPool;
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::renewal::{Deadline, Renewed, renew};
 use super::{Leasing, Policy, committed, jittered};
@@ -19,8 +17,10 @@ use crate::record::{Actor, Claim, Record};
 use crate::transaction::Durability;
 use crate::{Error, Fingerprint, Key};
 
-/// Between two tries to store a result while the database is away.
-const COMPLETION_PAUSE: Duration = Duration::from_millis(200);
+/// How many tries to store a result, each as long as it may be, fit into a lease.
+const COMPLETION_TRIES: u32 = 3;
+/// How many pauses between two tries would fit into a lease: a dozen at most, each on a lease of 40 s some 2 s.
+const COMPLETION_PAUSES: u32 = 20;
 
 /// The right and the duty to do the work of one key. It renews itself until it is settled, lost or dropped.
 ///
@@ -53,8 +53,14 @@ impl Lease {
     ) -> Self {
         let lease = leasing.policy.lease();
         let deadline = Arc::new(Deadline::of(claimed_at, lease));
-        let renewed =
-            Renewed { pool: pool.clone(), key: key.clone(), prepared: leasing.prepared, token: claim.token, lease };
+        let renewed = Renewed {
+            pool: pool.clone(),
+            key: key.clone(),
+            prepared: leasing.prepared,
+            token: claim.token,
+            lease,
+            retention: leasing.retention,
+        };
         let renewal = tokio::spawn({
             let deadline = deadline.clone();
             async move { renew(renewed, claimed_at, &deadline).await }
@@ -91,21 +97,11 @@ impl Lease {
         self.token
     }
 
-    /// A key for the next service, the same in every attempt of this operation: 32 hexadecimal digits of a SHA-256 of the
-    /// key and the fingerprint. A gateway that dedupes by it sees one operation, however many attempts there are.
-    ///
-    /// It does not outlive the retention in meaning: the same key with the same body is a new operation then, and derives
-    /// the same key for a gateway that may remember longer.
+    /// A key for the next service, the same in every attempt of this operation, as [`downstream_key`](super::downstream_key)
+    /// derives it.
     #[must_use]
     pub fn downstream_key(&self) -> String {
-        let mut hasher = Sha256::new_with_prefix(b"downstream");
-        self.key.hash_into(&mut hasher);
-        hasher.update(self.fingerprint.as_bytes());
-        hasher.finalize().iter().take(16).fold(String::new(), |mut hex, byte| {
-            // Writing to a String does not fail.
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })
+        super::derive_downstream_key(&self.key, &self.fingerprint)
     }
 
     /// How long the owner may still work, by its own clock, unless a renewal prolongs it.
@@ -127,6 +123,9 @@ impl Lease {
 
     /// Says that the work did nothing, so that an error of it may be retried under `AtMostOnce` too. Gives the error back:
     /// `return Err(lease.not_performed(error))`.
+    ///
+    /// **It holds for the work as a whole, and cannot be taken back.** Say it only where the work ends with this error; not
+    /// for a first try that another follows.
     pub fn not_performed<E>(&self, error: E) -> E {
         self.not_performed.store(true, Ordering::Relaxed);
         error
@@ -134,40 +133,53 @@ impl Lease {
 
     /// Stores the result: every repeat gets it, for the retention, counted from now.
     ///
-    /// A database that is away is tried again until the lease ends.
+    /// The work is done, and its result would be lost with one broken connection: so every error of the database is tried
+    /// again, for as long as the lease was asked for.
     ///
     /// # Errors
     ///
-    /// [`Error::LeaseLost`] where another owner has the claim, or has had it; [`Error::Unencodable`]; the database's.
-    /// After an error the claim is left to lapse.
+    /// [`Error::LeaseLost`] where another owner has the claim, or has had it; [`Error::Unencodable`]; the database's. After
+    /// an error the claim is left to lapse.
     ///
     /// # Cancellation
     ///
     /// Stored, or left to lapse.
-    pub async fn complete<T: Serialize + DeserializeOwned>(self, response: &T) -> Result<(), Error> {
-        let encoded = encode(response)?;
-        self.complete_encoded(&encoded).await
+    pub fn complete<T>(self, response: &T) -> impl Future<Output = Result<(), Error>> + Send + use<T>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        // Before the first await: a reference across it would ask for `T: Sync`.
+        let encoded = encode(response);
+        async move { self.complete_encoded(&encoded?).await }
     }
 
-    async fn complete_encoded(mut self, encoded: &[u8]) -> Result<(), Error> {
-        let retention = self.leasing.retention;
+    pub(super) async fn complete_encoded(mut self, encoded: &[u8]) -> Result<(), Error> {
+        let Leasing { policy, retention, .. } = self.leasing;
+        let give_up_at = Instant::now() + policy.lease();
+        // A network that swallows everything must not eat up the time of the next try.
+        let a_try = policy.lease() / COMPLETION_TRIES;
         loop {
-            let stored = committed(&self.pool, Durability::Raised, async |conn| {
-                self.record().resolve(conn, self.token, encoded, retention, Actor::Owner).await
-            })
+            let stored = timeout(
+                a_try,
+                committed(&self.pool, Durability::Raised, async |conn| {
+                    self.record().resolve(conn, self.token, encoded, retention, Actor::Owner).await
+                }),
+            )
             .await;
             match stored {
-                Err(Error::LeaseLost) => {
+                Ok(Ok(())) => {
                     self.settled = true;
-                    return Err(Error::LeaseLost);
+                    return Ok(());
                 }
-                Err(error) if error.is_transient() && !self.is_lost() => {
-                    tokio::time::sleep(jittered(COMPLETION_PAUSE)).await;
+                // These will not be better next time. The same token with the same response counts as stored, so a commit
+                // whose answer was lost is found by the next try.
+                Ok(Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. }))) => {
+                    self.settled = matches!(error, Error::LeaseLost);
+                    return Err(error);
                 }
-                stored => {
-                    self.settled = stored.is_ok();
-                    return stored;
-                }
+                Ok(Err(error)) if Instant::now() >= give_up_at => return Err(error),
+                Err(_) if Instant::now() >= give_up_at => return Err(Error::Database(sqlx::Error::PoolTimedOut)),
+                _ => tokio::time::sleep(jittered(policy.lease() / COMPLETION_PAUSES)).await,
             }
         }
     }
@@ -199,9 +211,11 @@ impl Lease {
             let _ = self.release(reason).await;
             return;
         }
-        let lapsed =
-            committed(&self.pool, Durability::AsItIs, async |conn| self.record().lapse(conn, self.token, reason).await)
-                .await;
+        let retention = self.leasing.retention;
+        let lapsed = committed(&self.pool, Durability::Raised, async |conn| {
+            self.record().lapse(conn, self.token, reason, retention).await
+        })
+        .await;
         self.settled = lapsed.is_ok();
     }
 

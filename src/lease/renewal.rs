@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::record::Record;
-use crate::transaction::{Durability, in_own_transaction};
+use crate::transaction::{Durability, in_pooled_transaction};
 use crate::{Error, Key};
 
 /// The owner stops with a tenth of the lease to spare: for the step of the work that is under way, and for clocks that do
@@ -66,6 +66,7 @@ pub(super) struct Renewed {
     pub(super) prepared: bool,
     pub(super) token: i64,
     pub(super) lease: Duration,
+    pub(super) retention: Duration,
 }
 
 /// Renews the claim at a third of its lease until the deadline is past or the claim is gone. A pool without a free
@@ -98,13 +99,12 @@ pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadli
     }
 }
 
-/// On a connection of its own, and no more durable than the server's default: a heartbeat that is lost with the server is
-/// a lease that lapses sooner.
+/// On a connection of its own, and as durable as the claim: a heartbeat that is acknowledged and lost with the server would
+/// let the database's lease end before the owner's clock does.
 async fn heartbeat(claim: &Renewed) -> Result<bool, Error> {
     let record = Record { key: &claim.key, prepared: claim.prepared };
-    let mut conn = claim.pool.acquire().await?;
-    in_own_transaction(&mut conn, Durability::AsItIs, async |conn| {
-        record.heartbeat(conn, claim.token, claim.lease).await
+    in_pooled_transaction(&claim.pool, Durability::Raised, async |conn| {
+        record.heartbeat(conn, claim.token, claim.lease, claim.retention).await
     })
-    .await?
+    .await
 }

@@ -29,7 +29,8 @@ use crate::error::sqlstate;
 use crate::{Error, Fingerprint, InFlight, Mode};
 
 /// How long a claim may wait where it must not wait: PostgreSQL's shortest, since 0 would be for ever. It is for the rare
-/// owner who won without the lock because a replay's transaction held it; then the claim's transaction is aborted.
+/// owner who won without the lock because a replay's transaction held it, and for a sweep that is deleting the row; then the
+/// transaction is aborted.
 pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// The right to perform: for as long as the claiming transaction lasts, or the lease.
@@ -124,7 +125,7 @@ impl Record<'_> {
             .bind(terms.lease.map(interval))
             .fetch_optional(&mut *conn)
             .await
-            .map_err(|error| wait_error(error, started, limit))?;
+            .map_err(|error| wait_error(error, started, terms.in_flight))?;
         self.won(conn, inserted, Claim { token, attempt: 1 }).await
     }
 
@@ -177,6 +178,7 @@ impl Record<'_> {
                         select
                         from idempotency.record
                         where scope = $1::text and operation = $2::text and key = $3::text
+                            and token = $11::int8
                         for update skip locked
                     ) else true end
                 returning
@@ -196,7 +198,7 @@ impl Record<'_> {
             .bind(pass_over_locked)
             .fetch_optional(&mut *conn)
             .await
-            .map_err(|error| wait_error(error, started, limit))?;
+            .map_err(|error| wait_error(error, started, terms.in_flight))?;
         self.won(conn, updated, Claim { token, attempt }).await
     }
 
@@ -227,9 +229,16 @@ pub(super) fn lock_timeout(limit: Duration) -> String {
 }
 
 /// 55P03 is the limit of this wait, unless it came before the limit: then it is a `lock_timeout` of the caller's own.
-pub(super) fn wait_error(error: sqlx::Error, started: Instant, limit: Duration) -> Error {
-    match sqlstate(&error).as_deref() {
-        Some("55P03") if started.elapsed() >= limit => Error::InFlight { retry_after: RETRY_AFTER },
-        _ => Error::of_statement(error),
+///
+/// It has aborted the transaction. Who was willing to wait is told that the wait is over; who must not wait counts on a usable
+/// transaction when he hears *in flight*, so he is told to start over.
+pub(super) fn wait_error(error: sqlx::Error, started: Instant, in_flight: InFlight) -> Error {
+    if sqlstate(&error).as_deref() == Some("55P03") {
+        match in_flight {
+            InFlight::Wait(limit) if started.elapsed() >= limit => return Error::InFlight { retry_after: RETRY_AFTER },
+            InFlight::Reject => return Error::Retryable(error),
+            InFlight::Wait(_) => {}
+        }
     }
+    Error::of_statement(error)
 }

@@ -18,17 +18,28 @@ pub(crate) enum Actor {
 }
 
 impl Record<'_> {
-    /// Prolongs the lease, and the retention where that would end before it. `false` where the claim is gone.
+    /// Prolongs the lease; and the retention, where less than two leases are left of it, so that a claim whose owner dies is
+    /// remembered for at least one lease after it has lapsed. `false` where the claim is gone.
     ///
     /// `expires_at` is indexed, and an update that leaves its value alone is still a heap-only one.
-    pub(crate) async fn heartbeat(self, conn: &mut PgConnection, token: i64, lease: Duration) -> Result<bool, Error> {
+    pub(crate) async fn heartbeat(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        lease: Duration,
+        retention: Duration,
+    ) -> Result<bool, Error> {
         self.changed(
             conn,
             self.query(
                 "
                 update idempotency.record
                 set lease_until = statement_timestamp() + $5::interval,
-                    expires_at = greatest(expires_at, statement_timestamp() + $5::interval)
+                    expires_at = case
+                        when expires_at < statement_timestamp() + $5::interval + $5::interval
+                        then statement_timestamp() + $6::interval
+                        else expires_at
+                    end
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -36,7 +47,8 @@ impl Record<'_> {
                 ",
             )
             .bind(token)
-            .bind(interval(lease)),
+            .bind(interval(lease))
+            .bind(interval(retention)),
         )
         .await
     }
@@ -104,15 +116,22 @@ impl Record<'_> {
         .await
     }
 
-    /// Ends the lease now and keeps the reason, for an operation that may have taken effect. `false` where the claim is
-    /// gone.
-    pub(crate) async fn lapse(self, conn: &mut PgConnection, token: i64, reason: &str) -> Result<bool, Error> {
+    /// Ends the lease now, for an operation that may have taken effect, keeps the reason, and remembers it for the retention
+    /// from now. The token is a new one, so that no heartbeat which is on its way revives it. `false` where the claim is gone.
+    pub(crate) async fn lapse(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        reason: &str,
+        retention: Duration,
+    ) -> Result<bool, Error> {
         self.changed(
             conn,
             self.query(
                 "
                 update idempotency.record
-                set lease_until = statement_timestamp(), last_error = $5::text
+                set lease_until = statement_timestamp(), token = $5::int8, last_error = $6::text,
+                    expires_at = greatest(expires_at, statement_timestamp() + $7::interval)
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -120,7 +139,9 @@ impl Record<'_> {
                 ",
             )
             .bind(token)
-            .bind(storable(reason)),
+            .bind(draw_token()?)
+            .bind(storable(reason))
+            .bind(interval(retention)),
         )
         .await
     }

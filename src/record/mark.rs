@@ -27,7 +27,7 @@ pub(crate) struct MarkBatch<'k> {
 /// What stands under a key that was not inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    Live,
+    Live(Mode),
     Expired,
     /// Committed after the statement's snapshot, or purged since: to be asked for again.
     Unseen,
@@ -124,13 +124,9 @@ impl<'k> MarkBatch<'k> {
                 let standing = match (mode.as_deref(), expired) {
                     (None, _) => Standing::Unseen,
                     (_, Some(true)) => Standing::Expired,
-                    (Some(mode), _) if mode == Mode::Mark.as_str() => Standing::Live,
-                    (Some(mode), _) => {
-                        let stored = Mode::from_column(mode).ok_or_else(|| {
-                            sqlx::Error::Protocol(format!("unknown mode {mode:?} in idempotency.record"))
-                        })?;
-                        return Err(Error::OtherMode { stored, asked: Mode::Mark });
-                    }
+                    (Some(mode), _) => Standing::Live(Mode::from_column(mode).ok_or_else(|| {
+                        sqlx::Error::Protocol(format!("unknown mode {mode:?} in idempotency.record"))
+                    })?),
                 };
                 Ok((index(place), standing))
             })
@@ -214,7 +210,7 @@ impl<'k> MarkBatch<'k> {
             .bind(lock_timeout(limit))
             .fetch_one(conn)
             .await
-            .map_err(|error| wait_error(error, started, limit))
+            .map_err(|error| wait_error(error, started, self.in_flight))
     }
 }
 

@@ -166,6 +166,24 @@ fn a_body_without_a_canonical_form_is_refused() {
     assert_eq!(Fingerprint::of_json(&raw), Err(InvalidBody::RawJson));
 }
 
+/// A `Serialize` that goes on after a part has failed must not get a fingerprint without that part.
+#[test]
+fn an_error_that_is_swallowed_is_still_an_error() {
+    struct Swallows(f64);
+
+    impl Serialize for Swallows {
+        fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            use serde::ser::SerializeMap as _;
+            let mut map = serializer.serialize_map(None)?;
+            let _ = map.serialize_entry("lost", &self.0);
+            map.end()
+        }
+    }
+
+    assert!(Fingerprint::of_json(&Swallows(1.0)).is_ok());
+    assert_eq!(Fingerprint::of_json(&Swallows(f64::NAN)), Err(InvalidBody::NotFinite));
+}
+
 #[test]
 fn large_bodies_are_streamed_in_pieces_with_the_same_outcome() {
     // Outside any object, the buffer is flushed to the hasher; inside one it waits.

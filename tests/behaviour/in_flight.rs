@@ -321,3 +321,20 @@ async fn two_keys_in_opposite_order_are_a_retryable_deadlock(pool: PgPool) -> an
     assert_eq!(effects(&pool).await, 2);
     Ok(())
 }
+
+/// *In flight* under Reject means that the transaction is usable. Where it was aborted, the caller must not hear it, or he
+/// commits nothing and believes otherwise.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn reject_that_meets_a_locked_row_says_to_start_over(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let _ = once(&pool, &key("a"), "body").await?;
+    let mut sweep = pool.begin().await?;
+    sqlx::query("delete from idempotency.record").execute(&mut *sweep).await?;
+    let mut tx = pool.begin().await?;
+    let error = rejecting()
+        .ensure(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "duplicate").await)
+        .await
+        .expect_err("the row is being deleted");
+    assert!(matches!(error, Error::Retryable(_)), "{error:?}");
+    Ok(())
+}

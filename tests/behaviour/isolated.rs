@@ -1,9 +1,9 @@
 //! `ensure_isolated`: perform behind a savepoint.
 
-use pg_idempotency::{Error, Outcome, Verdict, ensure_idempotent, ensure_isolated};
+use pg_idempotency::{Error, Idempotency, Outcome, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{create_effects, effects, key, leave_effect, once};
+use crate::support::{cancel_after, create_effects, effects, key, leave_effect, once};
 
 #[derive(Debug, thiserror::Error)]
 enum Failed {
@@ -146,5 +146,70 @@ async fn isolated_calls_nest(pool: PgPool) -> anyhow::Result<()> {
     assert!(!outcome.is_replayed());
     assert_eq!(effects(&pool).await, 1);
     assert!(once(&pool, &key("inner"), "body").await?.is_replayed());
+    Ok(())
+}
+
+/// An inner call that is dropped leaves its savepoint behind: an undo of the outer one must not stop there.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_dropped_inner_call_does_not_catch_the_outer_undo(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for polls in 0..40 {
+        let (outer, inner) = (key(&format!("outer {polls}")), key(&format!("inner {polls}")));
+        let mut tx = pool.begin().await?;
+        let result = ensure_isolated(&mut tx, &outer, "body", async |conn| -> Result<Verdict<i64>, Failed> {
+            leave_effect(&mut *conn, "undone").await?;
+            let call = ensure_isolated(&mut *conn, &inner, "body", async |conn| -> Result<_, Error> {
+                Ok(Verdict::Keep(leave_effect(conn, "undone too").await?))
+            });
+            let _ = cancel_after(polls, Box::pin(call)).await;
+            Err(Failed::OnPurpose)
+        })
+        .await;
+        assert!(matches!(result, Err(Failed::OnPurpose)), "{polls} polls: {result:?}");
+        tx.commit().await?;
+        assert_eq!(effects(&pool).await, 0, "{polls} polls");
+        let (released, records): (i64, i64) = sqlx::query_as(
+            "select count(*) filter (where lease_until = '-infinity' and key like 'outer%'), count(*) from idempotency.record",
+        )
+        .fetch_one(&pool)
+        .await?;
+        assert_eq!((released, records), (polls as i64 + 1, polls as i64 + 1), "{polls} polls");
+    }
+    Ok(())
+}
+
+/// A statement that `perform` has dropped fails later, in the middle of our own: the undo must be tried again.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_stale_error_does_not_spoil_the_undo(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let mut tx = pool.begin().await?;
+    let result = ensure_isolated(&mut tx, &key("a"), "body", async |conn| -> Result<Verdict<i64>, Failed> {
+        leave_effect(&mut *conn, "undone").await?;
+        let failing = conn.execute("select 1 / (pg_sleep(0.05) is null)::int");
+        assert!(cancel_after(1, failing).await.is_none(), "it was under way");
+        Err(Failed::OnPurpose)
+    })
+    .await;
+    assert!(matches!(result, Err(Failed::OnPurpose)), "{result:?}");
+    leave_effect(&mut tx, "the caller's own").await?;
+    tx.commit().await?;
+    let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&pool).await?;
+    assert_eq!(notes, ["the caller's own"]);
+    assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn run_isolated_takes_a_pool(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for replayed in [false, true] {
+        let outcome = Idempotency::new()
+            .run_isolated(&pool, &key("a"), "body", async |conn| -> Result<_, Error> {
+                Ok(Verdict::Undo(leave_effect(conn, "undone").await?))
+            })
+            .await?;
+        assert_eq!(outcome.is_replayed(), replayed);
+    }
+    assert_eq!(effects(&pool).await, 0);
     Ok(())
 }

@@ -70,6 +70,46 @@ async fn a_retention_that_would_end_under_the_work_is_prolonged(pool: PgPool) ->
     Ok(())
 }
 
+/// A worker that dies when its work has outlived the retention: at most once must not do it again at the moment it lapses.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_claim_that_lapses_is_remembered_for_another_lease(pool: PgPool) -> anyhow::Result<()> {
+    let leasing = Leasing::new(POLICY)?.with_retention(LEASE * 2)?;
+    let Acquired::Lease(lease) = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await? else { panic!() };
+    outlive(&pool).await;
+    drop(lease);
+    let protected: bool =
+        sqlx::query_scalar("select expires_at >= lease_until + interval '500 ms' from idempotency.record")
+            .fetch_one(&pool)
+            .await?;
+    assert!(protected);
+    until(&pool, "select clock_timestamp() > lease_until from idempotency.record").await;
+    let error = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await.expect_err("not done again");
+    assert!(matches!(error, Error::Indeterminate { .. }), "{error:?}");
+    Ok(())
+}
+
+/// Somebody's leaked transaction in the pool must cost neither the lease nor the result.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn leases_close_a_connection_with_a_transaction_on_it(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    let leak = async || pool.acquire().await?.execute("begin").await.map(drop);
+    leak().await?;
+    let Acquired::Lease(lease) = Leasing::new(POLICY)?.acquire::<String, _>(&pool, &key("a"), "body").await? else {
+        panic!()
+    };
+    leak().await?;
+    outlive(&pool).await;
+    assert!(!lease.is_lost());
+    leak().await?;
+    lease.complete(&"done".to_owned()).await?;
+    leak().await?;
+    assert_eq!(pg_idempotency::Janitor::new(pool.clone()).sweep_once(10).await?.rows(), 0);
+    Ok(())
+}
+
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn work_stops_when_the_claim_is_gone(pool: PgPool) -> anyhow::Result<()> {
     let error = ensure_leased(&pool, &key("a"), "body", POLICY, async |_| {

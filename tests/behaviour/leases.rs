@@ -168,6 +168,32 @@ async fn an_error_of_the_work_releases_at_least_once(pool: PgPool) -> anyhow::Re
     Ok(())
 }
 
+/// A heartbeat that was on its way when the work failed would make the claim look alive for a whole lease.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_failure_draws_a_new_token_too(pool: PgPool) -> anyhow::Result<()> {
+    let mut held = 0;
+    let result: Result<Outcome<String>, WorkError> =
+        ensure_leased(&pool, &key("a"), "body", AT_MOST_ONCE, async |lease| {
+            held = lease.token();
+            Err(WorkError::Gateway)
+        })
+        .await;
+    result.expect_err("fails");
+    let error = acquire(&pool, AT_MOST_ONCE, "body").await.expect_err("indeterminate");
+    let Error::Indeterminate { token, .. } = error else { panic!("{error:?}") };
+    assert_ne!(token, held);
+    release(&pool, &key("a"), token, "looked it up").await?;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_operator_can_derive_the_downstream_key(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool, AT_MOST_ONCE).await;
+    assert_eq!(lease.downstream_key(), pg_idempotency::lease::downstream_key(&key("a"), "body")?);
+    assert_ne!(lease.downstream_key(), pg_idempotency::lease::downstream_key(&key("a"), "another")?);
+    Ok(())
+}
+
 /// So that nothing which knows the old one, a heartbeat on its way, can touch the record again.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_release_draws_a_new_token(pool: PgPool) -> anyhow::Result<()> {
@@ -283,7 +309,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
         }
     });
     gate.reached().await;
-    let waiting = Leasing::new(AT_LEAST_ONCE)?.with_wait_for(Duration::from_secs(20));
+    let waiting = Leasing::new(AT_LEAST_ONCE)?.with_wait_for(Duration::from_secs(20))?;
     let waiters: Vec<_> = (0..20)
         .map(|_| {
             let pool = pool.clone();
@@ -301,7 +327,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
     for waiter in waiters {
         assert_eq!(waiter.await??, Outcome::Replayed("first".to_owned()));
     }
-    let gave_up = Leasing::new(AT_LEAST_ONCE)?.with_wait_for(Duration::from_millis(100));
+    let gave_up = Leasing::new(AT_LEAST_ONCE)?.with_wait_for(Duration::from_millis(100))?;
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
     let _lease = acquired(&pool, AT_LEAST_ONCE).await;
     let error = gave_up.acquire::<String, _>(&pool, &key("a"), "body").await.expect_err("in flight");

@@ -171,3 +171,26 @@ async fn an_error_at_commit_reaches_the_caller_and_stores_nothing(pool: PgPool) 
     assert_eq!(records, 0);
     Ok(())
 }
+
+/// A statement of a dropped call fails later, and its error is read by the next `begin`. Taken for that one's own, it would
+/// leave the new transaction open, and what the caller writes next in autocommit would be lost with it.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_stale_error_is_not_taken_for_a_foreign_transaction(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let mut conn = connect(&pool).await;
+    for sleeps in 1..=3 {
+        let key_a = key(&format!("dropped {sleeps}"));
+        let call = ensure_idempotent(&mut conn, &key_a, "body", async |conn| -> Result<i64, Error> {
+            conn.execute("select 1 / (pg_sleep(0.2) is null)::int").await?;
+            Ok(1)
+        });
+        tokio::time::timeout(Duration::from_millis(100), call).await.expect_err("it sleeps");
+        let key_b = key(&format!("next {sleeps}"));
+        let outcome =
+            ensure_idempotent(&mut conn, &key_b, "body", async |conn| leave_effect(conn, "next").await).await?;
+        assert!(!outcome.is_replayed());
+        leave_effect(&mut conn, "in autocommit").await?;
+        assert_eq!(effects(&pool).await, 2 * sleeps, "both are there for others to see");
+    }
+    Ok(())
+}
