@@ -1,10 +1,12 @@
 //! How a claim is won or lost: claim, or else look, and do what the answer says.
 
+use std::time::Instant;
+
 use sqlx::PgConnection;
 
 use crate::answer::{Answer, RETRY_AFTER, answer};
 use crate::record::{Claim, Record, Terms};
-use crate::{Error, InFlight};
+use crate::{Error, InFlight, observe};
 
 /// How often a caller looks again because the record vanished between claim and look, or another one took it over. Each
 /// round waits for its owner; a key that turns over faster than that is better retried from outside.
@@ -19,6 +21,17 @@ pub(crate) enum Claimed {
 
 /// Claims the key, or finds the response of whoever did.
 pub(crate) async fn claim(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Result<Claimed, Error> {
+    let operation = record.key.operation();
+    let started = Instant::now();
+    let claimed = contend(conn, record, terms).await;
+    observe::claimed(terms.mode, operation, started.elapsed());
+    if let Ok(Claimed::Replayed(_)) = &claimed {
+        observe::outcome(terms.mode, operation, observe::REPLAYED);
+    }
+    claimed.map_err(|error| observe::failure(terms.mode, operation, error))
+}
+
+async fn contend(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Result<Claimed, Error> {
     let mut won = record.claim(conn, terms).await?;
     for _ in 0..ROUNDS {
         if let Some(claim) = won {

@@ -56,7 +56,7 @@ use crate::answer::RETRY_AFTER;
 use crate::claim::{Claimed, claim};
 use crate::options::{DEFAULT_WAIT, RETENTION, WAIT, within};
 use crate::record::{MarkBatch, Record, Standing, Terms};
-use crate::{Error, InFlight, InvalidDuration, Key, Mode};
+use crate::{Error, InFlight, InvalidDuration, Key, Mode, observe};
 
 /// Keys per statement. From 100 to 1000 the throughput still grows by a third, and past that by nothing; a thousand rows are
 /// locked within milliseconds.
@@ -168,7 +168,10 @@ impl Dedup {
             max_attempts: None,
         };
         match claim(conn, Record { key, prepared: self.prepared }, &terms).await? {
-            Claimed::Won(_) => Ok(Marked::First),
+            Claimed::Won(_) => {
+                observe::outcome(Mode::Mark, key.operation(), observe::PERFORMED);
+                Ok(Marked::First)
+            }
             Claimed::Replayed(_) => Ok(Marked::Duplicate),
         }
     }
@@ -206,11 +209,19 @@ impl Dedup {
         let mut marked = vec![Marked::Duplicate; keys.len()];
         for _ in 0..ROUNDS {
             if open.is_empty() {
-                return Ok(marked);
+                break;
             }
             open = self.mark_open(conn, keys, &open, &mut marked).await?;
         }
-        if open.is_empty() { Ok(marked) } else { Err(Error::InFlight { retry_after: RETRY_AFTER }) }
+        if let Some(&place) = open.first() {
+            let error = Error::InFlight { retry_after: RETRY_AFTER };
+            return Err(observe::failure(Mode::Mark, keys[place].operation(), error));
+        }
+        for (key, marked) in keys.iter().zip(&marked) {
+            let outcome = if *marked == Marked::First { observe::PERFORMED } else { observe::REPLAYED };
+            observe::outcome(Mode::Mark, key.operation(), outcome);
+        }
+        Ok(marked)
     }
 
     /// Marks the keys at these places, which are in order and each there once: first those that are not there, then those

@@ -3,6 +3,8 @@
 //! The protocol is `claim → perform → complete`, or a replay. What this file does not know stands in
 //! [`claim`](crate::claim()) (how a claim is won or lost) and [`record`](crate::record) (the statements).
 
+use std::time::Instant;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{Connection, PgConnection, PgPool};
@@ -11,7 +13,7 @@ use crate::claim::{Claimed, claim};
 use crate::outcome::{decode, encode};
 use crate::record::{Claim, Record, Terms, Unmet};
 use crate::transaction::{Durability, Savepoint, in_own_transaction, in_pooled_transaction};
-use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
+use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict, observe};
 
 /// Performs an operation once, however often it is asked for, with the [default options](Idempotency::new).
 ///
@@ -255,7 +257,8 @@ impl Idempotency {
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
         let call = Call::new(&self, key, body)?;
-        in_pooled_transaction(pool, Durability::AsItIs, async move |conn| call.ensure_isolated(conn, perform).await).await
+        in_pooled_transaction(pool, Durability::AsItIs, async move |conn| call.ensure_isolated(conn, perform).await)
+            .await
     }
 }
 
@@ -290,9 +293,13 @@ impl<'k> Call<'k> {
         match claim(conn, self.record, &self.terms).await? {
             Claimed::Replayed(response) => Ok(Outcome::Replayed(decode(&response)?)),
             Claimed::Won(claim) => {
-                let response = perform(&mut *conn).await?;
-                let encoded = encode(&response)?;
-                self.complete(conn, claim, &encoded).await?;
+                let started = Instant::now();
+                let performed = perform(&mut *conn).await;
+                self.observe_perform(started, performed.is_ok());
+                let response = performed?;
+                let encoded = encode(&response).map_err(|error| self.failed(error))?;
+                self.complete(conn, claim, &encoded).await.map_err(|error| self.failed(error))?;
+                self.observe(observe::PERFORMED);
                 Ok(Outcome::Performed(response))
             }
         }
@@ -309,8 +316,13 @@ impl<'k> Call<'k> {
             Claimed::Won(claim) => claim,
         };
         let savepoint = Savepoint::set(conn, claim.token).await?;
-        let settled = match perform(&mut *conn).await {
-            Ok(verdict) => self.settle(conn, claim, savepoint, verdict).await.map_err(E::from),
+        let started = Instant::now();
+        let performed = perform(&mut *conn).await;
+        self.observe_perform(started, performed.is_ok());
+        let settled = match performed {
+            Ok(verdict) => {
+                self.settle(conn, claim, savepoint, verdict).await.map_err(|error| E::from(self.failed(error)))
+            }
             Err(error) => Err(error),
         };
         if settled.is_err() {
@@ -345,7 +357,23 @@ impl<'k> Call<'k> {
             self.complete(conn, claim, &encoded).await?;
             savepoint.release(conn).await?;
         }
+        self.observe(observe::PERFORMED);
         Ok(Outcome::Performed(response))
+    }
+
+    fn observe_perform(&self, started: Instant, succeeded: bool) {
+        observe::performed(self.terms.mode, self.record.key.operation(), started.elapsed());
+        if !succeeded {
+            self.observe(observe::FAILED);
+        }
+    }
+
+    fn observe(&self, outcome: &'static str) {
+        observe::outcome(self.terms.mode, self.record.key.operation(), outcome);
+    }
+
+    fn failed(&self, error: Error) -> Error {
+        observe::failure(self.terms.mode, self.record.key.operation(), error)
     }
 
     /// Leaves the transaction as it was before `perform`, and the key to the next caller.

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 
 use sqlx::{PgConnection, PgPool};
 
-use crate::Error;
 use crate::record::{self, Batch, Due};
 use crate::transaction::{Durability, in_pooled_transaction};
+use crate::{Error, observe};
 
 pub use options::{InvalidBatchSize, MAX_BATCH_SIZE};
 
@@ -148,6 +148,7 @@ impl Janitor {
                     swept.limited = true;
                     break 'leaves;
                 };
+                observe::swept(&batch, batch_started.elapsed());
                 swept.add(batch);
                 if batch.rows() < u64::from(rows) {
                     break;
@@ -159,6 +160,7 @@ impl Janitor {
             }
         }
         swept.oldest_after = self.oldest().await?;
+        observe::oldest_expired(swept.oldest_after);
         swept.duration = started.elapsed();
         Ok(swept)
     }

@@ -66,7 +66,7 @@ use crate::options::{DEFAULT_RETENTION, RETENTION, WAIT, within};
 use crate::outcome::{decode, encode};
 use crate::record::{Actor, Record, Terms};
 use crate::transaction::{Durability, in_pooled_transaction};
-use crate::{Body, Error, Fingerprint, InFlight, InvalidBody, InvalidDuration, Key, Outcome};
+use crate::{Body, Error, Fingerprint, InFlight, InvalidBody, InvalidDuration, Key, Outcome, observe};
 
 pub use guard::Lease;
 pub use policy::Policy;
@@ -264,10 +264,13 @@ impl Leasing {
             Acquired::Replayed(response) => return Ok(Outcome::Replayed(response)),
             Acquired::Lease(lease) => lease,
         };
-        match unless_lost(&lease, work(&lease)).await {
-            None => Err(Error::LeaseLost.into()),
+        let started = Instant::now();
+        let worked = unless_lost(&lease, work(&lease)).await;
+        observe::performed(self.policy.mode(), key.operation(), started.elapsed());
+        match worked {
+            None => Err(lease.failed(Error::LeaseLost).into()),
             Some(Ok(response)) => {
-                let encoded = encode(&response).map_err(E::from)?;
+                let encoded = encode(&response).map_err(|error| lease.failed(error))?;
                 lease.complete_encoded(&encoded).await?;
                 Ok(Outcome::Performed(response))
             }

@@ -12,6 +12,7 @@ mod key;
 pub mod lease;
 mod migrate;
 mod mode;
+mod observe;
 pub mod operator;
 mod options;
 mod outcome;

@@ -17,6 +17,9 @@ const SAMPLE: f64 = 30_000.0;
 /// Upper ends of the classes of age that [`Group::age`] counts in; the last class is open.
 pub const AGES: [&str; 5] = ["< 1 min", "< 1 h", "< 1 day", "< 7 days", "older"];
 
+/// What a record can be, as [`Group::state`] has it.
+pub const STATES: [&str; 7] = ["completed", "mark", "in_flight", "released", "lapsed", "indeterminate", "expired"];
+
 /// What is in the table.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

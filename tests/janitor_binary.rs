@@ -266,3 +266,35 @@ async fn a_role_without_rights_is_told_so(_: PgPoolOptions, options: PgConnectOp
     assert!(text(&swept.stdout).starts_with("3 records deleted"), "{}", text(&swept.stdout));
     Ok(())
 }
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn run_serves_metrics_and_health(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    use std::io::{BufRead as _, BufReader};
+    let pool = PgPool::connect_with(options.clone()).await?;
+    expired(&pool, 20).await?;
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_idempotency-janitor"))
+        .env("DATABASE_URL", options.to_url_lossy().to_string())
+        .args(["run", "--interval", "1s", "--metrics-addr", "127.0.0.1:0"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()?;
+    let mut line = String::new();
+    BufReader::new(daemon.stdout.take().expect("piped")).read_line(&mut line)?;
+    let url = line.trim().strip_prefix("metrics on ").expect("its address").to_owned();
+    let started = std::time::Instant::now();
+    let text = loop {
+        let text = reqwest::get(&url).await?.text().await?;
+        // The gauge of states is set after the pass.
+        if text.contains("idempotency_records") {
+            break text;
+        }
+        assert!(started.elapsed().as_secs() < 30, "it sweeps\n{text}");
+    };
+    assert!(text.contains("idempotency_cleanup_rows_total{kind=\"completed\"} 20"), "{text}");
+    let health = reqwest::get(url.replace("/metrics", "/healthz")).await?;
+    assert_eq!(health.status(), 200);
+    assert!(Command::new("kill").args(["-TERM", &daemon.id().to_string()]).status()?.success());
+    let status = tokio::task::spawn_blocking(move || daemon.wait()).await??;
+    assert_eq!(status.code(), Some(0));
+    Ok(())
+}

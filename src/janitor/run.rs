@@ -50,6 +50,8 @@ impl Janitor {
                         seconds = swept.duration.as_secs_f64(),
                         "swept"
                     );
+                    #[cfg(feature = "metrics")]
+                    self.observe_records().await;
                     if backlog.grows(&swept) {
                         tracing::warn!(
                             oldest_seconds = swept.oldest_after.unwrap_or_default().as_secs_f64(),
@@ -74,6 +76,20 @@ impl Janitor {
                 }
             }
         }
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl Janitor {
+    /// From a sample, which is cheap at any size. An error here is one of a moment, and the next pass tells.
+    async fn observe_records(&self) {
+        let Ok(mut conn) = self.pool.acquire().await else { return };
+        let Ok(stats) = crate::operator::stats(&mut conn, false).await else { return };
+        let mut by_state = std::collections::BTreeMap::from(crate::operator::STATES.map(|state| (state.to_owned(), 0)));
+        for group in stats.groups {
+            *by_state.entry(group.state).or_default() += group.records;
+        }
+        crate::observe::records(by_state);
     }
 }
 

@@ -15,7 +15,7 @@ use super::{Leasing, Policy, committed, jittered};
 use crate::outcome::encode;
 use crate::record::{Actor, Claim, Record};
 use crate::transaction::Durability;
-use crate::{Error, Fingerprint, Key};
+use crate::{Error, Fingerprint, Key, observe};
 
 /// How many tries to store a result, each as long as it may be, fit into a lease.
 const COMPLETION_TRIES: u32 = 3;
@@ -169,16 +169,19 @@ impl Lease {
             match stored {
                 Ok(Ok(())) => {
                     self.settled = true;
+                    observe::outcome(policy.mode(), self.key.operation(), observe::PERFORMED);
                     return Ok(());
                 }
                 // These will not be better next time. The same token with the same response counts as stored, so a commit
                 // whose answer was lost is found by the next try.
                 Ok(Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. }))) => {
                     self.settled = matches!(error, Error::LeaseLost);
-                    return Err(error);
+                    return Err(self.failed(error));
                 }
-                Ok(Err(error)) if Instant::now() >= give_up_at => return Err(error),
-                Err(_) if Instant::now() >= give_up_at => return Err(Error::Database(sqlx::Error::PoolTimedOut)),
+                Ok(Err(error)) if Instant::now() >= give_up_at => return Err(self.failed(error)),
+                Err(_) if Instant::now() >= give_up_at => {
+                    return Err(self.failed(Error::Database(sqlx::Error::PoolTimedOut)));
+                }
                 _ => tokio::time::sleep(jittered(policy.lease() / COMPLETION_PAUSES)).await,
             }
         }
@@ -206,6 +209,7 @@ impl Lease {
     /// What the policy says about work that failed. The work's own error is the news: if this cannot be said to the
     /// database, the claim lapses, which says the same later.
     pub(super) async fn fail(mut self, reason: &str) {
+        observe::outcome(self.leasing.policy.mode(), self.key.operation(), observe::FAILED);
         let may_repeat = matches!(self.leasing.policy, Policy::AtLeastOnce { .. });
         if may_repeat || self.not_performed.load(Ordering::Relaxed) {
             let _ = self.release(reason).await;
@@ -217,6 +221,10 @@ impl Lease {
         })
         .await;
         self.settled = lapsed.is_ok();
+    }
+
+    pub(super) fn failed(&self, error: Error) -> Error {
+        observe::failure(self.leasing.policy.mode(), self.key.operation(), error)
     }
 
     fn record(&self) -> Record<'_> {

@@ -1,5 +1,6 @@
 //! The command line. Every flag is an environment variable too, for crontabs and containers.
 
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -84,6 +85,9 @@ pub(crate) struct Run {
     /// How long to rest between two passes
     #[arg(long, env = "IDEMPOTENCY_INTERVAL", default_value = "60s", value_parser = duration)]
     pub(crate) interval: Duration,
+    /// Serve /metrics in Prometheus' text and /healthz on this address: 127.0.0.1:9187
+    #[arg(long, env = "IDEMPOTENCY_METRICS_ADDR")]
+    pub(crate) metrics_addr: Option<SocketAddr>,
 }
 
 #[derive(Args)]

@@ -11,6 +11,7 @@ use crate::failure::Failure;
 /// A server that has not answered by then will not before cron calls again.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+#[derive(Clone)]
 pub(crate) struct Database {
     url: Option<String>,
 }

@@ -41,6 +41,12 @@ pub(crate) enum Failure {
     Unhealthy,
     #[error("cannot write the result")]
     Output(#[source] std::io::Error),
+    #[error("cannot serve metrics on {address}; is something else there?")]
+    Metrics {
+        address: std::net::SocketAddr,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("cannot listen for signals")]
     Signals(#[source] std::io::Error),
 }

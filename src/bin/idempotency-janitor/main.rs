@@ -7,6 +7,7 @@ mod arguments;
 mod connection;
 mod failure;
 mod keys;
+mod serve;
 mod stats;
 mod sweep;
 

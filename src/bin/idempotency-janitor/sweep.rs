@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::arguments::{Pace, Run, Sweep};
 use crate::connection::Database;
 use crate::failure::{Failure, of};
-use crate::{Ending, print};
+use crate::{Ending, print, serve};
 
 /// Records between two looks at the clock and at the bar: some ten batches.
 const STRIDE: u64 = 10_000;
@@ -73,6 +73,9 @@ pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Fai
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::Signals)?;
     tracing_subscriber::fmt().with_writer(stderr).with_ansi(stderr().is_terminal()).init();
     let janitor = janitor(database.patient_pool()?, &options.pace)?.with_interval(options.interval)?;
+    if let Some(address) = options.metrics_addr {
+        serve::metrics(address, database.clone()).await?;
+    }
     janitor
         .run(async {
             tokio::select! {

@@ -1,0 +1,39 @@
+//! `/metrics` and `/healthz` of the daemon.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::get;
+use metrics_exporter_prometheus::PrometheusBuilder;
+use tokio::net::TcpListener;
+
+use crate::connection::Database;
+use crate::failure::Failure;
+use crate::print;
+
+/// Below the time-outs of common probes.
+const PROBE: Duration = Duration::from_secs(2);
+
+/// Serves until the process ends. Prints where, since port 0 is anybody's.
+pub(crate) async fn metrics(address: SocketAddr, database: Database) -> Result<(), Failure> {
+    let unavailable = |source| Failure::Metrics { address, source };
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let exported = recorder.handle();
+    // There is one recorder in a process, and this is the only place that sets it.
+    metrics::set_global_recorder(recorder).map_err(|error| unavailable(std::io::Error::other(error.to_string())))?;
+    let database = std::sync::Arc::new(database);
+    let router = Router::new().route("/metrics", get(async move || exported.render())).route(
+        "/healthz",
+        get(async move || match tokio::time::timeout(PROBE, database.connect()).await {
+            Ok(Ok(_)) => (StatusCode::OK, "ok\n"),
+            _ => (StatusCode::SERVICE_UNAVAILABLE, "the database does not answer\n"),
+        }),
+    );
+    let listener = TcpListener::bind(address).await.map_err(unavailable)?;
+    let address = listener.local_addr().map_err(unavailable)?;
+    print(&format!("metrics on http://{address}/metrics\n"))?;
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    Ok(())
+}
