@@ -14,6 +14,7 @@
 mod options;
 mod run;
 
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use sqlx::{PgConnection, PgPool};
@@ -51,8 +52,10 @@ pub struct Swept {
     pub marks: u64,
     /// Transactions that deleted something.
     pub batches: u64,
-    /// Whether the limit, a shutdown or another runner ended the sweep, so that more may be due.
+    /// Whether the limit or a shutdown ended the sweep while more was due.
     pub limited: bool,
+    /// Whether another [single runner](Janitor::with_single_runner) had the floor.
+    pub yielded: bool,
     /// How long it took.
     pub duration: Duration,
     /// For how long the oldest expired record had been due when the sweep began; `None` where none was.
@@ -106,7 +109,28 @@ impl Janitor {
     ///
     /// Safe at every point: the batch under way is rolled back, or its COMMIT decides.
     pub async fn sweep_once(&self, limit: u64) -> Result<Swept, Error> {
-        self.sweep(limit, &mut self.options.batch_size.clone(), &mut std::future::pending()).await
+        self.sweep_until(limit, std::future::pending(), |_| {}).await
+    }
+
+    /// [`sweep_once`](Self::sweep_once) that ends within a batch when `shutdown` is ready, a time limit or a signal, and tells
+    /// after each batch how far it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`sweep_once`](Self::sweep_once).
+    ///
+    /// # Cancellation
+    ///
+    /// As [`sweep_once`](Self::sweep_once).
+    pub async fn sweep_until(
+        &self,
+        limit: u64,
+        shutdown: impl Future<Output = ()>,
+        progress: impl FnMut(&Swept),
+    ) -> Result<Swept, Error> {
+        let shutdown = pin!(shutdown);
+        let mut shutdown = run::Shutdown::new(shutdown);
+        self.sweep(limit, self.options.batch_size, &mut shutdown, progress).await
     }
 
     /// Counts what a sweep would delete, and deletes nothing. It reads every row that is due.
@@ -124,8 +148,9 @@ impl Janitor {
     async fn sweep(
         &self,
         limit: u64,
-        batch_size: &mut u32,
+        batch_size: u32,
         shutdown: &mut (impl Future<Output = ()> + Unpin),
+        mut progress: impl FnMut(&Swept),
     ) -> Result<Swept, Error> {
         let started = Instant::now();
         let mut swept = Swept { oldest_before: self.oldest().await?, ..Swept::default() };
@@ -138,18 +163,19 @@ impl Janitor {
                     swept.limited = true;
                     break 'leaves;
                 }
-                let rows = u32::try_from(left).unwrap_or(*batch_size).min(*batch_size);
+                let rows = u32::try_from(left).unwrap_or(batch_size).min(batch_size);
                 let batch_started = Instant::now();
                 let batch = in_pooled_transaction(&self.pool, Durability::AsItIs, async |conn| {
                     self.batch(conn, leaf, rows).await
                 })
                 .await?;
                 let Some(batch) = batch else {
-                    swept.limited = true;
+                    swept.yielded = true;
                     break 'leaves;
                 };
                 observe::swept(&batch, batch_started.elapsed());
                 swept.add(batch);
+                progress(&swept);
                 if batch.rows() < u64::from(rows) {
                     break;
                 }
@@ -160,6 +186,7 @@ impl Janitor {
             }
         }
         swept.oldest_after = self.oldest().await?;
+        swept.limited &= swept.oldest_after.is_some();
         observe::oldest_expired(swept.oldest_after);
         swept.duration = started.elapsed();
         Ok(swept)

@@ -154,6 +154,8 @@ async fn missing(conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Err
     if !there.try_get::<bool, _>(0)? {
         return Ok(MIGRATIONS.iter().collect());
     }
+    // Its record says that it was created; somebody may have dropped it since.
+    let dropped = conn.fetch_one("select to_regclass('idempotency.record') is null").await?;
     let applied = conn.fetch_all("select version, checksum from idempotency._sqlx_migrations where success").await?;
     let mut missing = Vec::new();
     for migration in MIGRATIONS.iter() {
@@ -172,6 +174,13 @@ async fn missing(conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Err
                 ))));
             }
         }
+    }
+    if dropped.try_get(0)? && missing.is_empty() {
+        return Err(Error::Database(sqlx::Error::Protocol(
+            "idempotency._sqlx_migrations says that idempotency.record was created, and it is not there; \
+             drop the schema idempotency and migrate again, or restore the table"
+                .to_owned(),
+        )));
     }
     Ok(missing)
 }

@@ -35,13 +35,14 @@ impl Janitor {
     ///
     /// Safe at every point, as [`sweep_once`](Self::sweep_once).
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
-        let mut shutdown = Shutdown { future: Some(pin!(shutdown)) };
+        let shutdown = pin!(shutdown);
+        let mut shutdown = Shutdown::new(shutdown);
         let mut batch_size = self.options.batch_size;
         let mut backlog = Backlog::default();
         let mut retry = FIRST_RETRY;
         let mut rest = self.options.interval.mul_f64(random());
         while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
-            match self.sweep(u64::MAX, &mut batch_size, &mut shutdown).await {
+            match self.sweep(u64::MAX, batch_size, &mut shutdown, |_| {}).await {
                 Ok(swept) => {
                     tracing::info!(
                         rows = swept.rows(),
@@ -122,8 +123,14 @@ fn random() -> f64 {
 }
 
 /// A future that is asked again after it was ready, which most do not stand.
-struct Shutdown<'a, F> {
+pub(super) struct Shutdown<'a, F> {
     future: Option<Pin<&'a mut F>>,
+}
+
+impl<'a, F> Shutdown<'a, F> {
+    pub(super) fn new(future: Pin<&'a mut F>) -> Self {
+        Self { future: Some(future) }
+    }
 }
 
 impl<F: Future<Output = ()>> Future for Shutdown<'_, F> {

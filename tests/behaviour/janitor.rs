@@ -60,7 +60,7 @@ async fn works_in_batches_and_stops_at_its_limit(pool: PgPool) -> anyhow::Result
     assert_eq!((swept.rows(), swept.batches, swept.limited), (1200, 2, true));
     let swept = janitor.sweep_once(u64::MAX).await?;
     assert_eq!((swept.rows(), swept.batches, swept.limited), (2300, 3, false));
-    assert!(janitor.sweep_once(0).await?.limited);
+    assert!(!janitor.sweep_once(0).await?.limited, "nothing is left");
     Ok(())
 }
 
@@ -231,7 +231,7 @@ async fn a_single_runner_leaves_the_floor_to_the_one_who_has_it(pool: PgPool) ->
     // The lock of whoever sweeps at this moment.
     sqlx::query("select pg_advisory_xact_lock($1)").bind(i64::from_be_bytes(*b"pgisweep")).execute(&mut *other).await?;
     let swept = single.sweep_once(u64::MAX).await?;
-    assert_eq!((swept.rows(), swept.limited), (0, true));
+    assert_eq!((swept.rows(), swept.limited, swept.yielded), (0, false, true));
     assert_eq!(Janitor::new(pool.clone()).sweep_once(10).await?.rows(), 10, "others do not ask");
     other.rollback().await?;
     assert_eq!(single.sweep_once(u64::MAX).await?.rows(), 20);
@@ -342,5 +342,23 @@ async fn keeps_up_by_the_arithmetic_of_its_documentation(pool: PgPool) -> anyhow
     }
     assert!(janitor.clone().with_interval(Duration::ZERO).is_err());
     assert!(janitor.with_interval(Duration::from_secs(5)).is_ok());
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_sweep_keeps_its_pace_and_its_time(pool: PgPool) -> anyhow::Result<()> {
+    fill(&pool, "transaction", true, None, true, 300).await;
+    let paced = Janitor::new(pool.clone())
+        .with_batch_size(100)?
+        .with_pause(Duration::ZERO)
+        .with_max_rows_per_second(std::num::NonZeroU32::new(500).expect("not zero"));
+    let mut seen = Vec::new();
+    let swept = paced.sweep_until(200, std::future::pending(), |so_far| seen.push(so_far.rows())).await?;
+    assert_eq!(seen, [100, 200]);
+    assert!(swept.duration >= Duration::from_millis(190), "200 rows at 500 a second: {:?}", swept.duration);
+
+    let slow = Janitor::new(pool.clone()).with_batch_size(10)?.with_pause(Duration::from_secs(3600));
+    let swept = slow.sweep_until(u64::MAX, tokio::time::sleep(Duration::from_millis(100)), |_| {}).await?;
+    assert_eq!((swept.rows(), swept.limited), (10, true));
     Ok(())
 }

@@ -151,3 +151,13 @@ async fn what_cannot_be_is_barred_by_name(pool: PgPool) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[sqlx::test(migrations = false)]
+async fn a_table_that_was_dropped_is_not_taken_for_current(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = connect(&pool).await;
+    migrate(&mut conn).await?;
+    conn.execute("drop table idempotency.record").await?;
+    let error = migrate(&mut conn).await.expect_err("it is gone");
+    assert!(matches!(&error, Error::Database(cause) if cause.to_string().contains("not there")), "{error:?}");
+    Ok(())
+}

@@ -20,7 +20,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Idempotency(#[from] Error),
     #[error(
-        "the server refused the role; a janitor's needs select, delete and update (last_error) on idempotency.record, and usage on the schema"
+        "the server refused the role; a janitor's needs usage on the schema, select on its two tables, delete and update (last_error) on idempotency.record"
     )]
     Refused(#[source] Error),
     #[error(transparent)]

@@ -13,6 +13,9 @@ use crate::connection::Database;
 use crate::failure::Failure;
 use crate::print;
 
+/// As often as the exporter's own server does it.
+const UPKEEP: Duration = Duration::from_secs(5);
+
 /// Below the time-outs of common probes.
 const PROBE: Duration = Duration::from_secs(2);
 
@@ -20,7 +23,7 @@ const PROBE: Duration = Duration::from_secs(2);
 pub(crate) async fn metrics(address: SocketAddr, database: Database) -> Result<(), Failure> {
     let unavailable = |source| Failure::Metrics { address, source };
     let recorder = PrometheusBuilder::new().build_recorder();
-    let exported = recorder.handle();
+    let (exported, kept_up) = (recorder.handle(), recorder.handle());
     // There is one recorder in a process, and this is the only place that sets it.
     metrics::set_global_recorder(recorder).map_err(|error| unavailable(std::io::Error::other(error.to_string())))?;
     let database = std::sync::Arc::new(database);
@@ -34,6 +37,13 @@ pub(crate) async fn metrics(address: SocketAddr, database: Database) -> Result<(
     let listener = TcpListener::bind(address).await.map_err(unavailable)?;
     let address = listener.local_addr().map_err(unavailable)?;
     print(&format!("metrics on http://{address}/metrics\n"))?;
+    tokio::spawn(async move {
+        // Histograms grow until somebody drains them, and nobody may ever scrape.
+        loop {
+            tokio::time::sleep(UPKEEP).await;
+            kept_up.run_upkeep();
+        }
+    });
     tokio::spawn(async move { axum::serve(listener, router).await });
     Ok(())
 }

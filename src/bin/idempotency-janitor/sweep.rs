@@ -1,21 +1,21 @@
 //! `sweep` and `run`.
 
 use std::io::{IsTerminal as _, stderr};
-use std::time::Instant;
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use pg_idempotency::Janitor;
 use pg_idempotency::janitor::{DueRecords, Swept};
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::arguments::{Pace, Run, Sweep};
 use crate::connection::Database;
 use crate::failure::{Failure, of};
 use crate::{Ending, print, serve};
 
-/// Records between two looks at the clock and at the bar: some ten batches.
-const STRIDE: u64 = 10_000;
+/// Longer than any cron waits, and short enough for the timer.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Result<Janitor, Failure> {
     let janitor = Janitor::new(pool)
@@ -34,56 +34,49 @@ pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending,
         let due = janitor.dry_run().await.map_err(of)?;
         return print(&due_report(&due, options.json));
     }
-    let started = Instant::now();
-    let bar = progress_bar();
-    let mut total = Swept::default();
-    let limited = loop {
-        let left = options.limit.map_or(u64::MAX, |limit| limit.saturating_sub(total.rows()));
-        let out_of_time = options.max_duration.is_some_and(|most| started.elapsed() >= most);
-        if left == 0 || out_of_time {
-            break total.oldest_after.is_some() || total.batches == 0;
-        }
-        let swept = janitor.sweep_once(left.min(STRIDE)).await.map_err(of)?;
-        add(&mut total, &swept);
-        bar.set_position(total.rows());
-        if !swept.limited || swept.rows() == 0 {
-            break swept.limited;
+    let mut signals = Signals::listen()?;
+    let stop = async {
+        tokio::select! {
+            () = signals.received() => {}
+            () = tokio::time::sleep(options.max_duration.unwrap_or(FOR_EVER)) => {}
         }
     };
-    total.duration = started.elapsed();
-    total.limited = limited;
+    let bar = progress_bar();
+    let limit = options.limit.unwrap_or(u64::MAX);
+    let swept = janitor.sweep_until(limit, stop, |so_far| bar.set_position(so_far.rows())).await.map_err(of)?;
     bar.finish_and_clear();
-    print(&report(&total, options.json))?;
-    Ok(if limited { Ending::Limited } else { Ending::Done })
+    print(&report(&swept, options.json))?;
+    Ok(if swept.limited { Ending::Limited } else { Ending::Done })
 }
 
-fn add(total: &mut Swept, swept: &Swept) {
-    if total.batches == 0 {
-        total.oldest_before = swept.oldest_before;
+/// SIGTERM and SIGINT: both ask to finish the batch and end.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self, Failure> {
+        let listen = |kind| signal(kind).map_err(Failure::Signals);
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
     }
-    total.completed += swept.completed;
-    total.unfinished += swept.unfinished;
-    total.marks += swept.marks;
-    total.batches += swept.batches;
-    total.oldest_after = swept.oldest_after;
+
+    async fn received(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
 }
 
 pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Failure> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(Failure::Signals)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::Signals)?;
+    let mut signals = Signals::listen()?;
     tracing_subscriber::fmt().with_writer(stderr).with_ansi(stderr().is_terminal()).init();
     let janitor = janitor(database.patient_pool()?, &options.pace)?.with_interval(options.interval)?;
     if let Some(address) = options.metrics_addr {
         serve::metrics(address, database.clone()).await?;
     }
-    janitor
-        .run(async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        })
-        .await;
+    janitor.run(signals.received()).await;
     print("stopped\n")
 }
 
@@ -105,6 +98,7 @@ fn report(swept: &Swept, as_json: bool) -> String {
             "marks": swept.marks,
             "batches": swept.batches,
             "more_left": swept.limited,
+            "yielded": swept.yielded,
             "seconds": swept.duration.as_secs_f64(),
             "oldest_expired_seconds_before": swept.oldest_before.map(|age| age.as_secs_f64()),
             "oldest_expired_seconds_after": swept.oldest_after.map(|age| age.as_secs_f64()),
@@ -118,7 +112,11 @@ fn report(swept: &Swept, as_json: bool) -> String {
         swept.completed,
         swept.unfinished,
         swept.marks,
-        if swept.limited { "; stopped with more left" } else { "" },
+        match swept {
+            Swept { limited: true, .. } => "; stopped with more left",
+            Swept { yielded: true, .. } => "; another janitor has the floor",
+            _ => "",
+        },
     )
 }
 
