@@ -300,3 +300,28 @@ async fn run_serves_metrics_and_health(_: PgPoolOptions, options: PgConnectOptio
     assert_eq!(status.code(), Some(0));
     Ok(())
 }
+
+/// A terminal sees a bar, a log does not. `script` of util-linux gives the binary a terminal.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_terminal_sees_a_progress_bar(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    expired(&pool, 12).await?;
+    let sweep = format!("{} sweep --batch-size 4 --pause 150ms", env!("CARGO_BIN_EXE_idempotency-janitor"));
+    let terminal = Command::new("script")
+        .args(["--quiet", "--return", "--command", &sweep, "/dev/null"])
+        .env("DATABASE_URL", options.to_url_lossy().to_string())
+        .env("TERM", "xterm")
+        .output();
+    let Ok(terminal) = terminal else {
+        println!("skipped: there is no `script` here to make a terminal");
+        return Ok(());
+    };
+    let said = text(&terminal.stdout);
+    assert_eq!(terminal.status.code(), Some(0), "{said}");
+    assert!(said.contains("4 records deleted,") && said.contains("12 records deleted in 3 batches"), "{said:?}");
+
+    expired(&pool, 12).await?;
+    let output = janitor_on(&options, &["sweep", "--batch-size", "4"]);
+    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+    Ok(())
+}
