@@ -42,8 +42,9 @@ pub enum Error {
     /// so until it is resolved, released or past its retention. In transaction mode this is what is left when a caller
     /// commits although the call failed, or when `perform` itself commits.
     #[error(
-        "the operation was claimed at {claimed_at} (attempt {attempt}) and never completed; \
-         find out whether it took effect, then resolve or release it"
+        "the operation was claimed at {claimed_at} (attempt {attempt}, token {token}) and never completed{}; \
+         find out whether it took effect, then resolve or release it",
+        last_error.as_deref().map(|error| format!(" ({error})")).unwrap_or_default()
     )]
     #[non_exhaustive]
     Indeterminate {
@@ -70,8 +71,8 @@ pub enum Error {
     ///   COMMIT, a ROLLBACK, or a nested `conn.begin()` whose future was dropped while it waited. Nothing was acknowledged;
     ///   **what `perform` wrote outside the transaction stays**.
     #[error(
-        "there is no transaction, or not the one that holds the claim, so nothing was stored; \
-         mark inside one, and let `perform` neither commit, roll back nor drop a pending begin"
+        "the connection is not in the transaction that is needed, so nothing was stored; mark inside a transaction, \
+         and let `perform` neither commit, roll back nor drop a pending begin"
     )]
     NotInTransaction,
 

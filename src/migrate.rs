@@ -143,7 +143,7 @@ pub(crate) async fn current(conn: &mut PgConnection) -> Result<(), Error> {
     match missing(conn).await?.first() {
         None => Ok(()),
         Some(migration) => Err(Error::SchemaMissing {
-            source: sqlx::Error::Migrate(Box::new(sqlx::migrate::MigrateError::VersionNotPresent(migration.version))),
+            source: sqlx::Error::Protocol(format!("migration {} is not applied", migration.version)),
         }),
     }
 }

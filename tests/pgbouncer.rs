@@ -132,7 +132,8 @@ async fn migrates_and_keeps_its_promise_through_transaction_pooling(
                             performed += i64::from(!outcome.is_replayed());
                             assert_eq!(outcome.into_inner(), note, "nobody else's response");
                         }
-                        Err(Error::InFlight { .. }) => {}
+                        // Retryable: two came at the same moment, and the one that must not wait met the other's row.
+                        Err(Error::InFlight { .. } | Error::Retryable(_)) if caller % 3 == 0 => {}
                         Err(error) => return Err(error.into()),
                     }
                 }

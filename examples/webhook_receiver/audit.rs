@@ -42,13 +42,14 @@ impl Audit {
         let failures = self.plan.failures() + hung_up.failed;
         delivered.add(hung_up);
         let (acknowledged, events) = (self.plan.deliveries(), self.plan.events);
-        let again = delivered.failed + delivered.in_flight;
+        let again = delivered.failed + delivered.in_flight + delivered.unavailable;
         self.check("deliveries", delivered.deliveries(), acknowledged + again);
         self.check("  first", delivered.first, events);
         self.check("  duplicates", delivered.duplicates, acknowledged - events);
         self.check("  failed, and delivered again", delivered.failed, failures);
-        // How many, nobody knows beforehand.
+        // How many of these two, nobody knows beforehand.
         self.line("  in flight elsewhere, and delivered again", delivered.in_flight);
+        self.line("  unavailable, and delivered again", delivered.unavailable);
         self.check("  anything else", delivered.errors + delivered.forged + delivered.stale, 0);
         self.wrong.extend(delivered.first_error.take().map(|error| format!("the first of these: {error}")));
 

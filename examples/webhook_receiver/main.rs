@@ -50,8 +50,9 @@ const DELIVERIES_RANGE: RangeInclusive<usize> = 1_000..=1_000_000;
 /// One for each of the sender's tasks, so that none waits for another's, and some to spare for those that roll back.
 const CONNECTIONS: u32 = 12;
 
-/// For a thousand deliveries. A debug build on two idle cores takes 0.6 s; past this, a run does not come to its end.
-const LIMIT: Duration = Duration::from_secs(3);
+/// For a thousand deliveries. A debug build on two idle cores takes 0.6 s, and ten times that where others are busy too;
+/// past this, a run does not come to its end.
+const LIMIT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     let ended = match env::var("DATABASE_URL") {

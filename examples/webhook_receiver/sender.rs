@@ -20,6 +20,9 @@ use crate::tally::Tally;
 
 const TASKS: usize = 8;
 
+/// An answer takes milliseconds. Whoever waits so long waits for something that does not come.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
 /// Where the receiver says nothing. A real sender has a schedule of minutes, then hours.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
@@ -58,7 +61,7 @@ impl Answer {
 impl Sender {
     pub(crate) fn new(address: SocketAddr, secret: Secret) -> anyhow::Result<Self> {
         // A proxy for the outside world has no business between this client and 127.0.0.1.
-        let http = reqwest::Client::builder().no_proxy().build()?;
+        let http = reqwest::Client::builder().no_proxy().timeout(ANSWER_LIMIT).build()?;
         Ok(Self { url: format!("http://{address}/webhooks"), http, secret })
     }
 
@@ -125,7 +128,7 @@ impl Sender {
         if let Some(signature) = signature {
             request = request.header(HEADER, signature);
         }
-        let response = request.send().await?;
+        let response = request.send().await.context("the receiver did not answer")?;
         let status = response.status().as_u16();
         let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
         let retry_after = retry_after.and_then(|value| value.parse().ok()).map(Duration::from_secs);

@@ -10,6 +10,7 @@ pub(crate) struct Tally {
     pub(crate) duplicates: usize,
     pub(crate) failed: usize,
     pub(crate) in_flight: usize,
+    pub(crate) unavailable: usize,
     pub(crate) forged: usize,
     pub(crate) stale: usize,
     pub(crate) errors: usize,
@@ -25,6 +26,7 @@ impl Tally {
             (200, Some(true), _) => &mut self.duplicates,
             (500, _, Some("failed")) => &mut self.failed,
             (503, _, Some("in flight")) => &mut self.in_flight,
+            (503, _, Some("unavailable")) => &mut self.unavailable,
             (401, _, Some("forged")) => &mut self.forged,
             (401, _, Some("stale")) => &mut self.stale,
             (status, _, error) => {
@@ -40,6 +42,7 @@ impl Tally {
         self.duplicates += other.duplicates;
         self.failed += other.failed;
         self.in_flight += other.in_flight;
+        self.unavailable += other.unavailable;
         self.forged += other.forged;
         self.stale += other.stale;
         self.errors += other.errors;

@@ -22,7 +22,9 @@ pub(crate) enum Failure {
     #[error(
         "the server refused the role; a janitor's needs usage on the schema, select on its two tables, delete and update (last_error) on idempotency.record"
     )]
-    Refused(#[source] Error),
+    Refused(#[source] sqlx::Error),
+    #[error("the server refused the statement")]
+    Database(#[source] sqlx::Error),
     #[error(transparent)]
     Key(#[from] InvalidKey),
     #[error(transparent)]
@@ -70,8 +72,10 @@ impl Failure {
         let mut line = self.to_string();
         let mut cause = self.source();
         while let Some(error) = cause {
+            // The last words of a server's error name a line of its own source.
             let text = error.to_string();
-            if !line.contains(&text) {
+            let text = text.split(" at line ").next().unwrap_or_default();
+            if !line.contains(text) {
                 line = format!("{line}: {text}");
             }
             cause = error.source();
@@ -80,11 +84,13 @@ impl Failure {
     }
 }
 
-/// 42501 is a right that is missing: not our error, but somebody's to grant.
+/// What the library says to a caller with a key is of no use here. 42501 is a right that is missing: somebody's to grant.
 pub(crate) fn of(error: Error) -> Failure {
-    let refused = match &error {
-        Error::Database(cause) => cause.as_database_error().and_then(|cause| cause.code()).as_deref() == Some("42501"),
-        _ => false,
-    };
-    if refused { Failure::Refused(error) } else { error.into() }
+    match error {
+        Error::Database(cause) => match cause.as_database_error().and_then(|cause| cause.code()).as_deref() {
+            Some("42501") => Failure::Refused(cause),
+            _ => Failure::Database(cause),
+        },
+        error => error.into(),
+    }
 }

@@ -46,7 +46,7 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
     match arguments.command {
         Command::Migrate { print: true } => print(&schema_sql()),
         Command::Migrate { print: false } => {
-            migrate(&mut database.connect().await?).await?;
+            migrate(&mut database.connect().await?).await.map_err(failure::of)?;
             print("the schema is current\n")
         }
         Command::Sweep(options) => sweep::sweep(&database, options).await,
