@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use pg_idempotency::dedup::{Marked, mark, mark_many};
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
-use pg_idempotency::{Error, Idempotency, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, Key, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -171,6 +172,37 @@ async fn a_lease_takes_three_to_acquire_and_three_to_complete(
         if measured {
             assert_eq!(acquire, 3 + PINGS, "begin, claim, commit");
             assert_eq!(complete, 3 + PINGS, "begin, complete, commit");
+        }
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_mark_takes_one_a_duplicate_two_and_a_thousand_one(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let proxy = Proxy::before(&server).await?;
+    let mut conn = PgConnection::connect_with(&proxy.options).await?;
+    let window = Duration::from_secs(300);
+    let mut tx = conn.begin().await?;
+    for round in 0..2 {
+        let single = key(&format!("single {round}"));
+        let many: Vec<Key> = (0..1000).map(|n| key(&format!("{round}/{n}"))).collect();
+        proxy.take();
+        assert_eq!(mark(&mut tx, &single, window).await?, Marked::First);
+        let first = proxy.take();
+        assert_eq!(mark(&mut tx, &single, window).await?, Marked::Duplicate);
+        let duplicate = proxy.take();
+        assert_eq!(mark_many(&mut tx, &many, window).await?, [Marked::First; 1000]);
+        let batch = proxy.take();
+        assert_eq!(mark_many(&mut tx, &many, window).await?, [Marked::Duplicate; 1000]);
+        let duplicates = proxy.take();
+        assert_eq!(mark_many(&mut tx, &[], window).await?, []);
+        let nothing = proxy.take();
+        // The first round prepares the statements.
+        if round == 1 {
+            assert_eq!((first, duplicate, batch, duplicates, nothing), (1, 2, 1, 1, 0));
         }
     }
     Ok(())
