@@ -186,8 +186,8 @@ impl Dedup {
     /// key. Nothing is asked for no keys.
     ///
     /// A batch takes no advisory locks, so [`InFlight::Reject`] cannot see an uncommitted mark before it meets it: it waits a
-    /// millisecond there, the transaction is aborted, and the answer is [`Error::Retryable`]. A single mark under `Reject`
-    /// that meets a batch's uncommitted mark fares the same.
+    /// tenth of a second there, the transaction is aborted, and the answer is [`Error::Retryable`]. A single mark under
+    /// `Reject` that meets a batch's uncommitted mark fares the same.
     ///
     /// # Errors
     ///

@@ -59,7 +59,7 @@ pub enum InFlight {
     /// Answer [`Error::InFlight`](crate::Error::InFlight) at once and leave the transaction usable.
     ///
     /// Where that cannot be, because the row itself is locked by a sweep that is deleting it or by an owner who could not get
-    /// the advisory lock, the claim waits a millisecond, the transaction is aborted, and the answer is
+    /// the advisory lock, the claim waits a tenth of a second, the transaction is aborted, and the answer is
     /// [`Error::Retryable`](crate::Error::Retryable).
     ///
     /// To tell in time, the owner is seen by an advisory lock that its transaction holds. So are transactions that have

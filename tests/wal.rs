@@ -7,7 +7,7 @@ mod support;
 use std::time::Duration;
 
 use pg_idempotency::Error;
-use pg_idempotency::dedup::{Marked, mark};
+use pg_idempotency::dedup::{Marked, mark, mark_many};
 use sqlx::PgPool;
 
 use support::key;
@@ -63,4 +63,23 @@ async fn marked(pool: &PgPool, value: &str) -> Result<Marked, Error> {
     let marked = mark(&mut tx, &key(value), Duration::from_secs(300)).await?;
     tx.commit().await?;
     Ok(marked)
+}
+
+/// Duplicates are what there is most of, and they change nothing.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn duplicates_of_settled_keys_write_no_wal(pool: PgPool) -> anyhow::Result<()> {
+    let keys: Vec<_> = (0..1000).map(|n| key(&n.to_string())).collect();
+    let batch = async || {
+        let mut tx = pool.begin().await.expect("a transaction");
+        let marked = mark_many(&mut tx, &keys, Duration::from_secs(300)).await.expect("marked");
+        tx.commit().await.expect("a commit");
+        marked
+    };
+    assert_eq!(batch().await, [Marked::First; 1000]);
+    let written = wal_bytes(&pool, async || assert_eq!(batch().await, [Marked::Duplicate; 1000])).await;
+    assert_eq!(written, 0, "1000 in one statement");
+    let written =
+        wal_bytes(&pool, async || assert_eq!(marked(&pool, "7").await.expect("marked"), Marked::Duplicate)).await;
+    assert_eq!(written, 0, "one by one");
+    Ok(())
 }

@@ -28,10 +28,11 @@ use crate::answer::RETRY_AFTER;
 use crate::error::sqlstate;
 use crate::{Error, Fingerprint, InFlight, Mode};
 
-/// How long a claim may wait where it must not wait: PostgreSQL's shortest, since 0 would be for ever. It is for the rare
-/// owner who won without the lock because a replay's transaction held it, and for a sweep that is deleting the row; then the
-/// transaction is aborted.
-pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+/// How long a claim may wait where it must not wait: for the rare owner who won without the lock because a replay's
+/// transaction held it, and for a sweep that is deleting the row; then the transaction is aborted. Not PostgreSQL's shortest,
+/// a millisecond: `lock_timeout` also covers the server's own lock for extending the table, which ordinary claims of other
+/// keys hold for some milliseconds.
+pub(super) const REJECT_WAIT: Duration = Duration::from_millis(100);
 
 /// The right to perform: for as long as the claiming transaction lasts, or the lease.
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +110,7 @@ impl Record<'_> {
                     set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true),
                     true as locked
                 ",
-                SHORTEST_WAIT,
+                REJECT_WAIT,
             ),
         };
         let token = draw_token()?;
@@ -142,7 +143,7 @@ impl Record<'_> {
     ) -> Result<Option<Claim>, Error> {
         let (limit, pass_over_locked) = match terms.in_flight {
             InFlight::Wait(limit) => (limit, false),
-            InFlight::Reject => (SHORTEST_WAIT, true),
+            InFlight::Reject => (REJECT_WAIT, true),
         };
         let token = draw_token()?;
         let started = Instant::now();

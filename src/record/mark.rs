@@ -10,7 +10,7 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use super::claim::{SHORTEST_WAIT, draw_token, lock_timeout, wait_error};
+use super::claim::{REJECT_WAIT, draw_token, lock_timeout, wait_error};
 use super::interval;
 use crate::{Error, InFlight, Key, Mode};
 
@@ -195,7 +195,7 @@ impl<'k> MarkBatch<'k> {
     async fn run(&self, conn: &mut PgConnection, sql: &'static str) -> Result<PgRow, Error> {
         let limit = match self.in_flight {
             InFlight::Wait(limit) => limit,
-            InFlight::Reject => SHORTEST_WAIT,
+            InFlight::Reject => REJECT_WAIT,
         };
         // Tokens count up from a random start, which must leave room for a batch.
         let first_token = draw_token()? >> 1;

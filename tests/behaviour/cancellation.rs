@@ -4,8 +4,9 @@
 
 use std::time::Duration;
 
+use pg_idempotency::dedup::{Marked, mark, mark_many};
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
-use pg_idempotency::{Error, Idempotency, Outcome, Verdict, ensure_idempotent, ensure_isolated};
+use pg_idempotency::{Error, Idempotency, Key, Outcome, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
@@ -283,6 +284,35 @@ async fn a_release_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgCon
             other => panic!("{polls} polls: {other:?}"),
         }
         if done {
+            return Ok(());
+        }
+    }
+    panic!("it never completed");
+}
+
+/// A mark goes with its transaction, wherever the call was dropped.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn marks_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
+    let window = Duration::from_secs(300);
+    let mut completed = 0;
+    for polls in 0..MOST_POLLS {
+        let keys: Vec<Key> = (0..3).map(|n| key(&format!("{polls}/{n}"))).collect();
+        let mut tx = pool.begin().await?;
+        let marking = async {
+            let single = mark(&mut tx, &keys[0], window).await?;
+            let batch = mark_many(&mut tx, &keys[1..], window).await?;
+            Ok::<_, Error>((single, batch))
+        };
+        let done = cancel_after(polls, marking).await.transpose()?;
+        drop(tx);
+        if let Some(marked) = done {
+            assert_eq!(marked, (Marked::First, vec![Marked::First; 2]));
+            completed += 1;
+        }
+        let mut tx = pool.begin().await?;
+        assert_eq!(mark_many(&mut tx, &keys, window).await?, [Marked::First; 3], "{polls} polls: rolled back");
+        tx.commit().await?;
+        if completed == TRIES {
             return Ok(());
         }
     }
