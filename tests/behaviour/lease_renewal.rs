@@ -243,3 +243,36 @@ async fn storing_the_same_result_twice_is_storing_it_once(pool: PgPool) -> anyho
     lease.complete(&"done".to_owned()).await?;
     Ok(())
 }
+
+/// The backend of a claim is killed while it waits: the caller hears of it, and nothing is claimed.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_claim_whose_backend_is_killed_claims_nothing(pool: PgPool) -> anyhow::Result<()> {
+    // Somebody's uncommitted record makes the claim wait, so that it can be met.
+    let mut blocker = crate::support::connect(&pool).await;
+    blocker
+        .execute(
+            "begin;
+             insert into idempotency.record (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)
+             values ('at_most_once', 'tenant', 'operation', 'a', '\\x0100', 1, now() + interval '1 h', now() + interval '1 h')",
+        )
+        .await?;
+    let claim = tokio::spawn({
+        let pool = pool.clone();
+        async move { Leasing::new(POLICY)?.acquire::<String, _>(&pool, &key("a"), "body").await }
+    });
+    crate::support::until_blocked(&pool, 1).await;
+    sqlx::query(
+        "select pg_terminate_backend(pid) from pg_stat_activity
+         where datname = current_database() and wait_event_type = 'Lock'",
+    )
+    .execute(&pool)
+    .await?;
+    let error = claim.await?.expect_err("killed");
+    assert!(error.is_transient(), "{error:?}");
+    blocker.execute("rollback").await?;
+    let Acquired::Lease(lease) = Leasing::new(POLICY)?.acquire::<String, _>(&pool, &key("a"), "body").await? else {
+        panic!()
+    };
+    assert_eq!(lease.attempt(), 1);
+    Ok(())
+}
