@@ -116,7 +116,7 @@ where
 ///
 /// An error of `perform` undoes only what it wrote, releases the key for the next caller and leaves the transaction usable,
 /// to be committed if the caller likes. [`Verdict::Undo`] undoes the writes too, and *stores* the response: a failure that
-/// every repeat should get. It costs two round trips more.
+/// every repeat should get. It costs two round trips more, and `Undo` four.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Key, Verdict, ensure_isolated};

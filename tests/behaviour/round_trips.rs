@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use pg_idempotency::dedup::{Marked, mark, mark_many};
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
-use pg_idempotency::{Error, Idempotency, Key, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, Key, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -204,6 +204,33 @@ async fn a_mark_takes_one_a_duplicate_two_and_a_thousand_one(
         if round == 1 {
             assert_eq!((first, duplicate, batch, duplicates, nothing), (1, 2, 1, 1, 0));
         }
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_isolated_call_takes_two_more_and_an_undo_four(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let proxy = Proxy::before(&server).await?;
+    let mut conn = PgConnection::connect_with(&proxy.options).await?;
+    for (round, expected) in [(0, None), (1, Some((2, 4, 6)))] {
+        let keys = ["plain", "kept", "undone"].map(|name| key(&format!("{name} {round}")));
+        let mut tx = conn.begin().await?;
+        proxy.take();
+        let plain = ensure_idempotent(&mut tx, &keys[0], "body", async |_| Ok::<_, Error>(1)).await?;
+        let plain_trips = proxy.take();
+        let kept = ensure_isolated(&mut tx, &keys[1], "body", async |_| Ok::<_, Error>(Verdict::Keep(1))).await?;
+        let kept_trips = proxy.take();
+        let undone = ensure_isolated(&mut tx, &keys[2], "body", async |_| Ok::<_, Error>(Verdict::Undo(1))).await?;
+        let undone_trips = proxy.take();
+        assert!(![plain, kept, undone].iter().any(pg_idempotency::Outcome::is_replayed));
+        // The first round prepares the statements.
+        if let Some(expected) = expected {
+            assert_eq!((plain_trips, kept_trips, undone_trips), expected);
+        }
+        tx.commit().await?;
     }
     Ok(())
 }
