@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::fingerprint::Comparison;
-use crate::record::{Found, Lease, Terms};
+use crate::record::{Found, Lease, Response, Terms};
 use crate::{Error, Key, Mode};
 
 /// When nothing says how long the owner will take: transactions are short, and a second does not hammer.
@@ -15,7 +15,7 @@ pub(crate) enum Answer {
     /// The claim is free again: take it over as this attempt.
     TakeOver { attempt: i32 },
     /// Done before: give this back.
-    Replay(Vec<u8>),
+    Replay(Response),
 }
 
 /// Reads the table of DESIGN.md from the top: the first line that matches is the answer.
@@ -49,7 +49,7 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
         Comparison::UnknownVersion(version) => return Err(Error::UnknownFingerprint { version }),
     }
     match (found.completed, found.lease) {
-        (true, _) => Ok(Answer::Replay(found.response_body.unwrap_or_default())),
+        (true, _) => Ok(Answer::Replay(found.response)),
         (false, Lease::Live(left)) => Err(Error::InFlight { retry_after: left }),
         (false, Lease::Lapsed) if found.mode == Mode::AtLeastOnce => next_attempt(&found, terms),
         (false, _) => Err(Error::Indeterminate {

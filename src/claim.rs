@@ -5,8 +5,8 @@ use std::time::Instant;
 use sqlx::PgConnection;
 
 use crate::answer::{Answer, RETRY_AFTER, answer};
-use crate::record::{Claim, Record, Terms};
-use crate::{Error, InFlight, observe};
+use crate::record::{Claim, Record, Response, Terms};
+use crate::{Error, InFlight, Key, observe};
 
 /// How often a caller looks again because the record vanished between claim and look, or another one took it over. Each
 /// round waits for its owner; a key that turns over faster than that is better retried from outside.
@@ -16,22 +16,29 @@ const ROUNDS: usize = 3;
 pub(crate) enum Claimed {
     Won(Claim),
     /// Another call has completed; its response.
-    Replayed(Vec<u8>),
+    Replayed(Response),
 }
 
 /// Claims the key, or finds the response of whoever did.
 pub(crate) async fn claim(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Result<Claimed, Error> {
-    let operation = record.key.operation();
     let started = Instant::now();
     let claimed = contend(conn, record, terms).await;
-    observe::claimed(terms.mode, operation, started.elapsed());
-    if let Ok(Claimed::Replayed(_)) = &claimed {
-        observe::outcome(terms.mode, operation, observe::REPLAYED);
-    }
-    claimed.map_err(|error| observe::failure(terms.mode, operation, error))
+    observe_claim(terms, record.key, started, claimed.as_ref());
+    claimed
 }
 
-async fn contend(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Result<Claimed, Error> {
+/// Says what a claim came to, with all its polls. A claim that was won is counted when it is settled.
+pub(crate) fn observe_claim(terms: &Terms, key: &Key, started: Instant, claimed: Result<&Claimed, &Error>) {
+    observe::claimed(terms.mode, key.operation(), started.elapsed());
+    match claimed {
+        Ok(Claimed::Won(_)) => {}
+        Ok(Claimed::Replayed(_)) => observe::outcome(terms.mode, key.operation(), observe::REPLAYED),
+        Err(error) => observe::failure(terms.mode, key.operation(), error),
+    }
+}
+
+/// [`claim`], for who polls: counted once, by [`observe_claim`], and not at each poll.
+pub(crate) async fn contend(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Result<Claimed, Error> {
     let mut won = record.claim(conn, terms).await?;
     for _ in 0..ROUNDS {
         if let Some(claim) = won {

@@ -215,7 +215,8 @@ impl Dedup {
         }
         if let Some(&place) = open.first() {
             let error = Error::InFlight { retry_after: RETRY_AFTER };
-            return Err(observe::failure(Mode::Mark, keys[place].operation(), error));
+            observe::failure(Mode::Mark, keys[place].operation(), &error);
+            return Err(error);
         }
         for (key, marked) in keys.iter().zip(&marked) {
             let outcome = if *marked == Marked::First { observe::PERFORMED } else { observe::REPLAYED };

@@ -11,7 +11,7 @@ use sqlx::{Connection, PgConnection, PgPool};
 
 use crate::claim::{Claimed, claim};
 use crate::outcome::{decode, encode};
-use crate::record::{Claim, Record, Terms, Unmet};
+use crate::record::{Claim, Record, Response, Terms, Unmet};
 use crate::transaction::{Durability, Savepoint, in_own_transaction, in_pooled_transaction};
 use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict, observe};
 
@@ -373,7 +373,8 @@ impl<'k> Call<'k> {
     }
 
     fn failed(&self, error: Error) -> Error {
-        observe::failure(self.terms.mode, self.record.key.operation(), error)
+        observe::failure(self.terms.mode, self.record.key.operation(), &error);
+        error
     }
 
     /// Leaves the transaction as it was before `perform`, and the key to the next caller.
@@ -385,7 +386,7 @@ impl<'k> Call<'k> {
         self.record.release(conn, claim).await
     }
 
-    async fn complete(&self, conn: &mut PgConnection, claim: Claim, response: &[u8]) -> Result<(), Error> {
+    async fn complete(&self, conn: &mut PgConnection, claim: Claim, response: &Response) -> Result<(), Error> {
         match self.record.complete(conn, claim, response).await? {
             Ok(()) => Ok(()),
             Err(Unmet::OutlivedRetention) => Err(Error::OutlivedRetention),

@@ -167,7 +167,7 @@ impl InvalidKey {
     }
 }
 
-fn checked(part: KeyPart, text: String) -> Result<String, InvalidKey> {
+pub(crate) fn checked(part: KeyPart, text: String) -> Result<String, InvalidKey> {
     if text.is_empty() {
         return Err(InvalidKey::Empty { part });
     }

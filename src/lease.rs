@@ -45,6 +45,7 @@
 //! [`Error::InFlight`]. The renewal is a Tokio task, so lease mode needs Tokio.
 
 mod guard;
+mod owner;
 mod policy;
 mod renewal;
 
@@ -61,22 +62,22 @@ use sha2::{Digest as _, Sha256};
 use sqlx::PgPool;
 use tokio::time::Instant;
 
-use crate::claim::{Claimed, claim};
+use crate::claim::{Claimed, contend, observe_claim};
 use crate::options::{DEFAULT_RETENTION, RETENTION, WAIT, within};
 use crate::outcome::{decode, encode};
-use crate::record::{Actor, Record, Terms};
+use crate::poll::Polls;
+use crate::record::{Actor, Record, Response, Terms};
 use crate::transaction::{Durability, in_pooled_transaction};
 use crate::{Body, Error, Fingerprint, InFlight, InvalidBody, InvalidDuration, Key, Outcome, observe};
 
 pub use guard::Lease;
+#[cfg(feature = "http")]
+pub(crate) use owner::Owner;
 pub use policy::Policy;
 
 /// Claims are transactions of a millisecond: who waits longer for one waits for a stuck server, or for a caller who uses
 /// the key in transaction mode.
 const CLAIM_WAIT: Duration = Duration::from_secs(1);
-
-/// Between two polls for the first answer: soon enough for a person, seldom enough for a database.
-const POLL: std::ops::Range<Duration> = Duration::from_millis(50)..Duration::from_millis(500);
 
 /// How operations are leased: the policy, and how long to remember, retry and wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,6 +193,11 @@ impl Leasing {
         Ok(Self { policy, retention: DEFAULT_RETENTION, max_attempts: None, wait_for: Duration::ZERO, prepared: true })
     }
 
+    #[cfg(feature = "http")]
+    pub(crate) fn mode(&self) -> crate::Mode {
+        self.policy.mode()
+    }
+
     /// How long a result is remembered, counted from the completion; and how long an unfinished claim is, counted from
     /// itself. Past it the key is new.
     ///
@@ -300,7 +306,19 @@ impl Leasing {
         T: DeserializeOwned,
         B: Body + ?Sized,
     {
-        let fingerprint = body.fingerprint()?;
+        match self.acquire_stored(pool, key, body.fingerprint()?).await? {
+            Acquired::Lease(lease) => Ok(Acquired::Lease(lease)),
+            Acquired::Replayed(stored) => Ok(Acquired::Replayed(decode(&stored)?)),
+        }
+    }
+
+    /// [`acquire`](Self::acquire), with the response as it is stored.
+    pub(crate) async fn acquire_stored(
+        self,
+        pool: &PgPool,
+        key: &Key,
+        fingerprint: Fingerprint,
+    ) -> Result<Acquired<Response>, Error> {
         let _ = tokio::runtime::Handle::current();
         let terms = Terms {
             mode: self.policy.mode(),
@@ -311,37 +329,28 @@ impl Leasing {
             max_attempts: self.max_attempts,
         };
         let record = Record { key, prepared: self.prepared };
-        let give_up_at = Instant::now() + self.wait_for;
-        let mut pause = POLL.start;
-        loop {
+        let started = Instant::now();
+        let mut polls = Polls::until(started + self.wait_for);
+        let (claimed_at, claimed) = loop {
             // From before the claim is sent: the owner's clock must run ahead of the database's.
             let claimed_at = Instant::now();
             let claimed =
-                in_pooled_transaction(pool, Durability::Raised, async |conn| claim(conn, record, &terms).await).await;
-            match claimed {
-                Ok(Claimed::Won(claim)) => {
-                    return Ok(Acquired::Lease(Lease::new(self, pool, key, fingerprint, claim, claimed_at)));
-                }
-                Ok(Claimed::Replayed(response)) => return Ok(Acquired::Replayed(decode(&response)?)),
-                Err(Error::InFlight { .. }) if Instant::now() < give_up_at => {
-                    tokio::time::sleep_until((Instant::now() + jittered(pause)).min(give_up_at)).await;
-                    pause = (pause * 2).min(POLL.end);
-                }
-                Err(error) => return Err(error),
+                in_pooled_transaction(pool, Durability::Raised, async |conn| contend(conn, record, &terms).await).await;
+            if !matches!(claimed, Err(Error::InFlight { .. })) || !polls.rest().await {
+                break (claimed_at, claimed);
             }
-        }
+        };
+        observe_claim(&terms, key, started.into_std(), claimed.as_ref());
+        Ok(match claimed? {
+            Claimed::Won(claim) => Acquired::Lease(Lease::new(self, pool, key, fingerprint, claim, claimed_at)),
+            Claimed::Replayed(response) => Acquired::Replayed(response),
+        })
     }
-}
-
-/// Between half of it and all of it, so that waiters who came together do not poll together.
-fn jittered(pause: Duration) -> Duration {
-    let random = getrandom::u32().unwrap_or(u32::MAX);
-    pause.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)
 }
 
 /// The work's outcome, or `None` once the lease is lost. That is asked first: a process that was suspended past its lease
 /// must not take another step of the work when it wakes.
-async fn unless_lost<R>(lease: &Lease, work: impl Future<Output = R>) -> Option<R> {
+pub(crate) async fn unless_lost<R>(lease: &Lease, work: impl Future<Output = R>) -> Option<R> {
     let mut lost = pin!(lease.lost());
     let mut work = pin!(work);
     poll_fn(|context| match lost.as_mut().poll(context) {

@@ -16,6 +16,7 @@ mod observe;
 pub mod operator;
 mod options;
 mod outcome;
+mod poll;
 mod record;
 mod transaction;
 

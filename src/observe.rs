@@ -23,10 +23,9 @@ pub(crate) fn outcome(mode: Mode, operation: &str, outcome: &'static str) {
     }
 }
 
-/// A call that ended in an error of this crate. Gives it back.
-pub(crate) fn failure(mode: Mode, operation: &str, error: Error) -> Error {
-    outcome(mode, operation, name(&error));
-    error
+/// A call that ended in an error of this crate.
+pub(crate) fn failure(mode: Mode, operation: &str, error: &Error) {
+    outcome(mode, operation, name(error));
 }
 
 /// How long `perform`, or the work of a lease, took.

@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Error;
+use crate::record::Response;
 
 /// The response, and whether this call made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,13 +43,14 @@ pub enum Verdict<T> {
 
 /// Encodes a response, and reads it back: what cannot be replayed must not commit. (NaN becomes `null`, `skip_serializing`
 /// loses a field: without this, every repeat would be undecodable for as long as the key is remembered.)
-pub(crate) fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<Vec<u8>, Error> {
+pub(crate) fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<Response, Error> {
     let unencodable = |error: serde_json::Error| Error::Unencodable { source: error.into() };
     let encoded = serde_json::to_vec(response).map_err(unencodable)?;
     serde_json::from_slice::<T>(&encoded).map_err(unencodable)?;
-    Ok(encoded)
+    Ok(Response { body: Some(encoded), ..Response::default() })
 }
 
-pub(crate) fn decode<T: DeserializeOwned>(response: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(response).map_err(|error| Error::Undecodable { source: error.into() })
+pub(crate) fn decode<T: DeserializeOwned>(response: &Response) -> Result<T, Error> {
+    serde_json::from_slice(response.body.as_deref().unwrap_or_default())
+        .map_err(|error| Error::Undecodable { source: error.into() })
 }

@@ -48,8 +48,19 @@ pub(crate) struct Found {
     pub(crate) completed: bool,
     /// Past its retention, and under no live lease.
     pub(crate) expired: bool,
-    pub(crate) response_body: Option<Vec<u8>>,
+    pub(crate) response: Response,
     pub(crate) last_error: Option<String>,
+}
+
+/// A response as its record holds it: a body of JSON text alone, or, over HTTP, a status, headers and a body.
+///
+/// A status without a body is what is left of an HTTP response that was not to be kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Response {
+    pub(crate) status: Option<i16>,
+    /// JSON text.
+    pub(crate) headers: Option<String>,
+    pub(crate) body: Option<Vec<u8>>,
 }
 
 /// The state of a record's `lease_until`.
@@ -91,6 +102,8 @@ impl Record<'_> {
                 record.completed_at is not null as completed,
                 record.expires_at <= statement_timestamp()
                     and (record.lease_until is null or record.lease_until <= statement_timestamp()) as expired,
+                record.response_status,
+                record.response_headers::text as response_headers,
                 record.response_body,
                 record.last_error
             from (
@@ -113,13 +126,14 @@ impl Record<'_> {
         self,
         conn: &mut PgConnection,
         claim: Claim,
-        response: &[u8],
+        response: &Response,
     ) -> Result<Result<(), Unmet>, Error> {
         let updated = self
             .query(
                 "
                 update idempotency.record
-                set completed_at = statement_timestamp(), response_body = $5::bytea
+                set completed_at = statement_timestamp(),
+                    response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -128,7 +142,9 @@ impl Record<'_> {
                 ",
             )
             .bind(claim.token)
-            .bind(response)
+            .bind(&response.body)
+            .bind(response.status)
+            .bind(&response.headers)
             .execute(&mut *conn)
             .await
             .map_err(Error::of_statement)?;
@@ -215,7 +231,11 @@ fn found(row: &PgRow) -> sqlx::Result<Option<Found>> {
         lease,
         completed: row.try_get("completed")?,
         expired: row.try_get("expired")?,
-        response_body: row.try_get("response_body")?,
+        response: Response {
+            status: row.try_get("response_status")?,
+            headers: row.try_get("response_headers")?,
+            body: row.try_get("response_body")?,
+        },
         last_error: row.try_get("last_error")?,
     }))
 }

@@ -10,10 +10,12 @@ use sqlx::PgPool;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
+use super::owner::Owner;
 use super::renewal::{Deadline, Renewed, renew};
-use super::{Leasing, Policy, committed, jittered};
+use super::{Leasing, Policy, committed};
 use crate::outcome::encode;
-use crate::record::{Actor, Claim, Record};
+use crate::poll::jittered;
+use crate::record::{Actor, Claim, Record, Response};
 use crate::transaction::Durability;
 use crate::{Error, Fingerprint, Key, observe};
 
@@ -32,11 +34,7 @@ const COMPLETION_PAUSES: u32 = 20;
 pub struct Lease {
     leasing: Leasing,
     pool: PgPool,
-    key: Key,
-    fingerprint: Fingerprint,
-    token: i64,
-    attempt: u32,
-    deadline: Arc<Deadline>,
+    owner: Owner,
     renewal: AbortHandle,
     not_performed: AtomicBool,
     settled: bool,
@@ -68,11 +66,13 @@ impl Lease {
         Self {
             leasing,
             pool: pool.clone(),
-            key: key.clone(),
-            fingerprint,
-            token: claim.token,
-            attempt: claim.attempt.unsigned_abs(),
-            deadline,
+            owner: Owner {
+                key: key.clone(),
+                fingerprint,
+                token: claim.token,
+                attempt: claim.attempt.unsigned_abs(),
+                deadline,
+            },
             renewal: renewal.abort_handle(),
             not_performed: AtomicBool::new(false),
             settled: false,
@@ -82,43 +82,43 @@ impl Lease {
     /// The key.
     #[must_use]
     pub fn key(&self) -> &Key {
-        &self.key
+        &self.owner.key
     }
 
     /// 1 for the first claim, one more at each take-over.
     #[must_use]
     pub fn attempt(&self) -> u32 {
-        self.attempt
+        self.owner.attempt
     }
 
     /// The fencing token. A system that takes part in the fencing remembers the last one it saw under a key.
     #[must_use]
     pub fn token(&self) -> i64 {
-        self.token
+        self.owner.token
     }
 
     /// A key for the next service, the same in every attempt of this operation, as [`downstream_key`](super::downstream_key)
     /// derives it.
     #[must_use]
     pub fn downstream_key(&self) -> String {
-        super::derive_downstream_key(&self.key, &self.fingerprint)
+        self.owner.downstream_key()
     }
 
     /// How long the owner may still work, by its own clock, unless a renewal prolongs it.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.deadline.get().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
+        self.owner.deadline.get().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
     }
 
     /// Whether the lease is lost: stop at once. Ask before each effect of work that has several.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.deadline.is_past()
+        self.owner.is_lost()
     }
 
     /// Completes when the lease is lost.
     pub async fn lost(&self) {
-        self.deadline.past().await;
+        self.owner.deadline.past().await;
     }
 
     /// Says that the work did nothing, so that an error of it may be retried under `AtMostOnce` too. Gives the error back:
@@ -153,7 +153,7 @@ impl Lease {
         async move { self.complete_encoded(&encoded?).await }
     }
 
-    pub(super) async fn complete_encoded(mut self, encoded: &[u8]) -> Result<(), Error> {
+    pub(crate) async fn complete_encoded(mut self, encoded: &Response) -> Result<(), Error> {
         let Leasing { policy, retention, .. } = self.leasing;
         let give_up_at = Instant::now() + policy.lease();
         // A network that swallows everything must not eat up the time of the next try.
@@ -162,14 +162,14 @@ impl Lease {
             let stored = timeout(
                 a_try,
                 committed(&self.pool, Durability::Raised, async |conn| {
-                    self.record().resolve(conn, self.token, encoded, retention, Actor::Owner).await
+                    self.record().resolve(conn, self.owner.token, encoded, retention, Actor::Owner).await
                 }),
             )
             .await;
             match stored {
                 Ok(Ok(())) => {
                     self.settled = true;
-                    observe::outcome(policy.mode(), self.key.operation(), observe::PERFORMED);
+                    observe::outcome(policy.mode(), self.owner.key.operation(), observe::PERFORMED);
                     return Ok(());
                 }
                 // These will not be better next time. The same token with the same response counts as stored, so a commit
@@ -199,7 +199,7 @@ impl Lease {
     /// Released, or left to lapse.
     pub async fn release(mut self, reason: &str) -> Result<(), Error> {
         let released = committed(&self.pool, Durability::AsItIs, async |conn| {
-            self.record().give_up(conn, self.token, reason, Actor::Owner).await
+            self.record().give_up(conn, self.owner.token, reason, Actor::Owner).await
         })
         .await;
         self.settled = released.is_ok() || matches!(released, Err(Error::LeaseLost));
@@ -208,8 +208,8 @@ impl Lease {
 
     /// What the policy says about work that failed. The work's own error is the news: if this cannot be said to the
     /// database, the claim lapses, which says the same later.
-    pub(super) async fn fail(mut self, reason: &str) {
-        observe::outcome(self.leasing.policy.mode(), self.key.operation(), observe::FAILED);
+    pub(crate) async fn fail(mut self, reason: &str) {
+        observe::outcome(self.leasing.policy.mode(), self.owner.key.operation(), observe::FAILED);
         let may_repeat = matches!(self.leasing.policy, Policy::AtLeastOnce { .. });
         if may_repeat || self.not_performed.load(Ordering::Relaxed) {
             let _ = self.release(reason).await;
@@ -217,18 +217,24 @@ impl Lease {
         }
         let retention = self.leasing.retention;
         let lapsed = committed(&self.pool, Durability::Raised, async |conn| {
-            self.record().lapse(conn, self.token, reason, retention).await
+            self.record().lapse(conn, self.owner.token, reason, retention).await
         })
         .await;
         self.settled = lapsed.is_ok();
     }
 
-    pub(super) fn failed(&self, error: Error) -> Error {
-        observe::failure(self.leasing.policy.mode(), self.key.operation(), error)
+    #[cfg(feature = "http")]
+    pub(crate) fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    pub(crate) fn failed(&self, error: Error) -> Error {
+        observe::failure(self.leasing.policy.mode(), self.owner.key.operation(), &error);
+        error
     }
 
     fn record(&self) -> Record<'_> {
-        Record { key: &self.key, prepared: self.leasing.prepared }
+        Record { key: &self.owner.key, prepared: self.leasing.prepared }
     }
 }
 
@@ -236,7 +242,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.renewal.abort();
         if !self.settled {
-            tracing::warn!(key = ?self.key, attempt = self.attempt, "a lease was dropped unsettled and is left to lapse");
+            tracing::warn!(key = ?self.owner.key, attempt = self.owner.attempt, "a lease was dropped unsettled and is left to lapse");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::{Record, claim::draw_token, interval};
+use super::{Record, Response, claim::draw_token, interval};
 use crate::Error;
 
 /// Who acts on a claim.
@@ -60,7 +60,7 @@ impl Record<'_> {
         self,
         conn: &mut PgConnection,
         token: i64,
-        response: &[u8],
+        response: &Response,
         retention: Duration,
         actor: Actor,
     ) -> Result<bool, Error> {
@@ -71,18 +71,20 @@ impl Record<'_> {
                 update idempotency.record
                 set completed_at = coalesce(completed_at, statement_timestamp()),
                     lease_until = null,
-                    response_body = coalesce(response_body, $5::bytea),
+                    response_body = $5::bytea, response_status = $8::int2, response_headers = $9::text::jsonb,
                     expires_at = case when completed_at is null then statement_timestamp() + $6::interval else expires_at end
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
-                    and (completed_at is null or response_body = $5::bytea)
+                    and (completed_at is null or response_body is not distinct from $5::bytea)
                     and ($7::bool or lease_until is null or lease_until <= statement_timestamp())
                 ",
             )
             .bind(token)
-            .bind(response)
+            .bind(&response.body)
             .bind(interval(retention))
-            .bind(actor == Actor::Owner),
+            .bind(actor == Actor::Owner)
+            .bind(response.status)
+            .bind(&response.headers),
         )
         .await
     }
