@@ -3,6 +3,8 @@
 mod canonical;
 mod member;
 mod number;
+#[cfg(feature = "http")]
+pub(crate) mod request;
 
 use std::fmt;
 
@@ -12,7 +14,7 @@ use sha2::{Digest, Sha256};
 use canonical::CanonicalJson;
 pub use canonical::InvalidBody;
 
-/// Version 1: SHA-256 of one byte for the kind (`j` canonical JSON, `b` raw bytes) and the content.
+/// Version 1: SHA-256 of one byte for the kind (`j` canonical JSON, `b` raw bytes, `h` an HTTP request) and the content.
 const VERSION: u8 = 1;
 
 /// What makes two requests the same: a version byte and a SHA-256.
@@ -63,6 +65,18 @@ impl Fingerprint {
         let mut json = CanonicalJson::new(Sha256::new_with_prefix(b"j"));
         value.serialize(&mut json)?;
         Ok(Self::new(json.finish()?))
+    }
+
+    /// The fingerprint of an HTTP request: `parts` (method, path with query, content type), each behind its length, and then
+    /// the body as one of the kinds above.
+    #[cfg(feature = "http")]
+    pub(crate) fn of_request(parts: [&[u8]; 3], content: request::Content<'_>) -> Result<Self, InvalidBody> {
+        let mut hasher = Sha256::new_with_prefix(b"h");
+        for part in parts {
+            hasher.update((part.len() as u64).to_be_bytes());
+            hasher.update(part);
+        }
+        Ok(Self::new(content.hash_into(hasher)?))
     }
 
     fn new(hasher: Sha256) -> Self {

@@ -7,6 +7,9 @@ pub mod dedup;
 mod ensure;
 mod error;
 mod fingerprint;
+#[cfg(feature = "http")]
+#[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+pub mod http;
 pub mod janitor;
 mod key;
 pub mod lease;

@@ -5,6 +5,8 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 
+#[cfg(feature = "http")]
+use sqlx::PgTransaction;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 
 use crate::Error;
@@ -70,6 +72,46 @@ where
         let _ = conn.close().await;
     }
     Err(Error::UnknownTransaction.into())
+}
+
+/// Begins a transaction on a connection of the pool, for a caller who cannot lend it to a closure. **Not safe under
+/// cancellation** (sqlx would give an open transaction back to the pool): call it in a task of its own.
+///
+/// One on which somebody left an open transaction is closed, neither committed nor given back, and another one taken.
+#[cfg(feature = "http")]
+pub(crate) async fn begin_pooled(pool: &PgPool) -> Result<PgTransaction<'static>, Error> {
+    for _ in 0..FOREIGN_TRANSACTIONS {
+        match pool.begin_with(Durability::AsItIs.begin()).await {
+            // Nothing else in this text divides or can be in an aborted transaction.
+            Err(error) if matches!(sqlstate(&error).as_deref(), Some("22012" | "25P02")) => close_aborted(pool).await,
+            begun => return Ok(begun?),
+        }
+    }
+    Err(Error::UnknownTransaction)
+}
+
+/// Commits what holds no claim, and so has no completion that would fail: a COMMIT of an aborted transaction succeeds and
+/// saves nothing, and so does one that sqlx leaves out because a cancelled nested `begin` has ended the transaction.
+#[cfg(feature = "http")]
+pub(crate) async fn commit_unclaimed(mut transaction: PgTransaction<'static>) -> Result<(), Error> {
+    if !transaction.is_in_transaction() {
+        return Err(Error::NotInTransaction);
+    }
+    transaction.execute("select 1").await?;
+    Ok(transaction.commit().await?)
+}
+
+/// Looks through the connections at rest and closes those whose transaction is aborted: the pool takes back what a failed
+/// `begin_with` leaves.
+#[cfg(feature = "http")]
+async fn close_aborted(pool: &PgPool) {
+    let idle: Vec<_> = std::iter::from_fn(|| pool.try_acquire()).collect();
+    for mut conn in idle {
+        let tried = conn.execute("select 1").await;
+        if tried.is_err_and(|error| sqlstate(&error).as_deref() == Some("25P02")) {
+            let _ = conn.close().await;
+        }
+    }
 }
 
 /// Runs `work` in the caller's transaction, or in one of its own where there is none.

@@ -1,0 +1,106 @@
+//! The key's value, out of the header `Idempotency-Key`.
+
+use http::{HeaderMap, HeaderName};
+
+use crate::key::checked;
+use crate::{InvalidKey, KeyPart};
+
+/// `Idempotency-Key`.
+pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// Why a request's key was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MalformedKey {
+    /// More than one header line, also one that a proxy has joined with a comma: taking the first would hide a mistake.
+    #[error("there are several Idempotency-Key values; send one")]
+    Several,
+    /// Empty, over 255 bytes, or, from elsewhere than the header, with a control character in it.
+    #[error("the Idempotency-Key cannot be taken: {0}")]
+    Invalid(#[from] InvalidKey),
+    /// Shorter than was [asked for](super::IdempotencyLayer::with_shortest_key).
+    #[error("the Idempotency-Key is shorter than {shortest} bytes; send a random value such as a UUID")]
+    TooShort {
+        /// What was asked for.
+        shortest: usize,
+    },
+    /// Neither a string of structured fields nor a bare word.
+    #[error("the Idempotency-Key is neither a quoted string (RFC 9651) nor a word of visible ASCII; send \"a-uuid\"")]
+    NeitherStringNorWord,
+    /// Not quoted, where [only that is taken](super::IdempotencyLayer::with_strict_header).
+    #[error("the Idempotency-Key is not a quoted string (RFC 9651); send \"a-uuid\", with the quotes")]
+    NotQuoted,
+    /// A quoted string with parameters behind it, which this header does not have.
+    #[error("the Idempotency-Key has parameters behind the string; send the string alone")]
+    Parameters,
+}
+
+/// Reads the value of `Idempotency-Key`: the quoted string of structured fields (RFC 9651) that the draft asks for, or, unless
+/// `strict`, the bare word that most clients send. `"abc"` and `abc` are the same value. `None` where there is no such header.
+///
+/// # Errors
+///
+/// [`MalformedKey`], over HTTP a 400.
+///
+/// ```
+/// # use http::HeaderMap;
+/// # use pg_idempotency::http::{MalformedKey, key_value};
+/// let headers = HeaderMap::from_iter([("idempotency-key".parse()?, r#""order-4711""#.parse()?)]);
+/// assert_eq!(key_value(&headers, true)?.as_deref(), Some("order-4711"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn key_value(headers: &HeaderMap, strict: bool) -> Result<Option<String>, MalformedKey> {
+    let mut lines = headers.get_all(IDEMPOTENCY_KEY).iter();
+    let Some(line) = lines.next() else { return Ok(None) };
+    if lines.next().is_some() {
+        return Err(MalformedKey::Several);
+    }
+    let value = parse(line.as_bytes(), strict)?;
+    Ok(Some(checked(KeyPart::Value, value)?))
+}
+
+fn parse(line: &[u8], strict: bool) -> Result<String, MalformedKey> {
+    let line = line.trim_ascii();
+    match line.strip_prefix(b"\"") {
+        Some(rest) => string(rest),
+        None if strict => Err(MalformedKey::NotQuoted),
+        None => word(line),
+    }
+}
+
+/// What stands behind the opening quote, as RFC 9651, section 4.2.5, reads it.
+fn string(rest: &[u8]) -> Result<String, MalformedKey> {
+    let mut value = String::new();
+    let mut bytes = rest.iter();
+    loop {
+        match bytes.next() {
+            Some(b'\\') => match bytes.next() {
+                Some(&escaped @ (b'"' | b'\\')) => value.push(char::from(escaped)),
+                _ => return Err(MalformedKey::NeitherStringNorWord),
+            },
+            Some(b'"') => break,
+            Some(&plain @ b' '..=b'~') => value.push(char::from(plain)),
+            _ => return Err(MalformedKey::NeitherStringNorWord),
+        }
+    }
+    match bytes.as_slice().trim_ascii_start().first() {
+        None => Ok(value),
+        Some(b';') => Err(MalformedKey::Parameters),
+        Some(b',') => Err(MalformedKey::Several),
+        Some(_) => Err(MalformedKey::NeitherStringNorWord),
+    }
+}
+
+/// Visible ASCII. Not the marks that separate values and parameters, so that no word is also another structured field.
+fn word(line: &[u8]) -> Result<String, MalformedKey> {
+    if line.contains(&b',') {
+        return Err(MalformedKey::Several);
+    }
+    if line.contains(&b';') {
+        return Err(MalformedKey::Parameters);
+    }
+    match str::from_utf8(line) {
+        Ok(word) if word.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"') => Ok(word.to_owned()),
+        _ => Err(MalformedKey::NeitherStringNorWord),
+    }
+}

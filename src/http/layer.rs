@@ -1,0 +1,375 @@
+//! The layer, and what it can be told.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderName, Method, Response, StatusCode};
+use sqlx::PgPool;
+use tower_layer::Layer;
+
+use super::problem::problem;
+use super::rejection::Rejection;
+use super::replay::{REPLAYED, may_be_replayed};
+use super::runs::Runs;
+use super::seal::Seal;
+use super::service::IdempotencyService;
+use crate::lease::{Leasing, Policy};
+use crate::options::{RETENTION, WAIT, within};
+use crate::{DEFAULT_RETENTION, InFlight, InvalidDuration, MAX_PART_BYTES};
+
+/// What a body may have unless told. Two copies of it are in memory while a request runs.
+const BODY_LIMIT: usize = 1024 * 1024;
+/// The longest common method, OPTIONS, and a space.
+const LONGEST_METHOD: usize = 8;
+
+type ScopeOf = dyn Fn(&Parts) -> Result<String, Response<Bytes>> + Send + Sync;
+type ValueOf = dyn Fn(&Parts, &Bytes) -> Result<Option<String>, Response<Bytes>> + Send + Sync;
+type OperationOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+type RejectionOf = dyn Fn(&Rejection) -> Response<Bytes> + Send + Sync;
+
+/// Makes the requests that pass through it idempotent. What it does stands in the [module's documentation](super).
+///
+/// Cheap to clone; add it by axum's `Router::layer`, by tower's `ServiceBuilder`, or by [`Layer::layer`].
+#[derive(Clone)]
+pub struct IdempotencyLayer {
+    settings: Settings,
+}
+
+#[derive(Clone)]
+pub(super) struct Settings {
+    pub(super) pool: PgPool,
+    pub(super) mode: Mode,
+    pub(super) scope: Arc<ScopeOf>,
+    pub(super) value: ValueFrom,
+    pub(super) shortest_key: usize,
+    pub(super) operation: OperationFrom,
+    pub(super) methods: Vec<Method>,
+    pub(super) key_required: bool,
+    pub(super) retention: Duration,
+    pub(super) in_flight: InFlight,
+    pub(super) prepared: bool,
+    pub(super) canonical_json: bool,
+    pub(super) request_limit: usize,
+    pub(super) response_limit: usize,
+    pub(super) stored_errors: Vec<StatusCode>,
+    pub(super) replayed_headers: Vec<HeaderName>,
+    pub(super) no_store: bool,
+    pub(super) seal: Option<Arc<dyn Seal>>,
+    pub(super) rejection: Arc<RejectionOf>,
+    pub(super) runs: Runs,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Mode {
+    Transactional,
+    Leased(Leasing),
+}
+
+#[derive(Clone)]
+pub(super) enum ValueFrom {
+    Header { strict: bool },
+    Function(Arc<ValueOf>),
+}
+
+#[derive(Clone)]
+pub(super) enum OperationFrom {
+    MatchedRoute,
+    Route(String),
+    Function(Arc<OperationOf>),
+}
+
+/// A setting that the layer cannot keep.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidSetting {
+    /// A status that is not a client error: a success is stored anyhow, and a 5xx must stay open to a retry.
+    #[error("responses of status {0} cannot be stored by choice; only 400 to 499 can")]
+    StatusNotStorable(StatusCode),
+    /// A header of one connection, one session or one moment.
+    #[error("the header {0} must not be replayed: it belongs to one connection, one session or one moment")]
+    HeaderNotReplayable(HeaderName),
+    /// The route is too long to be part of a key.
+    #[error("the route has {bytes} bytes, and {most} is the most; give the operation a shorter name: with_operation")]
+    RouteTooLong {
+        /// Its length.
+        bytes: usize,
+        /// What is taken.
+        most: usize,
+    },
+    /// A setting of the other constructor's.
+    #[error("attempts are counted for leases only; make the layer by `leased`")]
+    LeasedOnly,
+    /// A duration that makes no sense.
+    #[error(transparent)]
+    Duration(#[from] InvalidDuration),
+}
+
+impl IdempotencyLayer {
+    /// For handlers whose effects are in this database: key, effects and response commit in one transaction, which the
+    /// handler takes by [`IdempotentTx`](super::IdempotentTx). What it writes elsewhere, by a pool of its own, is not a part
+    /// of it, and happens as often as the handler runs.
+    ///
+    /// `scope` says whose the request is: tenant, account or user, **from the authenticated identity**, which a layer
+    /// further out has put into the request's extensions; never from what the client merely says. An error of it is the
+    /// response.
+    #[must_use]
+    pub fn transactional<F>(pool: PgPool, scope: F) -> Self
+    where
+        F: Fn(&Parts) -> Result<String, Response<Bytes>> + Send + Sync + 'static,
+    {
+        Self::new(pool, Mode::Transactional, Arc::new(scope))
+    }
+
+    /// For handlers that call the outside: the key is claimed under a lease that renews itself while the handler runs, and
+    /// the response is stored afterwards. What becomes of a handler that dies in between is for the
+    /// [`policy`](crate::lease) to say. The handler may take an [`IdempotentLease`](super::IdempotentLease).
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] for a lease under 10 ms or over 12 hours.
+    pub fn leased<F>(pool: PgPool, scope: F, policy: Policy) -> Result<Self, InvalidDuration>
+    where
+        F: Fn(&Parts) -> Result<String, Response<Bytes>> + Send + Sync + 'static,
+    {
+        Ok(Self::new(pool, Mode::Leased(Leasing::new(policy)?), Arc::new(scope)))
+    }
+
+    fn new(pool: PgPool, mode: Mode, scope: Arc<ScopeOf>) -> Self {
+        let settings = Settings {
+            pool,
+            mode,
+            scope,
+            value: ValueFrom::Header { strict: false },
+            shortest_key: 1,
+            operation: OperationFrom::MatchedRoute,
+            methods: vec![Method::POST, Method::PATCH],
+            key_required: true,
+            retention: DEFAULT_RETENTION,
+            in_flight: InFlight::Reject,
+            prepared: true,
+            canonical_json: false,
+            request_limit: BODY_LIMIT,
+            response_limit: BODY_LIMIT,
+            stored_errors: Vec::new(),
+            replayed_headers: REPLAYED.to_vec(),
+            no_store: false,
+            seal: None,
+            rejection: Arc::new(problem),
+            runs: Runs::new(),
+        };
+        Self { settings }
+    }
+
+    fn with(mut self, set: impl FnOnce(&mut Settings)) -> Self {
+        set(&mut self.settings);
+        self
+    }
+
+    /// Which methods are made idempotent; others pass untouched. POST and PATCH unless told: HTTP defines the rest as
+    /// idempotent (RFC 9110, section 9.2.2), which is for your handlers to keep.
+    #[must_use]
+    pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.with(|settings| settings.methods = methods.into_iter().collect())
+    }
+
+    /// Lets requests without a key through, unprotected: performed as often as they come. In transactional mode they get a
+    /// transaction all the same, so that the handler is one and the same.
+    #[must_use]
+    pub fn with_optional_key(self) -> Self {
+        self.with(|settings| settings.key_required = false)
+    }
+
+    /// Takes the header as a quoted string (RFC 9651) only, as the draft has it. Most clients send bare words.
+    #[must_use]
+    pub fn with_strict_header(self) -> Self {
+        self.with(|settings| settings.value = ValueFrom::Header { strict: true })
+    }
+
+    /// Takes the key's value from elsewhere than `Idempotency-Key`: another header, a field of the body. `Ok(None)` is a
+    /// missing key; an error is the response.
+    #[must_use]
+    pub fn with_key_from<F>(self, value: F) -> Self
+    where
+        F: Fn(&Parts, &Bytes) -> Result<Option<String>, Response<Bytes>> + Send + Sync + 'static,
+    {
+        self.with(|settings| settings.value = ValueFrom::Function(Arc::new(value)))
+    }
+
+    /// Refuses keys under this many bytes. Counters and dates are made up alike by two devices of one user; the 36 bytes
+    /// of a UUID are not.
+    #[must_use]
+    pub fn with_shortest_key(self, bytes: usize) -> Self {
+        self.with(|settings| settings.shortest_key = bytes)
+    }
+
+    /// Names the operation by its method and this route, where no router of axum's says which one was matched:
+    /// `/payments/{id}`. A template: with the ids in it, every payment would be an operation, and a series of metrics.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::RouteTooLong`], when the service starts and not at a request.
+    pub fn with_route(self, route: impl Into<String>) -> Result<Self, InvalidSetting> {
+        let (route, most) = (route.into(), MAX_PART_BYTES - LONGEST_METHOD);
+        if route.len() > most {
+            return Err(InvalidSetting::RouteTooLong { bytes: route.len(), most });
+        }
+        Ok(self.with(|settings| settings.operation = OperationFrom::Route(route)))
+    }
+
+    /// Names the operation by a function of the request. `None` is a mistake of the service's, a 500.
+    #[must_use]
+    pub fn with_operation<F>(self, operation: F) -> Self
+    where
+        F: Fn(&Parts) -> Option<String> + Send + Sync + 'static,
+    {
+        self.with(|settings| settings.operation = OperationFrom::Function(Arc::new(operation)))
+    }
+
+    /// How long a key is remembered: 24 hours unless told. **Tell your clients**: a repeat that comes later is performed.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::Duration`] under a millisecond, or under twice the lease, or over ten years.
+    pub fn with_retention(mut self, retention: Duration) -> Result<Self, InvalidSetting> {
+        match &mut self.settings.mode {
+            Mode::Transactional => drop(within("retention", retention, RETENTION)?),
+            Mode::Leased(leasing) => *leasing = leasing.with_retention(retention)?,
+        }
+        Ok(self.with(|settings| settings.retention = retention))
+    }
+
+    /// What to do about a request whose first is not finished: refuse it at once with a 409 and `Retry-After` (the default),
+    /// or wait for the first one's response. It polls, and holds no connection of the pool between two polls.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::Duration`] for a wait under a millisecond or over an hour.
+    pub fn with_in_flight(mut self, in_flight: InFlight) -> Result<Self, InvalidSetting> {
+        let wait_for = match in_flight {
+            InFlight::Reject => Duration::ZERO,
+            InFlight::Wait(limit) => within("wait", limit, WAIT)?,
+        };
+        if let Mode::Leased(leasing) = &mut self.settings.mode {
+            *leasing = leasing.with_wait_for(wait_for)?;
+        }
+        Ok(self.with(|settings| settings.in_flight = in_flight))
+    }
+
+    /// After how many attempts under a lease the next one is refused.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::LeasedOnly`].
+    pub fn with_max_attempts(mut self, max_attempts: NonZeroU32) -> Result<Self, InvalidSetting> {
+        match &mut self.settings.mode {
+            Mode::Transactional => return Err(InvalidSetting::LeasedOnly),
+            Mode::Leased(leasing) => *leasing = leasing.with_max_attempts(max_attempts),
+        }
+        Ok(self)
+    }
+
+    /// As [`Idempotency::with_prepared_statements`](crate::Idempotency::with_prepared_statements).
+    #[must_use]
+    pub fn with_prepared_statements(mut self, prepared: bool) -> Self {
+        if let Mode::Leased(leasing) = &mut self.settings.mode {
+            *leasing = leasing.with_prepared_statements(prepared);
+        }
+        self.with(|settings| settings.prepared = prepared)
+    }
+
+    /// Compares bodies as canonical JSON instead of byte by byte: for clients that build the body anew for each retry. A
+    /// body that is not JSON is refused with a 400. Numbers with more digits than an `f64` keeps make it compare that body
+    /// byte by byte.
+    #[must_use]
+    pub fn with_canonical_json(self) -> Self {
+        self.with(|settings| settings.canonical_json = true)
+    }
+
+    /// The largest request body, 1 MiB unless told. A larger one is a 413, and nothing is claimed.
+    #[must_use]
+    pub fn with_request_limit(self, bytes: usize) -> Self {
+        self.with(|settings| settings.request_limit = bytes)
+    }
+
+    /// The largest response body that is stored, 1 MiB unless told. A larger one is sent, and not kept: a repeat gets
+    /// [`NotReplayable`](Rejection::NotReplayable).
+    #[must_use]
+    pub fn with_response_limit(self, bytes: usize) -> Self {
+        self.with(|settings| settings.response_limit = bytes)
+    }
+
+    /// Stores responses of these statuses too, from 400 to 499, which otherwise free the key: "card declined", that every
+    /// repeat should hear. In transactional mode, what the handler wrote is undone all the same, by a savepoint, at one
+    /// round trip more for every request.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::StatusNotStorable`].
+    pub fn with_stored_errors(self, statuses: impl IntoIterator<Item = StatusCode>) -> Result<Self, InvalidSetting> {
+        let statuses: Vec<_> = statuses.into_iter().collect();
+        match statuses.iter().find(|status| !status.is_client_error()) {
+            Some(status) => Err(InvalidSetting::StatusNotStorable(*status)),
+            None => Ok(self.with(|settings| settings.stored_errors = statuses)),
+        }
+    }
+
+    /// Replays this header too.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::HeaderNotReplayable`] for `Set-Cookie`, authentication, hop-by-hop headers, `Date`,
+    /// `Content-Length`.
+    pub fn with_replayed_header(self, name: HeaderName) -> Result<Self, InvalidSetting> {
+        if !may_be_replayed(&name) {
+            return Err(InvalidSetting::HeaderNotReplayable(name));
+        }
+        Ok(self.with(|settings| settings.replayed_headers.push(name)))
+    }
+
+    /// Stores no response at all, for operations that answer with secrets: a repeat gets
+    /// [`NotReplayable`](Rejection::NotReplayable). For single responses, see [`NoStore`](super::NoStore).
+    #[must_use]
+    pub fn with_no_store(self) -> Self {
+        self.with(|settings| settings.no_store = true)
+    }
+
+    /// Seals bodies on their way into the table and opens them on their way out. Headers are stored as they are.
+    #[must_use]
+    pub fn with_seal(self, seal: impl Seal) -> Self {
+        self.with(|settings| settings.seal = Some(Arc::new(seal)))
+    }
+
+    /// How a rejection is told to the client, [`problem`] unless told. [`processing`](super::processing) is ready, and so is
+    /// what you write.
+    #[must_use]
+    pub fn with_rejection<F>(self, rejection: F) -> Self
+    where
+        F: Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static,
+    {
+        self.with(|settings| settings.rejection = Arc::new(rejection))
+    }
+
+    /// The runs of this layer and its clones, to wait for at shutdown.
+    #[must_use]
+    pub fn runs(&self) -> Runs {
+        self.settings.runs.clone()
+    }
+}
+
+impl<S> Layer<S> for IdempotencyLayer {
+    type Service = IdempotencyService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        IdempotencyService { inner, settings: Arc::new(self.settings.clone()) }
+    }
+}
+
+impl fmt::Debug for IdempotencyLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotencyLayer").field("mode", &self.settings.mode).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,198 @@
+//! Why a request was answered by the layer and not by the handler.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+
+use super::header::MalformedKey;
+use crate::{Error, InvalidBody};
+
+/// When nothing says how long it will take.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Why a request was refused. **Nothing was performed by this request**, except where it says otherwise.
+///
+/// It stands in the extensions of the response, for logs and metrics of your own, and goes to the hook of
+/// [`with_rejection`](super::IdempotencyLayer::with_rejection).
+///
+/// | [`kind`](Self::kind) | status | retry the same request | what happened |
+/// |---|---|---|---|
+/// | `missing-key` | 400 | no | the header is required here |
+/// | `malformed-key` | 400 | no | see [`MalformedKey`] |
+/// | `body-too-large` | 413 | no | over the limit for request bodies |
+/// | `broken-body` | 400 | yes | the body ended before its time |
+/// | `invalid-body` | 400 | no | no JSON where the fingerprint is to be of canonical JSON |
+/// | `key-reused` | 422 | no | the key came with another request before |
+/// | `in-flight` | 409, `Retry-After` | yes | the first request is not finished |
+/// | `indeterminate` | 409 | no | the first request's outcome is unknown; somebody has to look |
+/// | `exhausted` | 409 | no | it failed as often as it may |
+/// | `not-replayable` | 409 | no | done, and its response was not kept |
+/// | `unavailable` | 503, `Retry-After` | yes | the database is away, or the transaction could not be committed: ask again |
+/// | `misconfigured` | 500 | no | a mistake of the service's: its log says which |
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Rejection {
+    /// No key, where one is required.
+    #[error("this operation needs an Idempotency-Key: a new one for each operation, the same with each retry")]
+    MissingKey,
+    /// A key that is none.
+    #[error(transparent)]
+    MalformedKey(#[from] MalformedKey),
+    /// The request's body is too large.
+    #[error("the body is over {limit} bytes; send less")]
+    #[non_exhaustive]
+    BodyTooLarge {
+        /// What is taken.
+        limit: usize,
+    },
+    /// The request's body ended before its time.
+    #[error("the body could not be read to its end; nothing was done, send it again")]
+    BrokenBody,
+    /// The body has no canonical JSON.
+    #[error("{0}")]
+    InvalidBody(InvalidBody),
+    /// The key came with another request before.
+    #[error("this Idempotency-Key came with another request before; take a new key for a new operation")]
+    KeyReused,
+    /// The first request is not finished.
+    #[error("the first request with this Idempotency-Key is not finished; ask again with the same key")]
+    #[non_exhaustive]
+    InFlight {
+        /// When to ask again.
+        retry_after: Duration,
+    },
+    /// The first request was begun and never finished, and nobody knows whether it took effect.
+    #[error(
+        "the first request with this Idempotency-Key was begun and never finished, and whether it took effect is \
+         unknown; do not repeat it under another key before somebody has found out"
+    )]
+    Indeterminate,
+    /// The operation failed as often as it may.
+    #[error("the operation failed {attempts} times, which is the limit; it is not tried again")]
+    #[non_exhaustive]
+    Exhausted {
+        /// How often.
+        attempts: u32,
+    },
+    /// Done, and the response was not kept: too large, a stream, or a secret.
+    #[error("the operation was done before, and its response{} was not kept; look up what it made",
+        status.map(|status| format!(" ({status})")).unwrap_or_default())]
+    #[non_exhaustive]
+    NotReplayable {
+        /// The first response's status, where it is known.
+        status: Option<StatusCode>,
+    },
+    /// The database could not be asked, or did not commit. **Whether the operation took effect is open where the COMMIT's
+    /// answer was lost; asking again with the same key tells.**
+    #[error("out of order for now; ask again with the same key")]
+    Unavailable(#[source] Arc<Error>),
+    /// A mistake of the service's. Nothing was committed.
+    #[error("the service is set up in a way that cannot work; nothing was done")]
+    Misconfigured(#[source] Arc<Misconfigured>),
+}
+
+/// What is wrong with the service.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Misconfigured {
+    /// Nobody says which operation it is.
+    #[error(
+        "the request has no matched route to name its operation by; add the layer by axum's Router::layer, with the \
+         feature axum, or name the operation: with_route, with_operation"
+    )]
+    NoOperation,
+    /// The handler's answer came while it, or what it spawned, still had the transaction.
+    #[error("the handler answered and still holds its IdempotentTx; drop it before the response is returned")]
+    TransactionKept,
+    /// The body of the handler's response failed.
+    #[error("the handler's response could not be read to its end: {0}")]
+    BrokenResponse(String),
+    /// The response could not be sealed.
+    #[error("the response could not be sealed")]
+    Unsealable(#[source] crate::BoxError),
+    /// Anything else that the crate refuses.
+    #[error(transparent)]
+    Refused(#[from] Error),
+}
+
+impl Rejection {
+    /// The last part of the problem's `type`. Stable.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::MissingKey => "missing-key",
+            Self::MalformedKey(_) => "malformed-key",
+            Self::BodyTooLarge { .. } => "body-too-large",
+            Self::BrokenBody => "broken-body",
+            Self::InvalidBody(_) => "invalid-body",
+            Self::KeyReused => "key-reused",
+            Self::InFlight { .. } => "in-flight",
+            Self::Indeterminate => "indeterminate",
+            Self::Exhausted { .. } => "exhausted",
+            Self::NotReplayable { .. } => "not-replayable",
+            Self::Unavailable(_) => "unavailable",
+            Self::Misconfigured(_) => "misconfigured",
+        }
+    }
+
+    /// The status that the draft asks for, or HTTP where the draft is silent.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::MissingKey | Self::MalformedKey(_) | Self::BrokenBody | Self::InvalidBody(_) => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::InFlight { .. } | Self::Indeterminate | Self::Exhausted { .. } | Self::NotReplayable { .. } => {
+                StatusCode::CONFLICT
+            }
+            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Misconfigured(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// Whether the same request, with the same key, may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::InFlight { .. } | Self::BrokenBody | Self::Unavailable(_))
+    }
+
+    /// When to ask again, for those that are worth it.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::InFlight { retry_after } => Some(*retry_after),
+            Self::Unavailable(_) => Some(RETRY_AFTER),
+            _ => None,
+        }
+    }
+}
+
+impl From<Misconfigured> for Rejection {
+    fn from(misconfigured: Misconfigured) -> Self {
+        Self::Misconfigured(Arc::new(misconfigured))
+    }
+}
+
+impl From<Error> for Rejection {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::KeyReused { .. } => Self::KeyReused,
+            Error::InFlight { retry_after } => Self::InFlight { retry_after },
+            Error::Indeterminate { .. } => Self::Indeterminate,
+            Error::Exhausted { attempts, .. } => Self::Exhausted { attempts },
+            Error::Undecodable { .. } => Self::NotReplayable { status: None },
+            Error::InvalidBody { source } => Self::InvalidBody(source),
+            // The client can do nothing about the first three, and an operator everything.
+            Error::SchemaMissing { .. }
+            | Error::UnknownFingerprint { .. }
+            | Error::UnknownTransaction
+            | Error::LeaseLost
+            | Error::Retryable(_)
+            | Error::Database(_) => Self::Unavailable(Arc::new(error)),
+            _ => Misconfigured::Refused(error).into(),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Which requests the layer is for, and under which key they run.
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Request, Response, header};
+
+use super::body::{Body, Limit, Read, read};
+use super::header::{MalformedKey, key_value};
+use super::layer::{OperationFrom, Settings, ValueFrom};
+use super::rejection::{Misconfigured, Rejection};
+use crate::fingerprint::request::Content;
+use crate::{Error, Fingerprint, Key, KeyPart};
+
+/// What becomes of a request.
+pub(super) enum Admission<B> {
+    /// Of no concern to the layer.
+    Passed(Request<Body<B>>),
+    /// To be performed once, or, without a ticket, as often as it comes.
+    Admitted { ticket: Option<Ticket>, request: Request<Body<B>> },
+}
+
+/// Which operation a request asks for.
+pub(super) struct Ticket {
+    pub(super) key: Key,
+    pub(super) fingerprint: Fingerprint,
+}
+
+/// Why a request does not get to its handler.
+pub(super) enum Refusal {
+    Rejected(Rejection),
+    /// By a function of the service's, which has its own response.
+    Answered(Response<Bytes>),
+}
+
+impl<R: Into<Rejection>> From<R> for Refusal {
+    fn from(rejection: R) -> Self {
+        Self::Rejected(rejection.into())
+    }
+}
+
+/// Reads the request and makes its key. Nothing is claimed: a slow or broken upload ends here.
+pub(super) async fn admit<B>(settings: &Settings, request: Request<B>) -> Result<Admission<B>, Refusal>
+where
+    B: http_body::Body<Data = Bytes>,
+{
+    if !settings.methods.contains(request.method()) {
+        return Ok(Admission::Passed(request.map(Body::untouched)));
+    }
+    let (parts, body) = request.into_parts();
+    let from_header = match settings.value {
+        // Told below: whoever is not allowed in should hear of that first.
+        ValueFrom::Header { strict } => Some(key_value(&parts.headers, strict)),
+        ValueFrom::Function(_) => None,
+    };
+    if matches!(from_header, Some(Ok(None))) && !settings.key_required {
+        let request = Request::from_parts(parts, Body::untouched(body));
+        return Ok(Admission::Admitted { ticket: None, request });
+    }
+    let scope = (settings.scope)(&parts).map_err(Refusal::Answered)?;
+    if matches!(from_header, Some(Ok(None))) {
+        return Err(Rejection::MissingKey.into());
+    }
+    let from_header = from_header.transpose().map_err(Rejection::from)?.flatten();
+    let operation = operation(settings, &parts)?;
+
+    let limit = Limit { bytes: settings.request_limit, patience: None };
+    let (data, trailers) = match read(body, limit).await {
+        Ok(Read::Whole { data, trailers }) => (data, trailers),
+        Ok(Read::Unfinished(_)) => return Err(Rejection::BodyTooLarge { limit: limit.bytes }.into()),
+        Err(_) => return Err(Rejection::BrokenBody.into()),
+    };
+    let value = match &settings.value {
+        ValueFrom::Header { .. } => from_header,
+        ValueFrom::Function(value) => value(&parts, &data).map_err(Refusal::Answered)?,
+    };
+    let ticket = match value {
+        Some(value) => Some(ticket(settings, &parts, &data, scope, operation, value)?),
+        None if settings.key_required => return Err(Rejection::MissingKey.into()),
+        None => None,
+    };
+    Ok(Admission::Admitted { ticket, request: Request::from_parts(parts, Body::whole(data, trailers)) })
+}
+
+fn ticket(
+    settings: &Settings,
+    parts: &Parts,
+    data: &Bytes,
+    scope: String,
+    operation: String,
+    value: String,
+) -> Result<Ticket, Rejection> {
+    if value.len() < settings.shortest_key {
+        return Err(MalformedKey::TooShort { shortest: settings.shortest_key }.into());
+    }
+    let key = Key::new(scope, operation, value).map_err(|invalid| match invalid.part() {
+        KeyPart::Value => Rejection::from(MalformedKey::from(invalid)),
+        KeyPart::Scope | KeyPart::Operation => Misconfigured::Refused(invalid.into()).into(),
+    })?;
+    let content_type = parts.headers.get(header::CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+    let content = if settings.canonical_json { Content::Json(data) } else { Content::Bytes(data) };
+    let target = target(parts);
+    let of = [parts.method.as_str().as_bytes(), target.as_bytes(), content_type];
+    let fingerprint = Fingerprint::of_request(of, content).map_err(Error::from)?;
+    Ok(Ticket { key, fingerprint })
+}
+
+/// The path with its query, from the root: a nested router of axum's has cut the front off `uri`, and with it whose account
+/// it is.
+fn target(parts: &Parts) -> String {
+    #[cfg(feature = "axum")]
+    let uri = parts.extensions.get::<axum::extract::OriginalUri>().map_or(&parts.uri, |original| &original.0);
+    #[cfg(not(feature = "axum"))]
+    let uri = &parts.uri;
+    uri.path_and_query().map_or_else(String::new, |target| target.as_str().to_owned())
+}
+
+fn operation(settings: &Settings, parts: &Parts) -> Result<String, Misconfigured> {
+    let route = match &settings.operation {
+        OperationFrom::Function(operation) => return operation(parts).ok_or(Misconfigured::NoOperation),
+        OperationFrom::Route(route) => route,
+        OperationFrom::MatchedRoute => matched_route(parts).ok_or(Misconfigured::NoOperation)?,
+    };
+    Ok(format!("{} {route}", parts.method))
+}
+
+#[cfg(feature = "axum")]
+fn matched_route(parts: &Parts) -> Option<&str> {
+    Some(parts.extensions.get::<axum::extract::MatchedPath>()?.as_str())
+}
+
+#[cfg(not(feature = "axum"))]
+fn matched_route(_: &Parts) -> Option<&str> {
+    None
+}

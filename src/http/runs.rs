@@ -1,0 +1,47 @@
+//! The runs under way, which no connection waits for when its client has hung up.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+/// Counts the runs of a layer. Keep one from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and wait for it at
+/// the end of a graceful shutdown.
+#[derive(Clone, Debug)]
+pub struct Runs {
+    running: Arc<watch::Sender<usize>>,
+}
+
+/// One run, for as long as this lives.
+pub(super) struct Running {
+    running: Arc<watch::Sender<usize>>,
+}
+
+impl Runs {
+    pub(super) fn new() -> Self {
+        Self { running: Arc::new(watch::Sender::new(0)) }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        *self.running.borrow()
+    }
+
+    /// Waits until there is none. Stop taking requests first; and put a time-out around it, shorter than the one after
+    /// which your platform kills: what is under way then is rolled back, or its lease lapses.
+    pub async fn finished(&self) {
+        // The sender is in `self`, so the channel stays open.
+        let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
+    }
+
+    pub(super) fn begin(&self) -> Running {
+        self.running.send_modify(|running| *running += 1);
+        Running { running: self.running.clone() }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.running.send_modify(|running| *running -= 1);
+    }
+}
