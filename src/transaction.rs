@@ -19,6 +19,10 @@ const FOREIGN_TRANSACTIONS: usize = 3;
 /// How many errors of earlier statements, whose futures were dropped, may wait to be read. Each takes a ping.
 const STALE_ERRORS: usize = 3;
 
+/// How long the pool takes to have a connection back, which it pings first. Waited for only after a mistake elsewhere.
+#[cfg(feature = "http")]
+const RELEASE: std::time::Duration = std::time::Duration::from_millis(20);
+
 /// How durable the commit is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Durability {
@@ -83,7 +87,7 @@ pub(crate) async fn begin_pooled(pool: &PgPool) -> Result<PgTransaction<'static>
     for _ in 0..FOREIGN_TRANSACTIONS {
         match pool.begin_with(Durability::AsItIs.begin()).await {
             // Nothing else in this text divides or can be in an aborted transaction.
-            Err(error) if matches!(sqlstate(&error).as_deref(), Some("22012" | "25P02")) => close_aborted(pool).await,
+            Err(error) if matches!(sqlstate(&error).as_deref(), Some("22012" | "25P02")) => close_foreign(pool).await,
             begun => return Ok(begun?),
         }
     }
@@ -101,14 +105,15 @@ pub(crate) async fn commit_unclaimed(mut transaction: PgTransaction<'static>) ->
     Ok(transaction.commit().await?)
 }
 
-/// Looks through the connections at rest and closes those whose transaction is aborted: the pool takes back what a failed
-/// `begin_with` leaves.
+/// Closes the connections at rest that have somebody's transaction on them: a `begin_with` of the pool's own does not say
+/// which one it failed on, and gives it back.
 #[cfg(feature = "http")]
-async fn close_aborted(pool: &PgPool) {
+async fn close_foreign(pool: &PgPool) {
+    tokio::time::sleep(RELEASE).await;
     let idle: Vec<_> = std::iter::from_fn(|| pool.try_acquire()).collect();
     for mut conn in idle {
-        let tried = conn.execute("select 1").await;
-        if tried.is_err_and(|error| sqlstate(&error).as_deref() == Some("25P02")) {
+        let begun = in_own_transaction(&mut conn, Durability::AsItIs, async |_| Ok::<_, Error>(())).await;
+        if matches!(begun, Err(Error::UnknownTransaction)) {
             let _ = conn.close().await;
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::StatusCode;
 
 use super::header::MalformedKey;
+use crate::error::sqlstate;
 use crate::{Error, InvalidBody};
 
 /// When nothing says how long it will take.
@@ -105,6 +106,9 @@ pub enum Misconfigured {
     /// The handler's answer came while it, or what it spawned, still had the transaction.
     #[error("the handler answered and still holds its IdempotentTx; drop it before the response is returned")]
     TransactionKept,
+    /// A statement of the handler's failed, and the handler answered with a success all the same.
+    #[error("a statement of the handler failed, and it answered with a success; let it answer with an error")]
+    TransactionAborted(#[source] Error),
     /// The body of the handler's response failed.
     #[error("the handler's response could not be read to its end: {0}")]
     BrokenResponse(String),
@@ -173,6 +177,18 @@ impl Rejection {
 impl From<Misconfigured> for Rejection {
     fn from(misconfigured: Misconfigured) -> Self {
         Self::Misconfigured(Arc::new(misconfigured))
+    }
+}
+
+impl Misconfigured {
+    /// An error of the statement that comes after the handler's.
+    pub(super) fn of_completion(error: Error) -> Rejection {
+        match &error {
+            Error::Database(source) if sqlstate(source).as_deref() == Some("25P02") => {
+                Self::TransactionAborted(error).into()
+            }
+            _ => error.into(),
+        }
     }
 }
 

@@ -154,7 +154,7 @@ where
     let response = answered?;
     let Some(transaction) = transaction else { return Err(Misconfigured::TransactionKept.into()) };
     if response.status().as_u16() < 400 && !super::replay::grpc_failed(response.headers()) {
-        commit_unclaimed(transaction).await?;
+        commit_unclaimed(transaction).await.map_err(Misconfigured::of_completion)?;
     } else {
         roll_back(transaction).await;
     }
@@ -233,7 +233,7 @@ where
         Ok(()) => transaction.commit().await.map_err(Error::from)?,
         Err(error) => {
             roll_back(transaction).await;
-            return Err(error.into());
+            return Err(Misconfigured::of_completion(error).into());
         }
     }
     Ok((response, observe::PERFORMED))

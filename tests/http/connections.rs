@@ -1,0 +1,166 @@
+//! Real sockets: clients that hang up, send halves, pipeline, speak HTTP/2.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::StatusCode;
+use pg_idempotency::http::Runs;
+use sqlx::PgPool;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::support::{
+    Gate, PATIENCE, app_without_layer, create_effects, effects, post_to, records, transactional, until,
+};
+
+struct Server {
+    address: SocketAddr,
+    app: Router,
+    gate: Gate,
+    runs: Runs,
+    stop: oneshot::Sender<()>,
+    stopped: tokio::task::JoinHandle<std::io::Result<()>>,
+}
+
+impl Server {
+    async fn start(pool: &PgPool) -> Self {
+        let gate = Gate::new();
+        let layer = transactional(pool);
+        let runs = layer.runs();
+        let app = gate.route().merge(app_without_layer()).layer(layer);
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (stop, stopping) = oneshot::channel();
+        let server = axum::serve(listener, app.clone()).with_graceful_shutdown(async {
+            let _ = stopping.await;
+        });
+        Self { address, app, gate, runs, stop, stopped: tokio::spawn(server.into_future()) }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.expect("connected")
+    }
+
+    async fn end(self) {
+        let _ = self.stop.send(());
+        timeout(PATIENCE, self.stopped).await.expect("in time").expect("joined").expect("served");
+        timeout(PATIENCE, self.runs.finished()).await.expect("in time");
+        assert_eq!(self.runs.count(), 0);
+    }
+}
+
+fn raw(uri: &str, key: &str, body: &str) -> String {
+    format!("POST {uri} HTTP/1.1\r\nhost: x\r\nidempotency-key: {key}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+async fn read_until(stream: &mut TcpStream, end: &str) -> String {
+    let mut read = Vec::new();
+    while !String::from_utf8_lossy(&read).contains(end) {
+        let mut buffer = [0; 4096];
+        let bytes = timeout(PATIENCE, stream.read(&mut buffer)).await.expect("in time").expect("read");
+        assert_ne!(bytes, 0, "closed after {}", String::from_utf8_lossy(&read));
+        read.extend_from_slice(&buffer[..bytes]);
+    }
+    String::from_utf8(read).expect("text")
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_client_that_hangs_up_changes_nothing(pool: PgPool) {
+    create_effects(&pool).await;
+    let server = Server::start(&pool).await;
+    let mut client = server.connect().await;
+    client.write_all(raw("/gate", "key-1", "x").as_bytes()).await.expect("sent");
+    server.gate.reached().await;
+    drop(client);
+    // Long enough for the server to see that it is gone.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(server.runs.count(), 1, "the run goes on");
+    server.gate.open();
+    timeout(PATIENCE, server.runs.finished()).await.expect("it came to its end");
+    assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
+    let retry = post_to(&server.app, "/gate", "key-1", "x").await;
+    // `oneshot` sends no content type, and neither did the raw client: the same request.
+    assert_eq!((retry.status, retry.is_replayed()), (StatusCode::OK, true));
+    server.end().await;
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_shutdown_waits_for_runs_without_a_client(pool: PgPool) {
+    create_effects(&pool).await;
+    let server = Server::start(&pool).await;
+    let mut client = server.connect().await;
+    client.write_all(raw("/gate", "key-1", "x").as_bytes()).await.expect("sent");
+    server.gate.reached().await;
+    drop(client);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let gate = server.gate.clone();
+    let ended = tokio::spawn(server.end());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!ended.is_finished());
+    gate.open();
+    ended.await.expect("ended");
+    assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn half_a_request_claims_nothing(pool: PgPool) {
+    create_effects(&pool).await;
+    let server = Server::start(&pool).await;
+    for cut in [20, raw("/effects", "key-1", "0123456789").len() - 5] {
+        let mut client = server.connect().await;
+        client.write_all(&raw("/effects", "key-1", "0123456789").as_bytes()[..cut]).await.expect("sent");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(server.runs.count(), 0);
+        let open =
+            "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'";
+        until(&pool, open).await;
+        drop(client);
+    }
+    server.end().await;
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn pipelined_and_chunked_requests_are_answered_in_order(pool: PgPool) {
+    create_effects(&pool).await;
+    let server = Server::start(&pool).await;
+    let mut client = server.connect().await;
+    let chunked = "POST /echo HTTP/1.1\r\nhost: x\r\nidempotency-key: key-2\r\ntransfer-encoding: chunked\r\n\r\n\
+                   2\r\nab\r\n1\r\nc\r\n0\r\n\r\n";
+    let last =
+        "POST /echo HTTP/1.1\r\nhost: x\r\nidempotency-key: key-3\r\ncontent-length: 3\r\nconnection: close\r\n\r\nend";
+    let all = [&*raw("/effects", "key-1", "x"), &raw("/effects", "key-1", "x"), chunked, last].concat();
+    client.write_all(all.as_bytes()).await.expect("sent");
+    let answers = read_until(&mut client, "\r\n\r\nend").await;
+    let statuses: Vec<_> = answers.split("HTTP/1.1 ").skip(1).map(|answer| &answer[..3]).collect();
+    assert_eq!(statuses, ["201", "201", "200", "200"]);
+    assert_eq!(answers.matches("idempotency-replayed: true").count(), 1);
+    assert!(answers.contains("\r\n\r\nabc"), "{answers}");
+    assert_eq!(answers.matches("content-length: 8").count(), 2, "a replay has a length too: {answers}");
+    server.end().await;
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn http_2_is_served_alike(pool: PgPool) {
+    create_effects(&pool).await;
+    let server = Server::start(&pool).await;
+    let client =
+        reqwest::Client::builder().http2_prior_knowledge().no_proxy().timeout(PATIENCE).build().expect("a client");
+    let post = async || {
+        let request = client.post(format!("http://{}/effects", server.address)).header("idempotency-key", "key-1");
+        request.body("x").send().await.expect("an answer")
+    };
+    let first = post().await;
+    assert_eq!((first.version(), first.status().as_u16()), (reqwest::Version::HTTP_2, 201));
+    let first = first.bytes().await.expect("a body");
+    let repeat = post().await;
+    assert_eq!(repeat.headers()["idempotency-replayed"], "true");
+    assert_eq!(repeat.bytes().await.expect("a body"), first);
+    drop(client);
+    server.end().await;
+    assert_eq!(effects(&pool).await, 1);
+}

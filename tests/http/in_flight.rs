@@ -1,0 +1,148 @@
+//! A request whose first one is not finished.
+
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::http::StatusCode;
+use pg_idempotency::InFlight;
+use pg_idempotency::http::IdempotencyLayer;
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+use crate::support::{Gate, app_without_layer, create_effects, effects, post_to, request, send, transactional};
+
+fn app(gate: &Gate, layer: IdempotencyLayer) -> Router {
+    gate.route().merge(app_without_layer()).layer(layer)
+}
+
+fn waiting(pool: &PgPool, limit: Duration) -> IdempotencyLayer {
+    transactional(pool).with_in_flight(InFlight::Wait(limit)).expect("a sensible wait")
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_duplicate_is_told_at_once(pool: PgPool) {
+    create_effects(&pool).await;
+    let gate = Gate::new();
+    let app = app(&gate, transactional(&pool));
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { post_to(&app, "/gate", "key-1", "x").await }
+    });
+    gate.reached().await;
+    let started = Instant::now();
+    let duplicate = post_to(&app, "/gate", "key-1", "x").await;
+    assert!(started.elapsed() < Duration::from_secs(2));
+    assert_eq!((duplicate.status, &*duplicate.problem()), (StatusCode::CONFLICT, "in-flight"));
+    assert_eq!(duplicate.headers["retry-after"], "1");
+    gate.open();
+    let first = first.await.expect("joined");
+    let repeat = post_to(&app, "/gate", "key-1", "x").await;
+    assert_eq!((repeat.is_replayed(), repeat.body), (true, first.body));
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_duplicate_may_wait_for_the_first_answer(pool: PgPool) {
+    create_effects(&pool).await;
+    let gate = Gate::new();
+    let app = app(&gate, waiting(&pool, Duration::from_secs(20)));
+    let post = || {
+        let app = app.clone();
+        tokio::spawn(async move { post_to(&app, "/gate", "key-1", "x").await })
+    };
+    let first = post();
+    gate.reached().await;
+    let duplicates = [post(), post()];
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    gate.open();
+    let first = first.await.expect("joined");
+    assert_eq!(first.status, StatusCode::OK);
+    for duplicate in duplicates {
+        let duplicate = duplicate.await.expect("joined");
+        assert_eq!((duplicate.is_replayed(), &duplicate.body), (true, &first.body));
+    }
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn who_waits_performs_when_the_first_one_fails(pool: PgPool) {
+    create_effects(&pool).await;
+    let mut owner = pool.begin().await.expect("begun");
+    let gate = Gate::new();
+    // An owner of another process, who rolls back.
+    let key = pg_idempotency::Key::new("ada", "POST /effects", "key-1").expect("a key");
+    let first =
+        pg_idempotency::ensure_idempotent(&mut owner, &key, &(), async |_| -> Result<(), pg_idempotency::Error> {
+            Ok(())
+        });
+    let _ = first.await.expect("claimed");
+    let app = app(&gate, waiting(&pool, Duration::from_secs(20)));
+    let duplicate = tokio::spawn(async move { post_to(&app, "/effects", "key-1", "x").await });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    owner.rollback().await.expect("rolled back");
+    let duplicate = duplicate.await.expect("joined");
+    assert_eq!((duplicate.status, duplicate.is_replayed()), (StatusCode::CREATED, false));
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_wait_ends(pool: PgPool) {
+    create_effects(&pool).await;
+    let gate = Gate::new();
+    let app = app(&gate, waiting(&pool, Duration::from_millis(300)));
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { post_to(&app, "/gate", "key-1", "x").await }
+    });
+    gate.reached().await;
+    let started = Instant::now();
+    let duplicate = post_to(&app, "/gate", "key-1", "x").await;
+    assert!((Duration::from_millis(300)..Duration::from_secs(5)).contains(&started.elapsed()));
+    assert_eq!((duplicate.status, &*duplicate.problem()), (StatusCode::CONFLICT, "in-flight"));
+    gate.open();
+    assert_eq!(first.await.expect("joined").status, StatusCode::OK);
+}
+
+/// Another request under the same key is told so before it is told to wait, once the first is committed; while it is not,
+/// nobody can see what it was.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_reused_key_is_told_before_in_flight_under_a_lease(pool: PgPool) {
+    use pg_idempotency::lease::{Acquired, Leasing, Policy};
+    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
+    let layer = IdempotencyLayer::leased(pool.clone(), crate::support::user, policy).expect("a lease");
+    let app = Router::new().route("/sms", axum::routing::post(async || "sent")).layer(layer);
+    let key = pg_idempotency::Key::new("ada", "POST /sms", "key-1").expect("a key");
+    let held = Leasing::new(policy).expect("a lease").acquire::<(), _>(&pool, &key, &1).await.expect("acquired");
+    assert_eq!(post_to(&app, "/sms", "key-1", "x").await.problem(), "key-reused");
+    let Acquired::Lease(lease) = held else { panic!("nothing is stored") };
+    lease.release("the test is over").await.expect("released");
+}
+
+/// Many duplicates of one slow request, few connections: others are served meanwhile, whether the duplicates wait or not.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_storm_on_one_key_leaves_the_pool_to_others(_: PgPoolOptions, options: PgConnectOptions) {
+    let pool = PgPoolOptions::new().max_connections(3).connect_with(options).await.expect("a pool");
+    create_effects(&pool).await;
+    for (storm, layer) in [transactional(&pool), waiting(&pool, Duration::from_secs(20))].into_iter().enumerate() {
+        let gate = Gate::new();
+        let app = app(&gate, layer);
+        let post = |uri: &'static str, key: String| {
+            let app = app.clone();
+            tokio::spawn(async move { send(&app, request("POST", uri, Some(&key), "x")).await })
+        };
+        let first = post("/gate", format!("key-{storm}"));
+        gate.reached().await;
+        let duplicates: Vec<_> = (0..50).map(|_| post("/gate", format!("key-{storm}"))).collect();
+        for other in 0..20 {
+            let other = post("/effects", format!("other-{storm}-{other}")).await.expect("joined");
+            assert_eq!(other.status, StatusCode::CREATED);
+        }
+        gate.open();
+        let first = first.await.expect("joined");
+        for duplicate in duplicates {
+            let duplicate = duplicate.await.expect("joined");
+            assert!(duplicate.status == StatusCode::CONFLICT || duplicate.body == first.body, "{duplicate:?}");
+        }
+    }
+    assert_eq!(effects(&pool).await, 2 + 40);
+}

@@ -1,0 +1,157 @@
+//! Handlers that call the outside, under a lease.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use axum::extract::Path;
+use axum::http::StatusCode;
+use axum::response::IntoResponse as _;
+use axum::routing::post;
+use axum::{Extension, Router};
+use pg_idempotency::http::{IdempotencyLayer, IdempotentLease, NotPerformed};
+use pg_idempotency::lease::Policy;
+use sqlx::PgPool;
+
+use crate::support::{post_to, request, send, user};
+
+const LEASE: Duration = Duration::from_secs(60);
+
+fn leased(pool: &PgPool, policy: Policy) -> IdempotencyLayer {
+    IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease")
+}
+
+/// A gateway that counts, and answers what the path says.
+fn app(layer: IdempotencyLayer) -> (Router, Arc<AtomicU32>) {
+    let sent = Arc::new(AtomicU32::new(0));
+    let counted = sent.clone();
+    let send = async move |Path(status): Path<u16>, lease: IdempotentLease| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        match status {
+            0 => panic!("on purpose"),
+            // The gateway was not even asked.
+            499 => (StatusCode::BAD_REQUEST, Extension(NotPerformed)).into_response(),
+            status => {
+                let status = StatusCode::from_u16(status).expect("a status");
+                (status, format!("{} {}", lease.attempt(), lease.downstream_key())).into_response()
+            }
+        }
+    };
+    (Router::new().route("/send/{status}", post(send)).layer(layer), sent)
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn the_answer_is_stored_and_replayed(pool: PgPool) {
+    for (n, policy) in
+        [Policy::AtLeastOnce { lease: LEASE }, Policy::AtMostOnce { lease: LEASE }].into_iter().enumerate()
+    {
+        let (app, sent) = app(leased(&pool, policy));
+        let key = format!("key-{n}");
+        let first = post_to(&app, "/send/202", &key, "x").await;
+        assert_eq!((first.status, first.is_replayed()), (StatusCode::ACCEPTED, false));
+        assert!(first.body.starts_with(b"1 "));
+        let repeat = post_to(&app, "/send/202", &key, "x").await;
+        assert_eq!((repeat.status, repeat.is_replayed(), repeat.body), (StatusCode::ACCEPTED, true, first.body));
+        assert_eq!(sent.load(Ordering::SeqCst), 1);
+    }
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
+    let layer = leased(&pool, Policy::AtLeastOnce { lease: LEASE });
+    let (app, sent) = app(layer.with_max_attempts(NonZeroU32::new(3).expect("three")).expect("leased"));
+    for attempt in 1..=3 {
+        let answer = post_to(&app, "/send/503", "key-1", "x").await;
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(answer.body.starts_with(format!("{attempt} ").as_bytes()), "the handler's own answer: {answer:?}");
+    }
+    let exhausted = post_to(&app, "/send/503", "key-1", "x").await;
+    assert_eq!((exhausted.status, &*exhausted.problem()), (StatusCode::CONFLICT, "exhausted"));
+    assert_eq!(sent.load(Ordering::SeqCst), 3);
+    let reason: String =
+        sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await.expect("one");
+    assert_eq!(reason, "the handler answered 503 Service Unavailable");
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn at_most_once_a_failure_is_indeterminate_unless_nothing_was_done(pool: PgPool) {
+    let (app, sent) = app(leased(&pool, Policy::AtMostOnce { lease: LEASE }));
+    for (key, status) in [("key-1", 503), ("key-2", 400)] {
+        let uri = format!("/send/{status}");
+        assert_eq!(post_to(&app, &uri, key, "x").await.status.as_u16(), status);
+        let repeat = post_to(&app, &uri, key, "x").await;
+        assert_eq!((repeat.status, &*repeat.problem()), (StatusCode::CONFLICT, "indeterminate"));
+    }
+    assert_eq!(sent.load(Ordering::SeqCst), 2);
+    for _ in 0..2 {
+        assert_eq!(post_to(&app, "/send/499", "key-3", "x").await.status, StatusCode::BAD_REQUEST);
+    }
+    assert_eq!(sent.load(Ordering::SeqCst), 4);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_panic_is_a_failure(pool: PgPool) {
+    for (policy, outcome) in
+        [(Policy::AtLeastOnce { lease: LEASE }, "released"), (Policy::AtMostOnce { lease: LEASE }, "indeterminate")]
+    {
+        let (app, sent) = app(leased(&pool, policy));
+        let (panicking, key) = (app.clone(), outcome.to_owned());
+        let panicked = tokio::spawn(async move { post_to(&panicking, "/send/0", &key, "x").await }).await;
+        assert!(panicked.is_err_and(|error| error.is_panic()));
+        let state: Option<bool> =
+            sqlx::query_scalar("select lease_until = '-infinity' from idempotency.record where key = $1")
+                .bind(outcome)
+                .fetch_one(&pool)
+                .await
+                .expect("a record");
+        assert_eq!(state, Some(outcome == "released"));
+        assert_eq!(sent.load(Ordering::SeqCst), 1);
+    }
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn what_an_operator_has_resolved_is_replayed_as_json(pool: PgPool) {
+    let (app, sent) = app(leased(&pool, Policy::AtMostOnce { lease: LEASE }));
+    assert_eq!(post_to(&app, "/send/503", "key-1", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    let key = pg_idempotency::Key::new("ada", "POST /send/{status}", "key-1").expect("a key");
+    let token: i64 =
+        sqlx::query_scalar("select token from idempotency.record").fetch_one(&pool).await.expect("a token");
+    let day = Duration::from_secs(24 * 3600);
+    let resolved = pg_idempotency::lease::resolve(&pool, &key, token, &serde_json::json!({"text": 7}), day).await;
+    resolved.expect("resolved");
+    let answer = post_to(&app, "/send/503", "key-1", "x").await;
+    assert_eq!((answer.status, answer.is_replayed(), &*answer.body), (StatusCode::OK, true, &br#"{"text":7}"#[..]));
+    assert_eq!(answer.headers["content-type"], "application/json");
+    assert_eq!(sent.load(Ordering::SeqCst), 1);
+}
+
+/// The lease is over before the handler is, and cannot be renewed: somebody else has the key by then.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_lost_lease_is_never_the_handlers_success(pool: PgPool) {
+    let gate = crate::support::Gate::new();
+    let gated = gate.clone();
+    let handler = async move || {
+        gated.pass().await;
+        "sent"
+    };
+    let layer = leased(&pool, Policy::AtLeastOnce { lease: Duration::from_millis(600) });
+    let app = Router::new().route("/slow", post(handler)).layer(layer);
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { post_to(&app, "/slow", "key-1", "x").await }
+    });
+    gate.reached().await;
+    sqlx::raw_sql("update idempotency.record set token = token + 1").execute(&pool).await.expect("taken over");
+    let lost = first.await.expect("joined");
+    assert_eq!((lost.status, &*lost.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
+    gate.open();
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn without_a_key_a_handler_has_no_lease(pool: PgPool) {
+    let (app, sent) = app(leased(&pool, Policy::AtLeastOnce { lease: LEASE }).with_optional_key());
+    let answer = send(&app, request("POST", "/send/202", None, "x")).await;
+    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "this handler asks for one");
+    assert_eq!(sent.load(Ordering::SeqCst), 0);
+}

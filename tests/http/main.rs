@@ -1,0 +1,12 @@
+//! The layer for `Idempotency-Key`, by behaviour. Requests go to the service itself, except where the connection matters.
+
+mod connections;
+mod headers;
+mod in_flight;
+mod leased;
+mod replays;
+mod requests;
+mod rules;
+mod settings;
+mod support;
+mod transactional;

@@ -1,0 +1,164 @@
+//! What a replay repeats, and what it does not.
+
+use axum::http::{HeaderName, StatusCode};
+use pg_idempotency::http::{IdempotencyLayer, Seal};
+use pg_idempotency::{BoxError, Key};
+use sqlx::PgPool;
+
+use crate::support::{Answer, app, create_effects, effects, post_to, transactional};
+
+fn values<'a>(answer: &'a Answer, name: &str) -> Vec<&'a [u8]> {
+    answer.headers.get_all(name).iter().map(|value| value.as_bytes()).collect()
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn headers_come_back_in_order_byte_by_byte_and_only_those_allowed(pool: PgPool) {
+    create_effects(&pool).await;
+    let request_id = HeaderName::from_static("x-request-id");
+    let layer = transactional(&pool).with_replayed_header(request_id.clone()).expect("harmless");
+    let app = app(layer);
+    let first = post_to(&app, "/headers", "key-1", "x").await;
+    assert_eq!(values(&first, "set-cookie"), [b"session=1"], "the first response is untouched");
+    let repeat = post_to(&app, "/headers", "key-1", "x").await;
+    assert!(repeat.is_replayed());
+    for name in ["content-type", "link", "etag", "location", "cache-control", "x-request-id"] {
+        assert!(!values(&repeat, name).is_empty(), "{name}");
+        assert_eq!(values(&repeat, name), values(&first, name), "{name}");
+    }
+    assert_eq!(values(&repeat, "link").len(), 2);
+    assert_eq!(values(&repeat, "location"), [b"/caf\xe9"]);
+    for name in ["set-cookie", "www-authenticate"] {
+        assert!(values(&repeat, name).is_empty(), "{name}");
+    }
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn any_body_comes_back_byte_by_byte(pool: PgPool) {
+    let app = app(transactional(&pool));
+    let bodies = ["", "\0", "{\"a\":1.0,\"a\":2}", "\u{feff}é\r\n"];
+    for (n, body) in bodies.iter().enumerate() {
+        let key = format!("key-{n}");
+        for replayed in [false, true] {
+            let answer = post_to(&app, "/echo", &key, body).await;
+            assert_eq!((answer.status, answer.is_replayed()), (StatusCode::OK, replayed));
+            assert_eq!(answer.body, body.as_bytes());
+        }
+    }
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn what_is_too_large_is_sent_once_and_never_performed_again(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool).with_response_limit(1000));
+    for (bytes, kept) in [(1000, true), (1001, false), (300_000, false)] {
+        let (uri, key) = (format!("/large/{bytes}"), format!("key-{bytes}"));
+        let first = post_to(&app, &uri, &key, "x").await;
+        assert_eq!((first.status, first.body.len()), (StatusCode::OK, bytes));
+        let repeat = post_to(&app, &uri, &key, "x").await;
+        if kept {
+            assert_eq!((repeat.is_replayed(), repeat.body.len()), (true, bytes));
+        } else {
+            assert_eq!((repeat.status, &*repeat.problem()), (StatusCode::CONFLICT, "not-replayable"));
+        }
+    }
+    assert_eq!(effects(&pool).await, 3);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_stream_is_sent_on_and_not_kept(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    let first = post_to(&app, "/stream", "key-1", "x").await;
+    assert_eq!(first.body, "tick 0\ntick 1\ntick 2\ntick 3\ntick 4\n", "nothing of it is lost");
+    assert_eq!(post_to(&app, "/stream", "key-1", "x").await.problem(), "not-replayable");
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_secret_is_not_stored(pool: PgPool) {
+    create_effects(&pool).await;
+    let marked = app(transactional(&pool));
+    assert_eq!(post_to(&marked, "/secret", "key-1", "x").await.status, StatusCode::CREATED);
+    assert_eq!(post_to(&marked, "/secret", "key-1", "x").await.problem(), "not-replayable");
+    let all = app(transactional(&pool).with_no_store());
+    assert_eq!(post_to(&all, "/effects", "key-2", "x").await.status, StatusCode::CREATED);
+    assert_eq!(post_to(&all, "/effects", "key-2", "x").await.problem(), "not-replayable");
+    assert_eq!(effects(&pool).await, 2);
+    let bodies: Vec<Option<Vec<u8>>> =
+        sqlx::query_scalar("select response_body from idempotency.record").fetch_all(&pool).await.expect("rows");
+    assert_eq!(bodies, [None, None]);
+}
+
+/// No cipher, but it knows which record it belongs to.
+#[derive(Clone, Copy)]
+struct Reversed {
+    works: bool,
+}
+
+impl Seal for Reversed {
+    fn seal(&self, key: &Key, body: &[u8]) -> Result<Vec<u8>, BoxError> {
+        if !self.works {
+            return Err("the key store is away".into());
+        }
+        Ok(key.value().bytes().chain(body.iter().rev().copied()).collect())
+    }
+
+    fn open(&self, key: &Key, sealed: Vec<u8>) -> Result<Vec<u8>, BoxError> {
+        let body = sealed.strip_prefix(key.value().as_bytes()).ok_or("of another record")?;
+        Ok(body.iter().rev().copied().collect())
+    }
+}
+
+fn sealed(pool: &PgPool, works: bool) -> IdempotencyLayer {
+    transactional(pool).with_seal(Reversed { works })
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn bodies_can_be_sealed(pool: PgPool) {
+    create_effects(&pool).await;
+    let works = app(sealed(&pool, true));
+    let first = post_to(&works, "/effects", "key-1", "x").await;
+    let stored: Vec<u8> =
+        sqlx::query_scalar("select response_body from idempotency.record").fetch_one(&pool).await.expect("a row");
+    assert_eq!(stored, b"key-1}1:\"di\"{");
+    let repeat = post_to(&works, "/effects", "key-1", "x").await;
+    assert_eq!((repeat.is_replayed(), repeat.body), (true, first.body));
+
+    // What does not open is not replayed, and not performed again.
+    sqlx::raw_sql("update idempotency.record set response_body = 'moved here'").execute(&pool).await.expect("moved");
+    assert_eq!(post_to(&works, "/effects", "key-1", "x").await.problem(), "not-replayable");
+
+    // What cannot be sealed is not committed.
+    let broken = app(sealed(&pool, false));
+    assert_eq!(post_to(&broken, "/effects", "key-2", "x").await.problem(), "misconfigured");
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_record_that_makes_no_response_is_not_performed_again(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    for spoil in [
+        "update idempotency.record set response_headers = '[[\"not a name\", \"x\"]]'",
+        "update idempotency.record set response_headers = '[[\"x-a\", \"\u{2603}\"]]'",
+        "update idempotency.record set response_headers = '{}'",
+        "update idempotency.record set response_body = null",
+    ] {
+        sqlx::raw_sql("delete from idempotency.record; delete from effect").execute(&pool).await.expect("empty");
+        assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
+        sqlx::raw_sql(spoil).execute(&pool).await.expect("spoilt");
+        assert_eq!(post_to(&app, "/effects", "key-1", "x").await.problem(), "not-replayable", "{spoil}");
+        assert_eq!(effects(&pool).await, 1);
+    }
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn past_its_retention_a_key_is_new(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    assert!(!post_to(&app, "/effects", "key-1", "x").await.is_replayed());
+    sqlx::raw_sql("update idempotency.record set expires_at = now()").execute(&pool).await.expect("expired");
+    let again = post_to(&app, "/effects", "key-1", "y").await;
+    assert_eq!((again.status, again.is_replayed()), (StatusCode::CREATED, false));
+    assert_eq!(effects(&pool).await, 2);
+}

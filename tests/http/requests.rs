@@ -1,0 +1,131 @@
+//! What makes two requests the same, and what becomes of their bodies.
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::StatusCode;
+use sqlx::PgPool;
+
+use crate::support::{app, app_without_layer, create_effects, effects, post_to, records, request, send, transactional};
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn path_query_content_type_and_body_all_count(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    let with_type = |uri, content_type: &str, body| {
+        let mut request = request("POST", uri, Some("key-1"), body);
+        request.headers_mut().insert("content-type", content_type.parse().expect("a value"));
+        request
+    };
+    assert_eq!(send(&app, with_type("/accounts/1/effects?a=1", "text/plain", "x")).await.status, StatusCode::CREATED);
+    assert!(send(&app, with_type("/accounts/1/effects?a=1", "text/plain", "x")).await.is_replayed());
+    for other in [
+        with_type("/accounts/2/effects?a=1", "text/plain", "x"),
+        with_type("/accounts/1/effects?a=2", "text/plain", "x"),
+        with_type("/accounts/1/effects", "text/plain", "x"),
+        with_type("/accounts/1/effects?a=1", "text/csv", "x"),
+        with_type("/accounts/1/effects?a=1", "text/plain", "x "),
+        request("POST", "/accounts/1/effects?a=1", Some("key-1"), "x"),
+    ] {
+        assert_eq!(send(&app, other).await.problem(), "key-reused");
+    }
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_nested_router_does_not_hide_whose_account_it_is(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = Router::new().nest("/tenants/{id}", app(transactional(&pool)));
+    assert_eq!(post_to(&app, "/tenants/1/effects", "key-1", "x").await.status, StatusCode::CREATED);
+    assert_eq!(post_to(&app, "/tenants/2/effects", "key-1", "x").await.problem(), "key-reused");
+    let operation: String =
+        sqlx::query_scalar("select operation from idempotency.record").fetch_one(&pool).await.expect("one");
+    assert_eq!(operation, "POST /tenants/{id}/effects");
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn methods_and_routes_are_operations_of_their_own(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    for (method, uri) in [("POST", "/effects"), ("PATCH", "/effects"), ("POST", "/accounts/1/effects")] {
+        let answer = send(&app, request(method, uri, Some("key-1"), "x")).await;
+        assert_eq!((answer.status, answer.is_replayed()), (StatusCode::CREATED, false), "{method} {uri}");
+    }
+    assert_eq!(effects(&pool).await, 3);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn canonical_json_by_choice(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool).with_canonical_json());
+    assert_eq!(post_to(&app, "/effects", "key-1", r#"{"a": 1.50, "b": [1]}"#).await.status, StatusCode::CREATED);
+    assert!(post_to(&app, "/effects", "key-1", r#"{"b":[1],"a":1.5}"#).await.is_replayed());
+    assert_eq!(post_to(&app, "/effects", "key-1", r#"{"b":[1],"a":1.6}"#).await.problem(), "key-reused");
+    for body in ["", "not json", "{\"a\":1,\"a\":2}"] {
+        let refused = post_to(&app, "/effects", "key-2", body).await;
+        assert_eq!((refused.status, &*refused.problem()), (StatusCode::BAD_REQUEST, "invalid-body"), "{body}");
+    }
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_body_over_the_limit_claims_nothing(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool).with_request_limit(10));
+    assert_eq!(post_to(&app, "/effects", "key-1", "0123456789").await.status, StatusCode::CREATED);
+    let announced = request("POST", "/effects", Some("key-2"), "0123456789a");
+    let chunks = ["01234", "56789", "a"].map(|chunk| Ok::<_, std::io::Error>(chunk));
+    let unannounced =
+        request("POST", "/effects", Some("key-2"), "").map(|_| Body::from_stream(futures_util::stream::iter(chunks)));
+    for request in [announced, unannounced] {
+        let refused = send(&app, request).await;
+        assert_eq!((refused.status, &*refused.problem()), (StatusCode::PAYLOAD_TOO_LARGE, "body-too-large"));
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_body_that_breaks_off_claims_nothing(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    let broken = request("POST", "/effects", Some("key-1"), "").map(|_| {
+        let parts = [Ok("half of it"), Err(std::io::Error::other("gone"))];
+        Body::from_stream(futures_util::stream::iter(parts))
+    });
+    let refused = send(&app, broken).await;
+    assert_eq!((refused.status, &*refused.problem()), (StatusCode::BAD_REQUEST, "broken-body"));
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_body_in_chunks_is_the_same_request_and_handed_on_whole(pool: PgPool) {
+    let app = app(transactional(&pool));
+    let chunked = || {
+        let chunks = ["ab", "", "c"].map(|chunk| Ok::<_, std::io::Error>(chunk));
+        request("POST", "/echo", Some("key-1"), "").map(|_| Body::from_stream(futures_util::stream::iter(chunks)))
+    };
+    assert_eq!(send(&app, chunked()).await.body, "abc");
+    let whole = post_to(&app, "/echo", "key-1", "abc").await;
+    assert_eq!((whole.is_replayed(), &*whole.body), (true, &b"abc"[..]));
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn without_a_matched_route_the_service_must_name_the_operation(pool: PgPool) {
+    use tower::{Layer as _, ServiceExt as _};
+    create_effects(&pool).await;
+    // In front of the router, where no route has matched yet.
+    let in_front = transactional(&pool).layer(app_without_layer());
+    let refused = in_front.oneshot(request("POST", "/effects", Some("key-1"), "x")).await.expect("infallible");
+    assert_eq!(refused.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let named = transactional(&pool).with_route("/effects").expect("short").layer(app_without_layer());
+    let answer = named.oneshot(request("POST", "/effects", Some("key-1"), "x")).await.expect("infallible");
+    assert_eq!(answer.status(), StatusCode::CREATED);
+    let named =
+        transactional(&pool).with_operation(|parts| Some(parts.uri.path().to_owned())).layer(app_without_layer());
+    let answer = named.oneshot(request("POST", "/effects", Some("key-2"), "x")).await.expect("infallible");
+    assert_eq!(answer.status(), StatusCode::CREATED);
+    let operations: Vec<String> = sqlx::query_scalar("select operation from idempotency.record order by key")
+        .fetch_all(&pool)
+        .await
+        .expect("rows");
+    assert_eq!(operations, ["POST /effects", "/effects"]);
+}

@@ -1,0 +1,161 @@
+//! The decisions of the draft: which requests, which keys, which answers.
+
+use axum::http::{Method, StatusCode};
+use pg_idempotency::http::{IdempotencyLayer, processing};
+use sqlx::PgPool;
+
+use crate::support::{app, create_effects, effects, post_to, records, request, send, transactional, user};
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn the_first_request_performs_and_a_repeat_gets_its_answer(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    let first = post_to(&app, "/effects", "key-1", "x").await;
+    assert_eq!(first.status, StatusCode::CREATED);
+    assert!(!first.headers.contains_key("idempotency-replayed"));
+    for _ in 0..3 {
+        let repeat = post_to(&app, "/effects", "key-1", "x").await;
+        assert!(repeat.is_replayed());
+        assert_eq!((repeat.status, &repeat.body), (first.status, &first.body));
+        assert_eq!(repeat.headers["location"], first.headers["location"]);
+    }
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_key_for_another_request_is_refused(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
+    let other = post_to(&app, "/effects", "key-1", "y").await;
+    assert_eq!((other.status, &*other.problem()), (StatusCode::UNPROCESSABLE_ENTITY, "key-reused"));
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_missing_key_is_refused_where_one_is_required(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    let missing = send(&app, request("POST", "/effects", None, "x")).await;
+    assert_eq!((missing.status, &*missing.problem()), (StatusCode::BAD_REQUEST, "missing-key"));
+    assert_eq!(effects(&pool).await, 0);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_optional_key_leaves_requests_without_one_unprotected(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool).with_optional_key());
+    for _ in 0..2 {
+        let answer = send(&app, request("POST", "/effects", None, "x")).await;
+        assert_eq!(answer.status, StatusCode::CREATED);
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (2, 0));
+    // An empty key is not a missing one.
+    assert_eq!(post_to(&app, "/effects", "", "x").await.problem(), "malformed-key");
+    // Its transaction is committed or rolled back as with a key.
+    let refused = send(&app, request("POST", "/status/400", None, "x")).await;
+    assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+    let swallowed = send(&app, request("POST", "/swallow", None, "x")).await;
+    assert_eq!(swallowed.problem(), "misconfigured", "a lost effect must not be acknowledged");
+    assert_eq!(effects(&pool).await, 2);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn only_the_chosen_methods_are_covered(pool: PgPool) {
+    create_effects(&pool).await;
+    let by_default = app(transactional(&pool));
+    assert_eq!(send(&by_default, request("GET", "/effects", None, "")).await.body, "read");
+    for _ in 0..2 {
+        assert_eq!(
+            send(&by_default, request("PATCH", "/effects", Some("key-1"), "x")).await.status,
+            StatusCode::CREATED
+        );
+    }
+    assert_eq!(effects(&pool).await, 1);
+    // Not covered, and so no transaction for the handler.
+    let uncovered = send(&by_default, request("PUT", "/effects", Some("key-1"), "x")).await;
+    assert_eq!(uncovered.status, StatusCode::INTERNAL_SERVER_ERROR);
+    let with_put = app(transactional(&pool).with_methods([Method::PUT]));
+    for _ in 0..2 {
+        assert_eq!(send(&with_put, request("PUT", "/effects", Some("key-1"), "x")).await.status, StatusCode::CREATED);
+    }
+    assert_eq!(effects(&pool).await, 2);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn two_users_with_one_key_do_not_see_each_other(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    for name in ["ada", "bob"] {
+        let mut request = request("POST", "/effects", Some("key-1"), "x");
+        request.headers_mut().insert("x-user", name.parse().expect("a value"));
+        let answer = send(&app, request).await;
+        assert_eq!((answer.status, answer.is_replayed()), (StatusCode::CREATED, false));
+    }
+    assert_eq!(effects(&pool).await, 2);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_scope_that_fails_answers_itself_and_first(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    for key in [Some("key-1"), Some(""), None] {
+        let mut request = request("POST", "/effects", key, "x");
+        request.headers_mut().insert("x-user", "nobody".parse().expect("a value"));
+        let answer = send(&app, request).await;
+        assert_eq!((answer.status, &*answer.body), (StatusCode::UNAUTHORIZED, &b"who are you?"[..]));
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_store_that_is_away_is_never_an_unprotected_run(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool).with_optional_key());
+    sqlx::raw_sql("alter table idempotency.record rename to hidden").execute(&pool).await.expect("renamed");
+    let answer = post_to(&app, "/effects", "key-1", "x").await;
+    assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
+    assert_eq!(answer.headers["retry-after"], "1");
+    assert_eq!(effects(&pool).await, 0);
+    pool.close().await;
+    for key in [Some("key-1"), None] {
+        let answer = send(&app, request("POST", "/effects", key, "x")).await;
+        assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
+    }
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_indeterminate_operation_has_a_problem_of_its_own(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
+    sqlx::raw_sql(
+        "update idempotency.record
+         set completed_at = null, response_status = null, response_headers = null, response_body = null",
+    )
+    .execute(&pool)
+    .await
+    .expect("unfinished");
+    let answer = post_to(&app, "/effects", "key-1", "x").await;
+    assert_eq!((answer.status, &*answer.problem()), (StatusCode::CONFLICT, "indeterminate"));
+    assert!(!answer.headers.contains_key("retry-after"));
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn rejections_can_be_told_in_the_services_own_way(pool: PgPool) {
+    create_effects(&pool).await;
+    let preset = app(transactional(&pool).with_rejection(processing));
+    assert_eq!(post_to(&preset, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
+    let reused = post_to(&preset, "/effects", "key-1", "y").await;
+    assert_eq!((reused.status, &*reused.problem()), (StatusCode::CONFLICT, "key-reused"));
+
+    let own = app(IdempotencyLayer::transactional(pool.clone(), user).with_rejection(|rejection| {
+        let mut response = axum::http::Response::new(rejection.kind().into());
+        *response.status_mut() = StatusCode::IM_A_TEAPOT;
+        response
+    }));
+    let answer = send(&own, request("POST", "/effects", None, "x")).await;
+    assert_eq!((answer.status, &*answer.body), (StatusCode::IM_A_TEAPOT, &b"missing-key"[..]));
+    assert_eq!(answer.rejection.expect("in the extensions").kind(), "missing-key");
+}

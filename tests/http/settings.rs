@@ -1,0 +1,35 @@
+//! Settings that cannot be kept are refused when the service starts.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use axum::http::{HeaderName, StatusCode, header};
+use pg_idempotency::InFlight;
+use pg_idempotency::http::{IdempotencyLayer, InvalidSetting};
+use pg_idempotency::lease::Policy;
+use sqlx::PgPool;
+
+use crate::support::{transactional, user};
+
+#[sqlx::test(migrations = false)]
+async fn what_cannot_be_kept_is_refused(pool: PgPool) {
+    let layer = || transactional(&pool);
+    let leased = |lease| IdempotencyLayer::leased(pool.clone(), user, Policy::AtLeastOnce { lease });
+    for status in [StatusCode::OK, StatusCode::INTERNAL_SERVER_ERROR] {
+        assert_eq!(layer().with_stored_errors([status]).err(), Some(InvalidSetting::StatusNotStorable(status)));
+    }
+    for name in [header::SET_COOKIE, header::DATE, header::TRANSFER_ENCODING, HeaderName::from_static("keep-alive")] {
+        let error = layer().with_replayed_header(name.clone()).err();
+        assert_eq!(error, Some(InvalidSetting::HeaderNotReplayable(name)));
+    }
+    assert!(layer().with_route("/".repeat(247)).is_ok());
+    let too_long = layer().with_route("/".repeat(248)).err();
+    assert_eq!(too_long, Some(InvalidSetting::RouteTooLong { bytes: 248, most: 247 }));
+    assert!(matches!(layer().with_retention(Duration::ZERO), Err(InvalidSetting::Duration(_))));
+    assert!(matches!(layer().with_in_flight(InFlight::Wait(Duration::ZERO)), Err(InvalidSetting::Duration(_))));
+    assert_eq!(layer().with_max_attempts(NonZeroU32::MIN).err(), Some(InvalidSetting::LeasedOnly));
+    assert!(leased(Duration::ZERO).is_err());
+    let minute = leased(Duration::from_secs(60)).expect("a lease");
+    assert!(minute.clone().with_max_attempts(NonZeroU32::MIN).is_ok());
+    assert!(matches!(minute.with_retention(Duration::from_secs(60)), Err(InvalidSetting::Duration(_))));
+}

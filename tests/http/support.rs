@@ -1,0 +1,267 @@
+//! A service with an effect to count, and a client that has no network.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use axum::extract::Path;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use http_body_util::BodyExt as _;
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, NoStore, Rejection};
+use sqlx::PgPool;
+use tokio::sync::Semaphore;
+use tower::ServiceExt as _;
+
+/// Long past anything that works; a test that hangs fails by it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A table of effects without a unique constraint: nothing but the layer keeps a second one out.
+pub(crate) async fn create_effects(pool: &PgPool) {
+    sqlx::raw_sql("create table effect (id bigint generated always as identity, note text not null)")
+        .execute(pool)
+        .await
+        .expect("a table of effects");
+}
+
+pub(crate) async fn effects(pool: &PgPool) -> i64 {
+    sqlx::query_scalar("select count(*) from effect").fetch_one(pool).await.expect("a count")
+}
+
+pub(crate) async fn records(pool: &PgPool) -> i64 {
+    sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(pool).await.expect("a count")
+}
+
+/// Whose request it is. A real service asks its authentication.
+pub(crate) fn user(parts: &Parts) -> Result<String, Response<Bytes>> {
+    let user = parts.headers.get("x-user").and_then(|user| user.to_str().ok()).unwrap_or("ada");
+    if user == "nobody" {
+        let mut response = Response::new(Bytes::from_static(b"who are you?"));
+        *response.status_mut() = StatusCode::UNAUTHORIZED;
+        return Err(response);
+    }
+    Ok(user.to_owned())
+}
+
+pub(crate) fn transactional(pool: &PgPool) -> IdempotencyLayer {
+    IdempotencyLayer::transactional(pool.clone(), user)
+}
+
+/// The service: each route leaves an effect, and answers in its own way.
+pub(crate) fn app(layer: IdempotencyLayer) -> Router {
+    app_without_layer().layer(layer)
+}
+
+pub(crate) fn app_without_layer() -> Router {
+    Router::new()
+        .route("/effects", post(leave).patch(leave).put(leave).get(async || "read"))
+        .route("/accounts/{id}/effects", post(leave))
+        .route("/status/{status}", post(answer_with))
+        .route("/panic", post(panics))
+        .route("/secret", post(async |tx: IdempotentTx| (Extension(NoStore), leave(tx, Bytes::new()).await)))
+        .route("/large/{bytes}", post(large))
+        .route("/stream", post(stream))
+        .route("/headers", post(headers))
+        .route("/broken", post(broken))
+        .route("/keep", post(keep))
+        .route("/commit", post(commit))
+        .route("/swallow", post(swallow))
+        .route("/echo", post(async |body: Bytes| body))
+        .route("/fail-to-commit", post(fail_to_commit))
+        .route("/read", get(async || "read"))
+}
+
+pub(crate) async fn insert(tx: &mut IdempotentTx, note: &str) -> i64 {
+    sqlx::query_scalar("insert into effect (note) values ($1) returning id")
+        .bind(note)
+        .fetch_one(&mut **tx)
+        .await
+        .expect("an effect")
+}
+
+async fn leave(mut tx: IdempotentTx, body: Bytes) -> impl IntoResponse {
+    let id = insert(&mut tx, &String::from_utf8_lossy(&body)).await;
+    let location = format!("/effects/{id}");
+    (StatusCode::CREATED, [(header::LOCATION, location)], format!("{{\"id\":{id}}}"))
+}
+
+async fn answer_with(Path(status): Path<u16>, mut tx: IdempotentTx) -> impl IntoResponse {
+    let id = insert(&mut tx, "answered").await;
+    (StatusCode::from_u16(status).expect("a status"), format!("effect {id}"))
+}
+
+async fn panics(mut tx: IdempotentTx) {
+    insert(&mut tx, "panicked").await;
+    panic!("on purpose");
+}
+
+async fn large(Path(bytes): Path<usize>, mut tx: IdempotentTx) -> Vec<u8> {
+    insert(&mut tx, "large").await;
+    vec![b'x'; bytes]
+}
+
+/// Never ends before its client has gone.
+async fn stream(mut tx: IdempotentTx) -> Body {
+    insert(&mut tx, "stream").await;
+    let ticks = futures_util::stream::unfold(0, async |tick: u32| {
+        if tick > 0 {
+            tokio::time::sleep(Duration::from_millis(400)).await;
+        }
+        (tick < 5).then(|| (Ok::<_, std::io::Error>(format!("tick {tick}\n")), tick + 1))
+    });
+    Body::from_stream(ticks)
+}
+
+async fn headers(mut tx: IdempotentTx) -> impl IntoResponse {
+    insert(&mut tx, "headers").await;
+    let mut headers = HeaderMap::new();
+    for (name, value) in [
+        ("content-type", &b"text/plain"[..]),
+        ("link", b"</a>; rel=first"),
+        ("link", b"</b>; rel=next"),
+        ("etag", b"\"v1\""),
+        ("location", b"/caf\xe9"),
+        ("cache-control", b"no-cache"),
+        ("set-cookie", b"session=1"),
+        ("www-authenticate", b"Basic"),
+        ("x-request-id", b"r-1"),
+    ] {
+        headers.append(name, HeaderValue::from_bytes(value).expect("a value"));
+    }
+    (headers, "x")
+}
+
+async fn broken(mut tx: IdempotentTx) -> Body {
+    insert(&mut tx, "broken").await;
+    let parts = [Ok("half of it"), Err(std::io::Error::other("the disk is gone"))];
+    Body::from_stream(futures_util::stream::iter(parts))
+}
+
+/// Spawns a task that outlives the answer with the transaction in its hand.
+async fn keep(mut tx: IdempotentTx) -> &'static str {
+    insert(&mut tx, "kept").await;
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        drop(tx);
+    });
+    "kept"
+}
+
+async fn commit(mut tx: IdempotentTx) -> &'static str {
+    insert(&mut tx, "committed").await;
+    sqlx::raw_sql("commit").execute(&mut *tx).await.expect("a commit");
+    "committed"
+}
+
+/// Goes on after an error of the database's.
+async fn swallow(mut tx: IdempotentTx) -> &'static str {
+    insert(&mut tx, "swallowed").await;
+    let error = sqlx::query("select 1 / 0").execute(&mut *tx).await;
+    assert!(error.is_err());
+    "all is well"
+}
+
+/// Violates a constraint that is looked at when the transaction commits.
+async fn fail_to_commit(mut tx: IdempotentTx) -> (StatusCode, &'static str) {
+    sqlx::query("insert into deferred values (1), (1)").execute(&mut *tx).await.expect("deferred");
+    (StatusCode::CREATED, "done")
+}
+
+/// What a client sees.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    pub(crate) rejection: Option<Rejection>,
+}
+
+impl Answer {
+    pub(crate) fn is_replayed(&self) -> bool {
+        self.headers.get("idempotency-replayed").is_some_and(|value| value == "true")
+    }
+
+    /// The last part of the problem's type.
+    pub(crate) fn problem(&self) -> String {
+        assert_eq!(self.headers["content-type"], "application/problem+json", "{self:?}");
+        let problem: serde_json::Value = serde_json::from_slice(&self.body).expect("JSON");
+        assert_eq!(problem["status"], self.status.as_u16());
+        for member in ["title", "detail"] {
+            assert!(problem[member].as_str().is_some_and(|text| !text.is_empty()), "{problem}");
+        }
+        let rejection = self.rejection.as_ref().expect("the rejection is in the extensions");
+        assert_eq!(problem["retryable"], rejection.is_retryable());
+        let kind = problem["type"].as_str().and_then(|kind| kind.strip_prefix("urn:pg-idempotency:problem:"));
+        assert_eq!(kind, Some(rejection.kind()));
+        rejection.kind().to_owned()
+    }
+}
+
+pub(crate) fn request(method: &str, uri: &str, key: Option<&str>, body: &str) -> Request<Body> {
+    let mut request = Request::builder().method(method).uri(uri);
+    if let Some(key) = key {
+        request = request.header("idempotency-key", key);
+    }
+    request.body(Body::from(body.to_owned())).expect("a request")
+}
+
+pub(crate) async fn send(app: &Router, request: Request<Body>) -> Answer {
+    let response = tokio::time::timeout(PATIENCE, app.clone().oneshot(request)).await.expect("in time");
+    let (parts, body) = response.expect("infallible").into_parts();
+    let body = body.collect().await.expect("a body").to_bytes();
+    Answer { status: parts.status, headers: parts.headers, body, rejection: parts.extensions.get().cloned() }
+}
+
+/// `POST` with a key.
+pub(crate) async fn post_to(app: &Router, uri: &str, key: &str, body: &str) -> Answer {
+    send(app, request("POST", uri, Some(key), body)).await
+}
+
+/// Waits until the database answers `true`, by asking again: the database decides, not a clock.
+pub(crate) async fn until(pool: &PgPool, question: &'static str) {
+    let started = Instant::now();
+    while !sqlx::query_scalar::<_, bool>(question).fetch_one(pool).await.expect("an answer") {
+        assert!(started.elapsed() < PATIENCE, "never true: {question}");
+    }
+}
+
+/// Stops inside a handler: it [`pass`](Self::pass)es, the test waits until it is [`reached`](Self::reached) and then
+/// [`open`](Self::open)s.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    reached: Arc<Semaphore>,
+    opened: Arc<Semaphore>,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Self {
+        Self { reached: Arc::new(Semaphore::new(0)), opened: Arc::new(Semaphore::new(0)) }
+    }
+
+    pub(crate) async fn pass(&self) {
+        self.reached.add_permits(1);
+        self.opened.acquire().await.expect("never closed").forget();
+    }
+
+    pub(crate) async fn reached(&self) {
+        tokio::time::timeout(PATIENCE, self.reached.acquire()).await.expect("reached").expect("never closed").forget();
+    }
+
+    pub(crate) fn open(&self) {
+        self.opened.add_permits(1);
+    }
+
+    /// A route that leaves an effect and stops at the gate, in the middle of its transaction.
+    pub(crate) fn route(&self) -> Router {
+        let gate = self.clone();
+        let handler = async move |mut tx: IdempotentTx| {
+            let id = insert(&mut tx, "gated").await;
+            gate.pass().await;
+            format!("effect {id}")
+        };
+        Router::new().route("/gate", post(handler))
+    }
+}

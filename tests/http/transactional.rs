@@ -1,0 +1,174 @@
+//! Key, effects and response in one transaction.
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::post;
+use pg_idempotency::Key;
+use pg_idempotency::http::IdempotentTx;
+use sqlx::PgPool;
+
+use crate::support::{app, create_effects, effects, insert, post_to, records, transactional};
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_error_undoes_all_and_frees_the_key(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    for status in [400, 404, 422, 500, 503] {
+        let uri = format!("/status/{status}");
+        for _ in 0..2 {
+            let answer = post_to(&app, &uri, "key-1", "x").await;
+            assert_eq!((answer.status.as_u16(), answer.is_replayed()), (status, false));
+            assert!(answer.body.starts_with(b"effect "), "the handler's own answer");
+        }
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    // A corrected request may use the key.
+    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn what_is_below_400_is_stored(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    for status in [200, 204, 303] {
+        let (uri, key) = (format!("/status/{status}"), format!("key-{status}"));
+        post_to(&app, &uri, &key, "x").await;
+        let repeat = post_to(&app, &uri, &key, "x").await;
+        assert_eq!((repeat.status.as_u16(), repeat.is_replayed()), (status, true));
+    }
+    assert_eq!(effects(&pool).await, 3);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_chosen_error_is_stored_and_its_writes_are_undone(pool: PgPool) {
+    create_effects(&pool).await;
+    let layer = transactional(&pool).with_stored_errors([StatusCode::PAYMENT_REQUIRED]).expect("a client error");
+    let app = app(layer);
+    let first = post_to(&app, "/status/402", "key-1", "x").await;
+    let repeat = post_to(&app, "/status/402", "key-1", "x").await;
+    assert_eq!((repeat.status, repeat.is_replayed()), (StatusCode::PAYMENT_REQUIRED, true));
+    assert_eq!(repeat.body, first.body);
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 1));
+    // Others as ever, and successes too.
+    assert!(!post_to(&app, "/status/403", "key-2", "x").await.is_replayed());
+    assert!(!post_to(&app, "/status/403", "key-2", "x").await.is_replayed());
+    assert_eq!(post_to(&app, "/effects", "key-3", "x").await.status, StatusCode::CREATED);
+    assert!(post_to(&app, "/effects", "key-3", "x").await.is_replayed());
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_panic_undoes_all_frees_the_key_and_stays_a_panic(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    for _ in 0..2 {
+        let app = app.clone();
+        let panicked = tokio::spawn(async move { post_to(&app, "/panic", "key-1", "x").await }).await;
+        assert!(panicked.is_err_and(|error| error.is_panic()));
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_commit_that_fails_is_never_the_handlers_success(pool: PgPool) {
+    create_effects(&pool).await;
+    sqlx::raw_sql("create table deferred (n int unique deferrable initially deferred)")
+        .execute(&pool)
+        .await
+        .expect("made");
+    let app = app(transactional(&pool));
+    let answer = post_to(&app, "/fail-to-commit", "key-1", "x").await;
+    assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
+    assert_eq!(records(&pool).await, 0);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_error_of_the_database_that_the_handler_swallowed_is_not_acknowledged(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    let answer = post_to(&app, "/swallow", "key-1", "x").await;
+    assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_transaction_that_the_handler_keeps_or_ends_is_the_services_mistake(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    let kept = post_to(&app, "/keep", "key-1", "x").await;
+    assert_eq!((kept.status, &*kept.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+    // What was kept is rolled back when it is dropped.
+    crate::support::until(
+        &pool,
+        "select count(*) = 0 from pg_stat_activity where datname = current_database() and state = 'idle in transaction'",
+    )
+    .await;
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    let committed = post_to(&app, "/commit", "key-2", "x").await;
+    assert_eq!((committed.status, &*committed.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+    // The documented exception: what the handler has committed stays, and its key is indeterminate.
+    assert_eq!(post_to(&app, "/commit", "key-2", "x").await.problem(), "indeterminate");
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_response_that_breaks_off_is_not_stored(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    let broken = post_to(&app, "/broken", "key-1", "x").await;
+    assert_eq!((broken.status, &*broken.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn the_handler_has_the_key_and_may_nest_transactions(pool: PgPool) {
+    create_effects(&pool).await;
+    let handler = async |axum::Extension(key): axum::Extension<Key>, mut tx: IdempotentTx| {
+        use sqlx::Connection as _;
+        insert(&mut tx, "outer").await;
+        let mut inner = tx.begin().await.expect("a savepoint");
+        sqlx::query("insert into effect (note) values ('inner')").execute(&mut *inner).await.expect("an effect");
+        inner.rollback().await.expect("rolled back");
+        format!("{} {} {}", key.scope(), key.operation(), key.value())
+    };
+    let app = Router::new().route("/nested/{id}", post(handler)).layer(transactional(&pool));
+    let answer = post_to(&app, "/nested/7", "key-1", "x").await;
+    assert_eq!(answer.body, "ada POST /nested/{id} key-1");
+    assert_eq!(post_to(&app, "/nested/7", "key-1", "x").await.body, answer.body);
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn the_transaction_is_taken_once(pool: PgPool) {
+    create_effects(&pool).await;
+    let twice = async |_first: IdempotentTx, second: Result<IdempotentTx, pg_idempotency::http::NoTransaction>| {
+        second.err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    let app = Router::new().route("/twice", post(twice)).layer(transactional(&pool));
+    let answer = post_to(&app, "/twice", "key-1", "x").await;
+    assert!(answer.body.starts_with(b"there is no idempotent transaction here"), "{answer:?}");
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_connection_with_somebody_elses_transaction_on_it_is_not_used(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    // Every connection at rest is spoilt, more than once.
+    let mut spoilt = Vec::new();
+    for _ in 0..3 {
+        let mut conn = pool.acquire().await.expect("a connection");
+        sqlx::raw_sql("begin; insert into effect (note) values ('not ours')").execute(&mut *conn).await.expect("begun");
+        spoilt.push(conn);
+    }
+    drop(spoilt);
+    let mut answers = Vec::new();
+    for attempt in 0..8 {
+        answers.push(post_to(&app, "/effects", &format!("key-{attempt}"), "x").await.status);
+    }
+    assert_eq!(answers, [StatusCode::CREATED; 8]);
+    let foreign: i64 = sqlx::query_scalar("select count(*) from effect where note = 'not ours'")
+        .fetch_one(&pool)
+        .await
+        .expect("a count");
+    assert_eq!((foreign, effects(&pool).await), (0, 8), "what is not ours was not committed");
+}
