@@ -1,7 +1,94 @@
-//! `Idempotency-Key` over HTTP, after draft-ietf-httpapi-idempotency-key-header-07: a tower layer.
+//! `Idempotency-Key` over HTTP, after draft-ietf-httpapi-idempotency-key-header-07: a tower layer for axum, hyper, tonic.
+//!
+//! ```
+//! # #[cfg(feature = "axum")] {
+//! use axum::{Router, http::StatusCode, routing::post};
+//! use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
+//!
+//! /// Put into the request by the authentication, further out.
+//! #[derive(Clone)]
+//! struct Account(String);
+//!
+//! async fn pay(mut tx: IdempotentTx, body: String) -> Result<(StatusCode, String), StatusCode> {
+//!     let id: i64 = sqlx::query_scalar("insert into payment (what) values ($1) returning id")
+//!         .bind(body)
+//!         .fetch_one(&mut *tx)
+//!         .await
+//!         .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+//!     Ok((StatusCode::CREATED, format!("{{\"id\":{id}}}")))
+//! }
+//!
+//! fn router(pool: sqlx::PgPool) -> Router {
+//!     let idempotency = IdempotencyLayer::transactional(pool, |request| {
+//!         let Account(id) = request.extensions.get().ok_or(StatusCode::UNAUTHORIZED)?;
+//!         Ok(id.clone())
+//!     });
+//!     Router::new().route("/payments", post(pay)).layer(idempotency)
+//! }
+//! # let _ = router; }
+//! ```
+//!
+//! # What happens to a request
+//!
+//! The first rule that applies decides.
+//!
+//! 1. A method that is [not covered](IdempotencyLayer::with_methods) (POST and PATCH are): the handler, untouched.
+//! 2. No key, where [none is required](IdempotencyLayer::with_optional_key): the handler, unprotected.
+//! 3. The scope's function fails: its own response.
+//! 4. No key: 400 `missing-key`. One that is malformed, or several: 400 `malformed-key`. `"abc"` and `abc` are one key.
+//! 5. The body is over its limit: 413. It breaks off: 400. Nothing was claimed so far, however slow the upload was.
+//! 6. From here on the run is a task of its own: **a client that hangs up changes nothing**, and finds the answer when it
+//!    asks again. The key is claimed. The database is away: 503, never an unprotected run.
+//! 7. The key came with another request (method, path with query, content type, body): 422 `key-reused`. Under a lease also
+//!    while the first is in flight; in a transaction of somebody else's it cannot be seen before that commits.
+//! 8. The first request is in flight: 409 `in-flight` with `Retry-After`; or a [bounded wait](IdempotencyLayer::with_in_flight)
+//!    that holds no connection.
+//! 9. Its outcome is unknown, or it failed as often as it may: 409 `indeterminate`, 409 `exhausted`.
+//! 10. It was answered: **that answer**, with `Idempotency-Replayed: true`: the status, the [allowed
+//!     headers](IdempotencyLayer::with_replayed_header), the same bytes. Where it was not kept (too large, a stream, a
+//!     secret): 409 `not-replayable`, and nothing runs.
+//! 11. Otherwise the handler performs. Its response
+//!     - **below 400** is stored with the key and committed, and then sent. A commit that fails is a 503.
+//!     - of a [chosen status](IdempotencyLayer::with_stored_errors), "card declined", is stored too; what it wrote is undone.
+//!     - of any other status, an error and a panic undo all and free the key: a corrected request may use it.
+//!
+//! Rejections are `application/problem+json`; [`Rejection`] has the table. They can be told [in another
+//! way](IdempotencyLayer::with_rejection).
+//!
+//! # Transactional or leased
+//!
+//! [`IdempotencyLayer::transactional`] is for effects in this database. The handler takes the layer's transaction, an
+//! [`IdempotentTx`], and key, effects and response commit together, before the first byte is sent: exactly once.
+//!
+//! [`IdempotencyLayer::leased`] is for handlers that call the outside. The claim is committed first, the handler runs under a
+//! lease that renews itself, and the response is stored afterwards, as [`lease`](crate::lease) says: at least once or at most
+//! once, by your choice. Rule 11 holds, with this difference: what was done outside is not undone. At least once, an error
+//! frees the key. **At most once it leaves the key indeterminate**, whatever the status, unless the response says
+//! [`NotPerformed`].
+//!
+//! # Where to put it
+//!
+//! From the outside in: authentication, limits of size and rate, checks of signatures, **this layer**, the handler. What is
+//! outside runs for a replay too, so a user whose access was revoked reads nothing; what is inside does not. Compression
+//! belongs outside, or the stored body is a compressed one; so does a time-out, whose 408 or 504 then leaves the run alone.
+//! In axum add it by `Router::layer`, where the matched route is known, or name the operation by
+//! [`with_route`](IdempotencyLayer::with_route). **Give it the feature `axum` there:** without it a nested router hides the
+//! front of the path, and with it whose account a request is for.
+//!
+//! # Shutdown
+//!
+//! A run goes on without its client, so the server's own graceful shutdown does not wait for it. Wait for
+//! [`Runs::finished`] after it, and end within a time-out: what is cut off is rolled back, or its lease lapses.
+//!
+//! # Costs
+//!
+//! Over the bare handler in a transaction of its own: two round trips, a task, and both bodies in memory, each to its limit
+//! of 1 MiB. A replay is four round trips: begin, claim, look, rollback. `docs/http.md` has the measurements, and the draft's
+//! requirements one by one.
 
 mod body;
 mod conclusion;
+mod denied;
 #[cfg(feature = "axum")]
 mod extract;
 mod header;
@@ -18,6 +105,7 @@ mod transaction;
 
 pub use body::Body;
 pub use conclusion::{NoStore, NotPerformed};
+pub use denied::Denied;
 pub use header::{IDEMPOTENCY_KEY, MalformedKey, key_value};
 pub use layer::{IdempotencyLayer, InvalidSetting};
 pub use lease::{IdempotentLease, NoLease};

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderName, Method, Response, StatusCode};
+use http::{HeaderName, HeaderValue, Method, Response, StatusCode, Uri};
 use sqlx::PgPool;
 use tower_layer::Layer;
 
+use super::denied::Denied;
 use super::problem::problem;
 use super::rejection::Rejection;
 use super::replay::{REPLAYED, may_be_replayed};
@@ -26,8 +27,8 @@ const BODY_LIMIT: usize = 1024 * 1024;
 /// The longest common method, OPTIONS, and a space.
 const LONGEST_METHOD: usize = 8;
 
-type ScopeOf = dyn Fn(&Parts) -> Result<String, Response<Bytes>> + Send + Sync;
-type ValueOf = dyn Fn(&Parts, &Bytes) -> Result<Option<String>, Response<Bytes>> + Send + Sync;
+type ScopeOf = dyn Fn(&Parts) -> Result<String, Denied> + Send + Sync;
+type ValueOf = dyn Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync;
 type OperationOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 type RejectionOf = dyn Fn(&Rejection) -> Response<Bytes> + Send + Sync;
 
@@ -60,6 +61,7 @@ pub(super) struct Settings {
     pub(super) no_store: bool,
     pub(super) seal: Option<Arc<dyn Seal>>,
     pub(super) rejection: Arc<RejectionOf>,
+    pub(super) documentation: Option<HeaderValue>,
     pub(super) runs: Runs,
 }
 
@@ -119,7 +121,7 @@ impl IdempotencyLayer {
     #[must_use]
     pub fn transactional<F>(pool: PgPool, scope: F) -> Self
     where
-        F: Fn(&Parts) -> Result<String, Response<Bytes>> + Send + Sync + 'static,
+        F: Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
     {
         Self::new(pool, Mode::Transactional, Arc::new(scope))
     }
@@ -133,7 +135,7 @@ impl IdempotencyLayer {
     /// [`InvalidDuration`] for a lease under 10 ms or over 12 hours.
     pub fn leased<F>(pool: PgPool, scope: F, policy: Policy) -> Result<Self, InvalidDuration>
     where
-        F: Fn(&Parts) -> Result<String, Response<Bytes>> + Send + Sync + 'static,
+        F: Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
     {
         Ok(Self::new(pool, Mode::Leased(Leasing::new(policy)?), Arc::new(scope)))
     }
@@ -159,6 +161,7 @@ impl IdempotencyLayer {
             no_store: false,
             seal: None,
             rejection: Arc::new(problem),
+            documentation: None,
             runs: Runs::new(),
         };
         Self { settings }
@@ -194,7 +197,7 @@ impl IdempotencyLayer {
     #[must_use]
     pub fn with_key_from<F>(self, value: F) -> Self
     where
-        F: Fn(&Parts, &Bytes) -> Result<Option<String>, Response<Bytes>> + Send + Sync + 'static,
+        F: Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync + 'static,
     {
         self.with(|settings| settings.value = ValueFrom::Function(Arc::new(value)))
     }
@@ -351,6 +354,15 @@ impl IdempotencyLayer {
         F: Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static,
     {
         self.with(|settings| settings.rejection = Arc::new(rejection))
+    }
+
+    /// Where the API's documentation of idempotency is, for a `Link` with `rel="describedby"` in every rejection, as the draft
+    /// asks for: what the key is, and how long it is remembered.
+    #[must_use]
+    pub fn with_documentation(self, uri: &Uri) -> Self {
+        // A `Uri` is visible ASCII without angle brackets, so this does not fail.
+        let link = HeaderValue::from_str(&format!("<{uri}>; rel=\"describedby\""));
+        self.with(|settings| settings.documentation = link.ok())
     }
 
     /// The runs of this layer and its clones, to wait for at shutdown.

@@ -2,9 +2,10 @@
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, Response, header};
+use http::{Request, header};
 
 use super::body::{Body, Limit, Read, read};
+use super::denied::Denied;
 use super::header::{MalformedKey, key_value};
 use super::layer::{OperationFrom, Settings, ValueFrom};
 use super::rejection::{Misconfigured, Rejection};
@@ -29,7 +30,7 @@ pub(super) struct Ticket {
 pub(super) enum Refusal {
     Rejected(Rejection),
     /// By a function of the service's, which has its own response.
-    Answered(Response<Bytes>),
+    Denied(Denied),
 }
 
 impl<R: Into<Rejection>> From<R> for Refusal {
@@ -56,7 +57,7 @@ where
         let request = Request::from_parts(parts, Body::untouched(body));
         return Ok(Admission::Admitted { ticket: None, request });
     }
-    let scope = (settings.scope)(&parts).map_err(Refusal::Answered)?;
+    let scope = (settings.scope)(&parts).map_err(Refusal::Denied)?;
     if matches!(from_header, Some(Ok(None))) {
         return Err(Rejection::MissingKey.into());
     }
@@ -71,7 +72,7 @@ where
     };
     let value = match &settings.value {
         ValueFrom::Header { .. } => from_header,
-        ValueFrom::Function(value) => value(&parts, &data).map_err(Refusal::Answered)?,
+        ValueFrom::Function(value) => value(&parts, &data).map_err(Refusal::Denied)?,
     };
     let ticket = match value {
         Some(value) => Some(ticket(settings, &parts, &data, scope, operation, value)?),

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, header};
 use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::body::Body;
+use super::denied::Denied;
 use super::layer::{Mode, Settings};
 use super::rejection::{Misconfigured, Rejection};
 use super::request::{Admission, Refusal, Ticket, admit};
@@ -79,7 +80,7 @@ where
                 Ok(Admission::Admitted { ticket, request }) => (ticket, request),
                 Ok(Admission::Passed(request)) => return Ok(inner.call(request).await?.map(Body::untouched)),
                 Err(Refusal::Rejected(rejection)) => return Ok(rejected(&settings, rejection)),
-                Err(Refusal::Answered(response)) => return Ok(response.map(|body| Body::whole(body, None))),
+                Err(Refusal::Denied(Denied(response))) => return Ok(response.map(|body| Body::whole(body, None))),
             };
             let running = settings.runs.begin();
             // Detached: when the client hangs up, this future is dropped, and the run goes on to its end.
@@ -158,6 +159,9 @@ fn rejected<R>(settings: &Settings, rejection: Rejection) -> Response<Body<R>> {
         _ => {}
     }
     let mut response = (settings.rejection)(&rejection).map(|body| Body::whole(body, None));
+    if let Some(link) = &settings.documentation {
+        response.headers_mut().append(header::LINK, link.clone());
+    }
     response.extensions_mut().insert(rejection);
     response
 }

@@ -73,7 +73,7 @@ async fn a_body_over_the_limit_claims_nothing(pool: PgPool) {
     let app = app(transactional(&pool).with_request_limit(10));
     assert_eq!(post_to(&app, "/effects", "key-1", "0123456789").await.status, StatusCode::CREATED);
     let announced = request("POST", "/effects", Some("key-2"), "0123456789a");
-    let chunks = ["01234", "56789", "a"].map(|chunk| Ok::<_, std::io::Error>(chunk));
+    let chunks = ["01234", "56789", "a"].map(Ok::<_, std::io::Error>);
     let unannounced =
         request("POST", "/effects", Some("key-2"), "").map(|_| Body::from_stream(futures_util::stream::iter(chunks)));
     for request in [announced, unannounced] {
@@ -100,7 +100,7 @@ async fn a_body_that_breaks_off_claims_nothing(pool: PgPool) {
 async fn a_body_in_chunks_is_the_same_request_and_handed_on_whole(pool: PgPool) {
     let app = app(transactional(&pool));
     let chunked = || {
-        let chunks = ["ab", "", "c"].map(|chunk| Ok::<_, std::io::Error>(chunk));
+        let chunks = ["ab", "", "c"].map(Ok::<_, std::io::Error>);
         request("POST", "/echo", Some("key-1"), "").map(|_| Body::from_stream(futures_util::stream::iter(chunks)))
     };
     assert_eq!(send(&app, chunked()).await.body, "abc");

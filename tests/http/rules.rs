@@ -150,6 +150,11 @@ async fn rejections_can_be_told_in_the_services_own_way(pool: PgPool) {
     let reused = post_to(&preset, "/effects", "key-1", "y").await;
     assert_eq!((reused.status, &*reused.problem()), (StatusCode::CONFLICT, "key-reused"));
 
+    let uri = "https://shop.example/docs/idempotency".parse().expect("a URI");
+    let documented = app(transactional(&pool).with_documentation(&uri));
+    let missing = send(&documented, request("POST", "/effects", None, "x")).await;
+    assert_eq!(missing.headers["link"], "<https://shop.example/docs/idempotency>; rel=\"describedby\"");
+
     let own = app(IdempotencyLayer::transactional(pool.clone(), user).with_rejection(|rejection| {
         let mut response = axum::http::Response::new(rejection.kind().into());
         *response.status_mut() = StatusCode::IM_A_TEAPOT;

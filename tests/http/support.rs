@@ -11,7 +11,7 @@ use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use http_body_util::BodyExt as _;
-use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, NoStore, Rejection};
+use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, NoStore, Rejection};
 use sqlx::PgPool;
 use tokio::sync::Semaphore;
 use tower::ServiceExt as _;
@@ -36,12 +36,12 @@ pub(crate) async fn records(pool: &PgPool) -> i64 {
 }
 
 /// Whose request it is. A real service asks its authentication.
-pub(crate) fn user(parts: &Parts) -> Result<String, Response<Bytes>> {
+pub(crate) fn user(parts: &Parts) -> Result<String, Denied> {
     let user = parts.headers.get("x-user").and_then(|user| user.to_str().ok()).unwrap_or("ada");
     if user == "nobody" {
         let mut response = Response::new(Bytes::from_static(b"who are you?"));
         *response.status_mut() = StatusCode::UNAUTHORIZED;
-        return Err(response);
+        return Err(response.into());
     }
     Ok(user.to_owned())
 }
