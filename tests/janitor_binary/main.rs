@@ -1,0 +1,15 @@
+//! The binary, driven as a process: what it does, its exit codes, its one-line errors.
+#![cfg(feature = "cli")]
+
+mod support;
+
+mod connections;
+mod daemon;
+mod health;
+mod keys;
+mod migrate;
+mod roles;
+mod settle;
+mod stats;
+mod sweep;
+mod unsettled;
