@@ -101,7 +101,7 @@ impl Lease {
     /// derives it.
     #[must_use]
     pub fn downstream_key(&self) -> String {
-        super::derive_downstream_key(&self.key, &self.fingerprint)
+        super::derive_downstream_key(&self.key, self.fingerprint.as_bytes())
     }
 
     /// How long the owner may still work, by its own clock, unless a renewal prolongs it.

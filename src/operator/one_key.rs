@@ -5,6 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
+use crate::lease::derive_downstream_key;
 use crate::record::Record;
 use crate::transaction::in_any_transaction;
 use crate::{Error, Key, Mode};
@@ -32,6 +33,9 @@ pub struct Shown {
     pub lease_left: Option<Duration>,
     /// How large its response is.
     pub response_bytes: Option<u64>,
+    /// What the next service saw as the key of the operation, as [`lease::downstream_key`](crate::lease::downstream_key)
+    /// derives it: to look up there what became of it. `None` but in lease mode.
+    pub downstream_key: Option<String>,
     /// Why the last attempt failed.
     pub last_error: Option<String>,
 }
@@ -45,6 +49,10 @@ pub async fn show(conn: &mut PgConnection, key: &Key) -> Result<Option<Shown>, E
     let record = Record { key, prepared: false };
     let shown = in_any_transaction(conn, async |conn| record.show(conn).await).await?;
     Ok(shown.map(|shown| Shown {
+        downstream_key: match (shown.mode, shown.fingerprint) {
+            (Mode::AtLeastOnce | Mode::AtMostOnce, Some(fingerprint)) => Some(derive_downstream_key(key, &fingerprint)),
+            _ => None,
+        },
         mode: shown.mode,
         state: shown.state,
         token: shown.token,
