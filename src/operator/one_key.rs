@@ -29,6 +29,8 @@ pub struct Shown {
     pub completed_at: Option<DateTime<Utc>>,
     /// How long it is remembered.
     pub expires_at: DateTime<Utc>,
+    /// For how long it is remembered yet; zero past its retention.
+    pub retention_left: Duration,
     /// What is left of a live lease.
     pub lease_left: Option<Duration>,
     /// How large its response is.
@@ -60,6 +62,8 @@ pub async fn show(conn: &mut PgConnection, key: &Key) -> Result<Option<Shown>, E
         claimed_at: shown.claimed_at,
         completed_at: shown.completed_at,
         expires_at: shown.expires_at,
+        // Negative past its end.
+        retention_left: Duration::try_from_secs_f64(shown.seconds_left).unwrap_or_default(),
         lease_left: shown.lease_seconds_left.and_then(|left| Duration::try_from_secs_f64(left).ok()),
         response_bytes: shown.response_bytes.map(|bytes| u64::from(bytes.unsigned_abs())),
         last_error: shown.last_error,

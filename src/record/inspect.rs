@@ -53,6 +53,7 @@ pub(crate) struct Shown {
     pub(crate) claimed_at: DateTime<Utc>,
     pub(crate) completed_at: Option<DateTime<Utc>>,
     pub(crate) expires_at: DateTime<Utc>,
+    pub(crate) seconds_left: f64,
     pub(crate) lease_seconds_left: Option<f64>,
     pub(crate) response_bytes: Option<i32>,
     pub(crate) last_error: Option<String>,
@@ -203,6 +204,7 @@ impl Record<'_> {
                 select
                     mode, fingerprint, token, attempt, claimed_at, completed_at, expires_at, last_error,
                     octet_length(response_body) as response_bytes,
+                    extract(epoch from expires_at - statement_timestamp())::float8 as seconds_left,
                     case when lease_until > statement_timestamp()
                         then extract(epoch from lease_until - statement_timestamp())::float8
                     end as lease_seconds_left,
@@ -233,6 +235,7 @@ impl Record<'_> {
                 claimed_at: row.try_get("claimed_at")?,
                 completed_at: row.try_get("completed_at")?,
                 expires_at: row.try_get("expires_at")?,
+                seconds_left: row.try_get("seconds_left")?,
                 lease_seconds_left: row.try_get("lease_seconds_left")?,
                 response_bytes: row.try_get("response_bytes")?,
                 last_error: row.try_get("last_error")?,

@@ -4,7 +4,7 @@ use pg_idempotency::{Key, testing};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{assert_fails, janitor_on, json, text};
+use crate::support::{AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, janitor_on, json, lapsed, text};
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
@@ -29,5 +29,23 @@ async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) ->
     let policy = Policy::AtMostOnce { lease: std::time::Duration::from_secs(40) };
     let Acquired::Lease(_lease) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
     assert_fails(&janitor_on(&options, &[&forget[..], &["--yes"]].concat()), 1, "live lease");
+    Ok(())
+}
+
+/// By it an operator finds the operation at the gateway. There is none where nothing goes out.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn show_tells_the_downstream_key_of_a_lease(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    for (value, policy) in [("a", AT_MOST_ONCE), ("b", AT_LEAST_ONCE)] {
+        let sent = lapsed(&pool, &Key::new("user:1", "POST /texts", value)?, policy).await?;
+        let named = ["user:1", "POST /texts", value];
+        let shown = json(&janitor_on(&options, &[&["show", "--json"], &named[..]].concat()));
+        assert_eq!(shown["downstream_key"], sent.as_str());
+        let said = text(&janitor_on(&options, &[&["show"], &named[..]].concat()).stdout);
+        assert!(said.lines().any(|line| line.starts_with("downstream key") && line.ends_with(&sent)), "{said}");
+    }
+    testing::completed(&mut *pool.acquire().await?, &Key::new("user:1", "POST /orders", "c")?, "body", &0).await?;
+    let shown = json(&janitor_on(&options, &["show", "--json", "user:1", "POST /orders", "c"]));
+    assert!(shown["downstream_key"].is_null(), "{shown}");
     Ok(())
 }

@@ -8,6 +8,7 @@ mod daemon;
 mod health;
 mod keys;
 mod migrate;
+mod probes;
 mod roles;
 mod settle;
 mod stats;
