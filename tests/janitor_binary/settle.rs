@@ -206,7 +206,7 @@ async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConne
     let mut tx = pool.begin().await?;
     let _ = dedup::mark(&mut tx, &key(), std::time::Duration::from_secs(60)).await?;
     tx.commit().await?;
-    both_fail("the record is mark");
+    both_fail("state is mark");
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
 
     for policy in [AT_LEAST_ONCE, AT_MOST_ONCE] {

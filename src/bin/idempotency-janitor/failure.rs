@@ -37,7 +37,7 @@ pub(crate) enum Failure {
     NoRecord,
     #[error("the record is under a live lease for {seconds:.0} s more; its owner may be at work: wait for it")]
     Leased { seconds: f64 },
-    #[error("nothing was done: the record is {state}, {why}")]
+    #[error("nothing was done: the record's state is {state}; {why}")]
     NotToBeSettled { state: String, why: &'static str },
     #[error("nothing was done: the record has changed since it was shown; look again")]
     Changed,

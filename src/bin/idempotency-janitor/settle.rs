@@ -50,10 +50,8 @@ pub(crate) async fn release(
     let shown = look(&pool, &key).await?;
     unfinished(&shown)?;
     let free = match shown.state.as_str() {
-        "expired" => Some("so that its key is new again and the next call performs anyway"),
-        "released" => {
-            Some("so that the next call performs anyway; where that is refused as exhausted, resolve or forget it")
-        }
+        "expired" => Some("its key is new again, and the next call performs anyway"),
+        "released" => Some("the next call performs anyway; where that is refused as exhausted, resolve or forget it"),
         _ => None,
     };
     if let Some(why) = free {
@@ -97,7 +95,7 @@ fn unfinished(shown: &Shown) -> Result<(), Failure> {
     }
     Err(Failure::NotToBeSettled {
         state: shown.state.clone(),
-        why: "done and not to be settled; to have it performed again, forget it",
+        why: "what is done is not settled; to have it performed again, forget it",
     })
 }
 
