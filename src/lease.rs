@@ -137,7 +137,7 @@ where
 ///
 /// [`InvalidBody`] where the body has no fingerprint.
 pub fn downstream_key<B: Body + ?Sized>(key: &Key, body: &B) -> Result<String, InvalidBody> {
-    Ok(derive_downstream_key(key, &body.fingerprint()?))
+    Ok(derive_downstream_key(key, body.fingerprint()?.as_bytes()))
 }
 
 /// Says what became of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation: every repeat
@@ -368,10 +368,11 @@ where
     if in_pooled_transaction(pool, durability, statement).await? { Ok(()) } else { Err(Error::LeaseLost) }
 }
 
-fn derive_downstream_key(key: &Key, fingerprint: &Fingerprint) -> String {
+/// From a fingerprint as it is stored, version and all.
+pub(crate) fn derive_downstream_key(key: &Key, fingerprint: &[u8]) -> String {
     let mut hasher = Sha256::new_with_prefix(b"downstream");
     key.hash_into(&mut hasher);
-    hasher.update(fingerprint.as_bytes());
+    hasher.update(fingerprint);
     hasher.finalize().iter().take(16).fold(String::new(), |mut hex, byte| {
         // Writing to a String does not fail.
         let _ = write!(hex, "{byte:02x}");

@@ -1,5 +1,5 @@
-//! Every SQL statement on `idempotency.record`, one function each; the claim, the lease and the sweep have files of
-//! their own.
+//! Every SQL statement on `idempotency.record`, one function each; the claim, the lease, the sweep and others have files
+//! of their own.
 //!
 //! All of them are literals, name the schema, cast each parameter (sqlx keeps prepared statements by their text alone) and
 //! have the whole key in them. Time is the database's: `statement_timestamp()` for what expires, because `now()` stands
@@ -9,6 +9,7 @@ mod claim;
 mod inspect;
 mod lease;
 mod mark;
+mod setup;
 mod sweep;
 
 use std::time::Duration;
@@ -22,9 +23,10 @@ use sqlx::{PgConnection, Postgres, Row};
 use crate::{Error, Key, Mode};
 
 pub(crate) use claim::{Claim, Terms};
-pub(crate) use inspect::{groups, setup, size};
+pub(crate) use inspect::{groups, size, unsettled};
 pub(crate) use lease::Actor;
 pub(crate) use mark::{MarkBatch, Standing};
+pub(crate) use setup::{commit_settings, setup, without_autovacuum};
 pub(crate) use sweep::{Batch, Due, count_due, leaves, oldest_due, sweep, try_single_runner};
 
 /// The record of one key.

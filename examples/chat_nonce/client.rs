@@ -139,7 +139,7 @@ impl Line {
 
     pub(crate) async fn close(self) -> anyhow::Result<()> {
         if let Self::Socket(mut socket) = self {
-            socket.close(None).await?;
+            (*socket).close(None).await?;
         }
         Ok(())
     }

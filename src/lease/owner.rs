@@ -17,7 +17,7 @@ pub(crate) struct Owner {
 
 impl Owner {
     pub(crate) fn downstream_key(&self) -> String {
-        super::derive_downstream_key(&self.key, &self.fingerprint)
+        super::derive_downstream_key(&self.key, self.fingerprint.as_bytes())
     }
 
     pub(crate) fn is_lost(&self) -> bool {

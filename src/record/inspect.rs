@@ -1,6 +1,7 @@
 //! What an operator asks of the table, and the one row he may delete by hand.
 
 use chrono::{DateTime, Utc};
+use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::Record;
@@ -26,14 +27,19 @@ pub(crate) struct Group {
     pub(crate) oldest: DateTime<Utc>,
 }
 
-/// What the server says of itself.
+/// A record that waits for an operator.
 #[derive(Clone, Debug)]
-pub(crate) struct Setup {
-    pub(crate) synchronous_commit: String,
-    pub(crate) fsync: bool,
-    pub(crate) unlogged: bool,
-    pub(crate) in_recovery: bool,
-    pub(crate) autovacuum: bool,
+pub(crate) struct Unsettled {
+    pub(crate) mode: Mode,
+    pub(crate) state: String,
+    pub(crate) scope: String,
+    pub(crate) operation: String,
+    pub(crate) value: String,
+    pub(crate) token: i64,
+    pub(crate) attempt: i32,
+    pub(crate) claimed_at: DateTime<Utc>,
+    pub(crate) expires_at: DateTime<Utc>,
+    pub(crate) last_error: Option<String>,
 }
 
 /// All of a record but its response.
@@ -41,11 +47,13 @@ pub(crate) struct Setup {
 pub(crate) struct Shown {
     pub(crate) mode: Mode,
     pub(crate) state: String,
+    pub(crate) fingerprint: Option<Vec<u8>>,
     pub(crate) token: i64,
     pub(crate) attempt: i32,
     pub(crate) claimed_at: DateTime<Utc>,
     pub(crate) completed_at: Option<DateTime<Utc>>,
     pub(crate) expires_at: DateTime<Utc>,
+    pub(crate) seconds_left: f64,
     pub(crate) lease_seconds_left: Option<f64>,
     pub(crate) response_bytes: Option<i32>,
     pub(crate) last_error: Option<String>,
@@ -130,32 +138,61 @@ pub(crate) async fn groups(conn: &mut PgConnection, percent: f32) -> Result<Vec<
         .map_err(Error::of_statement)
 }
 
-pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
-    sqlx::query(
+/// The records that nobody will complete unless an operator settles them, oldest claim first: the indeterminate, and those
+/// that were attempted this often. A comparison with null holds for none.
+///
+/// It reads the whole table: an index on what completion changes would end its heap-only updates.
+pub(crate) async fn unsettled(
+    conn: &mut PgConnection,
+    limit: i64,
+    max_attempts: Option<i32>,
+) -> Result<Vec<Unsettled>, Error> {
+    let rows = sqlx::query(
         "
         select
-            current_setting('synchronous_commit') as synchronous_commit,
-            current_setting('fsync')::bool as fsync,
-            current_setting('autovacuum')::bool as autovacuum,
-            pg_catalog.pg_is_in_recovery() as in_recovery,
-            class.relpersistence = 'u' as unlogged
-        from pg_catalog.pg_class as class
-        where class.oid = 'idempotency.record'::regclass
+            mode, scope, operation, key, token, attempt, claimed_at, expires_at, last_error,
+            case
+                when lease_until = '-infinity' then 'released'
+                when mode = 'at_least_once' then 'lapsed'
+                else 'indeterminate'
+            end as state
+        from idempotency.record
+        where completed_at is null
+            and expires_at > statement_timestamp()
+            and (
+                lease_until is null
+                or (mode = 'at_most_once' and lease_until > '-infinity' and lease_until <= statement_timestamp())
+                or (mode in ('at_least_once', 'at_most_once')
+                    and lease_until <= statement_timestamp()
+                    and attempt >= $2::int4)
+            )
+        order by claimed_at, scope, operation, key
+        limit $1::int8
         ",
     )
     .persistent(false)
-    .fetch_one(conn)
+    .bind(limit)
+    .bind(max_attempts)
+    .fetch_all(conn)
     .await
-    .and_then(|row| {
-        Ok(Setup {
-            synchronous_commit: row.try_get("synchronous_commit")?,
-            fsync: row.try_get("fsync")?,
-            autovacuum: row.try_get("autovacuum")?,
-            in_recovery: row.try_get("in_recovery")?,
-            unlogged: row.try_get("unlogged")?,
+    .map_err(Error::of_statement)?;
+    rows.iter()
+        .map(|row| {
+            Ok(Unsettled {
+                mode: mode(row)?,
+                state: row.try_get("state")?,
+                scope: row.try_get("scope")?,
+                operation: row.try_get("operation")?,
+                value: row.try_get("key")?,
+                token: row.try_get("token")?,
+                attempt: row.try_get("attempt")?,
+                claimed_at: row.try_get("claimed_at")?,
+                expires_at: row.try_get("expires_at")?,
+                last_error: row.try_get("last_error")?,
+            })
         })
-    })
-    .map_err(Error::of_statement)
+        .collect::<sqlx::Result<_>>()
+        .map_err(Error::of_statement)
 }
 
 impl Record<'_> {
@@ -165,8 +202,9 @@ impl Record<'_> {
             .query(
                 "
                 select
-                    mode, token, attempt, claimed_at, completed_at, expires_at, last_error,
+                    mode, fingerprint, token, attempt, claimed_at, completed_at, expires_at, last_error,
                     octet_length(response_body) as response_bytes,
+                    extract(epoch from expires_at - statement_timestamp())::float8 as seconds_left,
                     case when lease_until > statement_timestamp()
                         then extract(epoch from lease_until - statement_timestamp())::float8
                     end as lease_seconds_left,
@@ -188,16 +226,16 @@ impl Record<'_> {
             .await
             .map_err(Error::of_statement)?;
         row.map(|row| {
-            let mode: &str = row.try_get("mode")?;
             Ok(Shown {
-                mode: Mode::from_column(mode)
-                    .ok_or_else(|| sqlx::Error::Protocol(format!("unknown mode {mode:?} in idempotency.record")))?,
+                mode: mode(&row)?,
                 state: row.try_get("state")?,
+                fingerprint: row.try_get("fingerprint")?,
                 token: row.try_get("token")?,
                 attempt: row.try_get("attempt")?,
                 claimed_at: row.try_get("claimed_at")?,
                 completed_at: row.try_get("completed_at")?,
                 expires_at: row.try_get("expires_at")?,
+                seconds_left: row.try_get("seconds_left")?,
                 lease_seconds_left: row.try_get("lease_seconds_left")?,
                 response_bytes: row.try_get("response_bytes")?,
                 last_error: row.try_get("last_error")?,
@@ -224,4 +262,9 @@ impl Record<'_> {
             .map_err(Error::of_statement)?;
         Ok(deleted.rows_affected() == 1)
     }
+}
+
+fn mode(row: &PgRow) -> sqlx::Result<Mode> {
+    let mode: &str = row.try_get("mode")?;
+    Mode::from_column(mode).ok_or_else(|| sqlx::Error::Protocol(format!("unknown mode {mode:?} in idempotency.record")))
 }

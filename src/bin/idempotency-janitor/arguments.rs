@@ -1,12 +1,14 @@
-//! The command line. Every flag is an environment variable too, for crontabs and containers.
+//! The command line. The flags of what crontabs and containers run are environment variables too.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
 
-/// Keeps the table of pg-idempotency small, and tells what is in it.
+/// Keeps the table of pg-idempotency small, tells what is in it, and settles what nobody completes.
 #[derive(Parser)]
 #[command(version, propagate_version = true)]
 pub(crate) struct Arguments {
@@ -32,8 +34,13 @@ pub(crate) enum Command {
         /// How long an expired record may wait for its sweep
         #[arg(long, env = "IDEMPOTENCY_MAX_LAG", default_value = "1h", value_parser = duration)]
         max_lag: Duration,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
     },
-    /// Shows the record of a key, without its response
+    /// Lists the keys that wait for an operator, the oldest claim first; it reads the whole table
+    Unsettled(Unsettled),
+    /// Shows the record of a key, without its response, and its downstream key
     Show {
         #[command(flatten)]
         key: KeyArguments,
@@ -41,12 +48,25 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Says that an unfinished operation took effect: every repeat gets this response
+    Resolve(Resolve),
+    /// Says that an unfinished operation took no effect: the next call with its key performs
+    Release {
+        #[command(flatten)]
+        key: KeyArguments,
+        /// Why; it is kept with the record as its last error, which callers may be told
+        #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+        reason: String,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
     /// Forgets a key before its time: the next call with it is performed again
     Forget {
         #[command(flatten)]
         key: KeyArguments,
         /// Why; it is printed with what was forgotten, for the log
-        #[arg(long)]
+        #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
         /// Do not ask
         #[arg(long)]
@@ -120,12 +140,54 @@ pub(crate) struct Stats {
 }
 
 #[derive(Args)]
+pub(crate) struct Unsettled {
+    /// List this many at most
+    #[arg(long, default_value = "100")]
+    pub(crate) limit: NonZeroU32,
+    /// The service's own limit: list also what has lapsed or been released after as many attempts
+    #[arg(long)]
+    pub(crate) max_attempts: Option<NonZeroU32>,
+    /// As JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Resolve {
+    #[command(flatten)]
+    pub(crate) key: KeyArguments,
+    #[command(flatten)]
+    pub(crate) response: ResponseArguments,
+    /// How long repeats get the response, from now on [default: 24h, or what is left of the record's own where that is longer]
+    #[arg(long, value_parser = duration)]
+    pub(crate) retention: Option<Duration>,
+    /// Why; it is printed with what was resolved, for the log
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) reason: String,
+    /// Do not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct ResponseArguments {
+    /// The JSON that the service would have stored; `ps` shows it
+    #[arg(long, value_name = "JSON", allow_hyphen_values = true)]
+    pub(crate) response: Option<String>,
+    /// A file that holds it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) response_file: Option<PathBuf>,
+}
+
+// No doc comment: clap would take it for the command's own text.
+#[derive(Args)]
 pub(crate) struct KeyArguments {
     /// Whose it is
     pub(crate) scope: String,
     /// What it is
     pub(crate) operation: String,
-    /// The client's value
+    /// The client's value; where a part of the key begins with a hyphen, put all three behind `--`
     pub(crate) value: String,
 }
 

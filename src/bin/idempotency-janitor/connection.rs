@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, of_connecting};
 
 /// A server that has not answered by then will not before cron calls again.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ impl Database {
 
     pub(crate) async fn connect(&self) -> Result<PgConnection, Failure> {
         match tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&self.options()?)).await {
-            Ok(connected) => connected.map_err(Failure::Connection),
+            Ok(connected) => connected.map_err(of_connecting),
             Err(_) => Err(Failure::Silence),
         }
     }
@@ -39,15 +39,11 @@ impl Database {
     /// first and says why.
     pub(crate) async fn pool(&self) -> Result<PgPool, Failure> {
         self.connect().await?.close().await.map_err(Failure::Connection)?;
-        Ok(self.lazy_pool(self.options()?))
+        self.patient_pool()
     }
 
-    /// For a daemon, which starts before its database.
+    /// A pool of one for a daemon, which starts before its database.
     pub(crate) fn patient_pool(&self) -> Result<PgPool, Failure> {
-        Ok(self.lazy_pool(self.options()?))
-    }
-
-    fn lazy_pool(&self, options: PgConnectOptions) -> PgPool {
-        PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT_TIMEOUT).connect_lazy_with(options)
+        Ok(PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT_TIMEOUT).connect_lazy_with(self.options()?))
     }
 }

@@ -15,12 +15,14 @@ pub(crate) enum Failure {
     MalformedUrl,
     #[error("cannot connect; check the database URL, and that the server is up")]
     Connection(#[source] sqlx::Error),
+    #[error("the server refused the login; check the role, and its password in the database URL or PGPASSFILE")]
+    Login(#[source] sqlx::Error),
     #[error("the server gave no answer within {CONNECT_TIMEOUT:?}; check host, port and firewall")]
     Silence,
     #[error(transparent)]
     Idempotency(#[from] Error),
     #[error(
-        "the server refused the role; a janitor's needs usage on the schema, select on its two tables, delete and update (last_error) on idempotency.record"
+        "the server refused the role; a janitor's needs usage on the schema, select on its two tables, delete and update (last_error) on idempotency.record; one that settles needs select, update and delete there"
     )]
     Refused(#[source] sqlx::Error),
     #[error("the server refused the statement")]
@@ -35,10 +37,25 @@ pub(crate) enum Failure {
     NoRecord,
     #[error("the record is under a live lease for {seconds:.0} s more; its owner may be at work: wait for it")]
     Leased { seconds: f64 },
-    #[error("not forgotten: it has changed since it was shown; look again")]
+    #[error("nothing was done: the record's state is {state}; {why}")]
+    NotToBeSettled { state: String, why: &'static str },
+    #[error("nothing was done: the record has changed since it was shown; look again")]
     Changed,
-    #[error("not forgotten: nobody said yes; add --yes where nobody can be asked")]
+    #[error("nothing was done: nobody said yes; add --yes where nobody can be asked")]
     NotConfirmed,
+    #[error("the response is no JSON, see line {line}, column {column}; give what the service would have stored")]
+    NotJson {
+        line: usize,
+        column: usize,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("cannot read the response from {path:?}; give a file of UTF-8 text")]
+    ResponseFile {
+        path: std::path::PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("something keeps the promise from holding, see above")]
     Unhealthy,
     #[error("cannot write the result")]
@@ -62,6 +79,8 @@ impl Failure {
             | Self::Key(_)
             | Self::Duration(_)
             | Self::BatchSize(_)
+            | Self::NotJson { .. }
+            | Self::ResponseFile { .. }
             | Self::NotConfirmed => 2,
             _ => 1,
         }
@@ -80,7 +99,27 @@ impl Failure {
             }
             cause = error.source();
         }
-        line.replace('\n', " ")
+        printable(&line)
+    }
+}
+
+/// Text of somebody else's in one line: what would start another, or command the terminal, is escaped.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut line, character| {
+        match character {
+            '\n' => line.push(' '),
+            control if control.is_control() => line.extend(control.escape_default()),
+            other => line.push(other),
+        }
+        line
+    })
+}
+
+/// What kept a connection from being made. Class 28 is a login that the server refused.
+pub(crate) fn of_connecting(error: sqlx::Error) -> Failure {
+    match error.as_database_error().and_then(|cause| cause.code()) {
+        Some(code) if code.starts_with("28") => Failure::Login(error),
+        _ => Failure::Connection(error),
     }
 }
 

@@ -1,17 +1,17 @@
-//! `show` and `forget`: one key.
+//! `show` and `unsettled`: which keys there are to settle, and what is known of one.
 
-use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
-
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
+use pg_idempotency::Key;
 use pg_idempotency::operator::{self, Shown};
-use pg_idempotency::{Error, Key};
 use serde_json::json;
 
-use crate::arguments::KeyArguments;
+use crate::arguments::{KeyArguments, Unsettled};
 use crate::connection::Database;
-use crate::failure::{Failure, of};
+use crate::failure::{Failure, of, printable};
 use crate::{Ending, print};
 
-fn key(arguments: KeyArguments) -> Result<Key, Failure> {
+pub(crate) fn key(arguments: KeyArguments) -> Result<Key, Failure> {
     Ok(Key::new(arguments.scope, arguments.operation, arguments.value)?)
 }
 
@@ -33,12 +33,13 @@ fn in_json(shown: &Shown) -> String {
         "expires_at": shown.expires_at.to_rfc3339(),
         "lease_seconds_left": shown.lease_left.map(|left| left.as_secs_f64()),
         "response_bytes": shown.response_bytes,
+        "downstream_key": shown.downstream_key,
         "last_error": shown.last_error,
     });
     format!("{report}\n")
 }
 
-fn in_text(shown: &Shown) -> String {
+pub(crate) fn in_text(shown: &Shown) -> String {
     let mut lines = vec![
         ("mode", shown.mode.to_string()),
         ("state", shown.state.clone()),
@@ -50,43 +51,76 @@ fn in_text(shown: &Shown) -> String {
     lines.extend(shown.completed_at.map(|at| ("completed at", at.to_rfc3339())));
     lines.extend(shown.lease_left.map(|left| ("lease left", format!("{} s", left.as_secs()))));
     lines.extend(shown.response_bytes.map(|bytes| ("response", format!("{bytes} bytes"))));
-    lines.extend(shown.last_error.clone().map(|error| ("last error", error)));
-    lines.into_iter().map(|(name, value)| format!("{name:<13} {value}\n")).collect()
+    lines.extend(shown.downstream_key.clone().map(|key| ("downstream key", key)));
+    lines.extend(shown.last_error.as_deref().map(|error| ("last error", printable(error))));
+    lines.into_iter().map(|(name, value)| format!("{name:<14} {value}\n")).collect()
 }
 
-pub(crate) async fn forget(
-    database: &Database,
-    arguments: KeyArguments,
-    reason: &str,
-    yes: bool,
-) -> Result<Ending, Failure> {
-    let key = key(arguments)?;
-    let mut conn = database.connect().await?;
-    let shown = operator::show(&mut conn, &key).await.map_err(of)?.ok_or(Failure::NoRecord)?;
-    if let Some(left) = shown.lease_left {
-        return Err(Failure::Leased { seconds: left.as_secs_f64() });
-    }
-    if !yes && !confirmed(&shown)? {
-        return Err(Failure::NotConfirmed);
-    }
-    match operator::forget(&mut conn, &key, shown.token).await {
-        Ok(()) => print(&format!("forgotten: {key:?}, which was {}, because {reason}\n", shown.state)),
-        Err(Error::LeaseLost) => Err(Failure::Changed),
-        Err(error) => Err(of(error)),
-    }
+pub(crate) async fn unsettled(database: &Database, options: Unsettled) -> Result<Ending, Failure> {
+    let limit = options.limit.get();
+    // One more than asked for tells whether there are more.
+    let mut found = operator::unsettled(&mut database.connect().await?, limit.saturating_add(1), options.max_attempts)
+        .await
+        .map_err(of)?;
+    let more_left = found.len() > limit as usize;
+    found.truncate(limit as usize);
+    print(&if options.json { list_in_json(&found, more_left) } else { list_in_text(&found, more_left) })
 }
 
-/// Asks on a terminal; anywhere else the answer is no.
-fn confirmed(shown: &Shown) -> Result<bool, Failure> {
-    if !stdin().is_terminal() {
-        return Ok(false);
+fn list_in_json(found: &[operator::Unsettled], more_left: bool) -> String {
+    let records: Vec<_> = found
+        .iter()
+        .map(|record| {
+            json!({
+                "mode": record.mode.as_str(),
+                "state": record.state,
+                "scope": record.scope,
+                "operation": record.operation,
+                "value": record.value,
+                "token": record.token,
+                "attempt": record.attempt,
+                "claimed_at": record.claimed_at.to_rfc3339(),
+                "expires_at": record.expires_at.to_rfc3339(),
+                "last_error": record.last_error,
+            })
+        })
+        .collect();
+    format!("{}\n", json!({"records": records, "more_left": more_left}))
+}
+
+fn list_in_text(found: &[operator::Unsettled], more_left: bool) -> String {
+    if found.is_empty() {
+        return "nothing is unsettled\n".to_owned();
     }
-    let question = format!(
-        "{}\nForgetting it means that the next call with this key is performed again. Forget it? [y/N] ",
-        in_text(shown)
-    );
-    stderr().write_all(question.as_bytes()).map_err(Failure::Output)?;
-    let mut answer = String::new();
-    stdin().lock().read_line(&mut answer).map_err(Failure::Output)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    let mut table = Table::new();
+    table.load_preset(NOTHING).set_header([
+        "scope operation value",
+        "mode",
+        "state",
+        "attempt",
+        "token",
+        "claimed at",
+        "expires at",
+        "last error",
+    ]);
+    for record in found {
+        table.add_row([
+            [&record.scope, &record.operation, &record.value].map(|part| as_argument(part)).join(" "),
+            record.mode.to_string(),
+            record.state.clone(),
+            record.attempt.to_string(),
+            record.token.to_string(),
+            record.claimed_at.format("%Y-%m-%d %H:%M:%SZ").to_string(),
+            record.expires_at.format("%Y-%m-%d %H:%M:%SZ").to_string(),
+            record.last_error.as_deref().map(printable).unwrap_or_default(),
+        ]);
+    }
+    let more = if more_left { "there are more: settle these, or raise --limit\n" } else { "" };
+    format!("{table}\n{more}")
+}
+
+/// As a shell takes it for one argument, since that is what it is copied for; and a part of a key is a client's own words.
+fn as_argument(part: &str) -> String {
+    let plain = |character: char| character.is_ascii_alphanumeric() || "_-./:@%+=,".contains(character);
+    if part.chars().all(plain) { part.to_owned() } else { format!("'{}'", printable(part).replace('\'', r"'\''")) }
 }

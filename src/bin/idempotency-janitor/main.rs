@@ -1,4 +1,5 @@
-//! `idempotency-janitor`: keeps the table of pg-idempotency small, and tells what is in it.
+//! `idempotency-janitor`: keeps the table of pg-idempotency small, tells what is in it, and settles what nobody
+//! completes.
 //!
 //! A thin `main` over the library. Exit codes: 0 done, 1 ran and failed, 2 wrong usage, 3 stopped at its limit with work left
 //! (`sweep`) or past the age that was asked about (`stats`).
@@ -6,8 +7,10 @@
 mod arguments;
 mod connection;
 mod failure;
+mod health;
 mod keys;
 mod serve;
+mod settle;
 mod stats;
 mod sweep;
 
@@ -52,9 +55,12 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
         Command::Sweep(options) => sweep::sweep(&database, options).await,
         Command::Run(options) => sweep::run(&database, options).await,
         Command::Stats(options) => stats::stats(&database, options).await,
-        Command::Health { max_lag } => stats::health(&database, max_lag).await,
+        Command::Health { max_lag, json } => health::health(&database, max_lag, json).await,
+        Command::Unsettled(options) => keys::unsettled(&database, options).await,
         Command::Show { key, json } => keys::show(&database, key, json).await,
-        Command::Forget { key, reason, yes } => keys::forget(&database, key, &reason, yes).await,
+        Command::Resolve(options) => settle::resolve(&database, options).await,
+        Command::Release { key, reason, yes } => settle::release(&database, key, &reason, yes).await,
+        Command::Forget { key, reason, yes } => settle::forget(&database, key, &reason, yes).await,
     }
 }
 

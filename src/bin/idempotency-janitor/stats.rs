@@ -1,11 +1,10 @@
-//! `stats` and `health`.
+//! `stats`: what is in the table.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
-use pg_idempotency::operator::{self, AGES, Stats, Warning};
+use pg_idempotency::operator::{self, AGES, Stats};
 use serde_json::json;
 
 use crate::arguments;
@@ -96,14 +95,4 @@ fn as_text(stats: &Stats) -> String {
 
 fn size(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()
-}
-
-/// Exit code 1 with a line for each warning: what an alert needs.
-pub(crate) async fn health(database: &Database, max_lag: Duration) -> Result<Ending, Failure> {
-    let warnings: Vec<Warning> = operator::health(&mut database.connect().await?, max_lag).await.map_err(of)?;
-    if warnings.is_empty() {
-        return print("healthy\n");
-    }
-    print(&warnings.iter().map(|warning| format!("warning: {warning}\n")).collect::<String>())?;
-    Err(Failure::Unhealthy)
 }

@@ -8,6 +8,8 @@ use pg_idempotency::Janitor;
 use pg_idempotency::janitor::{DueRecords, Swept};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::arguments::{Pace, Run, Sweep};
 use crate::connection::Database;
@@ -71,10 +73,12 @@ impl Signals {
 
 pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Failure> {
     let mut signals = Signals::listen()?;
-    tracing_subscriber::fmt().with_writer(stderr).with_ansi(stderr().is_terminal()).init();
+    // Lossy: a RUST_LOG that is meant for others, or mistyped, should not keep the table from being swept.
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_ansi(stderr().is_terminal()).init();
     let janitor = janitor(database.patient_pool()?, &options.pace)?.with_interval(options.interval)?;
     if let Some(address) = options.metrics_addr {
-        serve::metrics(address, database.clone()).await?;
+        serve::metrics(address, database).await?;
     }
     janitor.run(signals.received()).await;
     print("stopped\n")

@@ -1,0 +1,172 @@
+//! Whether the set-up can keep its promise.
+
+use std::time::Duration;
+
+use sqlx::PgConnection;
+
+use crate::transaction::in_any_transaction;
+use crate::{Error, migrate, record};
+
+/// Something that keeps a promise of this crate from holding, or will.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Warning {
+    /// `synchronous_commit` is `off`: the server may lose what it has acknowledged when it crashes.
+    SynchronousCommitOff,
+    /// `synchronous_commit` is `local` on a server with synchronous standbys: what it has acknowledged may be missing on the
+    /// standby that is promoted.
+    SynchronousCommitLocal,
+    /// `alter role` or `alter database` has set `synchronous_commit` to such a value, for others than this connection maybe.
+    SynchronousCommitSet {
+        /// The value: `off`, or `local` on a server with synchronous standbys.
+        value: String,
+        /// Whose setting it is; `None` is every role's.
+        role: Option<String>,
+        /// Where it holds; `None` is every database.
+        database: Option<String>,
+    },
+    /// `fsync` is off: the server may lose everything when its machine crashes.
+    FsyncOff,
+    /// The table is `UNLOGGED`: the server empties it after a crash.
+    Unlogged,
+    /// The server is a replica: nothing can be claimed here.
+    Replica,
+    /// `autovacuum` is off: dead rows gather in the claim's way.
+    AutovacuumOff,
+    /// `autovacuum_enabled` is off for the table itself, or for a partition of it.
+    TableAutovacuumOff {
+        /// Its name, with its schema.
+        table: String,
+    },
+    /// The oldest expired record has been due for longer than it should be: no janitor runs, or it does not keep up.
+    SweepLags {
+        /// For how long it has been due.
+        oldest: Duration,
+    },
+}
+
+impl Warning {
+    /// A word for machines, which stays when the sentence is reworded.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::SynchronousCommitOff => "synchronous_commit_off",
+            Self::SynchronousCommitLocal => "synchronous_commit_local",
+            Self::SynchronousCommitSet { .. } => "synchronous_commit_set",
+            Self::FsyncOff => "fsync_off",
+            Self::Unlogged => "unlogged",
+            Self::Replica => "replica",
+            Self::AutovacuumOff => "autovacuum_off",
+            Self::TableAutovacuumOff { .. } => "table_autovacuum_off",
+            Self::SweepLags { .. } => "sweep_lags",
+        }
+    }
+}
+
+impl std::fmt::Display for Warning {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::SynchronousCommitOff => f.write_str(
+                "synchronous_commit is off: a crash of the server loses acknowledged effects; set it to on for this role",
+            ),
+            Self::SynchronousCommitLocal => f.write_str(
+                "synchronous_commit is local: a fail-over to a synchronous standby loses acknowledged effects; \
+                 set it to on for this role",
+            ),
+            Self::SynchronousCommitSet { value, role, database } => {
+                let role = role.as_deref().map_or_else(|| "all roles".to_owned(), |role| format!("role {role:?}"));
+                let database = database
+                    .as_deref()
+                    .map_or_else(|| "all databases".to_owned(), |database| format!("database {database:?}"));
+                let event = if value == "local" { "a fail-over to a synchronous standby" } else { "a crash of the server" };
+                write!(
+                    f,
+                    "synchronous_commit is {value} for {role} in {database}: {event} loses what they have \
+                     acknowledged; reset it with alter role or alter database, or set it to on"
+                )
+            }
+            Self::FsyncOff => {
+                f.write_str("fsync is off: a crash of the machine loses acknowledged effects, and the database; turn it on")
+            }
+            Self::Unlogged => f.write_str(
+                "the table is unlogged: a crash of the server empties it, and every repeat is performed again; \
+                 alter table idempotency.record set logged",
+            ),
+            Self::Replica => f.write_str("the server is a replica, where nothing can be claimed; connect to the primary"),
+            Self::AutovacuumOff => f.write_str("autovacuum is off: dead rows gather in the claim's way; turn it on"),
+            Self::TableAutovacuumOff { table } => write!(
+                f,
+                "autovacuum is off for the table {table}: dead rows gather in the claim's way; \
+                 alter table {table} reset (autovacuum_enabled)"
+            ),
+            Self::SweepLags { oldest } => write!(
+                f,
+                "the oldest expired record has been due for {} s: run a janitor, or raise its batch size",
+                oldest.as_secs()
+            ),
+        }
+    }
+}
+
+/// Looks for what keeps a promise from holding. `lag` is how long an expired record may wait for its sweep.
+///
+/// It sees this connection, and what `alter role` and `alter database` have set for any role that may log in. It does not
+/// see what a service sets in its URL or in a session.
+///
+/// # Errors
+///
+/// [`Error::SchemaMissing`] where the table is missing or old, and [`Error::Database`].
+pub async fn health(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {
+    in_any_transaction(conn, async |conn| look(conn, lag).await).await
+}
+
+async fn look(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {
+    migrate::current(conn).await?;
+    let setup = record::setup(conn).await?;
+    let mut warnings = Vec::new();
+    match Commit::of(&setup.synchronous_commit, setup.synchronous_standbys) {
+        Commit::Off => warnings.push(Warning::SynchronousCommitOff),
+        Commit::Local => warnings.push(Warning::SynchronousCommitLocal),
+        Commit::Durable => {}
+    }
+    for setting in record::commit_settings(conn).await? {
+        let value = match Commit::of(&setting.value, setup.synchronous_standbys) {
+            Commit::Off => "off",
+            Commit::Local => "local",
+            Commit::Durable => continue,
+        };
+        warnings.push(Warning::SynchronousCommitSet {
+            value: value.to_owned(),
+            role: setting.role,
+            database: setting.database,
+        });
+    }
+    warnings.extend((!setup.fsync).then_some(Warning::FsyncOff));
+    warnings.extend(setup.unlogged.then_some(Warning::Unlogged));
+    warnings.extend(setup.in_recovery.then_some(Warning::Replica));
+    warnings.extend((!setup.autovacuum).then_some(Warning::AutovacuumOff));
+    let tables = record::without_autovacuum(conn).await?;
+    warnings.extend(tables.into_iter().map(|table| Warning::TableAutovacuumOff { table }));
+    let oldest = record::oldest_due(conn).await?.filter(|oldest| *oldest > lag);
+    warnings.extend(oldest.map(|oldest| Warning::SweepLags { oldest }));
+    Ok(warnings)
+}
+
+/// What a `synchronous_commit` comes to.
+enum Commit {
+    Durable,
+    Off,
+    /// Durable here, and not waited for on the standbys; without standbys it is as good as `on`.
+    Local,
+}
+
+impl Commit {
+    fn of(value: &str, standbys: bool) -> Self {
+        match value {
+            // As `alter role` keeps what was typed.
+            "off" | "false" | "no" | "0" => Self::Off,
+            "local" if standbys => Self::Local,
+            _ => Self::Durable,
+        }
+    }
+}

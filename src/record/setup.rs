@@ -1,0 +1,115 @@
+//! How the server, the roles and the table are set up. All of it stands in catalogs that every role may read.
+
+use sqlx::{PgConnection, Row as _};
+
+use crate::Error;
+
+/// What the server says of itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) synchronous_commit: String,
+    pub(crate) synchronous_standbys: bool,
+    pub(crate) fsync: bool,
+    pub(crate) unlogged: bool,
+    pub(crate) in_recovery: bool,
+    pub(crate) autovacuum: bool,
+}
+
+/// A `synchronous_commit` that sessions in this database start with. `None` stands for all roles, or all databases.
+#[derive(Clone, Debug)]
+pub(crate) struct CommitSetting {
+    pub(crate) role: Option<String>,
+    pub(crate) database: Option<String>,
+    pub(crate) value: String,
+}
+
+pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
+    sqlx::query(
+        "
+        select
+            current_setting('synchronous_commit') as synchronous_commit,
+            current_setting('synchronous_standby_names') <> '' as synchronous_standbys,
+            current_setting('fsync')::bool as fsync,
+            current_setting('autovacuum')::bool as autovacuum,
+            pg_catalog.pg_is_in_recovery() as in_recovery,
+            class.relpersistence = 'u' as unlogged
+        from pg_catalog.pg_class as class
+        where class.oid = 'idempotency.record'::regclass
+        ",
+    )
+    .persistent(false)
+    .fetch_one(conn)
+    .await
+    .and_then(|row| {
+        Ok(Setup {
+            synchronous_commit: row.try_get("synchronous_commit")?,
+            synchronous_standbys: row.try_get("synchronous_standbys")?,
+            fsync: row.try_get("fsync")?,
+            autovacuum: row.try_get("autovacuum")?,
+            in_recovery: row.try_get("in_recovery")?,
+            unlogged: row.try_get("unlogged")?,
+        })
+    })
+    .map_err(Error::of_statement)
+}
+
+/// Each `synchronous_commit` that `alter role` and `alter database` have set, for whoever can log in to this database. Of a
+/// role without login it has no effect: `set role` and membership do not bring a role's settings with them.
+pub(crate) async fn commit_settings(conn: &mut PgConnection) -> Result<Vec<CommitSetting>, Error> {
+    let rows = sqlx::query(
+        "
+        select
+            role.rolname::text as role,
+            base.datname::text as database,
+            pg_catalog.lower(setting.option_value) as value
+        from pg_catalog.pg_db_role_setting as per
+        cross join lateral pg_catalog.pg_options_to_table(per.setconfig) as setting
+        left join pg_catalog.pg_roles as role on role.oid = per.setrole
+        left join pg_catalog.pg_database as base on base.oid = per.setdatabase
+        where setting.option_name = 'synchronous_commit'
+            and (per.setrole = 0 or role.rolcanlogin)
+            and (per.setdatabase = 0 or base.datname = current_database())
+        order by role.rolname, base.datname
+        ",
+    )
+    .persistent(false)
+    .fetch_all(conn)
+    .await
+    .map_err(Error::of_statement)?;
+    rows.iter()
+        .map(|row| {
+            Ok(CommitSetting {
+                role: row.try_get("role")?,
+                database: row.try_get("database")?,
+                value: row.try_get("value")?,
+            })
+        })
+        .collect::<sqlx::Result<_>>()
+        .map_err(Error::of_statement)
+}
+
+/// The table, or the leaves of it, whose own `autovacuum_enabled` is off.
+pub(crate) async fn without_autovacuum(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
+    sqlx::query_scalar(
+        "
+        select pg_catalog.format('%I.%I', space.nspname, class.relname)
+        from pg_catalog.pg_class as class
+        join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
+        cross join lateral pg_catalog.pg_options_to_table(class.reloptions) as setting
+        where (
+                class.oid = 'idempotency.record'::regclass
+                or class.oid in (
+                    select tree.relid
+                    from pg_catalog.pg_partition_tree('idempotency.record'::regclass) as tree
+                    where tree.isleaf
+                )
+            )
+            and case when setting.option_name = 'autovacuum_enabled' then not setting.option_value::bool else false end
+        order by 1
+        ",
+    )
+    .persistent(false)
+    .fetch_all(conn)
+    .await
+    .map_err(Error::of_statement)
+}

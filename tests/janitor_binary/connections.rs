@@ -1,0 +1,63 @@
+//! What is said where there is no connection: one line, with the cause and what to do, and never a password.
+
+use std::net::TcpListener;
+use std::process::Output;
+
+use crate::support::{Server, assert_fails, command, janitor, text};
+
+const COMMANDS: [&[&str]; 8] = [
+    &["sweep"],
+    &["stats"],
+    &["health"],
+    &["unsettled"],
+    &["migrate"],
+    &["show", "scope", "operation", "value"],
+    &["resolve", "scope", "operation", "value", "--response", "1", "--reason", "a test", "--yes"],
+    &["release", "scope", "operation", "value", "--reason", "a test", "--yes"],
+];
+
+fn assert_says_no(output: &Output, code: i32, says: &str) {
+    assert_fails(output, code, says);
+    for said in [&output.stdout, &output.stderr] {
+        assert!(!text(said).contains("hunter2"), "{}", text(said));
+    }
+}
+
+#[test]
+fn an_unusable_url_is_wrong_usage() {
+    assert_fails(&janitor(&["sweep"]), 2, "set DATABASE_URL");
+    for url in ["postgres://me:hunter2@127.0.0.1:nonsense/db", "hunter2"] {
+        assert_says_no(&janitor(&["sweep", "--database-url", url]), 2, "should look like postgres://");
+    }
+    assert_eq!(janitor(&["dance"]).status.code(), Some(2));
+    assert_eq!(janitor(&[]).status.code(), Some(2));
+    let help =
+        command().arg("--help").env("DATABASE_URL", "postgres://me:hunter2@127.0.0.1/db").output().expect("runs");
+    assert_eq!(help.status.code(), Some(0));
+    assert!(!text(&help.stdout).contains("hunter2"), "{}", text(&help.stdout));
+}
+
+#[test]
+fn no_server_is_said_in_one_line() {
+    // Bound and given back: nobody listens there.
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port();
+    let url = format!("postgres://me:hunter2@127.0.0.1:{port}/db");
+    for arguments in COMMANDS {
+        let output = command().args(arguments).env("DATABASE_URL", &url).output().expect("the binary runs");
+        assert_says_no(&output, 1, "check the database URL, and that the server is up");
+        assert!(text(&output.stderr).contains("refused"), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn a_wrong_password_is_said_in_one_line() {
+    let server = Server::start(Some("correct")).expect("a server");
+    let with = |password: &str| server.url.replace("postgres@", &format!("postgres:{password}@"));
+    for arguments in COMMANDS {
+        let output = command().args(arguments).env("DATABASE_URL", with("hunter2")).output().expect("the binary runs");
+        assert_says_no(&output, 1, "check the role, and its password");
+        assert!(text(&output.stderr).contains("password authentication failed"), "{}", text(&output.stderr));
+    }
+    let output = janitor(&["migrate", "--database-url", &with("correct")]);
+    assert_eq!(output.status.code(), Some(0), "the server asks for this one: {}", text(&output.stderr));
+}

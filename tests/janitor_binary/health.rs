@@ -1,0 +1,150 @@
+//! `health`.
+
+use std::process::Output;
+
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool};
+
+use crate::support::{Server, assert_fails, command, expired, janitor_on, json, text};
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn health_warns_of_what_breaks_the_promise(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let set = format!("alter database {:?} set synchronous_commit = off", options.get_database().expect("a database"));
+    sqlx::raw_sql(AssertSqlSafe(set)).execute(&pool).await?;
+    assert!(text(&janitor_on(&options, &["health"]).stdout).contains("synchronous_commit is off"));
+    sqlx::raw_sql("alter table idempotency.record set unlogged").execute(&pool).await?;
+    expired(&pool, 1).await?;
+    let output = janitor_on(&options, &["health", "--max-lag", "0s"]);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1));
+    for part in ["unlogged", "due for"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    sqlx::raw_sql("drop schema idempotency cascade").execute(&pool).await?;
+    assert_fails(&janitor_on(&options, &["health"]), 1, "idempotency-janitor migrate");
+    Ok(())
+}
+
+/// New sessions have what the postmaster has read by then.
+async fn reload(server: &Server, conn: &mut PgConnection, standbys: &str) -> anyhow::Result<()> {
+    sqlx::raw_sql("select pg_reload_conf()").execute(conn).await?;
+    let started = std::time::Instant::now();
+    loop {
+        let mut new = PgConnection::connect(&server.url).await?;
+        let seen: String = sqlx::query_scalar("show synchronous_standby_names").fetch_one(&mut new).await?;
+        new.close().await?;
+        if seen == standbys {
+            return Ok(());
+        }
+        assert!(started.elapsed().as_secs() < 30, "it is read: {seen:?}");
+    }
+}
+
+/// On a server of its own: what is set for a role holds in all databases of a server.
+#[tokio::test]
+async fn health_sees_what_is_set_for_other_roles() -> anyhow::Result<()> {
+    let server = Server::start(None)?;
+    let mut conn = PgConnection::connect(&server.url).await?;
+    pg_idempotency::migrate(&mut conn).await?;
+    for prepare in [
+        "create database other",
+        "create role shop_app login",
+        "create role grouped nologin",
+        "create role watcher login",
+        "grant usage on schema idempotency to watcher",
+        "grant select on idempotency.record, idempotency._sqlx_migrations to watcher",
+    ] {
+        sqlx::raw_sql(prepare).execute(&mut conn).await?;
+    }
+    // As a role that may read the two tables and nothing else.
+    let url = server.url.replace("postgres@", "watcher@");
+    let health = |arguments: &[&str]| -> Output {
+        command().arg("health").args(arguments).env("DATABASE_URL", &url).output().expect("the binary runs")
+    };
+    let assert_healthy = |why: &str| {
+        let output = health(&[]);
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), "healthy\n".into()), "{why}");
+    };
+    assert_healthy("as installed");
+    assert_eq!(json(&health(&["--json"])), serde_json::json!({"healthy": true, "warnings": []}));
+
+    for harmless in [
+        "alter role grouped set synchronous_commit = off",
+        "alter role shop_app in database other set synchronous_commit = off",
+        "alter database other set synchronous_commit = off",
+        "alter role shop_app set synchronous_commit = remote_write",
+        "alter role shop_app set synchronous_commit = local",
+    ] {
+        sqlx::raw_sql(AssertSqlSafe(harmless)).execute(&mut conn).await?;
+        assert_healthy(harmless);
+    }
+    sqlx::raw_sql("alter system set synchronous_standby_names = 'standby'").execute(&mut conn).await?;
+    reload(&server, &mut conn, "standby").await?;
+    let output = health(&[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("synchronous_commit is local for role \"shop_app\""), "{output:?}");
+    sqlx::raw_sql("alter system reset synchronous_standby_names").execute(&mut conn).await?;
+    reload(&server, &mut conn, "").await?;
+    sqlx::raw_sql("alter role shop_app reset synchronous_commit").execute(&mut conn).await?;
+    assert_healthy("reset");
+
+    for (set, reset, who, where_) in [
+        (
+            "alter role shop_app set synchronous_commit = off",
+            "alter role shop_app reset all",
+            "\"shop_app\"",
+            "all databases",
+        ),
+        (
+            "alter role shop_app in database postgres set synchronous_commit = 'FALSE'",
+            "alter role shop_app in database postgres reset all",
+            "\"shop_app\"",
+            "\"postgres\"",
+        ),
+        ("alter role all set synchronous_commit = no", "alter role all reset all", "all roles", "all databases"),
+        (
+            "alter database postgres set synchronous_commit = '0'",
+            "alter database postgres reset all",
+            "all roles",
+            "\"postgres\"",
+        ),
+    ] {
+        sqlx::raw_sql(set).execute(&mut conn).await?;
+        let output = health(&["--json"]);
+        assert_fails(&output, 1, "see above");
+        let report = json(&output);
+        let warnings = report["warnings"].as_array().expect("warnings");
+        let warning = warnings.iter().find(|warning| warning["name"] == "synchronous_commit_set").expect(set);
+        let message = warning["message"].as_str().expect("a message");
+        assert!(message.contains("is off") && message.contains(who) && message.contains(where_), "{set}: {message}");
+        assert_eq!(report["healthy"], false);
+        sqlx::raw_sql(reset).execute(&mut conn).await?;
+        assert_healthy(reset);
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn health_sees_a_table_without_autovacuum(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let says = || text(&janitor_on(&options, &["health"]).stdout);
+    assert!(!says().contains("autovacuum"), "{}", says());
+    sqlx::raw_sql("alter table idempotency.record set (autovacuum_enabled = off)").execute(&pool).await?;
+    assert!(says().contains("autovacuum is off for the table idempotency.record:"), "{}", says());
+    sqlx::raw_sql("alter table idempotency.record set (autovacuum_enabled = on)").execute(&pool).await?;
+    assert!(!says().contains("autovacuum"), "{}", says());
+
+    // A partition, under any name and in any schema.
+    sqlx::raw_sql(
+        "alter table idempotency.record rename to whole;
+         create table idempotency.record (like idempotency.whole including defaults) partition by hash (scope);
+         create table idempotency.half partition of idempotency.record for values with (modulus 2, remainder 0);
+         create table public.\"Other half\" partition of idempotency.record for values with (modulus 2, remainder 1)
+             with (autovacuum_enabled = false)",
+    )
+    .execute(&pool)
+    .await?;
+    assert!(says().contains("for the table public.\"Other half\":") && !says().contains("half:\n"), "{}", says());
+    Ok(())
+}

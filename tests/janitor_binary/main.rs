@@ -1,0 +1,16 @@
+//! The binary, driven as a process: what it does, its exit codes, its one-line errors.
+#![cfg(feature = "cli")]
+
+mod support;
+
+mod connections;
+mod daemon;
+mod health;
+mod keys;
+mod migrate;
+mod probes;
+mod roles;
+mod settle;
+mod stats;
+mod sweep;
+mod unsettled;

@@ -1,0 +1,278 @@
+//! `resolve` and `release`: an operator decides what became of an operation.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use pg_idempotency::lease::{Acquired, Leasing};
+use pg_idempotency::{Error, Idempotency, Key, Outcome, dedup, testing};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{ConnectOptions as _, PgPool};
+
+use crate::support::{
+    AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, committed_after_an_error, janitor, janitor_on, lapsed, text,
+};
+
+const NAMED: [&str; 3] = ["user:1", "POST /texts", "abc"];
+
+fn key() -> Key {
+    Key::new(NAMED[0], NAMED[1], NAMED[2]).expect("a valid key")
+}
+
+fn resolve<'a>(response: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["resolve"], &NAMED[..], &["--response", response, "--reason", "ticket 4711"], more].concat()
+}
+
+fn release<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&["release"], &NAMED[..], &["--reason", "ticket 4712"], more].concat()
+}
+
+async fn stored(pool: &PgPool) -> anyhow::Result<String> {
+    Ok(sqlx::query_scalar("select convert_from(response_body, 'UTF8') from idempotency.record").fetch_one(pool).await?)
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn resolve_gives_every_repeat_the_response(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    lapsed(&pool, &key(), AT_MOST_ONCE).await?;
+
+    assert_fails(&janitor_on(&options, &resolve("7", &[])), 2, "--yes");
+    let Err(Error::Indeterminate { .. }) = Leasing::new(AT_MOST_ONCE)?.acquire::<i64, _>(&pool, &key(), "body").await
+    else {
+        panic!("nobody said yes")
+    };
+
+    // More digits than a number in memory keeps, and members that a map would sort.
+    let response = r#"{"z": 12345678901234567890123, "a": "\u00e9"}"#;
+    let output = janitor_on(&options, &resolve(response, &["--retention", "2h", "--yes"]));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    for part in ["resolved", "which was indeterminate", "because ticket 4711"] {
+        assert!(text(&output.stdout).contains(part), "{part}: {}", text(&output.stdout));
+    }
+    assert_eq!(stored(&pool).await?, response, "to the byte");
+    let kept: bool = sqlx::query_scalar(
+        "select expires_at between now() + interval '119 min' and now() + interval '121 min' from idempotency.record",
+    )
+    .fetch_one(&pool)
+    .await?;
+    assert!(kept, "for the retention that was given");
+    let Acquired::Replayed(replayed) =
+        Leasing::new(AT_MOST_ONCE)?.acquire::<serde_json::Value, _>(&pool, &key(), "body").await?
+    else {
+        panic!("not performed")
+    };
+    assert_eq!(replayed["a"], "\u{e9}");
+    assert_fails(&janitor_on(&options, &resolve("8", &["--yes"])), 1, "completed");
+    Ok(())
+}
+
+/// The service's own retention may be longer than ours by default.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn resolve_does_not_shorten_the_protection(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    for (left, kept) in [("30 days", "29 days"), ("1 minute", "23 hours")] {
+        lapsed(&pool, &key(), AT_MOST_ONCE).await?;
+        sqlx::query("update idempotency.record set expires_at = now() + $1::text::interval")
+            .bind(left)
+            .execute(&pool)
+            .await?;
+        let output = janitor_on(&options, &resolve("7", &["--yes"]));
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let longer: bool = sqlx::query_scalar("select expires_at > now() + $1::text::interval from idempotency.record")
+            .bind(kept)
+            .fetch_one(&pool)
+            .await?;
+        assert!(longer, "{left}");
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn resolve_reads_the_response_from_a_file(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    lapsed(&pool, &key(), AT_MOST_ONCE).await?;
+    let file = std::env::temp_dir().join(format!("response-{}", uuid::Uuid::new_v4()));
+    std::fs::write(&file, "{\"receipt\": \"r-1\"}\n")?;
+    let path = file.display().to_string();
+    let arguments = [&["resolve"], &NAMED[..], &["--response-file", &path, "--reason", "a test", "--yes"]].concat();
+    let output = janitor_on(&options, &arguments);
+    std::fs::remove_file(&file)?;
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(stored(&pool).await?, r#"{"receipt": "r-1"}"#);
+    assert_fails(&janitor_on(&options, &arguments), 2, "cannot read the response");
+    Ok(())
+}
+
+/// Nothing listens at this address: what is typed wrong is found before.
+#[test]
+fn wrong_usage_is_said_before_anything_is_connected_to() {
+    let nowhere = ["--database-url", "postgres://me@127.0.0.1:1/db", "--yes"];
+    let says = |arguments: &[&str], says: &str| assert_fails(&janitor(arguments), 2, says);
+    for broken in ["{receipt: 1}", "", "NaN", "1 2", "{\"a\": 1"] {
+        says(&resolve(broken, &nowhere), "the response is no JSON");
+    }
+    says(&resolve("1", &[&nowhere[..], &["--retention", "0s"]].concat()), "retention");
+    says(&[&["resolve", "", "b", "c", "--response", "1", "--reason", "x"], &nowhere[..]].concat(), "scope");
+    says(&[&["release", "a", "b", "new\nline", "--reason", "x"], &nowhere[..]].concat(), "control");
+    for unusable in [
+        [&["resolve"], &NAMED[..], &["--reason", "x"]].concat(),
+        [&["resolve"], &NAMED[..], &["--response", "1"]].concat(),
+        resolve("1", &["--response-file", "/dev/null"]),
+        [&["release"], &NAMED[..]].concat(),
+        [&["release"], &NAMED[..], &["--reason", ""]].concat(),
+    ] {
+        let output = janitor(&[&unusable[..], &nowhere[..]].concat());
+        assert_eq!(output.status.code(), Some(2), "{unusable:?}: {}", text(&output.stderr));
+    }
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn release_lets_the_next_call_perform(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    lapsed(&pool, &key(), AT_MOST_ONCE).await?;
+    assert_fails(&janitor_on(&options, &release(&[])), 2, "--yes");
+    let output = janitor_on(&options, &release(&["--yes"]));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("released"), "{}", text(&output.stdout));
+    let kept: String = sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await?;
+    assert_eq!(kept, "ticket 4712");
+    assert_fails(&janitor_on(&options, &release(&["--yes"])), 1, "released");
+    let Acquired::Lease(lease) = Leasing::new(AT_MOST_ONCE)?.acquire::<i64, _>(&pool, &key(), "body").await? else {
+        panic!("not completed")
+    };
+    assert_eq!(lease.attempt(), 2);
+    Ok(())
+}
+
+/// A poison message; to release it would change nothing, so it is resolved.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_exhausted_operation_can_be_resolved(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    for command in [resolve("7", &["--yes"]), release(&["--yes"])] {
+        lapsed(&pool, &key(), AT_LEAST_ONCE).await?;
+        let output = janitor_on(&options, &command);
+        assert_eq!(output.status.code(), Some(0), "lapsed: {}", text(&output.stderr));
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+    }
+    let Acquired::Lease(lease) = Leasing::new(AT_LEAST_ONCE)?.acquire::<i64, _>(&pool, &key(), "body").await? else {
+        panic!("not completed")
+    };
+    lease.release("the gateway said no").await?;
+    let once = Leasing::new(AT_LEAST_ONCE)?.with_max_attempts(std::num::NonZeroU32::MIN);
+    let Err(Error::Exhausted { .. }) = once.acquire::<i64, _>(&pool, &key(), "body").await else { panic!("exhausted") };
+    let output = janitor_on(&options, &resolve("7", &["--yes"]));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let Acquired::Replayed(7) = once.acquire::<i64, _>(&pool, &key(), "body").await? else { panic!("resolved") };
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_indeterminate_transaction_is_settled_too(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let call = async || Idempotency::new().run(&pool, &key(), "body", async |_| -> anyhow::Result<i64> { Ok(8) }).await;
+    for (command, becomes) in
+        [(resolve("7", &["--yes"]), Outcome::Replayed(7)), (release(&["--yes"]), Outcome::Performed(8))]
+    {
+        committed_after_an_error(&pool, &key()).await?;
+        call().await.expect_err("indeterminate");
+        let output = janitor_on(&options, &command);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        assert_eq!(call().await?, becomes);
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let both_fail = |says: &str| {
+        for command in [resolve("7", &["--yes"]), release(&["--yes"])] {
+            assert_fails(&janitor_on(&options, &command), 1, says);
+        }
+    };
+    both_fail("no record");
+
+    testing::completed(&mut *pool.acquire().await?, &key(), "body", "kept").await?;
+    both_fail("completed");
+    assert_eq!(stored(&pool).await?, "\"kept\"");
+    testing::expired(&mut *pool.acquire().await?, &key(), "body", "kept").await?;
+    both_fail("done");
+    sqlx::query("delete from idempotency.record").execute(&pool).await?;
+
+    let mut tx = pool.begin().await?;
+    let _ = dedup::mark(&mut tx, &key(), std::time::Duration::from_secs(60)).await?;
+    tx.commit().await?;
+    both_fail("state is mark");
+    sqlx::query("delete from idempotency.record").execute(&pool).await?;
+
+    for policy in [AT_LEAST_ONCE, AT_MOST_ONCE] {
+        let Acquired::Lease(lease) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key(), "body").await? else {
+            panic!("it is new")
+        };
+        both_fail("live lease");
+        lease.complete(&1).await?;
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+    }
+
+    // Past its retention an unfinished one is new again: free for the next call, and late, not wrong, to resolve.
+    lapsed(&pool, &key(), AT_MOST_ONCE).await?;
+    sqlx::query("update idempotency.record set expires_at = now() - interval '1 s'").execute(&pool).await?;
+    assert_fails(&janitor_on(&options, &release(&["--yes"])), 1, "key is new again");
+    let output = janitor_on(&options, &resolve("7", &["--yes"]));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let Acquired::Replayed(7) = Leasing::new(AT_MOST_ONCE)?.acquire::<i64, _>(&pool, &key(), "body").await? else {
+        panic!("resolved")
+    };
+    Ok(())
+}
+
+/// A person looks, is asked, and somebody else is faster. `script` of util-linux gives the binary a terminal.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_terminal_is_asked_and_a_changed_record_is_left_alone(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    for (command, means) in [(resolve("7", &[]), "every repeat gets this response"), (release(&[]), "performs it")] {
+        let quoted: Vec<_> = command.iter().map(|argument| format!("'{argument}'")).collect();
+        let typed = format!("{} {}", env!("CARGO_BIN_EXE_idempotency-janitor"), quoted.join(" "));
+        // Answered while the question stands, after a statement of somebody else's.
+        for (meanwhile, answer, code, says) in [
+            ("select 1", "n\n", 2, "nobody said yes"),
+            ("update idempotency.record set token = token + 1", "y\n", 1, "has changed since"),
+            ("select 1", "y\n", 0, "which was indeterminate"),
+        ] {
+            sqlx::query("delete from idempotency.record").execute(&pool).await?;
+            lapsed(&pool, &key(), AT_MOST_ONCE).await?;
+            let terminal = Command::new("script")
+                .args(["--quiet", "--return", "--command", &typed, "/dev/null"])
+                .env("DATABASE_URL", options.to_url_lossy().to_string())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn();
+            let Ok(mut terminal) = terminal else {
+                println!("skipped: there is no `script` here to make a terminal");
+                return Ok(());
+            };
+            let mut screen = String::new();
+            let mut output = terminal.stdout.take().expect("piped");
+            while !screen.contains("[y/N]") {
+                let mut bytes = [0; 4096];
+                let read = std::io::Read::read(&mut output, &mut bytes)?;
+                assert!(read > 0, "it asks: {screen}");
+                screen.push_str(&text(&bytes[..read]));
+            }
+            assert!(screen.contains(means) && screen.contains("downstream key"), "{screen}");
+            sqlx::raw_sql(meanwhile).execute(&pool).await?;
+            terminal.stdin.as_mut().expect("piped").write_all(answer.as_bytes())?;
+            std::io::Read::read_to_string(&mut output, &mut screen)?;
+            assert_eq!(terminal.wait()?.code(), Some(code), "{screen}");
+            assert!(screen.contains(says), "{says}: {screen}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,53 @@
+//! `stats`.
+
+use pg_idempotency::{Key, testing};
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+use crate::support::{expired, janitor_on, json, text};
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn stats_tell_what_is_in_the_table(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    expired(&pool, 3).await?;
+    let key = Key::new("scope", "POST /orders", "kept")?;
+    testing::completed(&mut *pool.acquire().await?, &key, "body", &0).await?;
+
+    let output = janitor_on(&options, &["stats"]);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    for part in ["POST /orders", "expired", "4 records", "oldest expired record", "#"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let report = json(&janitor_on(&options, &["stats", "--json", "--exact"]));
+    assert_eq!((&report["exact"], &report["records"]), (&true.into(), &4.into()));
+    let groups = report["groups"].as_array().expect("groups");
+    assert!(
+        groups.iter().any(|group| group["operation"] == "POST /orders"
+            && group["state"] == "completed"
+            && group["records"] == 1),
+        "{report}"
+    );
+    assert_eq!(janitor_on(&options, &["stats", "--fail-if-older-than", "0s"]).status.code(), Some(3));
+    assert_eq!(janitor_on(&options, &["stats", "--fail-if-older-than", "1h"]).status.code(), Some(0));
+    Ok(())
+}
+
+/// From a sample: marked as an estimate, and near the truth.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn stats_of_a_large_table_are_estimates(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    sqlx::raw_sql(
+        "insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+         select 'mark', 's', 'o', n::text, n, now(), now() + interval '1 h' from generate_series(1, 200000) as n;
+         analyze idempotency.record",
+    )
+    .execute(&pool)
+    .await?;
+    let report = json(&janitor_on(&options, &["stats", "--json"]));
+    let records = report["records"].as_f64().expect("a number");
+    assert_eq!(report["exact"], false);
+    assert!((150_000.0..250_000.0).contains(&records), "{records}");
+    assert!(text(&janitor_on(&options, &["stats"]).stdout).contains('~'));
+    Ok(())
+}

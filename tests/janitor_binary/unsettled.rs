@@ -1,0 +1,128 @@
+//! `unsettled`: what waits for an operator.
+
+use pg_idempotency::lease::{Acquired, Leasing};
+use pg_idempotency::{Key, testing};
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+use crate::support::{
+    AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, committed_after_an_error, janitor, janitor_on, json, lapsed, text,
+};
+
+fn key(value: &str) -> Key {
+    Key::new("user:1", "POST /texts", value).expect("a valid key")
+}
+
+/// One of each kind, claimed in this order.
+async fn one_of_each(pool: &PgPool) -> anyhow::Result<()> {
+    committed_after_an_error(pool, &key("transaction")).await?;
+    lapsed(pool, &key("at most once"), AT_MOST_ONCE).await?;
+    lapsed(pool, &key("past its retention"), AT_MOST_ONCE).await?;
+    sqlx::query("update idempotency.record set expires_at = now() where key = 'past its retention'")
+        .execute(pool)
+        .await?;
+    lapsed(pool, &key("lapsed once"), AT_LEAST_ONCE).await?;
+    for _ in 0..3 {
+        lapsed(pool, &key("lapsed thrice"), AT_LEAST_ONCE).await?;
+    }
+    for (value, attempts) in [("released once", 1), ("released thrice", 3)] {
+        for _ in 0..attempts {
+            let acquired = Leasing::new(AT_LEAST_ONCE)?.acquire::<i64, _>(pool, &key(value), "body").await?;
+            let Acquired::Lease(lease) = acquired else { panic!("not completed") };
+            lease.release("the gateway\nsaid \x1b[31mno").await?;
+        }
+    }
+    let Acquired::Lease(lease) = Leasing::new(AT_MOST_ONCE)?.acquire::<i64, _>(pool, &key("live"), "body").await?
+    else {
+        panic!("it is new")
+    };
+    // Its renewals stop, and its lease goes on.
+    drop(lease);
+    testing::completed(&mut *pool.acquire().await?, &key("completed"), "body", &0).await?;
+    Ok(())
+}
+
+fn values(report: &serde_json::Value) -> Vec<&str> {
+    let records = report["records"].as_array().expect("records");
+    records.iter().map(|record| record["value"].as_str().expect("a value")).collect()
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn lists_what_is_indeterminate_or_exhausted(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    assert_eq!(text(&janitor_on(&options, &["unsettled"]).stdout), "nothing is unsettled\n");
+    one_of_each(&pool).await?;
+
+    let report = json(&janitor_on(&options, &["unsettled", "--json"]));
+    assert_eq!(values(&report), ["transaction", "at most once"], "{report}");
+    assert_eq!(report["more_left"], false);
+    let record = &report["records"][1];
+    let token: i64 =
+        sqlx::query_scalar("select token from idempotency.record where key = 'at most once'").fetch_one(&pool).await?;
+    assert_eq!((&record["mode"], &record["state"]), (&"at_most_once".into(), &"indeterminate".into()));
+    assert_eq!((&record["scope"], &record["operation"]), (&"user:1".into(), &"POST /texts".into()));
+    assert_eq!((&record["token"], &record["attempt"]), (&token.into(), &1.into()));
+    assert!(record["claimed_at"].is_string() && record["expires_at"].is_string(), "{record}");
+    assert!(record["last_error"].is_null(), "{record}");
+
+    let report = json(&janitor_on(&options, &["unsettled", "--json", "--max-attempts", "3"]));
+    assert_eq!(values(&report), ["transaction", "at most once", "lapsed thrice", "released thrice"], "{report}");
+    assert_eq!((&report["records"][2]["state"], &report["records"][2]["attempt"]), (&"lapsed".into(), &3.into()));
+    assert_eq!(report["records"][3]["state"], "released");
+    assert_eq!(report["records"][3]["last_error"], "the gateway\nsaid \u{1b}[31mno");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn lists_the_oldest_claim_first_and_no_more_than_asked(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    for (value, age) in [("b", 2), ("c", 3), ("a", 1)] {
+        committed_after_an_error(&pool, &key(value)).await?;
+        sqlx::query("update idempotency.record set claimed_at = now() - $1 * interval '1 h' where key = $2")
+            .bind(age)
+            .bind(value)
+            .execute(&pool)
+            .await?;
+    }
+    for (limit, listed, more_left) in
+        [("1", &["c"][..], true), ("2", &["c", "b"], true), ("3", &["c", "b", "a"], false)]
+    {
+        let report = json(&janitor_on(&options, &["unsettled", "--json", "--limit", limit]));
+        assert_eq!((values(&report), &report["more_left"]), (listed.to_vec(), &more_left.into()));
+    }
+    assert!(text(&janitor_on(&options, &["unsettled", "--limit", "1"]).stdout).contains("there are more"));
+    assert_eq!(janitor(&["unsettled", "--limit", "0"]).status.code(), Some(2));
+    Ok(())
+}
+
+/// What a person reads is what he copies into a shell, and a part of it is a client's own words.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn the_text_is_one_line_each_with_the_key_quoted(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    one_of_each(&pool).await?;
+    let hostile = "it's $(date); `date`";
+    committed_after_an_error(&pool, &key(hostile)).await?;
+    let output = janitor_on(&options, &["unsettled", "--max-attempts", "3"]);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(said.lines().count(), 1 + 5, "a head, and a line each: {said}");
+    assert!(said.contains("user:1 'POST /texts' 'at most once'"), "{said}");
+    assert!(said.contains(r"the gateway said \u{1b}[31mno"), "{said}");
+
+    let line = said.lines().find(|line| line.contains("date")).expect("listed");
+    let copied = line.split(" transaction ").next().expect("the key");
+    let echoed = std::process::Command::new("sh").args(["-c", &format!("printf '%s|' {copied}")]).output()?;
+    assert_eq!(text(&echoed.stdout), format!("user:1|POST /texts|{hostile}|"));
+    Ok(())
+}
+
+#[sqlx::test(migrations = false)]
+async fn a_missing_table_is_said(_: PgPoolOptions, options: PgConnectOptions) {
+    assert_fails(&janitor_on(&options, &["unsettled"]), 1, "idempotency-janitor migrate");
+}
