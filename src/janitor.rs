@@ -151,6 +151,33 @@ impl Janitor {
         limit: u64,
         batch_size: u32,
         shutdown: &mut (impl Future<Output = ()> + Unpin),
+        progress: impl FnMut(&Swept),
+    ) -> Result<Swept, Error> {
+        let span = tracing::debug_span!(
+            target: "pg_idempotency",
+            "janitor.sweep",
+            rows = tracing::field::Empty,
+            batches = tracing::field::Empty,
+            outcome = tracing::field::Empty
+        );
+        observe::spanned(span.clone(), self.sweep_leaves(limit, batch_size, shutdown, progress), |swept| {
+            observe::outcome_of(swept, |swept| {
+                span.record("rows", swept.rows()).record("batches", swept.batches);
+                match swept {
+                    Swept { yielded: true, .. } => "yielded",
+                    Swept { limited: true, .. } => "limited",
+                    _ => "done",
+                }
+            })
+        })
+        .await
+    }
+
+    async fn sweep_leaves(
+        &self,
+        limit: u64,
+        batch_size: u32,
+        shutdown: &mut (impl Future<Output = ()> + Unpin),
         mut progress: impl FnMut(&Swept),
     ) -> Result<Swept, Error> {
         let started = Instant::now();

@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use super::renewal::{Deadline, Renewed, renew};
 use super::{Leasing, Policy, committed, jittered};
+use crate::observe::{call_span, outcome_of, spanned};
 use crate::outcome::encode;
 use crate::record::{Actor, Claim, Record};
 use crate::transaction::Durability;
@@ -153,7 +154,12 @@ impl Lease {
         async move { self.complete_encoded(&encoded?).await }
     }
 
-    pub(super) async fn complete_encoded(mut self, encoded: &[u8]) -> Result<(), Error> {
+    pub(super) async fn complete_encoded(self, encoded: &[u8]) -> Result<(), Error> {
+        let span = call_span!("lease.complete", self.leasing.policy.mode(), self.key);
+        spanned(span, self.store(encoded), |stored| outcome_of(stored, |()| observe::PERFORMED)).await
+    }
+
+    async fn store(mut self, encoded: &[u8]) -> Result<(), Error> {
         let Leasing { policy, retention, .. } = self.leasing;
         let give_up_at = Instant::now() + policy.lease();
         // A network that swallows everything must not eat up the time of the next try.
@@ -236,7 +242,13 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.renewal.abort();
         if !self.settled {
-            tracing::warn!(key = ?self.key, attempt = self.attempt, "a lease was dropped unsettled and is left to lapse");
+            // The token finds the record, and tells no more than that.
+            tracing::warn!(
+                operation = self.key.operation(),
+                token = self.token,
+                attempt = self.attempt,
+                "a lease was dropped unsettled and is left to lapse"
+            );
         }
     }
 }
