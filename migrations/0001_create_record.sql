@@ -64,9 +64,9 @@ create table idempotency.record (
     -- Completion is a heap-only update because it meets the page that the claim has just filled; spare room in every page
     -- would cost two thirds more heap for four per cent less WAL.
     fillfactor = 100,
-    -- A hundredth, where the server's own default is a fifth, a backlog of hours. Not by count alone: a vacuum that removes
-    -- dead rows reads both indexes whole, so on a large table one every minute would do little else. The counts keep a small
-    -- table from being vacuumed at every look.
+    -- A hundredth, where the server's own default is a fifth, a backlog of hours. Not by count alone: a vacuum that clears the
+    -- indexes reads both whole, so its work should be in proportion to the table. The counts keep a small one from being
+    -- vacuumed every minute.
     autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_vacuum_threshold = 10000,
     autovacuum_vacuum_insert_scale_factor = 0.05,
