@@ -64,12 +64,14 @@ create table idempotency.record (
     -- Completion is a heap-only update because it meets the page that the claim has just filled; spare room in every page
     -- would cost two thirds more heap for four per cent less WAL.
     fillfactor = 100,
-    -- By count, not by share: a fifth of a large table is a backlog of hours, ten thousand dead rows are 5 MB.
-    autovacuum_vacuum_scale_factor = 0,
+    -- A hundredth, where the server's own default is a fifth, a backlog of hours. Not by count alone: a vacuum that clears the
+    -- indexes reads both whole, so its work should be in proportion to the table. The counts keep a small one from being
+    -- vacuumed every minute.
+    autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_vacuum_threshold = 10000,
-    autovacuum_vacuum_insert_scale_factor = 0,
+    autovacuum_vacuum_insert_scale_factor = 0.05,
     autovacuum_vacuum_insert_threshold = 100000,
-    autovacuum_analyze_scale_factor = 0,
+    autovacuum_analyze_scale_factor = 0.05,
     autovacuum_analyze_threshold = 50000
 );
 

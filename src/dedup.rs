@@ -54,6 +54,7 @@ use sqlx::{Connection as _, PgConnection};
 
 use crate::answer::RETRY_AFTER;
 use crate::claim::{Claimed, claim};
+use crate::observe::{call_span, outcome_of, spanned};
 use crate::options::{DEFAULT_WAIT, RETENTION, WAIT, within};
 use crate::record::{MarkBatch, Record, Standing, Terms};
 use crate::{Error, InFlight, InvalidDuration, Key, Mode, observe};
@@ -73,6 +74,15 @@ pub enum Marked {
     First,
     /// Somebody has, and has committed; or this transaction has, or an earlier place in the same batch. Do not process it.
     Duplicate,
+}
+
+impl Marked {
+    fn outcome(self) -> &'static str {
+        match self {
+            Self::First => observe::PERFORMED,
+            Self::Duplicate => observe::REPLAYED,
+        }
+    }
 }
 
 /// How keys are marked: the window, and what to do about a mark that is not committed yet.
@@ -156,6 +166,11 @@ impl Dedup {
     ///
     /// Drop the transaction together with this future: whether the mark was made is not known.
     pub async fn mark(self, conn: &mut PgConnection, key: &Key) -> Result<Marked, Error> {
+        let span = call_span!("mark", Mode::Mark, key);
+        spanned(span, self.mark_one(conn, key), |marked| outcome_of(marked, |marked| marked.outcome())).await
+    }
+
+    async fn mark_one(self, conn: &mut PgConnection, key: &Key) -> Result<Marked, Error> {
         if !conn.is_in_transaction() {
             return Err(Error::NotInTransaction);
         }
@@ -198,6 +213,26 @@ impl Dedup {
     ///
     /// As [`mark`](Self::mark).
     pub async fn mark_many(self, conn: &mut PgConnection, keys: &[Key]) -> Result<Vec<Marked>, Error> {
+        // Its keys may be of many operations.
+        let span = tracing::debug_span!(
+            target: "pg_idempotency",
+            "mark_many",
+            mode = Mode::Mark.as_str(),
+            keys = keys.len(),
+            first = tracing::field::Empty,
+            outcome = tracing::field::Empty
+        );
+        spanned(span.clone(), self.mark_all(conn, keys), |marked| {
+            outcome_of(marked, |marked| {
+                let first = marked.iter().filter(|marked| **marked == Marked::First).count();
+                span.record("first", first);
+                if first > 0 { observe::PERFORMED } else { observe::REPLAYED }
+            })
+        })
+        .await
+    }
+
+    async fn mark_all(self, conn: &mut PgConnection, keys: &[Key]) -> Result<Vec<Marked>, Error> {
         if !conn.is_in_transaction() {
             return Err(Error::NotInTransaction);
         }
@@ -219,8 +254,7 @@ impl Dedup {
             return Err(error);
         }
         for (key, marked) in keys.iter().zip(&marked) {
-            let outcome = if *marked == Marked::First { observe::PERFORMED } else { observe::REPLAYED };
-            observe::outcome(Mode::Mark, key.operation(), outcome);
+            observe::outcome(Mode::Mark, key.operation(), marked.outcome());
         }
         Ok(marked)
     }

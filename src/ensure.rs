@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use sqlx::{Connection, PgConnection, PgPool};
 
 use crate::claim::{Claimed, claim};
+use crate::observe::{Ending, call_span, spanned};
 use crate::outcome::{decode, encode};
 use crate::record::{Claim, Record, Response, Terms, Unmet};
 use crate::transaction::{Durability, Savepoint, in_own_transaction, in_pooled_transaction};
@@ -176,12 +177,17 @@ impl Idempotency {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        let call = Call::new(&self, key, body)?;
-        if conn.is_in_transaction() {
-            call.ensure(conn, perform).await
-        } else {
-            in_own_transaction(conn, Durability::AsItIs, async move |conn| call.ensure(conn, perform).await).await?
-        }
+        let ending = Ending::default();
+        let span = call_span!("ensure_idempotent", Mode::Transaction, key);
+        let call = async {
+            let call = Call::new(&self, key, body, &ending)?;
+            if conn.is_in_transaction() {
+                call.ensure(conn, perform).await
+            } else {
+                in_own_transaction(conn, Durability::AsItIs, async move |conn| call.ensure(conn, perform).await).await?
+            }
+        };
+        spanned(span, call, |result| ending.outcome(result)).await
     }
 
     /// [`ensure_isolated`] with these options.
@@ -206,13 +212,20 @@ impl Idempotency {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
-        let call = Call::new(&self, key, body)?;
-        if conn.is_in_transaction() {
-            call.ensure_isolated(conn, perform).await
-        } else {
-            in_own_transaction(conn, Durability::AsItIs, async move |conn| call.ensure_isolated(conn, perform).await)
+        let ending = Ending::default();
+        let span = call_span!("ensure_isolated", Mode::Transaction, key);
+        let call = async {
+            let call = Call::new(&self, key, body, &ending)?;
+            if conn.is_in_transaction() {
+                call.ensure_isolated(conn, perform).await
+            } else {
+                in_own_transaction(conn, Durability::AsItIs, async move |conn| {
+                    call.ensure_isolated(conn, perform).await
+                })
                 .await?
-        }
+            }
+        };
+        spanned(span, call, |result| ending.outcome(result)).await
     }
 
     /// [`ensure`](Self::ensure) for a caller with no transaction of his own: takes a connection from the pool, begins,
@@ -235,8 +248,13 @@ impl Idempotency {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        let call = Call::new(&self, key, body)?;
-        in_pooled_transaction(pool, Durability::AsItIs, async move |conn| call.ensure(conn, perform).await).await
+        let ending = Ending::default();
+        let span = call_span!("ensure_idempotent", Mode::Transaction, key);
+        let call = async {
+            let call = Call::new(&self, key, body, &ending)?;
+            in_pooled_transaction(pool, Durability::AsItIs, async move |conn| call.ensure(conn, perform).await).await
+        };
+        spanned(span, call, |result| ending.outcome(result)).await
     }
 
     /// [`ensure_isolated`](Self::ensure_isolated) for a caller with no transaction of his own, as [`run`](Self::run). An error
@@ -256,9 +274,14 @@ impl Idempotency {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
-        let call = Call::new(&self, key, body)?;
-        in_pooled_transaction(pool, Durability::AsItIs, async move |conn| call.ensure_isolated(conn, perform).await)
-            .await
+        let ending = Ending::default();
+        let span = call_span!("ensure_isolated", Mode::Transaction, key);
+        let call = async {
+            let call = Call::new(&self, key, body, &ending)?;
+            in_pooled_transaction(pool, Durability::AsItIs, async move |conn| call.ensure_isolated(conn, perform).await)
+                .await
+        };
+        spanned(span, call, |result| ending.outcome(result)).await
     }
 }
 
@@ -266,10 +289,11 @@ impl Idempotency {
 struct Call<'k> {
     record: Record<'k>,
     terms: Terms,
+    ending: &'k Ending,
 }
 
 impl<'k> Call<'k> {
-    fn new<B: Body + ?Sized>(options: &Idempotency, key: &'k Key, body: &B) -> Result<Self, Error> {
+    fn new<B: Body + ?Sized>(options: &Idempotency, key: &'k Key, body: &B, ending: &'k Ending) -> Result<Self, Error> {
         let fingerprint = body.fingerprint()?;
         Ok(Self {
             record: Record { key, prepared: options.prepared },
@@ -281,6 +305,7 @@ impl<'k> Call<'k> {
                 lease: None,
                 max_attempts: None,
             },
+            ending,
         })
     }
 
@@ -290,7 +315,7 @@ impl<'k> Call<'k> {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        match claim(conn, self.record, &self.terms).await? {
+        match self.claim(conn).await? {
             Claimed::Replayed(response) => Ok(Outcome::Replayed(decode(&response)?)),
             Claimed::Won(claim) => {
                 let started = Instant::now();
@@ -311,7 +336,7 @@ impl<'k> Call<'k> {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
-        let claim = match claim(conn, self.record, &self.terms).await? {
+        let claim = match self.claim(conn).await? {
             Claimed::Replayed(response) => return Ok(Outcome::Replayed(decode(&response)?)),
             Claimed::Won(claim) => claim,
         };
@@ -330,6 +355,11 @@ impl<'k> Call<'k> {
             self.give_up(conn, claim, savepoint).await?;
         }
         settled
+    }
+
+    async fn claim(&self, conn: &mut PgConnection) -> Result<Claimed, Error> {
+        let claimed = claim(conn, self.record, &self.terms).await;
+        claimed.inspect_err(|error| self.ending.tell(error))
     }
 
     async fn settle<T>(
@@ -373,6 +403,7 @@ impl<'k> Call<'k> {
     }
 
     fn failed(&self, error: Error) -> Error {
+        self.ending.tell(&error);
         observe::failure(self.terms.mode, self.record.key.operation(), &error);
         error
     }

@@ -17,6 +17,7 @@ mod run;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgPool};
 
 use crate::record::{self, Batch, Due};
@@ -150,6 +151,33 @@ impl Janitor {
         limit: u64,
         batch_size: u32,
         shutdown: &mut (impl Future<Output = ()> + Unpin),
+        progress: impl FnMut(&Swept),
+    ) -> Result<Swept, Error> {
+        let span = tracing::debug_span!(
+            target: "pg_idempotency",
+            "janitor.sweep",
+            rows = tracing::field::Empty,
+            batches = tracing::field::Empty,
+            outcome = tracing::field::Empty
+        );
+        observe::spanned(span.clone(), self.sweep_leaves(limit, batch_size, shutdown, progress), |swept| {
+            observe::outcome_of(swept, |swept| {
+                span.record("rows", swept.rows()).record("batches", swept.batches);
+                match swept {
+                    Swept { yielded: true, .. } => "yielded",
+                    Swept { limited: true, .. } => "limited",
+                    _ => "done",
+                }
+            })
+        })
+        .await
+    }
+
+    async fn sweep_leaves(
+        &self,
+        limit: u64,
+        batch_size: u32,
+        shutdown: &mut (impl Future<Output = ()> + Unpin),
         mut progress: impl FnMut(&Swept),
     ) -> Result<Swept, Error> {
         let started = Instant::now();
@@ -157,6 +185,7 @@ impl Janitor {
         let leaves =
             in_pooled_transaction(&self.pool, Durability::AsItIs, async |conn| record::leaves(conn).await).await?;
         'leaves: for leaf in leaves {
+            let mut since = None;
             loop {
                 let left = limit.saturating_sub(swept.rows());
                 if left == 0 || run::is_ready(shutdown).await {
@@ -166,13 +195,14 @@ impl Janitor {
                 let rows = u32::try_from(left).unwrap_or(batch_size).min(batch_size);
                 let batch_started = Instant::now();
                 let batch = in_pooled_transaction(&self.pool, Durability::AsItIs, async |conn| {
-                    self.batch(conn, leaf, rows).await
+                    self.batch(conn, leaf, rows, since).await
                 })
                 .await?;
-                let Some(batch) = batch else {
+                let Some((batch, until)) = batch else {
                     swept.yielded = true;
                     break 'leaves;
                 };
+                since = until;
                 observe::swept(&batch, batch_started.elapsed());
                 swept.add(batch);
                 progress(&swept);
@@ -193,11 +223,17 @@ impl Janitor {
     }
 
     /// `None` where another runner has the floor.
-    async fn batch(&self, conn: &mut PgConnection, leaf: Option<u32>, rows: u32) -> Result<Option<Batch>, Error> {
+    async fn batch(
+        &self,
+        conn: &mut PgConnection,
+        leaf: Option<u32>,
+        rows: u32,
+        since: Option<DateTime<Utc>>,
+    ) -> Result<Option<(Batch, Option<DateTime<Utc>>)>, Error> {
         if self.options.single_runner && !record::try_single_runner(conn).await? {
             return Ok(None);
         }
-        record::sweep(conn, leaf, rows).await.map(Some)
+        record::sweep(conn, leaf, rows, since).await.map(Some)
     }
 
     async fn oldest(&self) -> Result<Option<Duration>, Error> {

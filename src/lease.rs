@@ -63,6 +63,7 @@ use sqlx::PgPool;
 use tokio::time::Instant;
 
 use crate::claim::{Claimed, contend, observe_claim};
+use crate::observe::{Ending, call_span, outcome_of, spanned};
 use crate::options::{DEFAULT_RETENTION, RETENTION, WAIT, within};
 use crate::outcome::{decode, encode};
 use crate::poll::Polls;
@@ -266,26 +267,35 @@ impl Leasing {
         E: From<Error> + Display,
         F: AsyncFnOnce(&Lease) -> Result<T, E>,
     {
-        let lease = match self.acquire(pool, key, body).await? {
-            Acquired::Replayed(response) => return Ok(Outcome::Replayed(response)),
-            Acquired::Lease(lease) => lease,
+        let ending = Ending::default();
+        let span = call_span!("ensure_leased", self.policy.mode(), key);
+        let call = async {
+            let lease = match self.acquire(pool, key, body).await.inspect_err(|error| ending.tell(error))? {
+                Acquired::Replayed(response) => return Ok(Outcome::Replayed(response)),
+                Acquired::Lease(lease) => lease,
+            };
+            let started = Instant::now();
+            let worked = unless_lost(&lease, work(&lease)).await;
+            observe::performed(self.policy.mode(), key.operation(), started.elapsed());
+            match worked {
+                None => {
+                    let error = lease.failed(Error::LeaseLost);
+                    ending.tell(&error);
+                    Err(error.into())
+                }
+                Some(Ok(response)) => {
+                    let encoded = encode(&response).map_err(|error| lease.failed(error))?;
+                    lease.complete_encoded(&encoded).await.inspect_err(|error| ending.tell(error))?;
+                    Ok(Outcome::Performed(response))
+                }
+                Some(Err(error)) => {
+                    // Alternate, because anyhow then tells the causes too.
+                    lease.fail(&format!("{error:#}")).await;
+                    Err(error)
+                }
+            }
         };
-        let started = Instant::now();
-        let worked = unless_lost(&lease, work(&lease)).await;
-        observe::performed(self.policy.mode(), key.operation(), started.elapsed());
-        match worked {
-            None => Err(lease.failed(Error::LeaseLost).into()),
-            Some(Ok(response)) => {
-                let encoded = encode(&response).map_err(|error| lease.failed(error))?;
-                lease.complete_encoded(&encoded).await?;
-                Ok(Outcome::Performed(response))
-            }
-            Some(Err(error)) => {
-                // Alternate, because anyhow then tells the causes too.
-                lease.fail(&format!("{error:#}")).await;
-                Err(error)
-            }
-        }
+        spanned(span, call, |result| ending.outcome(result)).await
     }
 
     /// Claims the key and gives the lease in hand, for work that does not fit a closure.
@@ -314,6 +324,22 @@ impl Leasing {
 
     /// [`acquire`](Self::acquire), with the response as it is stored.
     pub(crate) async fn acquire_stored(
+        self,
+        pool: &PgPool,
+        key: &Key,
+        fingerprint: Fingerprint,
+    ) -> Result<Acquired<Response>, Error> {
+        let span = call_span!("lease.acquire", self.policy.mode(), key);
+        spanned(span, self.claim_when_free(pool, key, fingerprint), |acquired| {
+            outcome_of(acquired, |acquired| match acquired {
+                Acquired::Lease(_) => observe::CLAIMED,
+                Acquired::Replayed(_) => observe::REPLAYED,
+            })
+        })
+        .await
+    }
+
+    async fn claim_when_free(
         self,
         pool: &PgPool,
         key: &Key,

@@ -1,10 +1,67 @@
-//! What a call came to, for metrics (feature `metrics`) and logs. Never the key or its scope: the one may be a secret, and
-//! either would make as many series as there are clients.
+//! What a call came to, for metrics (feature `metrics`), spans and logs. Never the key or its scope: the one may be a secret,
+//! and either would make as many series as there are clients.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use tracing::{Instrument as _, Span};
+
 use crate::record::Batch;
-use crate::{Error, Mode};
+use crate::{Error, Mode, Outcome};
+
+/// A span of one call, disabled where nobody listens. Each has its name written out, which is a part of its static metadata.
+macro_rules! call_span {
+    ($name:literal, $mode:expr, $key:expr) => {
+        tracing::debug_span!(
+            target: "pg_idempotency",
+            $name,
+            mode = $mode.as_str(),
+            operation = $key.operation(),
+            outcome = tracing::field::Empty
+        )
+    };
+}
+pub(crate) use call_span;
+
+/// Runs a call in its span, which is told the outcome when the call has ended. That of a future that was dropped stays
+/// empty.
+///
+/// The span is held here and not looked up: where ours is disabled the current one is the caller's.
+pub(crate) async fn spanned<R, E>(
+    span: Span,
+    call: impl Future<Output = Result<R, E>>,
+    outcome: impl FnOnce(&Result<R, E>) -> &'static str,
+) -> Result<R, E> {
+    let result = call.instrument(span.clone()).await;
+    span.record("outcome", outcome(&result));
+    result
+}
+
+/// The outcome of a call whose error is this crate's own.
+pub(crate) fn outcome_of<R>(result: &Result<R, Error>, succeeded: impl FnOnce(&R) -> &'static str) -> &'static str {
+    result.as_ref().map_or_else(name, succeeded)
+}
+
+/// The outcome of a call whose error is the caller's own type, which cannot be asked what it was.
+#[derive(Debug, Default)]
+pub(crate) struct Ending {
+    error: OnceLock<&'static str>,
+}
+
+impl Ending {
+    /// Only the first error counts: what follows comes of it.
+    pub(crate) fn tell(&self, error: &Error) {
+        let _ = self.error.set(name(error));
+    }
+
+    pub(crate) fn outcome<T, E>(&self, result: &Result<Outcome<T>, E>) -> &'static str {
+        match result {
+            Ok(Outcome::Performed(_)) => PERFORMED,
+            Ok(Outcome::Replayed(_)) => REPLAYED,
+            Err(_) => self.error.get().unwrap_or(&FAILED),
+        }
+    }
+}
 
 /// How a call ended, as `idempotency_outcomes_total` has it.
 pub(crate) fn outcome(mode: Mode, operation: &str, outcome: &'static str) {
@@ -84,6 +141,8 @@ pub(crate) fn records(by_state: impl IntoIterator<Item = (String, u64)>) {
 }
 
 pub(crate) const PERFORMED: &str = "performed";
+/// Of a span alone: what becomes of the work is not known yet.
+pub(crate) const CLAIMED: &str = "claimed";
 pub(crate) const REPLAYED: &str = "replayed";
 pub(crate) const FAILED: &str = "failed";
 const LEASE_LOST: &str = "lease_lost";

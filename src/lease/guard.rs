@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout};
 use super::owner::Owner;
 use super::renewal::{Deadline, Renewed, renew};
 use super::{Leasing, Policy, committed};
+use crate::observe::{call_span, outcome_of, spanned};
 use crate::outcome::encode;
 use crate::poll::jittered;
 use crate::record::{Actor, Claim, Record, Response};
@@ -153,7 +154,12 @@ impl Lease {
         async move { self.complete_encoded(&encoded?).await }
     }
 
-    pub(crate) async fn complete_encoded(mut self, encoded: &Response) -> Result<(), Error> {
+    pub(crate) async fn complete_encoded(self, encoded: &Response) -> Result<(), Error> {
+        let span = call_span!("lease.complete", self.leasing.policy.mode(), self.owner.key);
+        spanned(span, self.store(encoded), |stored| outcome_of(stored, |()| observe::PERFORMED)).await
+    }
+
+    async fn store(mut self, encoded: &Response) -> Result<(), Error> {
         let Leasing { policy, retention, .. } = self.leasing;
         let give_up_at = Instant::now() + policy.lease();
         // A network that swallows everything must not eat up the time of the next try.
@@ -242,7 +248,13 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.renewal.abort();
         if !self.settled {
-            tracing::warn!(key = ?self.owner.key, attempt = self.owner.attempt, "a lease was dropped unsettled and is left to lapse");
+            // The token finds the record, and tells no more than that.
+            tracing::warn!(
+                operation = self.owner.key.operation(),
+                token = self.owner.token,
+                attempt = self.owner.attempt,
+                "a lease was dropped unsettled and is left to lapse"
+            );
         }
     }
 }

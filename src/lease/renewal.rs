@@ -91,7 +91,12 @@ pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadli
                 return;
             }
             Ok(Err(error)) => {
-                tracing::warn!(key = ?claim.key, error = &error as &dyn std::error::Error, "a lease could not be renewed");
+                tracing::warn!(
+                    operation = claim.key.operation(),
+                    token = claim.token,
+                    error = &error as &dyn std::error::Error,
+                    "a lease could not be renewed"
+                );
                 next = Instant::now() + claim.lease / (RENEWALS * 4);
             }
             Err(_) => return,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use sqlx::postgres::types::Oid;
 use sqlx::{PgConnection, Row as _};
 
@@ -35,7 +36,16 @@ impl Batch {
 /// deleted is judged, not the one that was selected. By `ctid` and an array, because `in (select … limit)` may run the
 /// select once for each outer row, and then deletes more than the limit. A `ctid` is unique within a leaf only: where the
 /// table is partitioned, `leaf` names one.
-pub(crate) async fn sweep(conn: &mut PgConnection, leaf: Option<u32>, limit: u32) -> Result<Batch, Error> {
+///
+/// `since` is where the batch before left off, and the second value where this one did. Without it each batch of a pass walks
+/// over the index entries of all rows that the earlier ones have deleted, until a vacuum removes them. A row that was locked,
+/// or that committed an earlier end meanwhile, is the next pass's.
+pub(crate) async fn sweep(
+    conn: &mut PgConnection,
+    leaf: Option<u32>,
+    limit: u32,
+    since: Option<DateTime<Utc>>,
+) -> Result<(Batch, Option<DateTime<Utc>>), Error> {
     sqlx::query(
         "
         with deleted as (
@@ -44,6 +54,7 @@ pub(crate) async fn sweep(conn: &mut PgConnection, leaf: Option<u32>, limit: u32
                     select ctid
                     from idempotency.record
                     where expires_at <= statement_timestamp()
+                        and expires_at >= coalesce($3::timestamptz, '-infinity')
                         and (lease_until is null or lease_until <= statement_timestamp())
                         and ($2::oid is null or tableoid = $2::oid)
                     order by expires_at
@@ -53,21 +64,24 @@ pub(crate) async fn sweep(conn: &mut PgConnection, leaf: Option<u32>, limit: u32
                 and expires_at <= statement_timestamp()
                 and (lease_until is null or lease_until <= statement_timestamp())
                 and ($2::oid is null or tableoid = $2::oid)
-            returning mode, completed_at
+            returning mode, completed_at, expires_at
         )
         select
             count(*) filter (where mode <> 'mark' and completed_at is not null) as completed,
             count(*) filter (where completed_at is null) as unfinished,
-            count(*) filter (where mode = 'mark') as marks
+            count(*) filter (where mode = 'mark') as marks,
+            -- An end that somebody has set to -infinity is more than a client can read.
+            nullif(max(expires_at), '-infinity') as until
         from deleted
         ",
     )
     .persistent(false)
     .bind(i64::from(limit))
     .bind(leaf.map(Oid))
+    .bind(since)
     .fetch_one(conn)
     .await
-    .and_then(|row| Batch::of(&row))
+    .and_then(|row| Ok((Batch::of(&row)?, row.try_get("until")?)))
     .map_err(Error::of_statement)
 }
 
@@ -118,7 +132,9 @@ pub(crate) async fn count_due(conn: &mut PgConnection) -> Result<Due, Error> {
 pub(crate) async fn oldest_due(conn: &mut PgConnection) -> Result<Option<Duration>, Error> {
     let seconds: Option<f64> = sqlx::query_scalar(
         "
-        select extract(epoch from statement_timestamp() - expires_at)::float8
+        -- An end that somebody has set to -infinity is no number of seconds ago: its claim is.
+        select extract(epoch from
+            statement_timestamp() - case when isfinite(expires_at) then expires_at else claimed_at end)::float8
         from idempotency.record
         where expires_at <= statement_timestamp()
             and (lease_until is null or lease_until <= statement_timestamp())

@@ -115,6 +115,22 @@ async fn skips_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result
     Ok(())
 }
 
+/// A batch begins where the one before left off: at the same moment, not past it, and at the beginning where that end is
+/// none that a client can read.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<()> {
+    let janitor = Janitor::new(pool.clone()).with_batch_size(2)?.with_pause(Duration::ZERO);
+    fill(&pool, "transaction", true, None, true, 5).await;
+    fill(&pool, "mark", true, None, true, 3).await;
+    pool.execute("update idempotency.record set expires_at = '-infinity' where mode = 'mark'").await?;
+    let mut locker = pool.begin().await?;
+    locker.execute("select from idempotency.record where token = 1 and mode = 'mark' for update").await?;
+    assert_eq!(janitor.sweep_once(u64::MAX).await?.rows(), 7);
+    locker.rollback().await?;
+    assert_eq!(janitor.sweep_once(u64::MAX).await?.rows(), 1, "what was locked is the next pass's");
+    Ok(())
+}
+
 /// Four janitors against callers whose records live a millisecond: whoever is acknowledged finds his record as long as it
 /// lives, and the counts of effects and acknowledgements agree.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]

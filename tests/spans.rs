@@ -1,0 +1,201 @@
+//! What a listener of `tracing` sees: a span for each call, with its outcome, and nothing of the key but its operation.
+//!
+//! A binary of its own: `tracing` remembers that nobody listens to a call when it is first made in a thread without a
+//! listener, as those of the other tests are.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pg_idempotency::dedup::{Marked, mark, mark_many};
+use pg_idempotency::lease::{Acquired, Leasing, Policy, ensure_leased};
+use pg_idempotency::{Error, Idempotency, Janitor, Key, Verdict, ensure_idempotent};
+use sqlx::PgPool;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Instrument as _, Subscriber, info_span};
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::{Context, SubscriberExt as _};
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::{Layer, registry};
+
+const SCOPE: &str = "scope-of-nobody-else";
+const VALUE: &str = "value-that-is-a-secret";
+
+type Fields = BTreeMap<&'static str, String>;
+
+/// Keeps every span of ours, and the text of all spans and events of anybody's.
+#[derive(Clone, Default)]
+struct Listener(Arc<Mutex<Heard>>);
+
+#[derive(Default)]
+struct Heard {
+    spans: Vec<(Id, &'static str, Fields)>,
+    text: String,
+}
+
+impl Listener {
+    fn hear(&self, id: Option<&Id>, name: &'static str, record: impl FnOnce(&mut Fields)) {
+        let mut fields = Fields::new();
+        record(&mut fields);
+        let mut heard = self.0.lock().expect("not poisoned");
+        heard.text += &format!("{name} {fields:?}\n");
+        let Some(id) = id else { return };
+        // The latest, because an id is used again.
+        match heard.spans.iter_mut().rev().find(|(known, ..)| known == id).filter(|_| name.is_empty()) {
+            Some((_, _, known)) => known.extend(fields),
+            None => heard.spans.push((id.clone(), name, fields)),
+        }
+    }
+
+    /// Each span, in the order of their beginning: its name and fields.
+    fn spans(&self) -> Vec<String> {
+        let heard = self.0.lock().expect("not poisoned");
+        let shown = heard.spans.iter().map(|(_, name, fields)| {
+            let fields: Vec<_> = fields.iter().map(|(field, value)| format!("{field}={value}")).collect();
+            format!("{name} {}", fields.join(" "))
+        });
+        shown.collect()
+    }
+
+    fn text(&self) -> String {
+        self.0.lock().expect("not poisoned").text.clone()
+    }
+}
+
+struct Visitor<'f>(&'f mut Fields);
+
+impl Visit for Visitor<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.insert(field.name(), format!("{value:?}").trim_matches('"').to_owned());
+    }
+}
+
+impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Listener {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, _: Context<'_, S>) {
+        self.hear(Some(id), attributes.metadata().name(), |fields| attributes.record(&mut Visitor(fields)));
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, _: Context<'_, S>) {
+        self.hear(Some(id), "", |fields| values.record(&mut Visitor(fields)));
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let span = context.event_span(event).map_or("no span", |span| span.name());
+        self.hear(None, span, |fields| event.record(&mut Visitor(fields)));
+    }
+}
+
+fn key(operation: &str) -> Key {
+    Key::new(SCOPE, operation, VALUE).expect("a valid key")
+}
+
+/// One runtime thread, so its default listener hears the whole test and nothing else.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Result<()> {
+    let listener = Listener::default();
+    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+
+    let call = async |body: &str| {
+        let mut conn = pool.acquire().await?;
+        ensure_idempotent(&mut conn, &key("POST /orders"), body, async |_| {
+            tracing::info!("performing");
+            Ok::<_, anyhow::Error>(1)
+        })
+        .await
+    };
+    assert!(!call("body").await?.is_replayed());
+    assert!(call("body").await?.is_replayed());
+    // An error of ours in the caller's own type, and one of the caller's.
+    call("another").await.expect_err("key reused");
+    let failing = async |_: &mut sqlx::PgConnection| -> Result<i64, Error> { Err(sqlx::Error::RowNotFound.into()) };
+    Idempotency::new().run(&pool, &key("PUT /orders"), "", failing).await.expect_err("perform fails");
+    let undo = async |_: &mut sqlx::PgConnection| Ok::<_, Error>(Verdict::Undo(1));
+    let _ = Idempotency::new().run_isolated(&pool, &key("POST /cards"), "", undo).await?;
+    sqlx::query("update idempotency.record set expires_at = now() - interval '1 s'").execute(&pool).await?;
+    assert_eq!(Janitor::new(pool.clone()).sweep_once(1).await?.rows(), 1);
+    assert_eq!(Janitor::new(pool.clone()).sweep_once(9).await?.rows(), 1);
+
+    assert_eq!(
+        listener.spans(),
+        [
+            "ensure_idempotent mode=transaction operation=POST /orders outcome=performed",
+            "ensure_idempotent mode=transaction operation=POST /orders outcome=replayed",
+            "ensure_idempotent mode=transaction operation=POST /orders outcome=key_reused",
+            "ensure_idempotent mode=transaction operation=PUT /orders outcome=failed",
+            "ensure_isolated mode=transaction operation=POST /cards outcome=performed",
+            "janitor.sweep batches=1 outcome=limited rows=1",
+            "janitor.sweep batches=1 outcome=done rows=1",
+        ]
+    );
+    let text = listener.text();
+    assert!(text.contains("ensure_idempotent {\"message\": \"performing\"}"), "perform is inside the span\n{text}");
+    assert!(!text.contains(SCOPE) && !text.contains(VALUE), "never the key or its scope\n{text}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
+    let listener = Listener::default();
+    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+
+    let mut tx = pool.begin().await?;
+    let window = Duration::from_secs(60);
+    assert_eq!(mark(&mut tx, &key("event"), window).await?, Marked::First);
+    assert_eq!(mark(&mut tx, &key("event"), window).await?, Marked::Duplicate);
+    let marked = mark_many(&mut tx, &[key("event"), key("nonce"), key("nonce")], window).await?;
+    assert_eq!(marked, [Marked::Duplicate, Marked::First, Marked::Duplicate]);
+    tx.commit().await?;
+
+    let policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
+    let charge = async || ensure_leased(&pool, &key("charge"), "body", policy, async |_| Ok::<_, Error>(1)).await;
+    assert!(!charge().await?.is_replayed());
+    assert!(charge().await?.is_replayed());
+    let forgotten = async |_: &pg_idempotency::lease::Lease| {
+        sqlx::query("delete from idempotency.record where operation = 'refund'").execute(&pool).await?;
+        Ok::<_, Error>(1)
+    };
+    ensure_leased(&pool, &key("refund"), "body", policy, forgotten).await.expect_err("lost");
+    let Acquired::Lease(dropped) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key("payout"), "body").await? else {
+        anyhow::bail!("the key is new")
+    };
+    drop(dropped);
+
+    assert_eq!(
+        listener.spans(),
+        [
+            "mark mode=mark operation=event outcome=performed",
+            "mark mode=mark operation=event outcome=replayed",
+            "mark_many first=1 keys=3 mode=mark outcome=performed",
+            "ensure_leased mode=at_most_once operation=charge outcome=performed",
+            "lease.acquire mode=at_most_once operation=charge outcome=claimed",
+            "lease.complete mode=at_most_once operation=charge outcome=performed",
+            "ensure_leased mode=at_most_once operation=charge outcome=replayed",
+            "lease.acquire mode=at_most_once operation=charge outcome=replayed",
+            "ensure_leased mode=at_most_once operation=refund outcome=lease_lost",
+            "lease.acquire mode=at_most_once operation=refund outcome=claimed",
+            "lease.complete mode=at_most_once operation=refund outcome=lease_lost",
+            "lease.acquire mode=at_most_once operation=payout outcome=claimed",
+        ]
+    );
+    let text = listener.text();
+    assert!(text.contains("left to lapse"), "a lease that was dropped is told\n{text}");
+    assert!(!text.contains(SCOPE) && !text.contains(VALUE), "never the key or its scope\n{text}");
+    Ok(())
+}
+
+/// A service has fields of the same name, and a filter that leaves our spans out.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_outcome_is_told_to_no_span_of_the_callers(pool: PgPool) -> anyhow::Result<()> {
+    let listener = Listener::default();
+    let filtered = listener.clone().with_filter(LevelFilter::INFO);
+    let _guard = tracing::subscriber::set_default(registry().with(filtered));
+
+    let key = key("POST /orders");
+    let call = Idempotency::new().run(&pool, &key, "body", async |_| Ok::<_, Error>(1));
+    let span = info_span!("the caller's", outcome = tracing::field::Empty);
+    let _ = call.instrument(span).await?;
+    assert_eq!(listener.spans(), ["the caller's "]);
+    Ok(())
+}
