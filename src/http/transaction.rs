@@ -13,11 +13,12 @@ use sqlx::{PgConnection, PgTransaction};
 use super::body::Body;
 use super::conclusion::{Conclusion, conclude, replayed};
 use super::layer::Settings;
-use super::rejection::Misconfigured;
+use super::rejection::{Misconfigured, Rejection};
 use super::request::Ticket;
 use super::service::{Ended, caught};
 use crate::claim::{Claimed, contend, observe_claim};
 use crate::error::sqlstate;
+use crate::observe::{call_span, spanned};
 use crate::poll::Polls;
 use crate::record::{Claim, Record, Response as Stored, Terms, Unmet};
 use crate::transaction::{Savepoint, begin_pooled, commit_unclaimed};
@@ -173,13 +174,40 @@ where
     R::Error: Into<BoxError>,
     F: Future<Output = Result<Response<R>, E>>,
 {
+    let span = call_span!("http.transaction", Mode::Transaction, ticket.key);
+    let settled = spanned(span, perform_or_replay(settings, ticket, request, handle), outcome).await;
+    settled.map(|(response, _)| response)
+}
+
+/// As the span of a run has it.
+fn outcome<R, E>(settled: &Result<(R, &'static str), Ended<E>>) -> &'static str {
+    match settled {
+        Ok((_, outcome)) => outcome,
+        Err(Ended::Rejected(Rejection::KeyReused)) => "key_reused",
+        Err(Ended::Rejected(Rejection::InFlight { .. })) => "in_flight",
+        Err(Ended::Rejected(Rejection::Indeterminate)) => "indeterminate",
+        Err(_) => observe::FAILED,
+    }
+}
+
+async fn perform_or_replay<B, R, E, F>(
+    settings: &Settings,
+    ticket: &Ticket,
+    request: Request<Body<B>>,
+    handle: impl FnOnce(Request<Body<B>>) -> F,
+) -> Result<(Response<Body<R>>, &'static str), Ended<E>>
+where
+    R: http_body::Body<Data = Bytes>,
+    R::Error: Into<BoxError>,
+    F: Future<Output = Result<Response<R>, E>>,
+{
     let record = Record { key: &ticket.key, prepared: settings.prepared };
     let (mut transaction, claim) = match claim(settings, ticket, record).await? {
         (transaction, Claimed::Won(claim)) => (transaction, claim),
         (transaction, Claimed::Replayed(stored)) => {
             // It wrote nothing. Rolled back here, so that the connection is free before the response is.
             roll_back(transaction).await;
-            return Ok(replayed(settings, &ticket.key, stored)?);
+            return Ok((replayed(settings, &ticket.key, stored)?, observe::REPLAYED));
         }
     };
     let savepoint = match settings.stored_errors.is_empty() {
@@ -191,11 +219,8 @@ where
     let (transaction, answered) = lend(transaction, request, handle).await;
     observe::performed(Mode::Transaction, ticket.key.operation(), started.elapsed());
     let settled = settle(settings, ticket, record, claim, savepoint, transaction, answered).await;
-    match &settled {
-        Ok((_, outcome)) => observe::outcome(Mode::Transaction, ticket.key.operation(), outcome),
-        Err(_) => observe::outcome(Mode::Transaction, ticket.key.operation(), observe::FAILED),
-    }
-    settled.map(|(response, _)| response)
+    observe::outcome(Mode::Transaction, ticket.key.operation(), outcome(&settled));
+    settled
 }
 
 async fn settle<R, E>(
