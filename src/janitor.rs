@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgPool};
 
+use crate::error::sqlstate;
 use crate::record::{self, Batch, Due};
 use crate::transaction::{Durability, in_pooled_transaction};
 use crate::{Error, observe};
@@ -186,6 +187,7 @@ impl Janitor {
             in_pooled_transaction(&self.pool, Durability::AsItIs, async |conn| record::leaves(conn).await).await?;
         'leaves: for leaf in leaves {
             let mut since = None;
+            let mut distributed = false;
             loop {
                 let left = limit.saturating_sub(swept.rows());
                 if left == 0 || run::is_ready(shutdown).await {
@@ -195,9 +197,17 @@ impl Janitor {
                 let rows = u32::try_from(left).unwrap_or(batch_size).min(batch_size);
                 let batch_started = Instant::now();
                 let batch = in_pooled_transaction(&self.pool, Durability::AsItIs, async |conn| {
-                    self.batch(conn, leaf, rows, since).await
+                    self.batch(conn, leaf, rows, since, distributed).await
                 })
-                .await?;
+                .await;
+                let batch = match batch {
+                    // Feature not supported: the batch was rolled back, and its other form is tried.
+                    Err(Error::Database(error)) if !distributed && sqlstate(&error).as_deref() == Some("0A000") => {
+                        distributed = true;
+                        continue;
+                    }
+                    batch => batch?,
+                };
                 let Some((batch, until)) = batch else {
                     swept.yielded = true;
                     break 'leaves;
@@ -229,9 +239,13 @@ impl Janitor {
         leaf: Option<u32>,
         rows: u32,
         since: Option<DateTime<Utc>>,
+        distributed: bool,
     ) -> Result<Option<(Batch, Option<DateTime<Utc>>)>, Error> {
         if self.options.single_runner && !record::try_single_runner(conn).await? {
             return Ok(None);
+        }
+        if distributed {
+            return Ok(Some((record::sweep_distributed(conn, rows).await?, None)));
         }
         record::sweep(conn, leaf, rows, since).await.map(Some)
     }

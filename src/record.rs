@@ -27,7 +27,7 @@ pub(crate) use inspect::{groups, size, unsettled};
 pub(crate) use lease::Actor;
 pub(crate) use mark::{MarkBatch, Standing};
 pub(crate) use setup::{commit_settings, setup, without_autovacuum};
-pub(crate) use sweep::{Batch, Due, count_due, leaves, oldest_due, sweep, try_single_runner};
+pub(crate) use sweep::{Batch, Due, count_due, leaves, oldest_due, sweep, sweep_distributed, try_single_runner};
 
 /// The record of one key.
 #[derive(Clone, Copy)]

@@ -89,7 +89,8 @@ pub(super) fn replayed<B>(
         Some(seal) => seal
             .open(key, body)
             .inspect_err(|error| {
-                tracing::error!(?key, error = &**error as &dyn std::error::Error, "a stored response does not open")
+                let error = &**error as &dyn std::error::Error;
+                tracing::error!(operation = key.operation(), error, "a stored response does not open");
             })
             .ok(),
     })

@@ -85,6 +85,45 @@ pub(crate) async fn sweep(
     .map_err(Error::of_statement)
 }
 
+/// [`sweep`] for a distributed table (Citus), which refuses `ctid` and `for update skip locked`: everything that is due up to
+/// the end of the `limit`th record. Records of one and the same end are deleted together, so it may be some more; and it waits
+/// for one that somebody has locked, who may prolong it: its new version is judged then, by the same predicate.
+pub(crate) async fn sweep_distributed(conn: &mut PgConnection, limit: u32) -> Result<Batch, Error> {
+    let deleted = sqlx::query(
+        "
+        delete from idempotency.record
+        where expires_at <= statement_timestamp()
+            and (lease_until is null or lease_until <= statement_timestamp())
+            and expires_at <= (
+                select max(due.expires_at)
+                from (
+                    select expires_at
+                    from idempotency.record
+                    where expires_at <= statement_timestamp()
+                        and (lease_until is null or lease_until <= statement_timestamp())
+                    order by expires_at
+                    limit $1::int8
+                ) as due
+            )
+        returning mode = 'mark' as marks, mode <> 'mark' and completed_at is not null as completed
+        ",
+    )
+    .persistent(false)
+    .bind(i64::from(limit))
+    .fetch_all(conn)
+    .await
+    .map_err(Error::of_statement)?;
+    let mut batch = Batch::default();
+    for row in deleted {
+        match (row.try_get("marks")?, row.try_get("completed")?) {
+            (true, _) => batch.marks += 1,
+            (false, true) => batch.completed += 1,
+            (false, false) => batch.unfinished += 1,
+        }
+    }
+    Ok(batch)
+}
+
 /// The leaves of a partitioned table; a single `None` for one that is not.
 ///
 /// A `tableoid` is a filter and prunes nothing, so the sweep of each leaf still probes the index of every leaf: with a few

@@ -4,6 +4,7 @@ mod support;
 
 mod answers;
 mod cancellation;
+mod distributed;
 mod ensure;
 mod expiry;
 mod fingerprints;

@@ -61,7 +61,7 @@ async fn lists_what_is_indeterminate_or_exhausted(_: PgPoolOptions, options: PgC
         sqlx::query_scalar("select token from idempotency.record where key = 'at most once'").fetch_one(&pool).await?;
     assert_eq!((&record["mode"], &record["state"]), (&"at_most_once".into(), &"indeterminate".into()));
     assert_eq!((&record["scope"], &record["operation"]), (&"user:1".into(), &"POST /texts".into()));
-    assert_eq!((&record["token"], &record["attempt"]), (&token.into(), &1.into()));
+    assert_eq!((&record["token"], &record["attempt"]), (&token.to_string().into(), &1.into()));
     assert!(record["claimed_at"].is_string() && record["expires_at"].is_string(), "{record}");
     assert!(record["last_error"].is_null(), "{record}");
 

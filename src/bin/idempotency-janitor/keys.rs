@@ -26,7 +26,8 @@ fn in_json(shown: &Shown) -> String {
     let report = json!({
         "mode": shown.mode.as_str(),
         "state": shown.state,
-        "token": shown.token,
+        // A string: beyond 2^53 many readers of JSON round numbers.
+        "token": shown.token.to_string(),
         "attempt": shown.attempt,
         "claimed_at": shown.claimed_at.to_rfc3339(),
         "completed_at": shown.completed_at.map(|at| at.to_rfc3339()),
@@ -77,7 +78,7 @@ fn list_in_json(found: &[operator::Unsettled], more_left: bool) -> String {
                 "scope": record.scope,
                 "operation": record.operation,
                 "value": record.value,
-                "token": record.token,
+                "token": record.token.to_string(),
                 "attempt": record.attempt,
                 "claimed_at": record.claimed_at.to_rfc3339(),
                 "expires_at": record.expires_at.to_rfc3339(),
