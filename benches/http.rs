@@ -20,8 +20,6 @@ const CLIENTS: usize = 8;
 const ROUNDS: usize = 7;
 const STORM: usize = 200;
 const POOL: u32 = 10;
-/// How long the first request of a storm is at work.
-const WORK: Duration = Duration::from_secs(2);
 /// 300 bytes, as an ordinary answer has.
 const ANSWER: [u8; 300] = [b'x'; 300];
 
@@ -56,9 +54,8 @@ impl Server {
         };
         let work = async |headers: HeaderMap, mut tx: IdempotentTx| {
             let answer = effect(&mut tx).await;
-            if headers.contains_key("x-slow") {
-                sleep(WORK).await;
-            }
+            let work = headers.get("x-work-ms").and_then(|ms| ms.to_str().ok()?.parse().ok());
+            sleep(Duration::from_millis(work.unwrap_or_default())).await;
             answer
         };
         let bare = async |Extension(pool): Extension<PgPool>| {
@@ -77,11 +74,9 @@ impl Server {
         Ok(Self { address, client: reqwest::Client::builder().no_proxy().build()? })
     }
 
-    async fn post(&self, path: &str, key: &str, slow: bool) -> anyhow::Result<reqwest::StatusCode> {
-        let mut request = self.client.post(format!("http://{}{path}", self.address)).header("idempotency-key", key);
-        if slow {
-            request = request.header("x-slow", "1");
-        }
+    async fn post(&self, path: &str, key: &str, work: Duration) -> anyhow::Result<reqwest::StatusCode> {
+        let request = self.client.post(format!("http://{}{path}", self.address)).header("idempotency-key", key);
+        let request = request.header("x-work-ms", work.as_millis().to_string());
         let response = request.body("{\"amount\":1250}").send().await?;
         let status = response.status();
         response.bytes().await?;
@@ -136,7 +131,7 @@ async fn requests_per_second(server: &Server, case: Case, round: usize, slice: D
                         Case::First => ("/reject", format!("{round}-{client}-{sent}"), 200),
                         Case::Replay => ("/reject", format!("replayed-{client}"), 200),
                     };
-                    let status = server.post(path, &key, false).await?;
+                    let status = server.post(path, &key, Duration::ZERO).await?;
                     anyhow::ensure!(status == expected, "{status}");
                     sent += 1;
                 }
@@ -151,11 +146,12 @@ async fn requests_per_second(server: &Server, case: Case, round: usize, slice: D
     Ok(f64::from(sent) / started.elapsed().as_secs_f64())
 }
 
-/// Others at a steady pace, by turns alone and beside 200 duplicates of one slow request.
+/// Others at a steady pace, by turns alone and beside 200 duplicates of one request that takes 2 seconds.
 async fn storm(server: &Server, name: &str, path: &'static str, reject: bool, slice: Duration) -> anyhow::Result<()> {
     let (mut calm, mut stormy, mut told) = (Vec::new(), Vec::new(), 0);
+    let work = slice.min(Duration::from_secs(1)) * 2;
     for round in 0..3 {
-        calm.extend(others(server, path, &format!("calm-{name}-{round}"), slice.max(WORK / 8)).await?);
+        calm.extend(others(server, path, &format!("calm-{name}-{round}"), slice).await?);
         let key = format!("storm-{name}-{round}");
         let duplicates: Vec<_> = (0..STORM)
             .map(|_| {
@@ -163,7 +159,7 @@ async fn storm(server: &Server, name: &str, path: &'static str, reject: bool, sl
                 tokio::spawn(async move {
                     let mut told = 0;
                     loop {
-                        match server.post(path, &key, true).await?.as_u16() {
+                        match server.post(path, &key, work).await?.as_u16() {
                             200 => return anyhow::Ok(told),
                             409 if reject => told += 1,
                             status => anyhow::bail!("{status}"),
@@ -174,7 +170,7 @@ async fn storm(server: &Server, name: &str, path: &'static str, reject: bool, sl
                 })
             })
             .collect();
-        stormy.extend(others(server, path, &key, WORK).await?);
+        stormy.extend(others(server, path, &key, work).await?);
         for duplicate in duplicates {
             told += duplicate.await??;
         }
@@ -200,7 +196,7 @@ async fn others(server: &Server, path: &'static str, run: &str, length: Duration
                 while started.elapsed() < length {
                     let key = format!("other-{run}-{client}-{}", latencies.len());
                     let sent = Instant::now();
-                    let status = server.post(path, &key, false).await?;
+                    let status = server.post(path, &key, Duration::ZERO).await?;
                     anyhow::ensure!(status == 200, "{status}");
                     latencies.push(sent.elapsed());
                     sleep(Duration::from_millis(5)).await;
