@@ -39,8 +39,9 @@
 //! 5. The body is over its limit: 413. It breaks off: 400. Nothing was claimed so far, however slow the upload was.
 //! 6. From here on the run is a task of its own: **a client that hangs up changes nothing**, and finds the answer when it
 //!    asks again. The key is claimed. The database is away: 503, never an unprotected run.
-//! 7. The key came with another request (method, path with query, content type, body): 422 `key-reused`. Under a lease also
-//!    while the first is in flight; in a transaction of somebody else's it cannot be seen before that commits.
+//! 7. The key came with another request (method, path with query, content type, body): 422 `key-reused`. Also while the first
+//!    is in flight, if it is under a lease or in this process; what another process does in a transaction cannot be seen
+//!    before that commits, and is *in flight* until then.
 //! 8. The first request is in flight: 409 `in-flight` with `Retry-After`; or a [bounded wait](IdempotencyLayer::with_in_flight)
 //!    that holds no connection.
 //! 9. Its outcome is unknown, or it failed as often as it may: 409 `indeterminate`, 409 `exhausted`.
@@ -92,6 +93,7 @@ mod denied;
 #[cfg(feature = "axum")]
 mod extract;
 mod header;
+mod in_flight;
 mod layer;
 mod lease;
 mod problem;

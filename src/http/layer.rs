@@ -12,6 +12,7 @@ use sqlx::PgPool;
 use tower_layer::Layer;
 
 use super::denied::Denied;
+use super::in_flight::InFlightHere;
 use super::problem::problem;
 use super::rejection::Rejection;
 use super::replay::{REPLAYED, may_be_replayed};
@@ -52,6 +53,7 @@ pub(super) struct Settings {
     pub(super) key_required: bool,
     pub(super) retention: Duration,
     pub(super) in_flight: InFlight,
+    pub(super) in_flight_here: InFlightHere,
     pub(super) prepared: bool,
     pub(super) canonical_json: bool,
     pub(super) request_limit: usize,
@@ -69,6 +71,15 @@ pub(super) struct Settings {
 pub(super) enum Mode {
     Transactional,
     Leased(Leasing),
+}
+
+impl Mode {
+    pub(super) fn of_record(self) -> crate::Mode {
+        match self {
+            Self::Transactional => crate::Mode::Transaction,
+            Self::Leased(leasing) => leasing.mode(),
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -152,6 +163,7 @@ impl IdempotencyLayer {
             key_required: true,
             retention: DEFAULT_RETENTION,
             in_flight: InFlight::Reject,
+            in_flight_here: InFlightHere::default(),
             prepared: true,
             canonical_json: false,
             request_limit: BODY_LIMIT,
@@ -251,13 +263,9 @@ impl IdempotencyLayer {
     /// # Errors
     ///
     /// [`InvalidSetting::Duration`] for a wait under a millisecond or over an hour.
-    pub fn with_in_flight(mut self, in_flight: InFlight) -> Result<Self, InvalidSetting> {
-        let wait_for = match in_flight {
-            InFlight::Reject => Duration::ZERO,
-            InFlight::Wait(limit) => within("wait", limit, WAIT)?,
-        };
-        if let Mode::Leased(leasing) = &mut self.settings.mode {
-            *leasing = leasing.with_wait_for(wait_for)?;
+    pub fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidSetting> {
+        if let InFlight::Wait(limit) = in_flight {
+            within("wait", limit, WAIT)?;
         }
         Ok(self.with(|settings| settings.in_flight = in_flight))
     }

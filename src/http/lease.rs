@@ -1,7 +1,7 @@
 //! The run of a leased layer: the key is claimed, the handler calls the outside, the response is stored.
 
 use std::future::Future;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{Extensions, Request, Response};
@@ -13,7 +13,7 @@ use super::rejection::Rejection;
 use super::request::Ticket;
 use super::service::{Ended, caught};
 use crate::lease::{Acquired, Leasing, Owner, unless_lost};
-use crate::{BoxError, Error, observe};
+use crate::{BoxError, Error, InFlight, observe};
 
 /// The lease that a handler runs under. It renews itself, and the layer settles it; this is to look at.
 ///
@@ -69,6 +69,7 @@ pub(super) async fn run<B, R, E, F>(
     settings: &Settings,
     leasing: Leasing,
     ticket: &Ticket,
+    in_flight: InFlight,
     mut request: Request<Body<B>>,
     handle: impl FnOnce(Request<Body<B>>) -> F,
 ) -> Result<Response<Body<R>>, Ended<E>>
@@ -77,11 +78,17 @@ where
     R::Error: Into<BoxError>,
     F: Future<Output = Result<Response<R>, E>>,
 {
+    let wait_for = match in_flight {
+        InFlight::Reject => Duration::ZERO,
+        InFlight::Wait(limit) => limit,
+    };
+    let leasing = leasing.with_wait_for(wait_for).map_err(Error::from)?;
     let lease = match leasing.acquire_stored(&settings.pool, &ticket.key, ticket.fingerprint).await? {
         Acquired::Lease(lease) => lease,
         Acquired::Replayed(stored) => return Ok(replayed(settings, &ticket.key, stored)?),
     };
     request.extensions_mut().insert(IdempotentLease { owner: lease.owner().clone() });
+    let _place = settings.in_flight_here.perform(ticket);
     let started = Instant::now();
     // The response's body is a part of the work: it may call the outside too.
     let concluded: Option<Result<_, Ended<E>>> = unless_lost(&lease, async {

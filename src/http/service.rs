@@ -18,7 +18,7 @@ use super::layer::{Mode, Settings};
 use super::rejection::{Misconfigured, Rejection};
 use super::request::{Admission, Refusal, Ticket, admit};
 use super::{lease, transaction};
-use crate::{BoxError, Error};
+use crate::{BoxError, Error, InFlight, observe};
 
 /// What [`IdempotencyLayer`](super::IdempotencyLayer) makes of a service.
 #[derive(Clone)]
@@ -82,12 +82,16 @@ where
                 Err(Refusal::Rejected(rejection)) => return Ok(rejected(&settings, rejection)),
                 Err(Refusal::Denied(Denied(response))) => return Ok(response.map(|body| Body::whole(body, None))),
             };
+            let in_flight = match pass(&settings, ticket.as_ref()).await {
+                Ok(in_flight) => in_flight,
+                Err(error) => return Ok(rejected(&settings, error.into())),
+            };
             let running = settings.runs.begin();
             // Detached: when the client hangs up, this future is dropped, and the run goes on to its end.
             let run = tokio::spawn({
                 let settings = settings.clone();
                 async move {
-                    let ended = run(&settings, ticket, request, inner).await;
+                    let ended = run(&settings, ticket, in_flight, request, inner).await;
                     drop(running);
                     ended
                 }
@@ -106,9 +110,20 @@ where
     }
 }
 
+/// Lets through what is no duplicate of a request that this process performs. Gives what is left of the wait.
+async fn pass(settings: &Settings, ticket: Option<&Ticket>) -> Result<InFlight, Error> {
+    let Some(ticket) = ticket else { return Ok(settings.in_flight) };
+    let passed = settings.in_flight_here.pass(ticket, settings.in_flight).await;
+    if let Err(error) = &passed {
+        observe::failure(settings.mode.of_record(), ticket.key.operation(), error);
+    }
+    passed
+}
+
 async fn run<S, B, R>(
     settings: &Settings,
     ticket: Option<Ticket>,
+    in_flight: InFlight,
     mut request: Request<Body<B>>,
     mut inner: S,
 ) -> Result<Response<Body<R>>, Ended<S::Error>>
@@ -122,9 +137,11 @@ where
     }
     let mut handle = |request| inner.call(request);
     match (settings.mode, &ticket) {
-        (Mode::Transactional, Some(ticket)) => transaction::run(settings, ticket, request, handle).await,
+        (Mode::Transactional, Some(ticket)) => transaction::run(settings, ticket, in_flight, request, handle).await,
         (Mode::Transactional, None) => transaction::run_unprotected(settings, request, handle).await,
-        (Mode::Leased(leasing), Some(ticket)) => lease::run(settings, leasing, ticket, request, handle).await,
+        (Mode::Leased(leasing), Some(ticket)) => {
+            lease::run(settings, leasing, ticket, in_flight, request, handle).await
+        }
         (Mode::Leased(_), None) => Ok(caught(async || handle(request).await).await?.map(Body::untouched)),
     }
 }

@@ -166,6 +166,7 @@ where
 pub(super) async fn run<B, R, E, F>(
     settings: &Settings,
     ticket: &Ticket,
+    in_flight: InFlight,
     request: Request<Body<B>>,
     handle: impl FnOnce(Request<Body<B>>) -> F,
 ) -> Result<Response<Body<R>>, Ended<E>>
@@ -175,7 +176,7 @@ where
     F: Future<Output = Result<Response<R>, E>>,
 {
     let span = call_span!("http.transaction", Mode::Transaction, ticket.key);
-    let settled = spanned(span, perform_or_replay(settings, ticket, request, handle), outcome).await;
+    let settled = spanned(span, perform_or_replay(settings, ticket, in_flight, request, handle), outcome).await;
     settled.map(|(response, _)| response)
 }
 
@@ -193,6 +194,7 @@ fn outcome<R, E>(settled: &Result<(R, &'static str), Ended<E>>) -> &'static str 
 async fn perform_or_replay<B, R, E, F>(
     settings: &Settings,
     ticket: &Ticket,
+    in_flight: InFlight,
     request: Request<Body<B>>,
     handle: impl FnOnce(Request<Body<B>>) -> F,
 ) -> Result<(Response<Body<R>>, &'static str), Ended<E>>
@@ -202,7 +204,7 @@ where
     F: Future<Output = Result<Response<R>, E>>,
 {
     let record = Record { key: &ticket.key, prepared: settings.prepared };
-    let (mut transaction, claim) = match claim(settings, ticket, record).await? {
+    let (mut transaction, claim) = match claim(settings, ticket, in_flight, record).await? {
         (transaction, Claimed::Won(claim)) => (transaction, claim),
         (transaction, Claimed::Replayed(stored)) => {
             // It wrote nothing. Rolled back here, so that the connection is free before the response is.
@@ -210,6 +212,7 @@ where
             return Ok((replayed(settings, &ticket.key, stored)?, observe::REPLAYED));
         }
     };
+    let _place = settings.in_flight_here.perform(ticket);
     let savepoint = match settings.stored_errors.is_empty() {
         true => None,
         false => Some(Savepoint::set(&mut transaction, claim.token).await?),
@@ -285,6 +288,7 @@ async fn complete(
 async fn claim(
     settings: &Settings,
     ticket: &Ticket,
+    in_flight: InFlight,
     record: Record<'_>,
 ) -> Result<(PgTransaction<'static>, Claimed), Error> {
     let terms = Terms {
@@ -296,7 +300,7 @@ async fn claim(
         max_attempts: None,
     };
     let started = Instant::now();
-    let give_up_at = match settings.in_flight {
+    let give_up_at = match in_flight {
         InFlight::Reject => started,
         InFlight::Wait(limit) => started + limit,
     };

@@ -118,6 +118,37 @@ async fn a_reused_key_is_told_before_in_flight_under_a_lease(pool: PgPool) {
     lease.release("the test is over").await.expect("released");
 }
 
+/// The one connection is the first request's: a duplicate in the same process needs none to be told, and none to wait.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_duplicate_needs_no_connection_where_its_first_is(_: PgPoolOptions, options: PgConnectOptions) {
+    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(20));
+    let pool = pool.connect_with(options).await.expect("a pool");
+    create_effects(&pool).await;
+    for (attempt, layer) in [transactional(&pool), waiting(&pool, Duration::from_secs(20))].into_iter().enumerate() {
+        let gate = Gate::new();
+        let app = app(&gate, layer);
+        let post = |body: &'static str| {
+            let (app, key) = (app.clone(), format!("key-{attempt}"));
+            tokio::spawn(async move { post_to(&app, "/gate", &key, body).await })
+        };
+        let first = post("x");
+        gate.reached().await;
+        let reused = post("y").await.expect("joined");
+        assert_eq!((reused.status, &*reused.problem()), (StatusCode::UNPROCESSABLE_ENTITY, "key-reused"));
+        let duplicate = post("x");
+        if attempt == 0 {
+            assert_eq!(duplicate.await.expect("joined").problem(), "in-flight");
+            gate.open();
+        } else {
+            gate.open();
+            assert!(duplicate.await.expect("joined").is_replayed());
+        }
+        assert_eq!(first.await.expect("joined").status, StatusCode::OK);
+        assert!(post("x").await.expect("joined").is_replayed(), "it is forgotten when it has ended");
+    }
+    assert_eq!(effects(&pool).await, 2);
+}
+
 /// Many duplicates of one slow request, few connections: others are served meanwhile, whether the duplicates wait or not.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_storm_on_one_key_leaves_the_pool_to_others(_: PgPoolOptions, options: PgConnectOptions) {
