@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{Connection, PgConnection, PgPool};
 
-use crate::claim::{Claimed, claim};
+use crate::claim::{Claimed, contend};
 use crate::observe::{Ending, call_span, spanned};
 use crate::outcome::{decode, encode};
 use crate::record::{Claim, Record, Response, Terms, Unmet};
@@ -187,7 +187,7 @@ impl Idempotency {
                 in_own_transaction(conn, Durability::AsItIs, async move |conn| call.ensure(conn, perform).await).await?
             }
         };
-        spanned(span, call, |result| ending.outcome(result)).await
+        spanned(span, call, |result| ending.observe(key, result)).await
     }
 
     /// [`ensure_isolated`] with these options.
@@ -225,7 +225,7 @@ impl Idempotency {
                 .await?
             }
         };
-        spanned(span, call, |result| ending.outcome(result)).await
+        spanned(span, call, |result| ending.observe(key, result)).await
     }
 
     /// [`ensure`](Self::ensure) for a caller with no transaction of his own: takes a connection from the pool, begins,
@@ -254,7 +254,7 @@ impl Idempotency {
             let call = Call::new(&self, key, body, &ending)?;
             in_pooled_transaction(pool, Durability::AsItIs, async move |conn| call.ensure(conn, perform).await).await
         };
-        spanned(span, call, |result| ending.outcome(result)).await
+        spanned(span, call, |result| ending.observe(key, result)).await
     }
 
     /// [`ensure_isolated`](Self::ensure_isolated) for a caller with no transaction of his own, as [`run`](Self::run). An error
@@ -281,7 +281,7 @@ impl Idempotency {
             in_pooled_transaction(pool, Durability::AsItIs, async move |conn| call.ensure_isolated(conn, perform).await)
                 .await
         };
-        spanned(span, call, |result| ending.outcome(result)).await
+        spanned(span, call, |result| ending.observe(key, result)).await
     }
 }
 
@@ -320,11 +320,10 @@ impl<'k> Call<'k> {
             Claimed::Won(claim) => {
                 let started = Instant::now();
                 let performed = perform(&mut *conn).await;
-                self.observe_perform(started, performed.is_ok());
+                self.observe_perform(started);
                 let response = performed?;
                 let encoded = encode(&response).map_err(|error| self.failed(error))?;
                 self.complete(conn, claim, &encoded).await.map_err(|error| self.failed(error))?;
-                self.observe(observe::PERFORMED);
                 Ok(Outcome::Performed(response))
             }
         }
@@ -343,7 +342,7 @@ impl<'k> Call<'k> {
         let savepoint = Savepoint::set(conn, claim.token).await?;
         let started = Instant::now();
         let performed = perform(&mut *conn).await;
-        self.observe_perform(started, performed.is_ok());
+        self.observe_perform(started);
         let settled = match performed {
             Ok(verdict) => {
                 self.settle(conn, claim, savepoint, verdict).await.map_err(|error| E::from(self.failed(error)))
@@ -358,7 +357,9 @@ impl<'k> Call<'k> {
     }
 
     async fn claim(&self, conn: &mut PgConnection) -> Result<Claimed, Error> {
-        let claimed = claim(conn, self.record, &self.terms).await;
+        let started = Instant::now();
+        let claimed = contend(conn, self.record, &self.terms).await;
+        observe::claimed(self.terms.mode, self.record.key.operation(), started.elapsed());
         claimed.inspect_err(|error| self.ending.tell(error))
     }
 
@@ -387,24 +388,15 @@ impl<'k> Call<'k> {
             self.complete(conn, claim, &encoded).await?;
             savepoint.release(conn).await?;
         }
-        self.observe(observe::PERFORMED);
         Ok(Outcome::Performed(response))
     }
 
-    fn observe_perform(&self, started: Instant, succeeded: bool) {
+    fn observe_perform(&self, started: Instant) {
         observe::performed(self.terms.mode, self.record.key.operation(), started.elapsed());
-        if !succeeded {
-            self.observe(observe::FAILED);
-        }
-    }
-
-    fn observe(&self, outcome: &'static str) {
-        observe::outcome(self.terms.mode, self.record.key.operation(), outcome);
     }
 
     fn failed(&self, error: Error) -> Error {
         self.ending.tell(&error);
-        observe::failure(self.terms.mode, self.record.key.operation(), &error);
         error
     }
 

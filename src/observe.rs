@@ -7,7 +7,7 @@ use std::time::Duration;
 use tracing::{Instrument as _, Span};
 
 use crate::record::Batch;
-use crate::{Error, Mode, Outcome};
+use crate::{Error, Key, Mode, Outcome};
 
 /// A span of one call, disabled where nobody listens. Each has its name written out, which is a part of its static metadata.
 macro_rules! call_span {
@@ -60,6 +60,13 @@ impl Ending {
             Ok(Outcome::Replayed(_)) => REPLAYED,
             Err(_) => self.error.get().unwrap_or(&FAILED),
         }
+    }
+
+    /// Counts the outcome of a call in transaction mode, and gives it. Called when all is over, the crate's own COMMIT too.
+    pub(crate) fn observe<T, E>(&self, key: &Key, result: &Result<Outcome<T>, E>) -> &'static str {
+        let ended = self.outcome(result);
+        outcome(Mode::Transaction, key.operation(), ended);
+        ended
     }
 }
 

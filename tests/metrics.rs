@@ -34,6 +34,16 @@ async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Resu
         Idempotency::new().run(&pool, &failing, "body", async |_| Err(Error::Database(sqlx::Error::RowNotFound))).await;
     failed.expect_err("perform fails");
 
+    // It fails after everything that the crate does but the COMMIT.
+    sqlx::raw_sql("create table deferred (n int unique deferrable initially deferred)").execute(&pool).await?;
+    let uncommitted: Result<Outcome<i64>, Error> = Idempotency::new()
+        .run(&pool, &key("POST /deferred", "1"), "body", async |conn| {
+            sqlx::query("insert into deferred values (1), (1)").execute(conn).await?;
+            Ok(1)
+        })
+        .await;
+    uncommitted.expect_err("the COMMIT fails");
+
     let lost = key("charge", "lost");
     let error =
         ensure_leased(&pool, &lost, "body", Policy::AtMostOnce { lease: Duration::from_secs(40) }, async |_| {
@@ -60,6 +70,7 @@ async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Resu
         r#"idempotency_outcomes_total{mode="transaction",operation="POST /orders",outcome="replayed"} 2"#,
         r#"idempotency_outcomes_total{mode="transaction",operation="POST /orders",outcome="key_reused"} 1"#,
         r#"idempotency_outcomes_total{mode="transaction",operation="POST /orders",outcome="failed"} 1"#,
+        r#"idempotency_outcomes_total{mode="transaction",operation="POST /deferred",outcome="failed"} 1"#,
         r#"idempotency_outcomes_total{mode="at_most_once",operation="charge",outcome="lease_lost"} 1"#,
         r#"idempotency_outcomes_total{mode="mark",operation="event",outcome="performed"} 2"#,
         r#"idempotency_outcomes_total{mode="mark",operation="event",outcome="replayed"} 1"#,
@@ -72,6 +83,7 @@ async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Resu
     ] {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
+    assert_eq!(text.matches(r#"operation="POST /deferred",outcome="#).count(), 1, "nothing else is said of it\n{text}");
     assert!(!text.contains("secret-value") && !text.contains("nobody may see"), "never the key or its scope\n{text}");
     Ok(())
 }
