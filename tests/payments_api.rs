@@ -1,14 +1,45 @@
-//! The contract of `examples/payments_api`, against its real process on a real socket. What happens under storms, hang-ups and
-//! kills is `script/demo`'s business.
+//! The contract of `examples/payments_api` and of its twin `examples/payments_layer`, against their real processes on a real
+//! socket. What happens under storms, hang-ups and kills is `script/demo`'s business.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use anyhow::Context as _;
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, PgPool};
+
+/// Each test once for each binary. Those that Cargo has not built for want of a feature are left out.
+macro_rules! contract {
+    ($binary:ident: $($test:ident)+) => {
+        mod $binary {
+            use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+            $(
+                #[sqlx::test(migrations = false)]
+                async fn $test(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+                    let api = super::Api::start(stringify!($binary), &options)?;
+                    super::$test(api, options).await
+                }
+            )+
+        }
+    };
+    ($($test:ident)+) => {
+        contract!(payments_api: $($test)+);
+        #[cfg(feature = "axum")]
+        contract!(payments_layer: $($test)+);
+    };
+}
+
+contract! {
+    a_payment_is_made_once_and_replayed_byte_for_byte
+    two_users_with_one_key_do_not_see_each_other
+    what_is_wrong_is_refused_and_nothing_is_stored
+    a_duplicate_waits_five_seconds_and_is_told_to_retry
+    sigterm_ends_it_with_success
+}
 
 /// Killed with this value.
 struct Api {
@@ -18,17 +49,18 @@ struct Api {
 }
 
 impl Api {
-    fn start(options: &PgConnectOptions) -> anyhow::Result<Self> {
+    fn start(binary: &str, options: &PgConnectOptions) -> anyhow::Result<Self> {
         // Cargo builds the examples with the tests, beside them.
         let deps = std::env::current_exe()?;
-        let binary: PathBuf = deps.ancestors().nth(2).expect("target/profile").join("examples/payments_api");
-        let mut process = Command::new(binary)
+        let binary: PathBuf = deps.ancestors().nth(2).expect("target/profile").join("examples").join(binary);
+        let mut process = Command::new(&binary)
             .env("DATABASE_URL", options.to_url_lossy().to_string())
             .env("LISTEN_ADDR", "127.0.0.1:0")
             .env("PAYMENTS_EXIT_WITH_PARENT", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .spawn()?;
+            .spawn()
+            .with_context(|| format!("{} does not start; cargo builds it with --examples", binary.display()))?;
         let mut line = String::new();
         BufReader::new(process.stdout.take().expect("piped")).read_line(&mut line)?;
         let base = line.trim().strip_prefix("listening on ").expect("its address").to_owned();
@@ -62,25 +94,21 @@ fn payment() -> Value {
     json!({"amount": 1250, "currency": "EUR", "customer_id": "c-17"})
 }
 
-/// The answer is a problem of this status, with all that RFC 9457 asks for.
-async fn assert_problem(response: Response, status: u16) -> anyhow::Result<()> {
+/// The answer is a problem of this status and type, with all that RFC 9457 asks for.
+async fn assert_problem(response: Response, status: u16, kind: &str) -> anyhow::Result<()> {
     let content_type = response.headers()["content-type"].to_str()?.to_owned();
     assert_eq!(response.status().as_u16(), status, "{}", response.text().await?);
     assert_eq!(content_type, "application/problem+json");
     let problem: Value = response.json().await?;
     assert_eq!(problem["status"], status);
-    for member in ["type", "title", "detail"] {
+    assert_eq!(problem["type"], format!("https://payments.example/problems/{kind}"));
+    for member in ["title", "detail"] {
         assert!(problem[member].as_str().is_some_and(|text| !text.is_empty()), "{problem}");
     }
     Ok(())
 }
 
-#[sqlx::test(migrations = false)]
-async fn a_payment_is_made_once_and_replayed_byte_for_byte(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let api = Api::start(&options)?;
+async fn a_payment_is_made_once_and_replayed_byte_for_byte(api: Api, _: PgConnectOptions) -> anyhow::Result<()> {
     let first = api.pay("ada", "order-4711-payment", &payment()).await?;
     assert_eq!(first.status(), StatusCode::CREATED);
     assert!(!first.headers().contains_key("idempotency-replayed"));
@@ -103,12 +131,7 @@ async fn a_payment_is_made_once_and_replayed_byte_for_byte(
     Ok(())
 }
 
-#[sqlx::test(migrations = false)]
-async fn two_users_with_one_key_do_not_see_each_other(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let api = Api::start(&options)?;
+async fn two_users_with_one_key_do_not_see_each_other(api: Api, _: PgConnectOptions) -> anyhow::Result<()> {
     let mut ids = Vec::new();
     for user in ["ada", "bob"] {
         let response = api.pay(user, "the-same-key", &payment()).await?;
@@ -122,22 +145,17 @@ async fn two_users_with_one_key_do_not_see_each_other(
     Ok(())
 }
 
-#[sqlx::test(migrations = false)]
-async fn what_is_wrong_is_refused_and_nothing_is_stored(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let api = Api::start(&options)?;
+async fn what_is_wrong_is_refused_and_nothing_is_stored(api: Api, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options).await?;
 
     let keyless = api.post().header("X-User-ID", "ada").json(&payment()).send().await?;
-    assert_problem(keyless, 400).await?;
+    assert_problem(keyless, 400, "malformed-key").await?;
     for key in ["", "short12", "\"short12\"", "\"unclosed-quote", "x".repeat(256).as_str()] {
-        assert_problem(api.pay("ada", key, &payment()).await?, 400).await?;
+        assert_problem(api.pay("ada", key, &payment()).await?, 400, "malformed-key").await?;
     }
     let anonymous = api.post().header("Idempotency-Key", "a-good-key").json(&payment()).send().await?;
-    assert_problem(anonymous, 401).await?;
-    assert_problem(api.pay("", "a-good-key", &payment()).await?, 401).await?;
+    assert_problem(anonymous, 401, "no-user").await?;
+    assert_problem(api.pay("", "a-good-key", &payment()).await?, 401, "no-user").await?;
 
     for (body, status) in [
         ("", 400),
@@ -160,10 +178,11 @@ async fn what_is_wrong_is_refused_and_nothing_is_stored(
             .body(body)
             .send()
             .await?;
-        assert_problem(response, status).await?;
+        let kind = if status == 400 { "malformed-body" } else { "invalid-payment" };
+        assert_problem(response, status, kind).await?;
     }
     let large = json!({"amount": 1, "currency": "EUR", "customer_id": "x".repeat(1024 * 1024)});
-    assert_problem(api.pay("ada", "a-good-key", &large).await?, 413).await?;
+    assert_problem(api.pay("ada", "a-good-key", &large).await?, 413, "too-large").await?;
 
     let (records, payments): (i64, i64) =
         sqlx::query_as("select (select count(*) from idempotency.record), (select count(*) from payments)")
@@ -173,20 +192,18 @@ async fn what_is_wrong_is_refused_and_nothing_is_stored(
 
     assert_eq!(api.pay("ada", "a-good-key", &payment()).await?.status(), StatusCode::CREATED, "the key is still free");
     let other = json!({"amount": 1, "currency": "EUR", "customer_id": "c-17"});
-    assert_problem(api.pay("ada", "a-good-key", &other).await?, 422).await?;
-    assert_problem(api.client.get(format!("{}/nowhere", api.base)).send().await?, 404).await?;
-    assert_problem(api.client.delete(format!("{}/payments", api.base)).send().await?, 405).await?;
+    assert_problem(api.pay("ada", "a-good-key", &other).await?, 422, "key-reused").await?;
+    assert_problem(api.client.get(format!("{}/nowhere", api.base)).send().await?, 404, "unknown-route").await?;
+    assert_problem(api.client.delete(format!("{}/payments", api.base)).send().await?, 405, "wrong-method").await?;
     assert_eq!(api.client.get(format!("{}/healthz", api.base)).send().await?.status(), StatusCode::OK);
     Ok(())
 }
 
 /// The owner is a transaction of this test's, so that it is in flight for certain.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_duplicate_waits_five_seconds_and_is_told_to_retry(
-    _: PgPoolOptions,
+    api: Api,
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
-    let api = Api::start(&options)?;
     let pool = PgPool::connect_with(options).await?;
     let mut owner = pool.begin().await?;
     sqlx::query(
@@ -200,12 +217,10 @@ async fn a_duplicate_waits_five_seconds_and_is_told_to_retry(
     let waited = asked.elapsed().as_secs_f64();
     assert!((5.0..8.0).contains(&waited), "{waited} s");
     assert!(response.headers().contains_key("retry-after"));
-    assert_problem(response, 409).await
+    assert_problem(response, 409, "in-flight").await
 }
 
-#[sqlx::test(migrations = false)]
-async fn sigterm_ends_it_with_success(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let mut api = Api::start(&options)?;
+async fn sigterm_ends_it_with_success(mut api: Api, _: PgConnectOptions) -> anyhow::Result<()> {
     assert_eq!(api.pay("ada", "a-good-key", &payment()).await?.status(), StatusCode::CREATED);
     let sent = Command::new("kill").args(["-TERM", &api.process.id().to_string()]).status()?;
     assert!(sent.success());

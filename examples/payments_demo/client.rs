@@ -85,7 +85,7 @@ impl Client {
         let Intent { user, key, body } = intent;
         let request = format!(
             "POST /payments HTTP/1.1\r\nHost: {address}\r\nX-User-ID: {user}\r\nIdempotency-Key: {key}\r\n\
-             Content-Length: {}\r\n\r\n{body}",
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
             body.len(),
         );
         connection.write_all(request.as_bytes()).await?;
