@@ -23,7 +23,7 @@
 //!         let Account(id) = request.extensions.get().ok_or(StatusCode::UNAUTHORIZED)?;
 //!         Ok(id.clone())
 //!     });
-//!     Router::new().route("/payments", post(pay)).layer(idempotency)
+//!     Router::new().route("/payments", post(pay)).route_layer(idempotency)
 //! }
 //! # let _ = router; }
 //! ```
@@ -64,17 +64,24 @@
 //! [`IdempotencyLayer::leased`] is for handlers that call the outside. The claim is committed first, the handler runs under a
 //! lease that renews itself, and the response is stored afterwards, as [`lease`](crate::lease) says: at least once or at most
 //! once, by your choice. Rule 11 holds, with this difference: what was done outside is not undone. At least once, an error
-//! frees the key. **At most once it leaves the key indeterminate**, whatever the status, unless the response says
-//! [`NotPerformed`].
+//! frees the key. **At most once it leaves the key indeterminate**, whatever the status and also when an extractor has refused
+//! the request, unless the response says [`NotPerformed`], or the handler was to say when its effect
+//! [begins](IdempotencyLayer::with_explicit_begin) and has not.
 //!
 //! # Where to put it
 //!
 //! From the outside in: authentication, limits of size and rate, checks of signatures, **this layer**, the handler. What is
 //! outside runs for a replay too, so a user whose access was revoked reads nothing; what is inside does not. Compression
 //! belongs outside, or the stored body is a compressed one; so does a time-out, whose 408 or 504 then leaves the run alone.
-//! In axum add it by `Router::layer`, where the matched route is known, or name the operation by
-//! [`with_route`](IdempotencyLayer::with_route). **Give it the feature `axum` there:** without it a nested router hides the
-//! front of the path, and with it whose account a request is for.
+//! In axum add it by `Router::route_layer`, where the matched route is known and unknown paths stay a 404; elsewhere name the
+//! operation by [`with_route`](IdempotencyLayer::with_route). **Give it the feature `axum` there:** without it a nested router
+//! hides the front of the path, and with it whose account a request is for.
+//!
+//! # What the handler gets
+//!
+//! The request, with its body whole. In its extensions, what the extractors [`IdempotentTx`] and [`IdempotentLease`] take, and
+//! the [`Key`](crate::Key), where there is one. A panic of the handler's stays a panic, on the connection's task: a client
+//! sees a cut connection, or what a `CatchPanicLayer` further out makes of it.
 //!
 //! # Shutdown
 //!

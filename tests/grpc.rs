@@ -98,7 +98,7 @@ fn code(rejection: &Rejection) -> Code {
     match rejection {
         Rejection::InFlight { .. } => Code::Aborted,
         Rejection::KeyReused => Code::FailedPrecondition,
-        Rejection::Indeterminate | Rejection::NotReplayable { .. } => Code::DataLoss,
+        Rejection::Indeterminate { .. } | Rejection::NotReplayable { .. } => Code::DataLoss,
         Rejection::Exhausted { .. } | Rejection::BodyTooLarge { .. } => Code::ResourceExhausted,
         Rejection::Unavailable(_) => Code::Unavailable,
         Rejection::Misconfigured(_) => Code::Internal,

@@ -10,6 +10,9 @@ use pg_idempotency::Error;
 use pg_idempotency::http::{Denied, Rejection};
 use serde_json::json;
 
+/// Where the database says nothing, this does not hammer it.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
 #[derive(Debug)]
 pub(crate) struct Problem {
     status: StatusCode,
@@ -71,9 +74,18 @@ impl From<&Rejection> for Problem {
     }
 }
 
-/// The handler's statements fail as the layer's own do.
+/// What went wrong in the handler's own statements: the database is away, or a statement is wrong.
 impl From<sqlx::Error> for Problem {
     fn from(error: sqlx::Error) -> Self {
-        Self::from(&Rejection::from(Error::from(error)))
+        let error = Error::from(error);
+        let away = error.is_transient();
+        eprintln!("payments_layer: {:#}", anyhow::Error::new(error));
+        if !away {
+            let detail = "something went wrong; ask again with the same key";
+            return Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal-error", detail);
+        }
+        let detail = "out of order for now; ask again with the same key";
+        let unavailable = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail);
+        Self { retry_after: Some(RETRY_AFTER), ..unavailable }
     }
 }

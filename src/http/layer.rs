@@ -35,7 +35,7 @@ type RejectionOf = dyn Fn(&Rejection) -> Response<Bytes> + Send + Sync;
 
 /// Makes the requests that pass through it idempotent. What it does stands in the [module's documentation](super).
 ///
-/// Cheap to clone; add it by axum's `Router::layer`, by tower's `ServiceBuilder`, or by [`Layer::layer`].
+/// Cheap to clone; add it by axum's `Router::route_layer`, by tower's `ServiceBuilder`, or by [`Layer::layer`].
 #[derive(Clone)]
 pub struct IdempotencyLayer {
     settings: Settings,
@@ -64,6 +64,7 @@ pub(super) struct Settings {
     pub(super) seal: Option<Arc<dyn Seal>>,
     pub(super) rejection: Arc<RejectionOf>,
     pub(super) documentation: Option<HeaderValue>,
+    pub(super) explicit_begin: bool,
     pub(super) runs: Runs,
 }
 
@@ -174,7 +175,8 @@ impl IdempotencyLayer {
             seal: None,
             rejection: Arc::new(problem),
             documentation: None,
-            runs: Runs::new(),
+            explicit_begin: false,
+            runs: Runs::default(),
         };
         Self { settings }
     }
@@ -184,7 +186,7 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Which methods are made idempotent; others pass untouched. POST and PATCH unless told: HTTP defines the rest as
+    /// Which methods are made idempotent, these and no others; the rest passes untouched. POST and PATCH unless told: HTTP defines the rest as
     /// idempotent (RFC 9110, section 9.2.2), which is for your handlers to keep.
     #[must_use]
     pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
@@ -292,7 +294,8 @@ impl IdempotencyLayer {
         self.with(|settings| settings.prepared = prepared)
     }
 
-    /// Compares bodies as canonical JSON instead of byte by byte: for clients that build the body anew for each retry. A
+    /// Compares bodies as canonical JSON instead of byte by byte, and leaves `Content-Type` out: for clients that build the
+    /// request anew for each retry. A
     /// body that is not JSON is refused with a 400. Numbers with more digits than an `f64` keeps make it compare that body
     /// byte by byte.
     #[must_use]
@@ -371,6 +374,20 @@ impl IdempotencyLayer {
         // A `Uri` is visible ASCII without angle brackets, so this does not fail.
         let link = HeaderValue::from_str(&format!("<{uri}>; rel=\"describedby\""));
         self.with(|settings| settings.documentation = link.ok())
+    }
+
+    /// Under a lease at most once: the handler says when its effect begins, by
+    /// [`IdempotentLease::begin`](super::IdempotentLease::begin). What fails before frees the key, a request that an extractor
+    /// refuses for one; without this it leaves the key indeterminate. **A handler that forgets to say it can repeat its effect.**
+    #[must_use]
+    pub fn with_explicit_begin(self) -> Self {
+        self.with(|settings| settings.explicit_begin = true)
+    }
+
+    /// Counts its runs here, together with those of other layers.
+    #[must_use]
+    pub fn with_runs(self, runs: &Runs) -> Self {
+        self.with(|settings| settings.runs = runs.clone())
     }
 
     /// The runs of this layer and its clones, to wait for at shutdown.

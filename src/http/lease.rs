@@ -1,6 +1,8 @@
 //! The run of a leased layer: the key is claimed, the handler calls the outside, the response is stored.
 
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -13,7 +15,7 @@ use super::rejection::Rejection;
 use super::request::Ticket;
 use super::service::{Ended, caught};
 use crate::lease::{Acquired, Leasing, Owner, unless_lost};
-use crate::{BoxError, Error, InFlight, observe};
+use crate::{BoxError, Error, InFlight, Key, observe};
 
 /// The lease that a handler runs under. It renews itself, and the layer settles it; this is to look at.
 ///
@@ -21,6 +23,7 @@ use crate::{BoxError, Error, InFlight, observe};
 #[derive(Clone, Debug)]
 pub struct IdempotentLease {
     owner: Owner,
+    begun: Arc<AtomicBool>,
 }
 
 /// There is no lease: no leased layer is in front of this handler, or not for this method, or the request has no key.
@@ -36,6 +39,18 @@ impl IdempotentLease {
     /// [`NoLease`].
     pub fn get(extensions: &Extensions) -> Result<Self, NoLease> {
         extensions.get::<Self>().cloned().ok_or(NoLease)
+    }
+
+    /// Says that the effect begins now: from here on a failure may have done something. It counts where the layer was told to
+    /// [listen](super::IdempotencyLayer::with_explicit_begin).
+    pub fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        self.owner.key()
     }
 
     /// As [`Lease::downstream_key`](crate::lease::Lease::downstream_key): for the next service, the same in every attempt.
@@ -87,7 +102,8 @@ where
         Acquired::Lease(lease) => lease,
         Acquired::Replayed(stored) => return Ok(replayed(settings, &ticket.key, stored)?),
     };
-    request.extensions_mut().insert(IdempotentLease { owner: lease.owner().clone() });
+    let begun = Arc::new(AtomicBool::new(!settings.explicit_begin));
+    request.extensions_mut().insert(IdempotentLease { owner: lease.owner().clone(), begun: begun.clone() });
     let _place = settings.in_flight_here.perform(ticket);
     let started = Instant::now();
     // The response's body is a part of the work: it may call the outside too.
@@ -106,13 +122,16 @@ where
             Ok(response)
         }
         Some(Ok((Conclusion::Free { response }, not_performed, status))) => {
-            if not_performed {
+            if not_performed || !begun.load(Ordering::Relaxed) {
                 lease.not_performed(());
             }
             lease.fail(&format!("the handler answered {status}")).await;
             Ok(response)
         }
         Some(Err(ended)) => {
+            if !begun.load(Ordering::Relaxed) {
+                lease.not_performed(());
+            }
             lease.fail(ended.reason()).await;
             Err(ended)
         }

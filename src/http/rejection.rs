@@ -15,7 +15,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Why a request was refused. **Nothing was performed by this request**, except where it says otherwise.
 ///
 /// It stands in the extensions of the response, for logs and metrics of your own, and goes to the hook of
-/// [`with_rejection`](super::IdempotencyLayer::with_rejection).
+/// [`with_rejection`](super::IdempotencyLayer::with_rejection). Its text is for the client; its `source()`, of the last two,
+/// for the service.
 ///
 /// | [`kind`](Self::kind) | status | retry the same request | what happened |
 /// |---|---|---|---|
@@ -68,13 +69,19 @@ pub enum Rejection {
         "the first request with this Idempotency-Key was begun and never finished, and whether it took effect is \
          unknown; do not repeat it under another key before somebody has found out"
     )]
-    Indeterminate,
+    #[non_exhaustive]
+    Indeterminate {
+        /// The fencing token of its claim: what an operator settles it by.
+        token: i64,
+    },
     /// The operation failed as often as it may.
     #[error("the operation failed {attempts} times, which is the limit; it is not tried again")]
     #[non_exhaustive]
     Exhausted {
         /// How often.
         attempts: u32,
+        /// The fencing token of the last claim.
+        token: i64,
     },
     /// Done, and the response was not kept: too large, a stream, or a secret.
     #[error("the operation was done before, and its response{} was not kept; look up what it made",
@@ -99,8 +106,8 @@ pub enum Rejection {
 pub enum Misconfigured {
     /// Nobody says which operation it is.
     #[error(
-        "the request has no matched route to name its operation by; add the layer by axum's Router::layer, with the \
-         feature axum, or name the operation: with_route, with_operation"
+        "the request has no matched route to name its operation by; add the layer by axum's Router::route_layer, with \
+         the feature axum, or name the operation: with_route, with_operation"
     )]
     NoOperation,
     /// The handler's answer came while it, or what it spawned, still had the transaction.
@@ -132,7 +139,7 @@ impl Rejection {
             Self::InvalidBody(_) => "invalid-body",
             Self::KeyReused => "key-reused",
             Self::InFlight { .. } => "in-flight",
-            Self::Indeterminate => "indeterminate",
+            Self::Indeterminate { .. } => "indeterminate",
             Self::Exhausted { .. } => "exhausted",
             Self::NotReplayable { .. } => "not-replayable",
             Self::Unavailable(_) => "unavailable",
@@ -149,9 +156,10 @@ impl Rejection {
             }
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::InFlight { .. } | Self::Indeterminate | Self::Exhausted { .. } | Self::NotReplayable { .. } => {
-                StatusCode::CONFLICT
-            }
+            Self::InFlight { .. }
+            | Self::Indeterminate { .. }
+            | Self::Exhausted { .. }
+            | Self::NotReplayable { .. } => StatusCode::CONFLICT,
             Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Misconfigured(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -187,18 +195,19 @@ impl Misconfigured {
             Error::Database(source) if sqlstate(source).as_deref() == Some("25P02") => {
                 Self::TransactionAborted(error).into()
             }
-            _ => error.into(),
+            _ => Rejection::of(error),
         }
     }
 }
 
-impl From<Error> for Rejection {
-    fn from(error: Error) -> Self {
+impl Rejection {
+    /// Of an error of the crate's own statements. No `From`: an error of the handler's own is for the handler to judge.
+    pub(super) fn of(error: Error) -> Self {
         match error {
             Error::KeyReused { .. } => Self::KeyReused,
             Error::InFlight { retry_after } => Self::InFlight { retry_after },
-            Error::Indeterminate { .. } => Self::Indeterminate,
-            Error::Exhausted { attempts, .. } => Self::Exhausted { attempts },
+            Error::Indeterminate { token, .. } => Self::Indeterminate { token },
+            Error::Exhausted { attempts, token, .. } => Self::Exhausted { attempts, token },
             Error::Undecodable { .. } => Self::NotReplayable { status: None },
             Error::InvalidBody { source } => Self::InvalidBody(source),
             // The client can do nothing about the first three, and an operator everything.

@@ -10,7 +10,7 @@ use super::header::{MalformedKey, key_value};
 use super::layer::{OperationFrom, Settings, ValueFrom};
 use super::rejection::{Misconfigured, Rejection};
 use crate::fingerprint::request::Content;
-use crate::{Error, Fingerprint, Key, KeyPart};
+use crate::{Fingerprint, Key, KeyPart};
 
 /// What becomes of a request.
 pub(super) enum Admission<B> {
@@ -98,10 +98,14 @@ fn ticket(
         KeyPart::Scope | KeyPart::Operation => Misconfigured::Refused(invalid.into()).into(),
     })?;
     let content_type = parts.headers.get(header::CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
-    let content = if settings.canonical_json { Content::Json(data) } else { Content::Bytes(data) };
+    let (content_type, content) = match settings.canonical_json {
+        // It is JSON, whatever it says: a charset that comes and goes is no other request.
+        true => (&b""[..], Content::Json(data)),
+        false => (content_type, Content::Bytes(data)),
+    };
     let target = target(parts);
     let of = [parts.method.as_str().as_bytes(), target.as_bytes(), content_type];
-    let fingerprint = Fingerprint::of_request(of, content).map_err(Error::from)?;
+    let fingerprint = Fingerprint::of_request(of, content).map_err(Rejection::InvalidBody)?;
     Ok(Ticket { key, fingerprint })
 }
 

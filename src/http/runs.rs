@@ -6,6 +6,12 @@ use tokio::sync::watch;
 
 /// Counts the runs of a layer. Keep one from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and wait for it at
 /// the end of a graceful shutdown.
+///
+/// ```
+/// # use pg_idempotency::http::Runs;
+/// let runs = Runs::default(); // for several layers: `.with_runs(&runs)` on each
+/// assert_eq!(runs.count(), 0);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Runs {
     running: Arc<watch::Sender<usize>>,
@@ -16,11 +22,13 @@ pub(super) struct Running {
     running: Arc<watch::Sender<usize>>,
 }
 
-impl Runs {
-    pub(super) fn new() -> Self {
+impl Default for Runs {
+    fn default() -> Self {
         Self { running: Arc::new(watch::Sender::new(0)) }
     }
+}
 
+impl Runs {
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> usize {

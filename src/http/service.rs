@@ -49,7 +49,7 @@ impl<E> From<Misconfigured> for Ended<E> {
 
 impl<E> From<Error> for Ended<E> {
     fn from(error: Error) -> Self {
-        Self::Rejected(error.into())
+        Self::Rejected(Rejection::of(error))
     }
 }
 
@@ -84,7 +84,7 @@ where
             };
             let in_flight = match pass(&settings, ticket.as_ref()).await {
                 Ok(in_flight) => in_flight,
-                Err(error) => return Ok(rejected(&settings, error.into())),
+                Err(error) => return Ok(rejected(&settings, Rejection::of(error))),
             };
             let running = settings.runs.begin();
             // Detached: when the client hangs up, this future is dropped, and the run goes on to its end.
@@ -104,7 +104,7 @@ where
                 // On the connection's task, where it would have been without the layer.
                 Ok(Err(Ended::Panicked(panic))) => resume_unwind(panic),
                 // The runtime is shutting down, or the layer itself has panicked.
-                Err(error) => Ok(rejected(&settings, Error::Database(sqlx::Error::Io(error.into())).into())),
+                Err(error) => Ok(rejected(&settings, Rejection::of(Error::Database(sqlx::Error::Io(error.into()))))),
             }
         })
     }
@@ -172,6 +172,9 @@ fn rejected<R>(settings: &Settings, rejection: Rejection) -> Response<Body<R>> {
                 error = &**error as &dyn std::error::Error,
                 "a request met a mistake in the service's set-up"
             );
+        }
+        Rejection::Indeterminate { token } | Rejection::Exhausted { token, .. } => {
+            tracing::warn!(token, "a request met an operation that waits for an operator");
         }
         _ => {}
     }

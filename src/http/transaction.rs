@@ -22,20 +22,21 @@ use crate::observe::{call_span, spanned};
 use crate::poll::Polls;
 use crate::record::{Claim, Record, Response as Stored, Terms, Unmet};
 use crate::transaction::{Savepoint, begin_pooled, commit_unclaimed};
-use crate::{BoxError, Error, InFlight, Mode, observe};
+use crate::{BoxError, Error, InFlight, Key, Mode, observe};
 
 /// How often a claim that lost against a concurrent transaction, above READ COMMITTED or to a sweep, starts over at once.
 const CLAIMS: usize = 3;
 
 /// The transaction that holds the key. What a handler writes through it commits with the response, or not at all.
 ///
-/// It is a `PgConnection`: `sqlx::query(…).execute(&mut **tx)`, and `tx.begin()` for savepoints. With axum it is an extractor;
+/// It is a `PgConnection`: `sqlx::query(…).execute(&mut *tx)`, and `tx.begin()` for savepoints. With axum it is an extractor;
 /// elsewhere [`take`](Self::take) it out of the request's extensions. Drop it before the response is returned. Neither
 /// COMMIT nor ROLLBACK: the layer would answer 500.
 pub struct IdempotentTx {
     // `None` only while it is dropped.
     transaction: Option<PgTransaction<'static>>,
     slot: Arc<Slot>,
+    key: Option<Key>,
 }
 
 /// Where the transaction is while the handler runs.
@@ -81,12 +82,20 @@ impl IdempotentTx {
         let Carried(slot) = extensions.get::<Carried>().ok_or(NoTransaction)?;
         let mut state = slot.state.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::take(&mut *state) {
-            State::Here(transaction) => Ok(Self { transaction: Some(transaction), slot: slot.clone() }),
+            State::Here(transaction) => {
+                Ok(Self { transaction: Some(transaction), slot: slot.clone(), key: extensions.get().cloned() })
+            }
             other => {
                 *state = other;
                 Err(NoTransaction)
             }
         }
+    }
+
+    /// The key; `None` for a request [without one](super::IdempotencyLayer::with_optional_key).
+    #[must_use]
+    pub fn key(&self) -> Option<&Key> {
+        self.key.as_ref()
     }
 }
 
@@ -186,7 +195,7 @@ fn outcome<R, E>(settled: &Result<(R, &'static str), Ended<E>>) -> &'static str 
         Ok((_, outcome)) => outcome,
         Err(Ended::Rejected(Rejection::KeyReused)) => "key_reused",
         Err(Ended::Rejected(Rejection::InFlight { .. })) => "in_flight",
-        Err(Ended::Rejected(Rejection::Indeterminate)) => "indeterminate",
+        Err(Ended::Rejected(Rejection::Indeterminate { .. })) => "indeterminate",
         Err(_) => observe::FAILED,
     }
 }

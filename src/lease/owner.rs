@@ -16,6 +16,11 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
+    #[cfg(feature = "http")]
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
+    }
+
     pub(crate) fn downstream_key(&self) -> String {
         super::derive_downstream_key(&self.key, self.fingerprint.as_bytes())
     }

@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
 use axum::routing::post;
 use axum::{Extension, Router};
-use pg_idempotency::http::{IdempotencyLayer, IdempotentLease, NotPerformed};
+use pg_idempotency::http::{IdempotencyLayer, IdempotentLease, NotPerformed, Rejection};
 use pg_idempotency::lease::Policy;
 use sqlx::PgPool;
 
@@ -88,6 +88,36 @@ async fn at_most_once_a_failure_is_indeterminate_unless_nothing_was_done(pool: P
         assert_eq!(post_to(&app, "/send/499", "key-3", "x").await.status, StatusCode::BAD_REQUEST);
     }
     assert_eq!(sent.load(Ordering::SeqCst), 4);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn what_fails_before_the_effect_begins_may_be_tried_again(pool: PgPool) {
+    let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE }).with_explicit_begin();
+    let handler = async |Path(number): Path<u32>, lease: IdempotentLease| {
+        match number {
+            0 => panic!("before"),
+            1 => return StatusCode::BAD_REQUEST,
+            _ => lease.begin(),
+        }
+        StatusCode::BAD_GATEWAY
+    };
+    let app = Router::new().route("/send/{number}", post(handler)).route_layer(layer);
+    // Refused by an extractor, by the handler, by a panic: each time nothing had begun.
+    for _ in 0..2 {
+        assert_eq!(post_to(&app, "/send/no-number", "key-1", "x").await.status, StatusCode::BAD_REQUEST);
+        assert_eq!(post_to(&app, "/send/1", "key-2", "x").await.status, StatusCode::BAD_REQUEST);
+        let panicking = app.clone();
+        let panicked = tokio::spawn(async move { post_to(&panicking, "/send/0", "key-3", "x").await }).await;
+        assert!(panicked.is_err_and(|error| error.is_panic()));
+    }
+    assert_eq!(post_to(&app, "/send/2", "key-4", "x").await.status, StatusCode::BAD_GATEWAY);
+    let repeat = post_to(&app, "/send/2", "key-4", "x").await;
+    assert_eq!(repeat.problem(), "indeterminate");
+    let token: i64 = sqlx::query_scalar("select token from idempotency.record where key = 'key-4'")
+        .fetch_one(&pool)
+        .await
+        .expect("a token");
+    assert!(matches!(repeat.rejection, Some(Rejection::Indeterminate { token: told, .. }) if told == token));
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]

@@ -43,6 +43,17 @@ async fn a_nested_router_does_not_hide_whose_account_it_is(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn as_a_route_layer_it_leaves_unknown_paths_alone(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app_without_layer().route_layer(transactional(&pool));
+    for key in [Some("key-1"), None] {
+        assert_eq!(send(&app, request("POST", "/nowhere", key, "x")).await.status, StatusCode::NOT_FOUND);
+    }
+    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
+    assert!(post_to(&app, "/effects", "key-1", "x").await.is_replayed());
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn methods_and_routes_are_operations_of_their_own(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -58,7 +69,9 @@ async fn canonical_json_by_choice(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_canonical_json());
     assert_eq!(post_to(&app, "/effects", "key-1", r#"{"a": 1.50, "b": [1]}"#).await.status, StatusCode::CREATED);
-    assert!(post_to(&app, "/effects", "key-1", r#"{"b":[1],"a":1.5}"#).await.is_replayed());
+    let mut rebuilt = request("POST", "/effects", Some("key-1"), r#"{"b":[1],"a":1.5}"#);
+    rebuilt.headers_mut().insert("content-type", "application/json; charset=utf-8".parse().expect("a value"));
+    assert!(send(&app, rebuilt).await.is_replayed());
     assert_eq!(post_to(&app, "/effects", "key-1", r#"{"b":[1],"a":1.6}"#).await.problem(), "key-reused");
     for body in ["", "not json", "{\"a\":1,\"a\":2}"] {
         let refused = post_to(&app, "/effects", "key-2", body).await;

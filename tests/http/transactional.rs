@@ -129,6 +129,7 @@ async fn the_handler_has_the_key_and_may_nest_transactions(pool: PgPool) {
         let mut inner = tx.begin().await.expect("a savepoint");
         sqlx::query("insert into effect (note) values ('inner')").execute(&mut *inner).await.expect("an effect");
         inner.rollback().await.expect("rolled back");
+        assert_eq!(tx.key(), Some(&key));
         format!("{} {} {}", key.scope(), key.operation(), key.value())
     };
     let app = Router::new().route("/nested/{id}", post(handler)).layer(transactional(&pool));
