@@ -1,0 +1,64 @@
+//! `script/chaos [--seconds N] [--seed S] [--only NAME] [--mutant NAME] [--mutants] [--list]`
+
+use anyhow::{Context as _, bail};
+
+use crate::mutant;
+use crate::scenario;
+use crate::subject::Subject;
+
+pub(crate) struct Arguments {
+    /// For all scenarios together, without what it takes to start and to settle.
+    pub(crate) seconds: u64,
+    pub(crate) seed: u64,
+    pub(crate) only: Vec<String>,
+    pub(crate) subject: Subject,
+    /// Each mutant with its scenario, instead of the crate with all.
+    pub(crate) mutants: bool,
+    pub(crate) list: bool,
+}
+
+impl Arguments {
+    pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> anyhow::Result<Self> {
+        let mut arguments = Self {
+            seconds: 60,
+            seed: crate::history::now() % 1_000_000,
+            only: Vec::new(),
+            subject: Subject::Crate,
+            mutants: false,
+            list: false,
+        };
+        while let Some(word) = words.next() {
+            let mut value = || words.next().with_context(|| format!("{word} needs a value"));
+            match word.as_str() {
+                "--seconds" => arguments.seconds = value()?.parse().context("--seconds is a number")?,
+                "--seed" => arguments.seed = value()?.parse().context("--seed is a number")?,
+                "--only" => arguments.only.extend(value()?.split(',').map(str::to_owned)),
+                "--mutant" => arguments.subject = value()?.parse()?,
+                "--mutants" => arguments.mutants = true,
+                "--list" => arguments.list = true,
+                _ => bail!(
+                    "usage: script/chaos [--seconds N] [--seed S] [--only NAME,…] [--mutant NAME] [--mutants] [--list]"
+                ),
+            }
+        }
+        for name in &arguments.only {
+            if !scenario::ALL.iter().any(|(known, _)| known == name) {
+                bail!("there is no scenario {name:?}; --list shows them");
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// The scenarios to play, and how much of the time each gets.
+    pub(crate) fn scenarios(&self) -> Vec<(&'static str, u32)> {
+        let wanted = |name: &str| self.only.is_empty() || self.only.iter().any(|only| only == name);
+        scenario::ALL.iter().copied().filter(|(name, _)| wanted(name)).collect()
+    }
+}
+
+pub(crate) fn list() {
+    println!("scenarios:");
+    scenario::ALL.iter().for_each(|(name, _)| println!("  {name}"));
+    println!("mutants, and what has to catch each:");
+    mutant::ALL.iter().for_each(|(_, name, scenario)| println!("  {name:<34} {scenario}"));
+}

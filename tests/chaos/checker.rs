@@ -1,0 +1,146 @@
+//! Holds what the callers were told against what is there: the one place that knows what was promised.
+
+use std::collections::HashMap;
+
+use crate::history::{Call, What};
+
+/// What the database holds when all is over.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Aftermath {
+    pub(crate) effects: Vec<Effect>,
+    pub(crate) records: Vec<Stored>,
+}
+
+/// A row of a table without any unique constraint.
+#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub(crate) struct Effect {
+    pub(crate) key: String,
+    /// The call that had it.
+    pub(crate) call: String,
+    /// Lease mode: the key that was given to the outside.
+    pub(crate) downstream_key: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub(crate) struct Stored {
+    pub(crate) key: String,
+    pub(crate) token: i64,
+    pub(crate) completed: bool,
+    /// The response, which is the name of the call that performed.
+    pub(crate) response: Option<String>,
+}
+
+/// What is known of one key.
+#[derive(Debug, Default)]
+pub(crate) struct OneKey<'a> {
+    pub(crate) calls: Vec<&'a Call>,
+    pub(crate) effects: Vec<&'a Effect>,
+    pub(crate) records: Vec<&'a Stored>,
+}
+
+impl OneKey<'_> {
+    fn has_effect_of(&self, call: &str) -> bool {
+        self.effects.iter().any(|effect| effect.call == call)
+    }
+
+    fn stores(&self, response: &str) -> bool {
+        self.records.iter().any(|record| record.completed && record.response.as_deref() == Some(response))
+    }
+}
+
+pub(crate) fn by_key<'a>(calls: &'a [Call], after: &'a Aftermath) -> HashMap<&'a str, OneKey<'a>> {
+    let mut keys: HashMap<&str, OneKey<'_>> = HashMap::new();
+    for call in calls {
+        keys.entry(&call.key).or_default().calls.push(call);
+    }
+    for effect in &after.effects {
+        keys.entry(&effect.key).or_default().effects.push(effect);
+    }
+    for record in &after.records {
+        keys.entry(&record.key).or_default().records.push(record);
+    }
+    keys
+}
+
+/// Transaction mode, every key remembered to the end and asked for until somebody got a response.
+pub(crate) fn violations(calls: &[Call], after: &Aftermath) -> Vec<String> {
+    let mut all = Vec::new();
+    for (key, one) in by_key(calls, after) {
+        let mut say = |what: String| all.push(format!("{key}: {what}"));
+        effect_and_record_agree(&one, &mut say);
+        for call in &one.calls {
+            told_the_truth(call, &one, &mut say);
+        }
+        if !one.calls.is_empty() && one.calls.iter().all(|call| call.response().is_none()) {
+            say("asked for again and again, and never answered".to_owned());
+        }
+        later_calls_see_earlier_answers(&one.calls, &mut say);
+    }
+    all.sort();
+    all
+}
+
+/// At most one effect, and a response for each and for nothing else.
+pub(crate) fn effect_and_record_agree(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
+    if one.effects.len() > 1 {
+        let calls: Vec<_> = one.effects.iter().map(|effect| effect.call.as_str()).collect();
+        say(format!("{} effects, of {}", calls.len(), calls.join(" and ")));
+    }
+    if one.records.len() > 1 {
+        say(format!("{} records", one.records.len()));
+    }
+    for record in &one.records {
+        match &record.response {
+            _ if !record.completed => say("a record that is not completed was left behind".to_owned()),
+            Some(response) if one.has_effect_of(response) => {}
+            Some(response) => say(format!("the response of {response} is stored, without its effect")),
+            None => say("completed without a response".to_owned()),
+        }
+    }
+    for effect in &one.effects {
+        if !one.stores(&effect.call) {
+            say(format!("the effect of {} is there, without its response", effect.call));
+        }
+    }
+}
+
+fn told_the_truth(call: &Call, one: &OneKey<'_>, say: &mut impl FnMut(String)) {
+    let name = &call.name;
+    match &call.end {
+        What::Performed(response) if response != name => {
+            say(format!("{name} performed, and got the response of {response}"));
+        }
+        What::Performed(response) | What::Replayed(response) => {
+            if !one.has_effect_of(response) {
+                say(format!("{name} was told of the effect of {response}, which is not there"));
+            }
+            if !one.stores(response) {
+                say(format!("{name} got the response of {response}, which is not what is stored"));
+            }
+        }
+        What::Refused(why) if one.has_effect_of(name) => say(format!("{name} was refused ({why}), and has an effect")),
+        What::Wrong(why) => say(format!("{name} was told: {why}")),
+        What::Refused(_) | What::Unknown(_) | What::Invoked | What::Claimed(_) => {}
+    }
+}
+
+/// Real-time order: who asks after somebody was answered gets that answer, and performs nothing.
+pub(crate) fn later_calls_see_earlier_answers(calls: &[&Call], say: &mut impl FnMut(String)) {
+    let first = calls.iter().filter(|call| call.response().is_some()).min_by_key(|call| call.ended);
+    let Some(first) = first else { return };
+    for later in calls.iter().filter(|later| later.invoked > first.ended) {
+        if matches!(later.end, What::Performed(_)) {
+            say(format!("{} performed, although {} had been answered before it asked", later.name, first.name));
+        }
+        if later.response().is_some_and(|response| Some(response) != first.response()) {
+            say(format!("{} did not get the response that {} had got before", later.name, first.name));
+        }
+    }
+}
+
+/// Answers that were given and are not true any more: for set-ups that promise nothing, where they are counted.
+pub(crate) fn lost(calls: &[Call], after: &Aftermath) -> usize {
+    let keys = by_key(calls, after);
+    let is_lost = |call: &&Call| call.response().is_some_and(|response| !keys[call.key.as_str()].has_effect_of(response));
+    calls.iter().filter(is_lost).count()
+}

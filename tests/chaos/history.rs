@@ -1,0 +1,182 @@
+//! What the callers saw: who asked when, and what he was told. Nothing in here looks at the database.
+
+use std::collections::HashMap;
+use std::fmt::{self, Display, Formatter};
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+/// Nanoseconds of the machine's clock, which all processes of the suite share.
+pub(crate) type Moment = u64;
+
+pub(crate) fn now() -> Moment {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// One line of a history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Event {
+    pub(crate) at: Moment,
+    /// The name of one call. No two have the same, and the effect of a call bears it.
+    pub(crate) call: String,
+    pub(crate) key: String,
+    pub(crate) what: What,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    Invoked,
+    /// Lease mode: the claim was won, and has this token.
+    Claimed(i64),
+    /// Told that it performed, with this response.
+    Performed(String),
+    /// Told that an earlier call did, with this response.
+    Replayed(String),
+    /// An error that says that nothing was performed, or that all was undone.
+    Refused(String),
+    /// Anything can have happened: a lost connection, a dropped future.
+    Unknown(String),
+    /// An answer that must not be given here.
+    Wrong(String),
+}
+
+/// A call, from its invocation to its end, if it had one.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) name: String,
+    pub(crate) key: String,
+    pub(crate) invoked: Moment,
+    pub(crate) ended: Moment,
+    /// Of its last claim, in lease mode.
+    pub(crate) token: Option<i64>,
+    pub(crate) end: What,
+}
+
+impl Call {
+    /// The response that the caller has in hand.
+    pub(crate) fn response(&self) -> Option<&str> {
+        match &self.end {
+            What::Performed(response) | What::Replayed(response) => Some(response),
+            _ => None,
+        }
+    }
+}
+
+/// Where the events go: into memory, or, from a process that is to be killed, to whoever reads its output.
+#[derive(Debug)]
+pub(crate) enum History {
+    Kept(Mutex<Vec<Event>>),
+    Told,
+}
+
+impl History {
+    pub(crate) fn new() -> Self {
+        Self::Kept(Mutex::default())
+    }
+
+    pub(crate) fn add(&self, call: &str, key: &str, what: What) {
+        self.push(Event { at: now(), call: call.to_owned(), key: key.to_owned(), what });
+    }
+
+    pub(crate) fn push(&self, event: Event) {
+        match self {
+            Self::Kept(events) => events.lock().unwrap_or_else(PoisonError::into_inner).push(event),
+            // One write for a line: SIGKILL leaves it whole or leaves it out.
+            Self::Told => println!("{event}"),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Kept(events) => events.lock().unwrap_or_else(PoisonError::into_inner).len(),
+            Self::Told => 0,
+        }
+    }
+
+    /// Every call, in the order of invocation.
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        match self {
+            Self::Kept(events) => calls(&events.lock().unwrap_or_else(PoisonError::into_inner)),
+            Self::Told => Vec::new(),
+        }
+    }
+}
+
+pub(crate) fn calls(events: &[Event]) -> Vec<Call> {
+    let mut calls: Vec<Call> = Vec::new();
+    let mut places: HashMap<&str, usize> = HashMap::new();
+    for event in events {
+        if event.what == What::Invoked {
+            places.insert(&event.call, calls.len());
+            calls.push(Call {
+                name: event.call.clone(),
+                key: event.key.clone(),
+                invoked: event.at,
+                ended: Moment::MAX,
+                token: None,
+                end: What::Unknown("killed".to_owned()),
+            });
+        }
+    }
+    for event in events {
+        let Some(call) = places.get(event.call.as_str()).map(|place| &mut calls[*place]) else { continue };
+        match &event.what {
+            What::Invoked => {}
+            What::Claimed(token) => call.token = Some(*token),
+            end => {
+                call.ended = event.at;
+                call.end = end.clone();
+            }
+        }
+    }
+    calls.sort_by_key(|call| call.invoked);
+    calls
+}
+
+/// The longest time in which nobody got a response.
+pub(crate) fn longest_outage(calls: &[Call]) -> Duration {
+    let mut moments: Vec<Moment> =
+        calls.iter().filter(|call| call.response().is_some()).map(|call| call.ended).collect();
+    moments.extend(calls.first().map(|first| first.invoked));
+    moments.sort_unstable();
+    let longest = moments.windows(2).map(|two| two[1] - two[0]).max().unwrap_or_default();
+    Duration::from_nanos(longest)
+}
+
+impl Display for Event {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (word, text) = match &self.what {
+            What::Invoked => ("invoked", String::new()),
+            What::Claimed(token) => ("claimed", token.to_string()),
+            What::Performed(text) => ("performed", text.clone()),
+            What::Replayed(text) => ("replayed", text.clone()),
+            What::Refused(text) => ("refused", text.clone()),
+            What::Unknown(text) => ("unknown", text.clone()),
+            What::Wrong(text) => ("wrong", text.clone()),
+        };
+        write!(f, "{} {} {} {word} {}", self.at, self.call, self.key, text.replace('\n', " "))
+    }
+}
+
+impl FromStr for Event {
+    type Err = ();
+
+    fn from_str(line: &str) -> Result<Self, ()> {
+        let mut words = line.splitn(5, ' ');
+        let mut word = || words.next().ok_or(());
+        let (at, call, key, what) = (word()?.parse().map_err(|_| ())?, word()?.to_owned(), word()?.to_owned(), word()?);
+        let text = word()?.to_owned();
+        let what = match what {
+            "invoked" => What::Invoked,
+            "claimed" => What::Claimed(text.parse().map_err(|_| ())?),
+            "performed" => What::Performed(text),
+            "replayed" => What::Replayed(text),
+            "refused" => What::Refused(text),
+            "unknown" => What::Unknown(text),
+            "wrong" => What::Wrong(text),
+            _ => return Err(()),
+        };
+        Ok(Self { at, call, key, what })
+    }
+}

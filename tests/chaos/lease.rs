@@ -1,0 +1,155 @@
+//! Callers in lease mode: claim, an effect outside, complete. The outside is a table, written in autocommit.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pg_idempotency::lease::{Acquired, Leasing, Policy, downstream_key, release, resolve};
+use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
+use serde::{Deserialize, Serialize};
+use sqlx::PgPool;
+use tokio::time::sleep;
+
+use crate::broken_lease;
+use crate::history::What;
+use crate::random::Random;
+use crate::subject::{Failure, Subject, ending, key};
+use crate::world::World;
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Leased {
+    pub(crate) at_most_once: bool,
+    pub(crate) lease: Duration,
+    /// Milliseconds that the work takes, at most.
+    pub(crate) work: u64,
+}
+
+impl Leased {
+    pub(crate) fn policy(self) -> Policy {
+        if self.at_most_once {
+            Policy::AtMostOnce { lease: self.lease }
+        } else {
+            Policy::AtLeastOnce { lease: self.lease }
+        }
+    }
+}
+
+/// Asks until it is killed.
+pub(crate) async fn client(world: Arc<World>, pool: PgPool, name: String, leased: Leased) {
+    let mut random = world.random(&name);
+    for number in 0_u64.. {
+        if world.is_over() {
+            break;
+        }
+        let key = world.choose_key(&mut random);
+        let what = call(&world, &pool, &key, &format!("{name}/{number}"), leased, &mut random).await;
+        if !matches!(what, What::Performed(_) | What::Replayed(_)) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+pub(crate) async fn call(
+    world: &World,
+    pool: &PgPool,
+    value: &str,
+    call: &str,
+    leased: Leased,
+    random: &mut Random,
+) -> What {
+    world.history.add(call, value, What::Invoked);
+    let work = random.millis(0..leased.work.max(1));
+    let result = match world.subject {
+        Subject::Crate => by_the_crate(world, pool, value, call, leased, work).await,
+        Subject::Mutant(mutant) => broken_lease::call(mutant, world, pool, value, call, leased, work).await,
+    };
+    let what = match result {
+        // To be settled by an operator, who asks what became of it.
+        Err(Failure::Of(Error::Indeterminate { .. })) => What::Refused("indeterminate".to_owned()),
+        result => ending(result),
+    };
+    world.history.add(call, value, what.clone());
+    what
+}
+
+async fn by_the_crate(
+    world: &World,
+    pool: &PgPool,
+    value: &str,
+    call: &str,
+    leased: Leased,
+    work: Duration,
+) -> Result<Outcome<String>, Failure> {
+    let leasing = Leasing::new(leased.policy()).map_err(Error::from)?;
+    match leasing.acquire(pool, &key(value), value).await? {
+        Acquired::Replayed(response) => Ok(Outcome::Replayed(response)),
+        Acquired::Lease(lease) => {
+            world.history.add(call, value, What::Claimed(lease.token()));
+            if lease.is_lost() {
+                return Err(Error::LeaseLost.into());
+            }
+            affect(pool, value, call, &lease.downstream_key(), lease.token()).await?;
+            sleep(work).await;
+            lease.complete(&call.to_owned()).await?;
+            Ok(Outcome::Performed(call.to_owned()))
+        }
+    }
+}
+
+/// The effect: no rollback undoes it, and no constraint dedupes it.
+pub(crate) async fn affect(pool: &PgPool, key: &str, call: &str, downstream: &str, token: i64) -> sqlx::Result<()> {
+    sqlx::query("insert into effect (key, call, downstream_key, token) values ($1::text, $2::text, $3::text, $4::int8)")
+        .bind(key)
+        .bind(call)
+        .bind(downstream)
+        .bind(token)
+        .execute(pool)
+        .await
+        .map(drop)
+}
+
+/// When the fault is over: asks for every key until it is answered, and does an operator's duty for what is indeterminate:
+/// looks outside, and resolves or releases. Returns how often that was needed.
+pub(crate) async fn settle(world: &Arc<World>, leased: Leased) -> anyhow::Result<usize> {
+    let pool = crate::world::pool(&world.options, 4);
+    let calls = world.history.calls();
+    let mut keys: Vec<&str> = calls.iter().map(|call| call.key.as_str()).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    let mut random = world.random("settler");
+    let mut settled = 0;
+    for value in keys {
+        // A lease has to lapse first, at times.
+        for attempt in 0..2000 {
+            let name = format!("settler/{value}/{attempt}");
+            let what = call(world, &pool, value, &name, Leased { work: 1, ..leased }, &mut random).await;
+            match what {
+                What::Performed(_) | What::Replayed(_) | What::Wrong(_) => break,
+                What::Refused(why) if why == "indeterminate" => {
+                    decide(world, &pool, value).await?;
+                    settled += 1;
+                }
+                _ => sleep(Duration::from_millis(5)).await,
+            }
+        }
+    }
+    pool.close().await;
+    Ok(settled)
+}
+
+async fn decide(world: &World, pool: &PgPool, value: &str) -> anyhow::Result<()> {
+    let (key, asked) = (key(value), downstream_key(&key(value), value)?);
+    let token: i64 = sqlx::query_scalar("select token from idempotency.record where operation = 'chaos' and key = $1")
+        .bind(value)
+        .fetch_one(pool)
+        .await?;
+    let happened: Option<String> = sqlx::query_scalar("select call from effect where downstream_key = $1")
+        .bind(&asked)
+        .fetch_optional(pool)
+        .await?;
+    match happened {
+        Some(response) => resolve(pool, &key, token, &response, DEFAULT_RETENTION).await?,
+        None => release(pool, &key, token, "nothing happened").await?,
+    }
+    world.fault("settled by an operator");
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! What is promised of leases: one stored result, never changed, and only from the owner of the claim. What happened
+//! outside twice is counted; under at most once it is a violation.
+
+use std::collections::HashSet;
+
+use crate::checker::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers};
+use crate::history::{Call, What};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Promise {
+    AtLeastOnce,
+    AtMostOnce,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Checked {
+    pub(crate) violations: Vec<String>,
+    /// Keys whose effect happened more than once for a downstream that dedupes nothing.
+    pub(crate) doubles: usize,
+}
+
+pub(crate) fn check(calls: &[Call], after: &Aftermath, promise: Promise) -> Checked {
+    let mut checked = Checked::default();
+    for (key, one) in by_key(calls, after) {
+        let mut say = |what: String| checked.violations.push(format!("{key}: {what}"));
+        one_result_is_stored(&one, &mut say);
+        for call in &one.calls {
+            if let What::Wrong(why) = &call.end {
+                say(format!("{} was told: {why}", call.name));
+            }
+        }
+        let downstream: HashSet<_> = one.effects.iter().map(|effect| &effect.downstream_key).collect();
+        if downstream.len() > 1 {
+            say(format!("{} downstream keys for one operation", downstream.len()));
+        }
+        if one.effects.len() > 1 {
+            checked.doubles += 1;
+            if promise == Promise::AtMostOnce {
+                say(format!("{} effects, under at most once", one.effects.len()));
+            }
+        }
+        if !one.calls.is_empty() && one.calls.iter().all(|call| call.response().is_none()) {
+            say("asked for again and again, and never answered".to_owned());
+        }
+        later_calls_see_earlier_answers(&one.calls, &mut say);
+    }
+    checked.violations.sort();
+    checked
+}
+
+fn one_result_is_stored(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
+    let stored: Vec<_> = one.records.iter().filter(|record| record.completed).collect();
+    for call in &one.calls {
+        let Some(response) = call.response() else { continue };
+        match stored.as_slice() {
+            [record] if record.response.as_deref() == Some(response) => {}
+            [record] => {
+                let now = record.response.as_deref().unwrap_or("nothing");
+                say(format!("{} got {response}, and {now} is stored: the result has changed", call.name));
+            }
+            others => say(format!("{} got {response}, and {} results are stored", call.name, others.len())),
+        }
+        if !one.effects.iter().any(|effect| effect.call == response) {
+            say(format!("{} got {response}, which has no effect", call.name));
+        }
+        if matches!(call.end, What::Performed(_))
+            && let [record] = stored.as_slice()
+            && call.token.is_some_and(|token| token != record.token)
+        {
+            say(format!("the completion of {} was accepted with a token that is not the claim's", call.name));
+        }
+    }
+    for record in &stored {
+        let response = record.response.as_deref().unwrap_or("nothing");
+        if !one.effects.iter().any(|effect| effect.call == response) {
+            say(format!("{response} is stored, without an effect"));
+        }
+    }
+    let accepted = one.calls.iter().filter(|call| matches!(call.end, What::Performed(_))).count();
+    if accepted > 1 {
+        say(format!("{accepted} completions were accepted"));
+    }
+}

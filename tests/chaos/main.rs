@@ -1,0 +1,124 @@
+//! The crate under faults, on servers of the suite's own: `script/chaos` runs it. The [`checker`] knows what was promised,
+//! [`scenario`] has the faults, and [`mutant`] what the suite has to catch.
+
+#![cfg(unix)]
+
+mod arguments;
+mod broken_lease;
+mod checker;
+mod cluster;
+mod history;
+mod lease;
+mod lease_checker;
+mod mutant;
+mod proxy;
+mod random;
+mod report;
+mod scenario;
+mod stage;
+mod subject;
+mod worker;
+mod world;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arguments::Arguments;
+use cluster::Cluster;
+use report::{Row, told};
+use stage::{Finding, Stage};
+use subject::Subject;
+
+/// In which a scenario can do something at all: a server takes a second to come up again.
+const LEAST: Duration = Duration::from_millis(1500);
+/// In which a mutant must be caught; tried again where it was lucky.
+const MUTANT: Duration = Duration::from_secs(3);
+const MUTANT_TRIES: u64 = 4;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match start().await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("chaos: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether all is well.
+async fn start() -> anyhow::Result<bool> {
+    if worker::run().await? {
+        return Ok(true);
+    }
+    let arguments = Arguments::parse(std::env::args().skip(1))?;
+    if arguments.list {
+        arguments::list();
+        return Ok(true);
+    }
+    let cluster = Arc::new(Cluster::start(&[]).await?);
+    if arguments.mutants { catch_mutants(&cluster, &arguments).await } else { play_all(&cluster, &arguments).await }
+}
+
+async fn play_all(cluster: &Arc<Cluster>, arguments: &Arguments) -> anyhow::Result<bool> {
+    let scenarios = arguments.scenarios();
+    let weights: u32 = scenarios.iter().map(|(_, weight)| weight).sum();
+    let mut rows = Vec::new();
+    for (name, weight) in scenarios {
+        let time = (Duration::from_secs(arguments.seconds) * weight / weights).max(LEAST);
+        println!("{name}, for {:.1} s, of {}", time.as_secs_f64(), arguments.subject.name());
+        let finding = play(name, Stage::new(cluster.clone(), arguments.subject, arguments.seed, time)).await;
+        told(name, &finding);
+        rows.push(Row { name: name.to_owned(), finding });
+    }
+    report::table(&rows, arguments.seed);
+    Ok(rows.iter().all(|row| row.finding.violations.is_empty()))
+}
+
+/// Each must fail in its scenario, but for the one that is not broken.
+async fn catch_mutants(cluster: &Arc<Cluster>, arguments: &Arguments) -> anyhow::Result<bool> {
+    let mut rows = Vec::new();
+    let mut escaped = 0;
+    for (mutant, name, scenario) in mutant::ALL {
+        let broken = *mutant != mutant::Mutant::PlainSql;
+        println!("{name}, in {scenario}");
+        let mut finding = Finding::default();
+        for attempt in 0..MUTANT_TRIES {
+            let stage =
+                Stage::new(cluster.clone(), Subject::Mutant(*mutant), arguments.seed.wrapping_add(attempt), MUTANT);
+            finding = play(scenario, stage).await;
+            if !finding.violations.is_empty() || !broken {
+                break;
+            }
+        }
+        told(scenario, &finding);
+        let as_it_should = finding.violations.is_empty() != broken && finding.skipped.is_none();
+        escaped += usize::from(!as_it_should);
+        let verdict = match (as_it_should, broken) {
+            (true, true) => "caught by",
+            (true, false) => "passes",
+            (false, true) => "ESCAPED from",
+            (false, false) => "FAILED in",
+        };
+        rows.push(Row { name: format!("{name} {verdict} {scenario}"), finding });
+    }
+    println!();
+    for Row { name, finding } in &rows {
+        println!("{name}: {} violations in {} operations", finding.violations.len(), finding.operations);
+    }
+    Ok(escaped == 0)
+}
+
+/// A scenario that cannot come to its end has not kept its promise.
+async fn play(name: &str, stage: Stage) -> Finding {
+    let played = tokio::select! {
+        played = scenario::play(name, &stage) => played,
+        () = report::progress(name, &stage) => unreachable!("it goes on for ever"),
+    };
+    played.unwrap_or_else(|error| Finding {
+        violations: vec![format!("{name} did not come to its end: {error:#}")],
+        ..Finding::default()
+    })
+}

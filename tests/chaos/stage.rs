@@ -1,0 +1,69 @@
+//! What a scenario is given: a server, a subject, a seed and some time; and what it gives back.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use crate::checker::violations;
+use crate::cluster::Cluster;
+use crate::history::longest_outage;
+use crate::subject::Subject;
+use crate::world::World;
+
+pub(crate) struct Stage {
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) subject: Subject,
+    pub(crate) seed: u64,
+    pub(crate) time: Duration,
+    /// The world that is being played, for who tells how far it is.
+    shown: Mutex<Weak<World>>,
+}
+
+impl Stage {
+    pub(crate) fn new(cluster: Arc<Cluster>, subject: Subject, seed: u64, time: Duration) -> Self {
+        Self { cluster, subject, seed, time, shown: Mutex::default() }
+    }
+
+    pub(crate) fn show(&self, world: &Arc<World>) {
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(world);
+    }
+
+    pub(crate) fn shown(&self) -> Option<Arc<World>> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Finding {
+    pub(crate) operations: usize,
+    pub(crate) faults: Vec<(&'static str, u64)>,
+    pub(crate) violations: Vec<String>,
+    pub(crate) longest_outage: Duration,
+    /// What was counted and is no violation.
+    pub(crate) notes: Vec<String>,
+    /// Why it did not run.
+    pub(crate) skipped: Option<String>,
+}
+
+impl Finding {
+    pub(crate) fn skipped(why: impl ToString) -> Self {
+        Self { skipped: Some(why.to_string()), ..Self::default() }
+    }
+
+    /// Of a world in transaction mode: settles it first, and then holds the callers' history against it.
+    pub(crate) async fn of(world: &Arc<World>) -> anyhow::Result<Self> {
+        world.settle().await?;
+        let after = world.aftermath().await?;
+        Ok(Self::with(world, violations(&world.history.calls(), &after)))
+    }
+
+    pub(crate) fn with(world: &World, violations: Vec<String>) -> Self {
+        let calls = world.history.calls();
+        Self {
+            operations: calls.len(),
+            faults: world.faults(),
+            violations,
+            longest_outage: longest_outage(&calls),
+            ..Self::default()
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What is put under faults: the crate, or a variant of its protocol that is broken on purpose.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use pg_idempotency::{Error, Idempotency, InFlight, Key, Outcome, Verdict};
+use sqlx::{PgConnection, PgPool};
+
+use crate::history::What;
+use crate::mutant::Mutant;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Subject {
+    Crate,
+    Mutant(Mutant),
+}
+
+/// By which of the crate's doors a call comes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Door {
+    Run,
+    RunIsolated,
+    /// A connection in no transaction, on which the crate begins its own.
+    Connection,
+    /// A transaction of the caller's. Its `begin` is sqlx's, which is not safe to drop: not where futures are dropped.
+    OwnTransaction,
+}
+
+pub(crate) const SAFE_TO_DROP: &[Door] = &[Door::Run, Door::RunIsolated, Door::Connection];
+pub(crate) const EVERY_DOOR: &[Door] = &[Door::Run, Door::RunIsolated, Door::Connection, Door::OwnTransaction];
+
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) key: String,
+    /// The name of the call, which is its response too.
+    pub(crate) call: String,
+    pub(crate) door: Door,
+    pub(crate) reject: bool,
+    /// Whether `perform` is to fail, after its effect.
+    pub(crate) fails: bool,
+    pub(crate) retention: Duration,
+    pub(crate) prepared: bool,
+}
+
+impl Request {
+    pub(crate) fn new(key: &str, call: &str) -> Self {
+        Self {
+            key: key.to_owned(),
+            call: call.to_owned(),
+            door: Door::Run,
+            reject: false,
+            fails: false,
+            retention: pg_idempotency::DEFAULT_RETENTION,
+            prepared: true,
+        }
+    }
+
+    pub(crate) fn key(&self) -> Key {
+        key(&self.key)
+    }
+
+    fn options(&self) -> Result<Idempotency, Error> {
+        let options = Idempotency::new().with_prepared_statements(self.prepared).with_retention(self.retention)?;
+        Ok(if self.reject { options.with_in_flight(InFlight::Reject)? } else { options })
+    }
+
+    pub(crate) async fn effect(&self, conn: &mut PgConnection) -> Result<String, Failure> {
+        sqlx::query("insert into effect (key, call) values ($1::text, $2::text)")
+            .persistent(self.prepared)
+            .bind(&self.key)
+            .bind(&self.call)
+            .execute(conn)
+            .await?;
+        if self.fails { Err(Failure::AskedFor) } else { Ok(self.call.clone()) }
+    }
+}
+
+pub(crate) fn key(value: &str) -> Key {
+    Key::new("tenant", "chaos", value).expect("a valid key")
+}
+
+/// Why a call gave no response.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("perform failed, as it was asked to")]
+    AskedFor,
+    #[error("a mutant refused: {0}")]
+    Mutant(&'static str),
+    #[error(transparent)]
+    Of(#[from] Error),
+}
+
+impl From<sqlx::Error> for Failure {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Of(error.into())
+    }
+}
+
+impl Subject {
+    pub(crate) async fn call(self, pool: &PgPool, request: &Request) -> What {
+        let result = match self {
+            Self::Crate => by_the_crate(pool, request).await,
+            Self::Mutant(mutant) => mutant.call(pool, request).await,
+        };
+        ending(result)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Crate => "crate",
+            Self::Mutant(mutant) => mutant.name(),
+        }
+    }
+}
+
+impl FromStr for Subject {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> anyhow::Result<Self> {
+        if name == "crate" { Ok(Self::Crate) } else { Ok(Self::Mutant(name.parse()?)) }
+    }
+}
+
+async fn by_the_crate(pool: &PgPool, request: &Request) -> Result<Outcome<String>, Failure> {
+    let (options, key) = (request.options()?, request.key());
+    let body = request.key.as_str();
+    match request.door {
+        Door::Run => options.run(pool, &key, body, async |conn| request.effect(conn).await).await,
+        Door::RunIsolated => {
+            let perform = async |conn: &mut PgConnection| -> Result<_, Failure> {
+                Ok(Verdict::Keep(request.effect(conn).await?))
+            };
+            options.run_isolated(pool, &key, body, perform).await
+        }
+        Door::Connection => {
+            let mut conn = pool.acquire().await?;
+            options.ensure(&mut conn, &key, body, async |conn| request.effect(conn).await).await
+        }
+        Door::OwnTransaction => {
+            let mut tx = pool.begin().await?;
+            match options.ensure(&mut tx, &key, body, async |conn| request.effect(conn).await).await {
+                Ok(outcome) => {
+                    tx.commit().await?;
+                    Ok(outcome)
+                }
+                Err(error) => {
+                    let _ = tx.rollback().await;
+                    Err(error)
+                }
+            }
+        }
+    }
+}
+
+/// What the caller may conclude from it.
+pub(crate) fn ending(result: Result<Outcome<String>, Failure>) -> What {
+    match result {
+        Ok(Outcome::Performed(response)) => What::Performed(response),
+        Ok(Outcome::Replayed(response)) => What::Replayed(response),
+        Err(Failure::AskedFor) => What::Refused("asked for".to_owned()),
+        Err(Failure::Mutant(why)) => What::Refused(why.to_owned()),
+        Err(Failure::Of(error)) => match &error {
+            Error::InFlight { .. } => What::Refused("in flight".to_owned()),
+            Error::UnknownTransaction => What::Refused("somebody's transaction".to_owned()),
+            Error::OutlivedRetention => What::Refused("outlived its retention".to_owned()),
+            Error::Retryable(_) => What::Refused("retryable".to_owned()),
+            // An error of the COMMIT among them.
+            Error::Database(cause) => What::Unknown(cause.to_string()),
+            // In lease mode an effect is there, and its result is not.
+            Error::LeaseLost => What::Unknown("lease lost".to_owned()),
+            wrong => What::Wrong(format!("{wrong}")),
+        },
+    }
+}

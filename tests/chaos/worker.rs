@@ -1,0 +1,170 @@
+//! Callers in processes of their own, to be killed or stopped at any moment: this binary, run again. What they do they say
+//! on stdout, line by line.
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{env, io, process, thread};
+
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
+use sqlx::ConnectOptions as _;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
+
+use crate::cluster::signal;
+use crate::history::{Moment, now};
+use crate::lease::{self, Leased};
+use crate::subject::{EVERY_DOOR, Subject};
+use crate::world::{World, pool};
+
+/// Where a worker finds its orders.
+const ORDERS: &str = "CHAOS_WORKER";
+/// Clients in each, so that a kill finds one claiming while another commits.
+const CLIENTS: usize = 2;
+/// The name of their connections.
+pub(crate) const APPLICATION: &str = "chaos-worker";
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Orders {
+    url: String,
+    subject: String,
+    name: String,
+    seed: u64,
+    turns_since: Moment,
+    leased: Option<Leased>,
+}
+
+/// The worker's side: runs where it was told to, and says so.
+pub(crate) async fn run() -> anyhow::Result<bool> {
+    let Ok(orders) = env::var(ORDERS) else { return Ok(false) };
+    end_with_parent();
+    let orders: Orders = serde_json::from_str(&orders)?;
+    let subject: Subject = orders.subject.parse()?;
+    let world = World::of_worker(orders.url.parse()?, subject, orders.seed, orders.turns_since);
+    let pool = pool(&world.options, u32::try_from(CLIENTS)?);
+    let clients = (0..CLIENTS).map(|client| {
+        let (world, pool, name) = (world.clone(), pool.clone(), format!("{}.{client}", orders.name));
+        match orders.leased {
+            Some(leased) => tokio::spawn(lease::client(world, pool, name, leased)),
+            None => tokio::spawn(world.client(pool, name, |random, request| request.door = random.of(EVERY_DOOR))),
+        }
+    });
+    futures_util::future::try_join_all(clients).await?;
+    Ok(true)
+}
+
+/// The parent holds the other end of stdin. The kernel closes it however the parent dies, by SIGKILL too.
+fn end_with_parent() {
+    // A plain thread: the runtime would wait for a blocked read of its own before it lets the process end.
+    thread::spawn(|| {
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        process::exit(1);
+    });
+}
+
+struct Worker {
+    process: Child,
+    reader: JoinHandle<()>,
+}
+
+/// So many workers at any time.
+pub(crate) struct Crew {
+    world: Arc<World>,
+    orders: Orders,
+    started: usize,
+    workers: Vec<Worker>,
+}
+
+impl Crew {
+    pub(crate) fn start(world: &Arc<World>, workers: usize, leased: Option<Leased>) -> anyhow::Result<Self> {
+        let orders = Orders {
+            url: world.options.clone().application_name(APPLICATION).to_url_lossy().to_string(),
+            subject: world.subject.name().to_owned(),
+            name: String::new(),
+            seed: world.seed,
+            turns_since: now(),
+            leased,
+        };
+        let mut crew = Self { world: world.clone(), orders, started: 0, workers: Vec::new() };
+        for _ in 0..workers {
+            crew.start_one()?;
+        }
+        Ok(crew)
+    }
+
+    fn start_one(&mut self) -> anyhow::Result<()> {
+        self.started += 1;
+        let orders = Orders { name: format!("w{}", self.started), ..self.orders.clone() };
+        let mut process = Command::new(env::current_exe()?)
+            .env(ORDERS, serde_json::to_string(&orders)?)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .context("cannot start a worker")?;
+        let mut lines = BufReader::new(process.stdout.take().context("piped")?).lines();
+        let world = self.world.clone();
+        let reader = tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                if let Ok(event) = line.parse() {
+                    world.history.push(event);
+                }
+            }
+        });
+        self.workers.push(Worker { process, reader });
+        Ok(())
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.workers.len() as u64
+    }
+
+    /// SIGKILL, and another worker takes its place.
+    pub(crate) async fn kill(&mut self, index: u64) -> anyhow::Result<()> {
+        let worker = self.workers.swap_remove(usize::try_from(index)?);
+        end(worker).await?;
+        self.start_one()
+    }
+
+    /// SIGSTOP, and SIGCONT after a while; the others go on meanwhile.
+    pub(crate) async fn suspend(&mut self, index: u64, time: Duration) -> anyhow::Result<()> {
+        let process = self.workers[usize::try_from(index)?].process.id().context("a worker that has ended")?;
+        signal("-STOP", process)?;
+        tokio::time::sleep(time).await;
+        signal("-CONT", process)
+    }
+
+    /// What ends a worker here is a kill. Anything else is a mistake in the suite.
+    pub(crate) fn must_be_alive(&mut self) -> anyhow::Result<()> {
+        for worker in &mut self.workers {
+            if let Some(status) = worker.process.try_wait()? {
+                bail!("a worker ended by itself: {status}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends all, and waits until the server knows: what they had sent last may take effect until then.
+    pub(crate) async fn end(self) -> anyhow::Result<()> {
+        for worker in self.workers {
+            end(worker).await?;
+        }
+        loop {
+            let left: i64 = sqlx::query_scalar("select count(*) from pg_stat_activity where application_name = $1")
+                .bind(APPLICATION)
+                .fetch_one(&self.world.observer)
+                .await?;
+            if left == 0 {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+async fn end(mut worker: Worker) -> anyhow::Result<()> {
+    worker.process.kill().await.context("cannot kill a worker")?;
+    Ok(worker.reader.await?)
+}

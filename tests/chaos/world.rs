@@ -1,0 +1,200 @@
+//! One scenario's database, and all that is known of what happens in it.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Executor as _, PgPool};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::checker::Aftermath;
+use crate::history::{History, Moment, What, now};
+use crate::random::Random;
+use crate::stage::Stage;
+use crate::subject::{Request, Subject};
+
+/// Each key is asked for about so often in all.
+const REPEATS: u64 = 4;
+/// How many keys are asked for at the same time.
+const WINDOW: u64 = 6;
+/// Where processes share the keys, they turn over by the clock.
+const TURN: Duration = Duration::from_millis(5);
+/// A call that takes longer is dropped, as a service's time-out would.
+pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(8);
+/// When the fault is over, a key must get its answer in this time.
+const SETTLE_LIMIT: Duration = Duration::from_secs(40);
+/// Until a refused caller asks again.
+const PAUSE: Duration = Duration::from_millis(3);
+
+pub(crate) struct World {
+    /// Straight to the database, past all that is put in the way of the callers.
+    pub(crate) options: PgConnectOptions,
+    /// For the suite itself.
+    pub(crate) observer: PgPool,
+    pub(crate) history: History,
+    pub(crate) subject: Subject,
+    pub(crate) seed: u64,
+    pub(crate) until: Instant,
+    pub(crate) faults: Mutex<BTreeMap<&'static str, u64>>,
+    asked: AtomicU64,
+    /// The beginning of a turn-over by the clock, in a worker process.
+    turns_since: Option<Moment>,
+}
+
+impl World {
+    /// What a worker process knows of it.
+    pub(crate) fn of_worker(options: PgConnectOptions, subject: Subject, seed: u64, turns_since: Moment) -> Arc<Self> {
+        Arc::new(Self {
+            observer: pool(&options, 1),
+            options,
+            history: History::Told,
+            subject,
+            seed,
+            // Until it is killed.
+            until: Instant::now() + Duration::from_secs(24 * 60 * 60),
+            faults: Mutex::default(),
+            asked: AtomicU64::new(0),
+            turns_since: Some(turns_since),
+        })
+    }
+
+    pub(crate) async fn create(stage: &Stage, name: &str) -> anyhow::Result<Arc<Self>> {
+        Self::on(stage.cluster.create_database(name).await?, stage, name).await
+    }
+
+    /// In a database that is there already.
+    pub(crate) async fn on(options: PgConnectOptions, stage: &Stage, name: &str) -> anyhow::Result<Arc<Self>> {
+        let observer = pool(&options, 4);
+        let mut conn = observer.acquire().await?;
+        pg_idempotency::migrate(&mut conn).await?;
+        conn.execute(
+            "create table effect (key text not null, call text not null, downstream_key text, token bigint);
+            create table written (call text not null);
+            create table leaked (note text not null)",
+        )
+        .await?;
+        if let Subject::Mutant(mutant) = stage.subject {
+            mutant.prepare(&mut conn, name).await?;
+        }
+        drop(conn);
+        let world = Arc::new(Self {
+            options,
+            observer,
+            history: History::new(),
+            subject: stage.subject,
+            seed: stage.seed,
+            until: Instant::now() + stage.time,
+            faults: Mutex::default(),
+            asked: AtomicU64::new(0),
+            turns_since: None,
+        });
+        stage.show(&world);
+        Ok(world)
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        Instant::now() >= self.until
+    }
+
+    pub(crate) fn random(&self, chooser: &str) -> Random {
+        Random::new(self.seed, chooser)
+    }
+
+    pub(crate) fn fault(&self, kind: &'static str) {
+        *self.faults.lock().unwrap_or_else(PoisonError::into_inner).entry(kind).or_default() += 1;
+    }
+
+    pub(crate) fn faults(&self) -> Vec<(&'static str, u64)> {
+        let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        faults.iter().map(|(kind, count)| (*kind, *count)).collect()
+    }
+
+    /// One of the keys of the moment, which others ask for too.
+    pub(crate) fn choose_key(&self, random: &mut Random) -> String {
+        let newest = match self.turns_since {
+            Some(since) => now().saturating_sub(since) / u64::try_from(TURN.as_nanos()).unwrap_or(u64::MAX),
+            None => self.asked.fetch_add(1, Ordering::Relaxed) / REPEATS,
+        };
+        format!("k{}", newest.saturating_sub(random.below(WINDOW)))
+    }
+
+    /// A call with its lines in the history.
+    pub(crate) async fn call(&self, pool: &PgPool, request: &Request) -> What {
+        self.history.add(&request.call, &request.key, What::Invoked);
+        let what = timeout(CALL_LIMIT, self.subject.call(pool, request))
+            .await
+            .unwrap_or_else(|_| What::Unknown("dropped after its time-out".to_owned()));
+        self.history.add(&request.call, &request.key, what.clone());
+        what
+    }
+
+    /// A client that asks until the time is up. `choose` makes the request what the scenario wants.
+    pub(crate) async fn client(
+        self: Arc<Self>,
+        pool: PgPool,
+        name: String,
+        choose: impl Fn(&mut Random, &mut Request) + Send,
+    ) {
+        let mut random = self.random(&name);
+        let mut number = 0;
+        while !self.is_over() {
+            number += 1;
+            let mut request = Request::new(&self.choose_key(&mut random), &format!("{name}/{number}"));
+            request.fails = random.one_in(16);
+            choose(&mut random, &mut request);
+            if !matches!(self.call(&pool, &request).await, What::Performed(_) | What::Replayed(_)) {
+                sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// When the fault is over: every key that anybody asked for is asked for until somebody answers.
+    pub(crate) async fn settle(self: &Arc<Self>) -> anyhow::Result<()> {
+        let pool = pool(&self.options, 8);
+        let calls = self.history.calls();
+        let keys: HashSet<&str> = calls.iter().map(|call| call.key.as_str()).collect();
+        let mut keys: Vec<&str> = keys.into_iter().collect();
+        keys.sort_unstable();
+        let started = Instant::now();
+        join_all((0..8).map(|settler| {
+            let (keys, pool) = (&keys, &pool);
+            async move {
+                for key in keys.iter().skip(settler).step_by(8) {
+                    for attempt in 0.. {
+                        let request = Request::new(key, &format!("settler-{}/{key}/{attempt}", now()));
+                        let what = self.call(pool, &request).await;
+                        if matches!(what, What::Performed(_) | What::Replayed(_) | What::Wrong(_))
+                            || started.elapsed() > SETTLE_LIMIT
+                        {
+                            break;
+                        }
+                        sleep(PAUSE).await;
+                    }
+                }
+            }
+        }))
+        .await;
+        pool.close().await;
+        Ok(())
+    }
+
+    pub(crate) async fn aftermath(&self) -> anyhow::Result<Aftermath> {
+        let effects = sqlx::query_as("select key, call, downstream_key from effect").fetch_all(&self.observer).await?;
+        let records = sqlx::query_as(
+            "select key, token, completed_at is not null as completed,
+                convert_from(response_body, 'utf8')::json #>> '{}' as response
+            from idempotency.record where operation = 'chaos'",
+        )
+        .fetch_all(&self.observer)
+        .await?;
+        Ok(Aftermath { effects, records })
+    }
+}
+
+pub(crate) fn pool(options: &PgConnectOptions, size: u32) -> PgPool {
+    let wait = Duration::from_secs(10);
+    PgPoolOptions::new().max_connections(size).acquire_timeout(wait).connect_lazy_with(options.clone())
+}

@@ -1,0 +1,218 @@
+//! The checker of the chaos suite against histories made by hand: a good one passes, and each bad one is seen for what it
+//! is. A checker that sees nothing would pass every fault.
+
+#[allow(dead_code, reason = "made for the chaos suite; this binary needs a part of it")]
+#[path = "chaos/checker.rs"]
+mod checker;
+#[allow(dead_code, reason = "made for the chaos suite; this binary needs a part of it")]
+#[path = "chaos/history.rs"]
+mod history;
+#[path = "chaos/lease_checker.rs"]
+mod lease_checker;
+
+use checker::{Aftermath, Effect, Stored, lost, violations};
+use history::{Event, What, calls};
+use lease_checker::{Promise, check};
+
+/// A world with one key in it.
+#[derive(Default)]
+struct World {
+    events: Vec<Event>,
+    after: Aftermath,
+}
+
+impl World {
+    fn then(mut self, call: &str, what: What) -> Self {
+        let at = self.events.len() as u64;
+        self.events.push(Event { at, call: call.to_owned(), key: "k".to_owned(), what });
+        self
+    }
+
+    fn invoked(self, call: &str) -> Self {
+        self.then(call, What::Invoked)
+    }
+
+    fn performed(self, call: &str) -> Self {
+        self.then(call, What::Performed(call.to_owned()))
+    }
+
+    fn replayed(self, call: &str, response: &str) -> Self {
+        self.then(call, What::Replayed(response.to_owned()))
+    }
+
+    fn effect(mut self, call: &str) -> Self {
+        let downstream_key = Some("downstream".to_owned());
+        self.after.effects.push(Effect { key: "k".to_owned(), call: call.to_owned(), downstream_key });
+        self
+    }
+
+    fn stored(mut self, token: i64, response: Option<&str>) -> Self {
+        let (completed, response) = (response.is_some(), response.map(str::to_owned));
+        self.after.records.push(Stored { key: "k".to_owned(), token, completed, response });
+        self
+    }
+
+    #[track_caller]
+    fn passes(self) {
+        assert_eq!(violations(&calls(&self.events), &self.after), [""; 0]);
+    }
+
+    #[track_caller]
+    fn is_caught(self, by: &str) {
+        let found = violations(&calls(&self.events), &self.after);
+        assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
+    }
+
+    #[track_caller]
+    fn lease_is_caught(self, promise: Promise, by: &str) {
+        let found = check(&calls(&self.events), &self.after, promise).violations;
+        assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
+    }
+}
+
+fn once() -> World {
+    World::default().invoked("a").performed("a").effect("a").stored(1, Some("a"))
+}
+
+#[test]
+fn what_happened_once_and_was_replayed_passes() {
+    once().passes();
+    once().invoked("b").replayed("b", "a").passes();
+    once().invoked("b").then("b", What::Refused("in flight".to_owned())).passes();
+}
+
+#[test]
+fn a_lost_answer_passes_once_a_repeat_has_got_it() {
+    let cut = World::default().invoked("a").then("a", What::Unknown("cut".to_owned()));
+    cut.invoked("b").replayed("b", "a").effect("a").stored(1, Some("a")).passes();
+}
+
+#[test]
+fn concurrent_calls_may_be_answered_in_any_order() {
+    let both = World::default().invoked("a").invoked("b").replayed("b", "a").performed("a");
+    both.effect("a").stored(1, Some("a")).passes();
+}
+
+#[test]
+fn a_second_effect_is_caught() {
+    once().effect("b").is_caught("2 effects");
+}
+
+#[test]
+fn a_second_effect_of_the_same_call_is_caught() {
+    once().effect("a").is_caught("2 effects");
+}
+
+#[test]
+fn an_acknowledged_effect_that_is_gone_is_caught() {
+    World::default().invoked("a").performed("a").is_caught("which is not there");
+}
+
+#[test]
+fn an_effect_without_a_response_is_caught() {
+    World::default().invoked("a").performed("a").effect("a").is_caught("without its response");
+}
+
+#[test]
+fn a_response_without_an_effect_is_caught() {
+    World::default().stored(1, Some("a")).is_caught("without its effect");
+}
+
+#[test]
+fn another_response_than_the_stored_one_is_caught() {
+    once().invoked("b").replayed("b", "c").is_caught("not what is stored");
+    World::default().invoked("a").then("a", What::Performed("b".to_owned())).is_caught("got the response of b");
+}
+
+#[test]
+fn a_record_left_unfinished_is_caught() {
+    World::default().invoked("a").stored(1, None).is_caught("not completed");
+}
+
+#[test]
+fn a_refused_call_with_an_effect_is_caught() {
+    let refused = World::default().invoked("a").then("a", What::Refused("asked for".to_owned()));
+    refused.effect("a").stored(1, Some("a")).is_caught("was refused");
+}
+
+#[test]
+fn a_key_that_nobody_gets_an_answer_for_is_caught() {
+    World::default().invoked("a").then("a", What::Refused("in flight".to_owned())).is_caught("never answered");
+}
+
+#[test]
+fn a_call_that_performs_after_somebody_was_answered_is_caught() {
+    once().invoked("b").performed("b").is_caught("before it asked");
+}
+
+#[test]
+fn a_call_that_gets_another_answer_than_an_earlier_one_is_caught() {
+    once().invoked("b").replayed("b", "c").is_caught("did not get the response");
+}
+
+#[test]
+fn an_answer_that_must_not_be_given_is_caught() {
+    World::default().invoked("a").then("a", What::Wrong("indeterminate".to_owned())).is_caught("indeterminate");
+}
+
+#[test]
+fn two_records_of_one_key_are_caught() {
+    once().stored(2, Some("a")).is_caught("2 records");
+}
+
+#[test]
+fn what_was_lost_is_counted() {
+    let gone = World::default().invoked("a").performed("a").invoked("b").replayed("b", "a");
+    assert_eq!(lost(&calls(&gone.events), &gone.after), 2);
+    let there = once();
+    assert_eq!(lost(&calls(&there.events), &there.after), 0);
+}
+
+#[test]
+fn a_double_outside_is_counted_at_least_once_and_caught_at_most_once() {
+    let doubled = || once().effect("b");
+    let world = doubled();
+    let checked = check(&calls(&world.events), &world.after, Promise::AtLeastOnce);
+    assert_eq!((checked.violations.len(), checked.doubles), (0, 1));
+    doubled().lease_is_caught(Promise::AtMostOnce, "under at most once");
+}
+
+#[test]
+fn a_result_that_changes_is_caught() {
+    let changed = World::default().invoked("a").performed("a").effect("a").effect("b").stored(2, Some("b"));
+    changed.lease_is_caught(Promise::AtLeastOnce, "has changed");
+}
+
+#[test]
+fn a_result_that_is_gone_is_caught() {
+    World::default().invoked("a").performed("a").effect("a").lease_is_caught(Promise::AtLeastOnce, "0 results");
+}
+
+#[test]
+fn two_accepted_completions_are_caught() {
+    once().invoked("b").performed("b").effect("b").lease_is_caught(Promise::AtLeastOnce, "2 completions");
+}
+
+#[test]
+fn a_completion_with_a_stale_token_is_caught() {
+    let stale = World::default().invoked("a").then("a", What::Claimed(7)).performed("a").effect("a");
+    stale.stored(8, Some("a")).lease_is_caught(Promise::AtLeastOnce, "not the claim's");
+}
+
+#[test]
+fn another_downstream_key_is_caught() {
+    let mut world = once().effect("b");
+    world.after.effects[1].downstream_key = Some("another".to_owned());
+    world.lease_is_caught(Promise::AtLeastOnce, "2 downstream keys");
+}
+
+#[test]
+fn a_result_without_the_effect_is_caught() {
+    World::default().stored(1, Some("a")).lease_is_caught(Promise::AtLeastOnce, "without an effect");
+}
+
+#[test]
+fn an_event_survives_the_pipe() {
+    let event = Event { at: 7, call: "3/1".to_owned(), key: "k".to_owned(), what: What::Unknown("cut off".to_owned()) };
+    assert_eq!(event.to_string().parse(), Ok(event));
+}
