@@ -10,7 +10,7 @@ mod history;
 #[path = "chaos/lease_checker.rs"]
 mod lease_checker;
 
-use checker::{Aftermath, Effect, Stored, lost, violations};
+use checker::{Aftermath, Effect, Stored, lost, violations, violations_with_brief_retention};
 use history::{Event, What, calls};
 use lease_checker::{Promise, check};
 
@@ -158,6 +158,17 @@ fn an_answer_that_must_not_be_given_is_caught() {
 #[test]
 fn two_records_of_one_key_are_caught() {
     once().stored(2, Some("a")).is_caught("2 records");
+}
+
+#[test]
+fn a_kept_record_that_was_swept_is_caught() {
+    let brief = || World::default().invoked("a-brief").performed("a-brief").effect("a-brief");
+    let kept = || brief().invoked("b").performed("b").effect("b");
+    let found = |world: World| violations_with_brief_retention(&calls(&world.events), &world.after);
+    assert_eq!(found(kept().stored(1, Some("b"))), [""; 0]);
+    assert_eq!(found(kept()).len(), 1, "gone");
+    let again = kept().invoked("c").performed("c").effect("c").stored(1, Some("c"));
+    assert!(found(again).iter().any(|violation| violation.contains("2 calls performed")));
 }
 
 #[test]

@@ -108,15 +108,14 @@ pub(crate) async fn affect(pool: &PgPool, key: &str, call: &str, downstream: &st
 }
 
 /// When the fault is over: asks for every key until it is answered, and does an operator's duty for what is indeterminate:
-/// looks outside, and resolves or releases. Returns how often that was needed.
-pub(crate) async fn settle(world: &Arc<World>, leased: Leased) -> anyhow::Result<usize> {
+/// looks outside, and resolves or releases.
+pub(crate) async fn settle(world: &Arc<World>, leased: Leased) -> anyhow::Result<()> {
     let pool = crate::world::pool(&world.options, 4);
     let calls = world.history.calls();
     let mut keys: Vec<&str> = calls.iter().map(|call| call.key.as_str()).collect();
     keys.sort_unstable();
     keys.dedup();
     let mut random = world.random("settler");
-    let mut settled = 0;
     for value in keys {
         // A lease has to lapse first, at times.
         for attempt in 0..2000 {
@@ -124,16 +123,13 @@ pub(crate) async fn settle(world: &Arc<World>, leased: Leased) -> anyhow::Result
             let what = call(world, &pool, value, &name, Leased { work: 1, ..leased }, &mut random).await;
             match what {
                 What::Performed(_) | What::Replayed(_) | What::Wrong(_) => break,
-                What::Refused(why) if why == "indeterminate" => {
-                    decide(world, &pool, value).await?;
-                    settled += 1;
-                }
+                What::Refused(why) if why == "indeterminate" => decide(world, &pool, value).await?,
                 _ => sleep(Duration::from_millis(5)).await,
             }
         }
     }
     pool.close().await;
-    Ok(settled)
+    Ok(())
 }
 
 async fn decide(world: &World, pool: &PgPool, value: &str) -> anyhow::Result<()> {

@@ -97,7 +97,7 @@ impl Mutant {
         performed
     }
 
-    async fn perform(self, conn: &mut PgConnection, request: &Request) -> Result<Outcome<String>, Failure> {
+    pub(crate) async fn perform(self, conn: &mut PgConnection, request: &Request) -> Result<Outcome<String>, Failure> {
         if self != AutocommitClaim && !self.claim(conn, request).await? {
             if let Some(response) = self.look(conn, request).await? {
                 return Ok(Outcome::Replayed(response));

@@ -46,7 +46,10 @@ pub(crate) fn told(name: &str, finding: &Finding) {
 pub(crate) fn table(rows: &[Row], seed: u64) {
     let faults_of = |finding: &Finding| finding.faults.iter().map(|(_, count)| count).sum::<u64>();
     println!();
-    println!("{:<28} {:>10} {:>8} {:>10} {:>14}  seed", "scenario", "operations", "faults", "violations", "longest outage");
+    println!(
+        "{:<28} {:>10} {:>8} {:>10} {:>14}  seed",
+        "scenario", "operations", "faults", "violations", "longest outage"
+    );
     for Row { name, finding } in rows {
         if finding.skipped.is_some() {
             println!("{name:<28} {:>10} {:>8} {:>10} {:>14}  {seed}", "skipped", "-", "-", "-");

@@ -3,9 +3,16 @@
 mod cut_connections;
 mod dropped_futures;
 mod duplicate_storm;
+mod janitor_races;
 mod killed_backends;
+mod killed_leases;
 mod killed_server;
 mod killed_workers;
+mod lock_conflicts;
+mod prepared_transactions;
+mod slow_network;
+mod suspended_owners;
+mod weak_durability;
 
 use crate::stage::{Finding, Stage};
 
@@ -17,6 +24,15 @@ pub(crate) const ALL: &[(&str, u32)] = &[
     ("killed-server", 4),
     ("cut-connections", 3),
     ("duplicate-storm", 2),
+    ("lock-conflicts", 2),
+    ("suspended-owners", 3),
+    ("suspended-at-most-once", 2),
+    ("janitor-races", 2),
+    ("killed-leases", 3),
+    ("killed-leases-at-most-once", 3),
+    ("weak-durability", 3),
+    ("prepared-transactions", 2),
+    ("slow-network", 2),
 ];
 
 pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
@@ -27,6 +43,15 @@ pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
         "killed-server" => killed_server::play(stage).await,
         "cut-connections" => cut_connections::play(stage).await,
         "duplicate-storm" => duplicate_storm::play(stage).await,
+        "lock-conflicts" => lock_conflicts::play(stage).await,
+        "suspended-owners" => suspended_owners::play(stage, false).await,
+        "suspended-at-most-once" => suspended_owners::play(stage, true).await,
+        "janitor-races" => janitor_races::play(stage).await,
+        "killed-leases" => killed_leases::play(stage, false).await,
+        "killed-leases-at-most-once" => killed_leases::play(stage, true).await,
+        "weak-durability" => weak_durability::play(stage).await,
+        "prepared-transactions" => prepared_transactions::play(stage).await,
+        "slow-network" => slow_network::play(stage).await,
         _ => anyhow::bail!("there is no scenario {name:?}; --list shows them"),
     }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use crate::checker::violations;
 use crate::cluster::Cluster;
 use crate::history::longest_outage;
+use crate::lease::{self, Leased};
+use crate::lease_checker::{Promise, check};
 use crate::subject::Subject;
 use crate::world::World;
 
@@ -54,6 +56,21 @@ impl Finding {
         world.settle().await?;
         let after = world.aftermath().await?;
         Ok(Self::with(world, violations(&world.history.calls(), &after)))
+    }
+
+    pub(crate) fn note(mut self, note: impl ToString) -> Self {
+        self.notes.push(note.to_string());
+        self
+    }
+
+    /// Of a world in lease mode.
+    pub(crate) async fn of_leases(world: &Arc<World>, leased: Leased) -> anyhow::Result<Self> {
+        lease::settle(world, leased).await?;
+        let promise = if leased.at_most_once { Promise::AtMostOnce } else { Promise::AtLeastOnce };
+        let checked = check(&world.history.calls(), &world.aftermath().await?, promise);
+        let doubles =
+            format!("{} keys with more than one effect for a downstream that dedupes nothing", checked.doubles);
+        Ok(Self::with(world, checked.violations).note(doubles))
     }
 
     pub(crate) fn with(world: &World, violations: Vec<String>) -> Self {

@@ -105,6 +105,17 @@ impl Subject {
         ending(result)
     }
 
+    /// In a transaction of the caller's, who commits.
+    pub(crate) async fn within(self, conn: &mut PgConnection, request: &Request) -> Result<Outcome<String>, Failure> {
+        match self {
+            Self::Crate => {
+                let body = request.key.as_str();
+                request.options()?.ensure(conn, &request.key(), body, async |conn| request.effect(conn).await).await
+            }
+            Self::Mutant(mutant) => mutant.perform(conn, request).await,
+        }
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Crate => "crate",

@@ -14,10 +14,10 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 
 use crate::cluster::signal;
-use crate::history::{Moment, now};
+use crate::history::now;
 use crate::lease::{self, Leased};
 use crate::subject::{EVERY_DOOR, Subject};
-use crate::world::{World, pool};
+use crate::world::{Turns, World, pool};
 
 /// Where a worker finds its orders.
 const ORDERS: &str = "CHAOS_WORKER";
@@ -32,7 +32,7 @@ struct Orders {
     subject: String,
     name: String,
     seed: u64,
-    turns_since: Moment,
+    turns: Turns,
     leased: Option<Leased>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) async fn run() -> anyhow::Result<bool> {
     end_with_parent();
     let orders: Orders = serde_json::from_str(&orders)?;
     let subject: Subject = orders.subject.parse()?;
-    let world = World::of_worker(orders.url.parse()?, subject, orders.seed, orders.turns_since);
+    let world = World::of_worker(orders.url.parse()?, subject, orders.seed, orders.turns);
     let pool = pool(&world.options, u32::try_from(CLIENTS)?);
     let clients = (0..CLIENTS).map(|client| {
         let (world, pool, name) = (world.clone(), pool.clone(), format!("{}.{client}", orders.name));
@@ -84,7 +84,11 @@ impl Crew {
             subject: world.subject.name().to_owned(),
             name: String::new(),
             seed: world.seed,
-            turns_since: now(),
+            turns: match leased {
+                None => Turns { since: now(), every: Duration::from_millis(5), window: 6 },
+                // So long that a claim lapses while others still ask for its key.
+                Some(leased) => Turns { since: now(), every: leased.lease / 4, window: 8 },
+            },
             leased,
         };
         let mut crew = Self { world: world.clone(), orders, started: 0, workers: Vec::new() };

@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use serde::{Deserialize, Serialize};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::checker::Aftermath;
@@ -20,8 +22,6 @@ use crate::subject::{Request, Subject};
 const REPEATS: u64 = 4;
 /// How many keys are asked for at the same time.
 const WINDOW: u64 = 6;
-/// Where processes share the keys, they turn over by the clock.
-const TURN: Duration = Duration::from_millis(5);
 /// A call that takes longer is dropped, as a service's time-out would.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(8);
 /// When the fault is over, a key must get its answer in this time.
@@ -34,30 +34,37 @@ pub(crate) struct World {
     pub(crate) options: PgConnectOptions,
     /// For the suite itself.
     pub(crate) observer: PgPool,
-    pub(crate) history: History,
+    pub(crate) history: Arc<History>,
     pub(crate) subject: Subject,
     pub(crate) seed: u64,
     pub(crate) until: Instant,
     pub(crate) faults: Mutex<BTreeMap<&'static str, u64>>,
     asked: AtomicU64,
-    /// The beginning of a turn-over by the clock, in a worker process.
-    turns_since: Option<Moment>,
+    turns: Option<Turns>,
+}
+
+/// Where processes share the keys, they turn over by the clock.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Turns {
+    pub(crate) since: Moment,
+    pub(crate) every: Duration,
+    pub(crate) window: u64,
 }
 
 impl World {
     /// What a worker process knows of it.
-    pub(crate) fn of_worker(options: PgConnectOptions, subject: Subject, seed: u64, turns_since: Moment) -> Arc<Self> {
+    pub(crate) fn of_worker(options: PgConnectOptions, subject: Subject, seed: u64, turns: Turns) -> Arc<Self> {
         Arc::new(Self {
             observer: pool(&options, 1),
             options,
-            history: History::Told,
+            history: Arc::new(History::Told),
             subject,
             seed,
             // Until it is killed.
             until: Instant::now() + Duration::from_secs(24 * 60 * 60),
             faults: Mutex::default(),
             asked: AtomicU64::new(0),
-            turns_since: Some(turns_since),
+            turns: Some(turns),
         })
     }
 
@@ -83,16 +90,31 @@ impl World {
         let world = Arc::new(Self {
             options,
             observer,
-            history: History::new(),
+            history: Arc::new(History::new()),
             subject: stage.subject,
             seed: stage.seed,
             until: Instant::now() + stage.time,
             faults: Mutex::default(),
             asked: AtomicU64::new(0),
-            turns_since: None,
+            turns: None,
         });
         stage.show(&world);
         Ok(world)
+    }
+
+    /// The same on another server, which is said to hold the same.
+    pub(crate) fn moved(&self, options: PgConnectOptions) -> Arc<Self> {
+        Arc::new(Self {
+            observer: pool(&options, 4),
+            options,
+            history: self.history.clone(),
+            subject: self.subject,
+            seed: self.seed,
+            until: self.until,
+            faults: Mutex::new(self.faults().into_iter().collect()),
+            asked: AtomicU64::new(0),
+            turns: self.turns,
+        })
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -114,11 +136,13 @@ impl World {
 
     /// One of the keys of the moment, which others ask for too.
     pub(crate) fn choose_key(&self, random: &mut Random) -> String {
-        let newest = match self.turns_since {
-            Some(since) => now().saturating_sub(since) / u64::try_from(TURN.as_nanos()).unwrap_or(u64::MAX),
-            None => self.asked.fetch_add(1, Ordering::Relaxed) / REPEATS,
+        let (newest, window) = match self.turns {
+            Some(Turns { since, every, window }) => {
+                (now().saturating_sub(since) / u64::try_from(every.as_nanos()).unwrap_or(u64::MAX), window)
+            }
+            None => (self.asked.fetch_add(1, Ordering::Relaxed) / REPEATS, WINDOW),
         };
-        format!("k{}", newest.saturating_sub(random.below(WINDOW)))
+        format!("k{}", newest.saturating_sub(random.below(window)))
     }
 
     /// A call with its lines in the history.
@@ -149,6 +173,17 @@ impl World {
                 sleep(PAUSE).await;
             }
         }
+    }
+
+    /// So many clients, each in a task.
+    pub(crate) fn crowd(
+        self: &Arc<Self>,
+        pool: &PgPool,
+        clients: u64,
+        choose: impl Fn(&mut Random, &mut Request) + Clone + Send + 'static,
+    ) -> Vec<JoinHandle<()>> {
+        let client = |client| tokio::spawn(self.clone().client(pool.clone(), format!("c{client}"), choose.clone()));
+        (0..clients).map(client).collect()
     }
 
     /// When the fault is over: every key that anybody asked for is asked for until somebody answers.

@@ -15,14 +15,9 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let trouble = Trouble { commits: 8, messages: 200, latency: 0..0 };
     let proxy = Proxy::before(&world, trouble).await?;
     let pool = pool(&proxy.options, CLIENTS);
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|client| {
-            let client = world.clone().client(pool.clone(), format!("c{client}"), |random, request| {
-                request.door = random.of(SAFE_TO_DROP);
-            });
-            tokio::spawn(client)
-        })
-        .collect();
+    let clients = world.crowd(&pool, CLIENTS.into(), |random, request| {
+        request.door = random.of(SAFE_TO_DROP);
+    });
     for client in join_all(clients).await {
         client?;
     }

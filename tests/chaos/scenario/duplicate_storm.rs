@@ -18,18 +18,12 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, "duplicate-storm").await?;
     let pool = pool(&world.options, CONNECTIONS);
     let asked = Arc::new(AtomicU64::new(0));
-    let mut clients: Vec<_> = (0..CLIENTS)
-        .map(|client| {
-            let asked = asked.clone();
-            let client = world.clone().client(pool.clone(), format!("c{client}"), move |random, request| {
-                // One key for all, until each has asked for it about once.
-                request.key = format!("s{}", asked.fetch_add(1, Ordering::Relaxed) / CLIENTS);
-                request.door = random.of(SAFE_TO_DROP);
-                request.reject = random.one_in(4);
-            });
-            tokio::spawn(client)
-        })
-        .collect();
+    let mut clients = world.crowd(&pool, CLIENTS, move |random, request| {
+        // One key for all, until each has asked for it about once.
+        request.key = format!("s{}", asked.fetch_add(1, Ordering::Relaxed) / CLIENTS);
+        request.door = random.of(SAFE_TO_DROP);
+        request.reject = random.one_in(4);
+    });
     clients.push(tokio::spawn({
         let (world, pool) = (world.clone(), pool.clone());
         async move {

@@ -12,22 +12,23 @@ const CLIENTS: u32 = 6;
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, "killed-backends").await?;
     let pool = pool(&world.options.clone().application_name("chaos-client"), CLIENTS);
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|client| {
-            let client = world.clone().client(pool.clone(), format!("c{client}"), |random, request| {
-                request.door = random.of(EVERY_DOOR);
-                request.reject = random.one_in(4);
-            });
-            tokio::spawn(client)
-        })
-        .collect();
+    let clients = world.crowd(&pool, CLIENTS.into(), |random, request| {
+        request.door = random.of(EVERY_DOOR);
+        request.reject = random.one_in(4);
+    });
     let mut random = world.random("killer");
     while !world.is_over() {
         sleep(random.millis(2..20)).await;
         let (fault, sql) = if random.one_in(2) {
-            ("backend terminated", "select count(pg_terminate_backend(pid)) from (select pid from pg_stat_activity where application_name = 'chaos-client' order by random() limit 1) as victim")
+            (
+                "backend terminated",
+                "select count(pg_terminate_backend(pid)) from (select pid from pg_stat_activity where application_name = 'chaos-client' order by random() limit 1) as victim",
+            )
         } else {
-            ("statement cancelled", "select count(pg_cancel_backend(pid)) from (select pid from pg_stat_activity where application_name = 'chaos-client' and state = 'active' order by random() limit 1) as victim")
+            (
+                "statement cancelled",
+                "select count(pg_cancel_backend(pid)) from (select pid from pg_stat_activity where application_name = 'chaos-client' and state = 'active' order by random() limit 1) as victim",
+            )
         };
         let hit: i64 = sqlx::query_scalar(sql).fetch_one(&world.observer).await?;
         if hit > 0 {

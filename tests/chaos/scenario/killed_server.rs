@@ -18,14 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, "killed-server").await?;
     let pool = pool(&world.options.clone().application_name("chaos-client"), CLIENTS);
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|client| {
-            let client = world.clone().client(pool.clone(), format!("c{client}"), |random, request| {
-                request.door = random.of(EVERY_DOOR);
-            });
-            tokio::spawn(client)
-        })
-        .collect();
+    let clients = world.crowd(&pool, CLIENTS.into(), |random, request| {
+        request.door = random.of(EVERY_DOOR);
+    });
     let mut random = world.random("killer");
     while !world.is_over() {
         sleep(random.millis(150..600)).await;

@@ -1,0 +1,28 @@
+//! Owners of a lease that are killed: between claim and effect, between effect and completion, anywhere.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::lease::Leased;
+use crate::stage::{Finding, Stage};
+use crate::worker::Crew;
+use crate::world::World;
+
+const WORKERS: usize = 4;
+
+pub(crate) async fn play(stage: &Stage, at_most_once: bool) -> anyhow::Result<Finding> {
+    let name = if at_most_once { "killed-leases-at-most-once" } else { "killed-leases" };
+    let world = World::create(stage, name).await?;
+    let leased = Leased { at_most_once, lease: Duration::from_millis(150), work: 20 };
+    let mut random = world.random("killer");
+    let mut crew = Crew::start(&world, WORKERS, Some(leased))?;
+    while !world.is_over() {
+        sleep(random.millis(10..60)).await;
+        crew.must_be_alive()?;
+        crew.kill(random.below(crew.len())).await?;
+        world.fault("worker killed");
+    }
+    crew.end().await?;
+    Finding::of_leases(&world, leased).await
+}
