@@ -3,11 +3,11 @@
 mod support;
 
 mod answers;
+mod assertions;
 mod cancellation;
 mod ensure;
 mod expiry;
 mod fingerprints;
-#[cfg(feature = "testing")]
 mod fixtures;
 mod handlers;
 mod in_flight;
@@ -22,6 +22,7 @@ mod mark_batches;
 mod marks;
 mod migrations;
 mod perform;
+mod recipes;
 mod responses;
 mod round_trips;
 mod transactions;
