@@ -121,6 +121,10 @@ pub use lease::{IdempotentLease, NoLease};
 pub use problem::{PROBLEM_TYPE, problem, processing};
 pub use rejection::{Misconfigured, Rejection};
 pub use replay::IDEMPOTENCY_REPLAYED;
+#[cfg(feature = "testing")]
+pub(crate) use replay::plain_response;
+#[cfg(feature = "testing")]
+pub(crate) use request::plain_fingerprint;
 pub use runs::Runs;
 pub use seal::Seal;
 pub use service::IdempotencyService;

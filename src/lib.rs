@@ -23,6 +23,11 @@ mod poll;
 mod record;
 mod transaction;
 
+// Compiled with the doctests, like the README.
+#[cfg(all(doctest, feature = "testing"))]
+#[doc = include_str!("../docs/testing.md")]
+mod tutorial {}
+
 #[cfg(feature = "testing")]
 #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
 pub mod testing;

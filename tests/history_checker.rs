@@ -58,7 +58,7 @@ impl World {
     }
 
     #[track_caller]
-    fn is_caught(self, by: &str) {
+    fn must_be_caught(self, by: &str) {
         let found = violations(&calls(&self.events), &self.after);
         assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
     }
@@ -95,69 +95,69 @@ fn concurrent_calls_may_be_answered_in_any_order() {
 
 #[test]
 fn a_second_effect_is_caught() {
-    once().effect("b").is_caught("2 effects");
+    once().effect("b").must_be_caught("2 effects");
 }
 
 #[test]
 fn a_second_effect_of_the_same_call_is_caught() {
-    once().effect("a").is_caught("2 effects");
+    once().effect("a").must_be_caught("2 effects");
 }
 
 #[test]
 fn an_acknowledged_effect_that_is_gone_is_caught() {
-    World::default().invoked("a").performed("a").is_caught("which is not there");
+    World::default().invoked("a").performed("a").must_be_caught("which is not there");
 }
 
 #[test]
 fn an_effect_without_a_response_is_caught() {
-    World::default().invoked("a").performed("a").effect("a").is_caught("without its response");
+    World::default().invoked("a").performed("a").effect("a").must_be_caught("without its response");
 }
 
 #[test]
 fn a_response_without_an_effect_is_caught() {
-    World::default().stored(1, Some("a")).is_caught("without its effect");
+    World::default().stored(1, Some("a")).must_be_caught("without its effect");
 }
 
 #[test]
 fn another_response_than_the_stored_one_is_caught() {
-    once().invoked("b").replayed("b", "c").is_caught("not what is stored");
-    World::default().invoked("a").then("a", What::Performed("b".to_owned())).is_caught("got the response of b");
+    once().invoked("b").replayed("b", "c").must_be_caught("not what is stored");
+    World::default().invoked("a").then("a", What::Performed("b".to_owned())).must_be_caught("got the response of b");
 }
 
 #[test]
 fn a_record_left_unfinished_is_caught() {
-    World::default().invoked("a").stored(1, None).is_caught("not completed");
+    World::default().invoked("a").stored(1, None).must_be_caught("not completed");
 }
 
 #[test]
 fn a_refused_call_with_an_effect_is_caught() {
     let refused = World::default().invoked("a").then("a", What::Refused("asked for".to_owned()));
-    refused.effect("a").stored(1, Some("a")).is_caught("was refused");
+    refused.effect("a").stored(1, Some("a")).must_be_caught("was refused");
 }
 
 #[test]
 fn a_key_that_nobody_gets_an_answer_for_is_caught() {
-    World::default().invoked("a").then("a", What::Refused("in flight".to_owned())).is_caught("never answered");
+    World::default().invoked("a").then("a", What::Refused("in flight".to_owned())).must_be_caught("never answered");
 }
 
 #[test]
 fn a_call_that_performs_after_somebody_was_answered_is_caught() {
-    once().invoked("b").performed("b").is_caught("before it asked");
+    once().invoked("b").performed("b").must_be_caught("before it asked");
 }
 
 #[test]
 fn a_call_that_gets_another_answer_than_an_earlier_one_is_caught() {
-    once().invoked("b").replayed("b", "c").is_caught("did not get the response");
+    once().invoked("b").replayed("b", "c").must_be_caught("did not get the response");
 }
 
 #[test]
 fn an_answer_that_must_not_be_given_is_caught() {
-    World::default().invoked("a").then("a", What::Wrong("indeterminate".to_owned())).is_caught("indeterminate");
+    World::default().invoked("a").then("a", What::Wrong("indeterminate".to_owned())).must_be_caught("indeterminate");
 }
 
 #[test]
 fn two_records_of_one_key_are_caught() {
-    once().stored(2, Some("a")).is_caught("2 records");
+    once().stored(2, Some("a")).must_be_caught("2 records");
 }
 
 #[test]

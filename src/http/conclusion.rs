@@ -63,10 +63,11 @@ where
             if trailers.as_ref().is_some_and(replay::grpc_failed) {
                 return Ok(Conclusion::Free { response: Response::from_parts(parts, Body::whole(data, trailers)) });
             }
-            let stored = replay::stored(&parts, Some((sealed(settings, key, &data)?, trailers.as_ref())), settings);
+            let body = Some((sealed(settings, key, &data)?, trailers.as_ref()));
+            let stored = replay::stored(&parts, body, &settings.replayed_headers);
             (stored, Body::whole(data, trailers))
         }
-        Read::Unfinished(body) => (replay::stored(&parts, None, settings), body),
+        Read::Unfinished(body) => (replay::stored(&parts, None, &settings.replayed_headers), body),
     };
     Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo })
 }

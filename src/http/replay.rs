@@ -4,7 +4,6 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, response};
 
 use super::body::Body;
-use super::layer::Settings;
 use super::rejection::Rejection;
 use crate::record;
 
@@ -66,19 +65,28 @@ pub(super) fn grpc_failed(fields: &HeaderMap) -> bool {
 pub(super) fn stored(
     parts: &response::Parts,
     body: Option<(Vec<u8>, Option<&HeaderMap>)>,
-    settings: &Settings,
+    replayed: &[HeaderName],
 ) -> record::Response {
     // At most 999, by `StatusCode`.
     let status = Some(parts.status.as_u16().cast_signed());
     let Some((body, trailers)) = body else { return record::Response { status, headers: None, body: None } };
     let fields = |fields: &HeaderMap, place: Place| -> Vec<Field> {
-        let kept = fields.iter().filter(|(name, _)| settings.replayed_headers.contains(name));
+        let kept = fields.iter().filter(|(name, _)| replayed.contains(name));
         kept.map(|(name, value)| Field(name.as_str().to_owned(), text_of(value), place)).collect()
     };
     let mut headers = fields(&parts.headers, Place::Header);
     headers.extend(trailers.into_iter().flat_map(|trailers| fields(trailers, Place::Trailer)));
     let headers: Vec<_> = headers.iter().map(Field::parts).collect();
     record::Response { status, headers: Some(serde_json::json!(headers).to_string()), body: Some(body) }
+}
+
+/// A response as a layer without further settings stores it.
+#[cfg(feature = "testing")]
+pub(crate) fn plain_response<R: AsRef<[u8]>>(response: &Response<R>) -> record::Response {
+    let mut head = Response::new(());
+    *head.status_mut() = response.status();
+    *head.headers_mut() = response.headers().clone();
+    stored(&head.into_parts().0, Some((response.body().as_ref().to_vec(), None)), &REPLAYED)
 }
 
 /// The stored response, with the body opened by `open` where it was sealed.

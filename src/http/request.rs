@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, header};
+use http::{HeaderMap, Method, Request, header};
 
 use super::body::{Body, Limit, Read, read};
 use super::denied::Denied;
@@ -10,7 +10,7 @@ use super::header::{MalformedKey, key_value};
 use super::layer::{OperationFrom, Settings, ValueFrom};
 use super::rejection::{Misconfigured, Rejection};
 use crate::fingerprint::request::Content;
-use crate::{Fingerprint, Key, KeyPart};
+use crate::{Fingerprint, InvalidBody, Key, KeyPart};
 
 /// What becomes of a request.
 pub(super) enum Admission<B> {
@@ -97,16 +97,32 @@ fn ticket(
         KeyPart::Value => Rejection::from(MalformedKey::from(invalid)),
         KeyPart::Scope | KeyPart::Operation => Misconfigured::Refused(invalid.into()).into(),
     })?;
-    let content_type = parts.headers.get(header::CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
-    let (content_type, content) = match settings.canonical_json {
-        // It is JSON, whatever it says: a charset that comes and goes is no other request.
-        true => (&b""[..], Content::Json(data)),
-        false => (content_type, Content::Bytes(data)),
-    };
-    let target = target(parts);
-    let of = [parts.method.as_str().as_bytes(), target.as_bytes(), content_type];
-    let fingerprint = Fingerprint::of_request(of, content).map_err(Rejection::InvalidBody)?;
+    let content = if settings.canonical_json { Content::Json(data) } else { Content::Bytes(data) };
+    let fingerprint = fingerprint(&parts.method, &target(parts), &parts.headers, content);
+    let fingerprint = fingerprint.map_err(Rejection::InvalidBody)?;
     Ok(Ticket { key, fingerprint })
+}
+
+fn fingerprint(
+    method: &Method,
+    target: &str,
+    headers: &HeaderMap,
+    content: Content<'_>,
+) -> Result<Fingerprint, InvalidBody> {
+    let content_type = match content {
+        // It is JSON, whatever it says: a charset that comes and goes is no other request.
+        Content::Json(_) => None,
+        Content::Bytes(_) => headers.get(header::CONTENT_TYPE),
+    };
+    let content_type = content_type.map_or(&b""[..], |value| value.as_bytes());
+    Fingerprint::of_request([method.as_str().as_bytes(), target.as_bytes(), content_type], content)
+}
+
+/// The fingerprint of a request as a layer without further settings takes it.
+#[cfg(feature = "testing")]
+pub(crate) fn plain_fingerprint<B: AsRef<[u8]>>(request: &Request<B>) -> Result<Fingerprint, InvalidBody> {
+    let target = request.uri().path_and_query().map_or("", |target| target.as_str());
+    fingerprint(request.method(), target, request.headers(), Content::Bytes(request.body().as_ref()))
 }
 
 /// The path with its query, from the root: a nested router of axum's has cut the front off `uri`, and with it whose account

@@ -34,7 +34,7 @@ impl Policy {
         }
     }
 
-    pub(super) const fn mode(self) -> Mode {
+    pub(crate) const fn mode(self) -> Mode {
         match self {
             Self::AtLeastOnce { .. } => Mode::AtLeastOnce,
             Self::AtMostOnce { .. } => Mode::AtMostOnce,

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use pg_idempotency::dedup::{Marked, mark, mark_many};
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Idempotency, Key, Outcome, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::support::{cancel_after, connect, create_effects, key, leave_effect, once};
+use crate::support::{connect, create_effects, key, leave_effect, once};
 
 /// Far more than any call takes.
 const MOST_POLLS: usize = 200;

@@ -1,6 +1,7 @@
 //! The sweep of a table that refuses `ctid` in a delete, as a distributed one does. A trigger refuses in its place.
 
 use pg_idempotency::Janitor;
+use pg_idempotency::testing::until_blocked;
 use sqlx::PgPool;
 
 use crate::support::{create_effects, key, once};
@@ -79,7 +80,7 @@ async fn keeps_what_is_taken_over_while_the_sweep_waits_for_it(pool: PgPool) {
         let janitor = Janitor::new(pool.clone());
         async move { janitor.sweep_once(u64::MAX).await }
     });
-    crate::support::until_blocked(&pool, 1).await;
+    until_blocked(&pool, 1).await.expect("blocked");
     taker.commit().await.expect("committed");
     assert_eq!(sweep.await.expect("joined").expect("swept").rows(), 0);
     assert_eq!(left(&pool).await, ["taken over"]);

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use pg_idempotency::testing::{Gate, expire_in};
 use pg_idempotency::{Error, Idempotency, Outcome, ensure_idempotent};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{Gate, create_effects, effects, expire_in, key, leave_effect, once, rejecting, wide_pool};
+use crate::support::{create_effects, effects, key, leave_effect, once, rejecting, wide_pool};
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn an_expired_key_is_new_also_unswept_and_with_another_body(pool: PgPool) -> anyhow::Result<()> {
@@ -14,7 +15,7 @@ async fn an_expired_key_is_new_also_unswept_and_with_another_body(pool: PgPool) 
     for options in [Idempotency::new(), rejecting()] {
         let key = key(if options == rejecting() { "reject" } else { "wait" });
         let _ = once(&pool, &key, "body").await?;
-        expire_in(&pool, &key, "0ms").await;
+        expire_in(&pool, &key, Duration::ZERO).await?;
         let outcome = options.run(&pool, &key, "other", async |conn| leave_effect(conn, "other").await).await?;
         assert!(!outcome.is_replayed());
         let again = options.run(&pool, &key, "other", async |conn| leave_effect(conn, "other").await).await?;
@@ -38,7 +39,7 @@ async fn retention_is_exact_by_the_databases_clock(pool: PgPool) -> anyhow::Resu
 
     // The edge, without waiting for it: the statement's own time is the bound, so a record that ends in a minute is
     // alive, and one that ended a microsecond ago is not.
-    expire_in(&pool, &key("a"), "60000ms").await;
+    expire_in(&pool, &key("a"), Duration::from_secs(60)).await?;
     assert!(once(&pool, &key("a"), "body").await.is_ok_and(|outcome| outcome.is_replayed()));
     sqlx::query("update idempotency.record set expires_at = clock_timestamp()").execute(&pool).await?;
     let outcome = options.run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(2) }).await?;
@@ -74,7 +75,7 @@ async fn of_32_callers_of_an_expired_key_one_performs(
     for round in 0..20 {
         let key = key(&format!("round {round}"));
         let _ = once(&pool, &key, "body").await?;
-        expire_in(&pool, &key, "0ms").await;
+        expire_in(&pool, &key, Duration::ZERO).await?;
         let before = effects(&pool).await;
         let calls: Vec<_> = (0..32)
             .map(|_| {
@@ -97,7 +98,7 @@ async fn of_32_callers_of_an_expired_key_one_performs(
 async fn a_take_over_that_fails_leaves_the_key_to_the_next(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
-    expire_in(&pool, &key("a"), "0ms").await;
+    expire_in(&pool, &key("a"), Duration::ZERO).await?;
     ensure_idempotent(&mut *pool.acquire().await?, &key("a"), "body", async |_| -> Result<i64, Error> {
         Err(Error::Database(sqlx::Error::RowNotFound))
     })
@@ -112,7 +113,7 @@ async fn a_take_over_that_fails_leaves_the_key_to_the_next(pool: PgPool) -> anyh
 async fn reject_passes_over_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
-    expire_in(&pool, &key("a"), "0ms").await;
+    expire_in(&pool, &key("a"), Duration::ZERO).await?;
     let gate = Gate::new();
     let taker = tokio::spawn({
         let (pool, gate) = (pool.clone(), gate.clone());

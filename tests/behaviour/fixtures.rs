@@ -1,9 +1,19 @@
 //! The fixtures that users get (feature `testing`), used as they use them.
 
-use pg_idempotency::{Error, Idempotency, Outcome, testing};
+use std::time::Duration;
+
+use pg_idempotency::dedup::{Marked, mark};
+use pg_idempotency::lease::{Policy, ensure_leased};
+use pg_idempotency::operator::show;
+use pg_idempotency::testing::{self, Fixture, age, expire, expire_in, lapse};
+use pg_idempotency::{Error, Idempotency, Key, Mode, Outcome};
 use sqlx::PgPool;
 
+use crate::leases::{AT_LEAST_ONCE, AT_MOST_ONCE};
 use crate::support::{create_effects, effects, key, once, rejecting};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn completed_is_replayed(pool: PgPool) -> anyhow::Result<()> {
@@ -42,5 +52,135 @@ async fn in_flight_is_in_flight_until_it_completes_or_is_dropped(pool: PgPool) -
     drop(call);
     let outcome: Outcome<i64> = Idempotency::new().run(&pool, &key("b"), "body", async |_| Ok::<_, Error>(8)).await?;
     assert_eq!(outcome, Outcome::Performed(8));
+    Ok(())
+}
+
+async fn state(pool: &PgPool, key: &Key) -> anyhow::Result<String> {
+    let shown = show(&mut *pool.acquire().await?, key).await?;
+    Ok(shown.map_or_else(|| "no record".to_owned(), |shown| shown.state))
+}
+
+/// What a call with the same body is told.
+async fn told(pool: &PgPool, key: &Key, policy: Option<Policy>) -> String {
+    let answer: Result<Outcome<i64>, Error> = match policy {
+        None => rejecting().run(pool, key, "body", async |_| Ok(9)).await,
+        Some(policy) => {
+            ensure_leased(pool, key, "body", policy, async |lease| -> Result<i64, Error> { Ok(lease.attempt().into()) })
+                .await
+        }
+    };
+    match answer {
+        Ok(outcome) => format!("{outcome:?}"),
+        Err(Error::InFlight { .. }) => "in flight".to_owned(),
+        Err(Error::Indeterminate { attempt, last_error, .. }) => format!("indeterminate {attempt} {last_error:?}"),
+        Err(error) => format!("{error:?}"),
+    }
+}
+
+/// Each state is what the table's own readers take it for, and the next call is answered as the documentation says.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn every_state_is_met_as_it_is_documented(pool: PgPool) -> anyhow::Result<()> {
+    let (least, most) = (Some(AT_LEAST_ONCE), Some(AT_MOST_ONCE));
+    let key = key("a");
+    for (fixture, is, policy, expected) in [
+        (Fixture::completed(&key, "body", &7)?, "completed", None, "Replayed(7)"),
+        (Fixture::completed(&key, "body", &7)?.with_mode(Mode::AtMostOnce), "completed", most, "Replayed(7)"),
+        (Fixture::completed(&key, "other", &7)?.expired(), "expired", None, "Performed(9)"),
+        (Fixture::completed(&key, "other", &7)?.with_age(DAY), "expired", None, "Performed(9)"),
+        (Fixture::completed(&key, "body", &7)?.with_age(DAY - HOUR), "completed", None, "Replayed(7)"),
+        (Fixture::completed(&key, "body", &7)?.with_age(DAY).with_retention(2 * DAY), "completed", None, "Replayed(7)"),
+        (Fixture::leased(&key, "body", AT_LEAST_ONCE)?, "in_flight", least, "in flight"),
+        (Fixture::leased(&key, "body", AT_LEAST_ONCE)?.expired(), "in_flight", least, "in flight"),
+        (Fixture::lapsed(&key, "body", AT_LEAST_ONCE)?.with_attempt(3), "lapsed", least, "Performed(4)"),
+        (Fixture::lapsed(&key, "body", AT_MOST_ONCE)?, "indeterminate", most, "indeterminate 1 None"),
+        (
+            Fixture::lapsed(&key, "body", AT_MOST_ONCE)?.with_attempt(2).with_last_error("lost"),
+            "indeterminate",
+            most,
+            "indeterminate 2 Some(\"lost\")",
+        ),
+        (Fixture::lapsed(&key, "body", AT_MOST_ONCE)?.expired(), "expired", most, "Performed(1)"),
+        (Fixture::released(&key, "body")?, "released", None, "Performed(9)"),
+        (Fixture::released(&key, "body")?.with_mode(Mode::AtMostOnce), "released", most, "Performed(2)"),
+        (Fixture::indeterminate(&key, "body")?, "indeterminate", None, "indeterminate 1 None"),
+        (Fixture::indeterminate(&key, "body")?.expired(), "expired", None, "Performed(9)"),
+    ] {
+        let named = format!("{fixture:?}");
+        fixture.write(&pool).await?;
+        assert_eq!(state(&pool, &key).await?, is, "{named}");
+        assert_eq!(told(&pool, &key, policy).await, expected, "{named}");
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_mark_is_a_duplicate_until_it_expires(pool: PgPool) -> anyhow::Result<()> {
+    for (fixture, expected) in
+        [(Fixture::marked(&key("a")), Marked::Duplicate), (Fixture::marked(&key("a")).expired(), Marked::First)]
+    {
+        fixture.write(&pool).await?;
+        let mut tx = pool.begin().await?;
+        assert_eq!(mark(&mut tx, &key("a"), DAY).await?, expected);
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_state_that_cannot_be_is_refused_by_the_schema(pool: PgPool) -> anyhow::Result<()> {
+    let impossible = Fixture::indeterminate(&key("a"), "body")?.with_mode(Mode::AtLeastOnce);
+    let error = impossible.write(&pool).await.expect_err("a lease has a deadline");
+    let Error::Database(sqlx::Error::Database(error)) = error else { panic!("{error:?}") };
+    assert_eq!(error.constraint(), Some("unfinished_lease_has_a_deadline"));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn time_passes_when_told(pool: PgPool) -> anyhow::Result<()> {
+    let key = key("a");
+    for (move_it, is) in [(0, "completed"), (1, "completed"), (2, "expired"), (3, "expired"), (4, "completed")] {
+        Fixture::completed(&key, "body", &7)?.write(&pool).await?;
+        match move_it {
+            0 => {}
+            1 => age(&pool, &key, DAY - HOUR).await?,
+            2 => age(&pool, &key, DAY).await?,
+            3 => expire(&pool, &key).await?,
+            _ => expire_in(&pool, &key, HOUR).await?,
+        }
+        assert_eq!(state(&pool, &key).await?, is, "{move_it}");
+    }
+
+    // A live lease protects its record, until it lapses.
+    let live = Fixture::leased(&key, "body", Policy::AtLeastOnce { lease: HOUR })?;
+    live.clone().write(&pool).await?;
+    expire_in(&pool, &key, Duration::ZERO).await?;
+    assert_eq!(state(&pool, &key).await?, "in_flight");
+    lapse(&pool, &key).await?;
+    assert_eq!(state(&pool, &key).await?, "expired");
+    live.clone().write(&pool).await?;
+    lapse(&pool, &key).await?;
+    assert_eq!(state(&pool, &key).await?, "lapsed");
+    live.clone().write(&pool).await?;
+    age(&pool, &key, HOUR).await?;
+    assert_eq!(state(&pool, &key).await?, "lapsed");
+    live.write(&pool).await?;
+    expire(&pool, &key).await?;
+    assert_eq!(state(&pool, &key).await?, "expired");
+    Ok(())
+}
+
+/// A typing error in a key would otherwise be a test that tests nothing.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn what_is_not_there_cannot_be_moved(pool: PgPool) -> anyhow::Result<()> {
+    Fixture::completed(&key("a"), "body", &7)?.write(&pool).await?;
+    for moved in [
+        age(&pool, &key("b"), HOUR).await,
+        expire(&pool, &key("b")).await,
+        expire_in(&pool, &key("b"), HOUR).await,
+        lapse(&pool, &key("b")).await,
+        lapse(&pool, &key("a")).await,
+    ] {
+        assert!(matches!(moved, Err(Error::Database(sqlx::Error::RowNotFound))), "{moved:?}");
+    }
+    assert_eq!(once(&pool, &key("a"), "body").await?, Outcome::Replayed(7), "it is as it was");
     Ok(())
 }

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use pg_idempotency::testing::{Gate, backend, kill_backend, until_blocked};
 use pg_idempotency::{Error, Idempotency, Outcome, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgConnection, PgPool};
 use tokio::task::JoinHandle;
 
 use crate::support::{
-    Gate, backend, connect, create_effects, effects, key, leave_effect, once, rejecting, setting, until_blocked,
-    waiting, wide_pool,
+    connect, create_effects, effects, key, leave_effect, once, rejecting, setting, waiting, wide_pool,
 };
 
 /// An owner in a task of its own: it stops behind its effect, and fails if it is told to.
@@ -39,7 +39,7 @@ async fn a_waiting_duplicate_replays_when_the_owner_commits(pool: PgPool) -> any
     let owner = owner(connect(&pool).await, &gate, false);
     gate.reached().await;
     let duplicate = duplicate(&pool, Idempotency::new());
-    until_blocked(&pool, 1).await;
+    until_blocked(&pool, 1).await?;
     gate.open();
     let first = owner.await??.into_inner();
     assert!(matches!(duplicate.await??, Outcome::Replayed(id) if id == first));
@@ -54,7 +54,7 @@ async fn a_waiting_duplicate_performs_when_the_owner_rolls_back(pool: PgPool) ->
     let owner = owner(connect(&pool).await, &gate, true);
     gate.reached().await;
     let duplicate = duplicate(&pool, Idempotency::new());
-    until_blocked(&pool, 1).await;
+    until_blocked(&pool, 1).await?;
     gate.open();
     owner.await?.expect_err("the owner fails");
     assert!(!duplicate.await??.is_replayed());
@@ -67,12 +67,12 @@ async fn a_waiting_duplicate_performs_when_the_owner_is_killed(pool: PgPool) -> 
     create_effects(&pool).await;
     let gate = Gate::new();
     let mut conn = connect(&pool).await;
-    let pid = backend(&mut conn).await;
+    let pid = backend(&mut conn).await?;
     let owner = owner(conn, &gate, false);
     gate.reached().await;
     let duplicate = duplicate(&pool, Idempotency::new());
-    until_blocked(&pool, 1).await;
-    sqlx::query("select pg_terminate_backend($1)").bind(pid).execute(&pool).await?;
+    until_blocked(&pool, 1).await?;
+    kill_backend(&pool, pid).await?;
     assert!(!duplicate.await??.is_replayed());
     gate.open();
     let error = owner.await?.expect_err("the owner was killed");
@@ -158,7 +158,7 @@ async fn reject_sees_an_owner_who_won_after_waiting(pool: PgPool) -> anyhow::Res
     let first = owner(connect(&pool).await, &first_gate, true);
     first_gate.reached().await;
     let second = owner(connect(&pool).await, &second_gate, false);
-    until_blocked(&pool, 1).await;
+    until_blocked(&pool, 1).await?;
     first_gate.open();
     first.await?.expect_err("the first owner fails");
     second_gate.reached().await;

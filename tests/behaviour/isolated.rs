@@ -1,9 +1,10 @@
 //! `ensure_isolated`: perform behind a savepoint.
 
+use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Idempotency, Outcome, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{cancel_after, create_effects, effects, key, leave_effect, once};
+use crate::support::{create_effects, effects, key, leave_effect, once};
 
 #[derive(Debug, thiserror::Error)]
 enum Failed {

@@ -1,9 +1,10 @@
 //! READ COMMITTED is tested everywhere else; here are the levels above it.
 
+use pg_idempotency::testing::{Gate, until_blocked};
 use pg_idempotency::{Error, ensure_idempotent};
 use sqlx::{Connection as _, Executor as _, PgPool};
 
-use crate::support::{Gate, connect, create_effects, effects, key, leave_effect, once, until_blocked};
+use crate::support::{connect, create_effects, effects, key, leave_effect, once};
 
 const LEVELS: [&str; 2] = ["begin isolation level repeatable read", "begin isolation level serializable"];
 
@@ -74,7 +75,7 @@ async fn a_duplicate_that_waited_is_retryable(pool: PgPool) -> anyhow::Result<()
                 result
             }
         });
-        until_blocked(&pool, 1).await;
+        until_blocked(&pool, 1).await?;
         gate.open();
         let _ = owner.await??;
         let error = duplicate.await?.expect_err("40001");

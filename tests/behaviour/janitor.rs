@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use pg_idempotency::janitor::{InvalidBatchSize, MAX_BATCH_SIZE};
+use pg_idempotency::testing::{Gate, PATIENCE, expire_in};
 use pg_idempotency::{Error, Idempotency, Janitor};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{Gate, create_effects, effects, expire_in, key, leave_effect, once};
+use crate::support::{create_effects, effects, key, leave_effect, once};
 
 /// `count` records of this mode and state, that ended a minute ago or will end in one.
 async fn fill(pool: &PgPool, mode: &str, completed: bool, lease: Option<&str>, expired: bool, count: i32) {
@@ -88,8 +89,8 @@ async fn skips_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
     let _ = once(&pool, &key("b"), "body").await?;
-    expire_in(&pool, &key("a"), "0ms").await;
-    expire_in(&pool, &key("b"), "0ms").await;
+    expire_in(&pool, &key("a"), Duration::ZERO).await?;
+    expire_in(&pool, &key("b"), Duration::ZERO).await?;
     let gate = Gate::new();
     let taker = tokio::spawn({
         let (pool, gate) = (pool.clone(), gate.clone());
@@ -104,8 +105,7 @@ async fn skips_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result
     });
     gate.reached().await;
     let janitor = Janitor::new(pool.clone());
-    let swept =
-        tokio::time::timeout(crate::support::PATIENCE, janitor.sweep_once(10)).await.expect("it does not wait")?;
+    let swept = tokio::time::timeout(PATIENCE, janitor.sweep_once(10)).await.expect("it does not wait")?;
     assert_eq!(swept.rows(), 1, "only the other one");
     gate.open();
     let _ = taker.await??;
@@ -264,7 +264,7 @@ async fn runs_until_it_is_told_to_stop(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "mark", true, None, true, 500).await;
     crate::support::until(&pool, "select count(*) = 0 from idempotency.record").await;
     stop.send(()).expect("it listens");
-    tokio::time::timeout(crate::support::PATIENCE, running).await.expect("it stops")?;
+    tokio::time::timeout(PATIENCE, running).await.expect("it stops")?;
     Ok(())
 }
 
@@ -280,7 +280,7 @@ async fn stops_within_a_batch_when_told(pool: PgPool) -> anyhow::Result<()> {
     let running = tokio::spawn(janitor.run(async { drop(stopped.await) }));
     crate::support::until(&pool, "select count(*) = 4990 from idempotency.record").await;
     stop.send(()).expect("it listens");
-    tokio::time::timeout(crate::support::PATIENCE, running).await.expect("it stops")?;
+    tokio::time::timeout(PATIENCE, running).await.expect("it stops")?;
     assert_eq!(left(&pool).await, 4990);
     Ok(())
 }

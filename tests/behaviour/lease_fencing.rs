@@ -1,12 +1,15 @@
 //! Fencing: whoever was overtaken can neither store, prolong nor undo anything.
 
+use std::time::Duration;
+
 use pg_idempotency::lease::{Acquired, Lease, Leasing, ensure_leased};
+use pg_idempotency::testing::{expire_in, lapse};
 use pg_idempotency::{Error, Janitor};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::leases::{AT_LEAST_ONCE, AT_MOST_ONCE, acquire, acquired, let_lapse};
-use crate::support::{expire_in, key, wide_pool};
+use crate::leases::{AT_LEAST_ONCE, AT_MOST_ONCE, acquire, acquired};
+use crate::support::{key, wide_pool};
 
 /// What two owners, a janitor and time can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +171,7 @@ async fn of_32_callers_of_a_lapsed_claim_one_takes_over(
         if round == 2 {
             drop(acquired(&pool, AT_LEAST_ONCE).await);
         }
-        let_lapse(&pool).await;
+        lapse(&pool, &key("a")).await?;
         let takers: Vec<_> = (0..32)
             .map(|_| {
                 let pool = pool.clone();
@@ -193,8 +196,8 @@ async fn of_32_callers_of_a_lapsed_claim_one_takes_over(
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_stale_owner_cannot_complete_the_claim_made_after_a_purge(pool: PgPool) -> anyhow::Result<()> {
     let stale = acquired(&pool, AT_LEAST_ONCE).await;
-    let_lapse(&pool).await;
-    expire_in(&pool, &key("a"), "0ms").await;
+    lapse(&pool, &key("a")).await?;
+    expire_in(&pool, &key("a"), Duration::ZERO).await?;
     assert_eq!(Janitor::new(pool.clone()).sweep_once(10).await?.unfinished, 1);
     let fresh = acquired(&pool, AT_LEAST_ONCE).await;
     assert_eq!(fresh.attempt(), 1);
@@ -208,7 +211,7 @@ async fn an_owner_who_is_late_but_was_not_overtaken_may_still_complete(pool: PgP
     for policy in [AT_LEAST_ONCE, AT_MOST_ONCE] {
         sql(&pool, "delete from idempotency.record").await;
         let late = acquired(&pool, policy).await;
-        let_lapse(&pool).await;
+        lapse(&pool, &key("a")).await?;
         late.complete(&"late".to_owned()).await?;
         let Acquired::Replayed(response) = acquire(&pool, policy, "body").await? else { panic!("not performed again") };
         assert_eq!(response, "late");
@@ -219,7 +222,7 @@ async fn an_owner_who_is_late_but_was_not_overtaken_may_still_complete(pool: PgP
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn work_that_was_overtaken_is_told(pool: PgPool) -> anyhow::Result<()> {
     let error = ensure_leased(&pool, &key("a"), "body", AT_LEAST_ONCE, async |_| {
-        let_lapse(&pool).await;
+        lapse(&pool, &key("a")).await?;
         let Acquired::Lease(taker) = acquire(&pool, AT_LEAST_ONCE, "body").await? else { panic!("not replayed") };
         taker.complete(&"the taker's".to_owned()).await?;
         Ok::<_, Error>("the first's".to_owned())

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy, ensure_leased};
+use pg_idempotency::testing::until_blocked;
 use pg_idempotency::{Error, Outcome};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
@@ -215,7 +216,7 @@ async fn a_completion_is_tried_again_while_the_lease_lasts(pool: PgPool) -> anyh
     let mut blocker = crate::support::connect(&pool).await;
     blocker.execute("begin; select from idempotency.record for update").await?;
     let completion = tokio::spawn(async move { lease.complete(&"done".to_owned()).await });
-    crate::support::until_blocked(&pool, 1).await;
+    until_blocked(&pool, 1).await?;
     let killed: i64 = sqlx::query_scalar(
         "select count(pg_terminate_backend(pid)) from pg_stat_activity
          where datname = current_database() and wait_event_type = 'Lock'",
@@ -260,7 +261,7 @@ async fn a_claim_whose_backend_is_killed_claims_nothing(pool: PgPool) -> anyhow:
         let pool = pool.clone();
         async move { Leasing::new(POLICY)?.acquire::<String, _>(&pool, &key("a"), "body").await }
     });
-    crate::support::until_blocked(&pool, 1).await;
+    until_blocked(&pool, 1).await?;
     sqlx::query(
         "select pg_terminate_backend(pid) from pg_stat_activity
          where datname = current_database() and wait_event_type = 'Lock'",

@@ -4,10 +4,11 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, ensure_leased, release, resolve};
+use pg_idempotency::testing::{Gate, expire_in, lapse};
 use pg_idempotency::{Error, Outcome};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{Gate, create_effects, expire_in, key, leave_effect, once};
+use crate::support::{create_effects, key, leave_effect, once};
 
 const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
@@ -31,17 +32,6 @@ pub(crate) async fn acquired(pool: &PgPool, policy: Policy) -> Lease {
         Acquired::Lease(lease) => lease,
         Acquired::Replayed(response) => panic!("replayed {response}"),
     }
-}
-
-/// Moves the end of the lease into the past, by the database's clock.
-pub(crate) async fn let_lapse(pool: &PgPool) {
-    let lapsed = sqlx::query(
-        "update idempotency.record set lease_until = clock_timestamp() - interval '1 ms' where lease_until > '-infinity'",
-    )
-    .execute(pool)
-    .await
-    .expect("an update");
-    assert_eq!(lapsed.rows_affected(), 1);
 }
 
 async fn work(pool: &PgPool, policy: Policy, response: &str) -> Result<Outcome<String>, Error> {
@@ -87,10 +77,10 @@ async fn a_live_lease_is_in_flight_for_what_is_left_of_it(pool: PgPool) -> anyho
 async fn a_lapsed_claim_is_taken_over_at_least_once(pool: PgPool) -> anyhow::Result<()> {
     drop(acquired(&pool, AT_LEAST_ONCE).await);
     for attempt in 2..=4 {
-        let_lapse(&pool).await;
+        lapse(&pool, &key("a")).await?;
         assert_eq!(acquired(&pool, AT_LEAST_ONCE).await.attempt(), attempt);
     }
-    let_lapse(&pool).await;
+    lapse(&pool, &key("a")).await?;
     let error = acquire(&pool, AT_LEAST_ONCE, "another").await.expect_err("not for another body");
     assert!(matches!(error, Error::KeyReused { .. }), "{error:?}");
     Ok(())
@@ -103,7 +93,7 @@ async fn a_lapsed_claim_is_indeterminate_at_most_once_until_resolved(pool: PgPoo
     let early = resolve(&pool, &key("a"), held, &"sent".to_owned(), LEASE).await.expect_err("under a live lease");
     assert!(matches!(early, Error::LeaseLost), "{early:?}");
     drop(lease);
-    let_lapse(&pool).await;
+    lapse(&pool, &key("a")).await?;
     for _ in 0..2 {
         let error = acquire(&pool, AT_MOST_ONCE, "body").await.expect_err("indeterminate");
         let Error::Indeterminate { attempt, token, .. } = error else { panic!("{error:?}") };
@@ -123,7 +113,7 @@ async fn an_indeterminate_operation_can_be_released(pool: PgPool) -> anyhow::Res
     let held = acquired(&pool, AT_MOST_ONCE).await.token();
     let early = release(&pool, &key("a"), held, "too early").await.expect_err("under a live lease");
     assert!(matches!(early, Error::LeaseLost), "{early:?}");
-    let_lapse(&pool).await;
+    lapse(&pool, &key("a")).await?;
     release(&pool, &key("a"), held, "the gateway has no such charge").await?;
     let kept: String = sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await?;
     assert_eq!(kept, "the gateway has no such charge");
@@ -235,7 +225,7 @@ async fn a_poison_message_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
         Acquired::Lease(lease) => assert_eq!(lease.attempt(), 3),
         Acquired::Replayed(_) => panic!("nothing to replay"),
     }
-    let_lapse(&pool).await;
+    lapse(&pool, &key("a")).await?;
     for _ in 0..2 {
         let error = attempt().await;
         let WorkError::Idempotency(Error::Exhausted { attempts: 3, last_error, token, .. }) = error else {
@@ -251,7 +241,7 @@ async fn a_poison_message_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
 async fn the_retention_counts_from_the_completion(pool: PgPool) -> anyhow::Result<()> {
     let leasing = Leasing::new(AT_LEAST_ONCE)?.with_retention(Duration::from_secs(3 * 3600))?;
     let Acquired::Lease(lease) = leasing.acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
-    expire_in(&pool, &key("a"), "60000ms").await;
+    expire_in(&pool, &key("a"), Duration::from_secs(60)).await?;
     lease.complete(&"done".to_owned()).await?;
     let exact: bool = sqlx::query_scalar(
         "select expires_at = completed_at + interval '3 h' and lease_until is null from idempotency.record",
@@ -259,7 +249,7 @@ async fn the_retention_counts_from_the_completion(pool: PgPool) -> anyhow::Resul
     .fetch_one(&pool)
     .await?;
     assert!(exact);
-    expire_in(&pool, &key("a"), "0ms").await;
+    expire_in(&pool, &key("a"), Duration::ZERO).await?;
     assert_eq!(work(&pool, AT_LEAST_ONCE, "anew").await?, Outcome::Performed("anew".to_owned()));
     Ok(())
 }
@@ -269,7 +259,7 @@ async fn the_downstream_key_is_one_for_all_attempts(pool: PgPool) -> anyhow::Res
     let lease = acquired(&pool, AT_LEAST_ONCE).await;
     let first = (lease.downstream_key(), lease.token());
     drop(lease);
-    let_lapse(&pool).await;
+    lapse(&pool, &key("a")).await?;
     let lease = acquired(&pool, AT_LEAST_ONCE).await;
     assert_eq!(lease.downstream_key(), first.0);
     assert_ne!(lease.token(), first.1);

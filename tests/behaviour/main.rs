@@ -3,12 +3,12 @@
 mod support;
 
 mod answers;
+mod assertions;
 mod cancellation;
 mod distributed;
 mod ensure;
 mod expiry;
 mod fingerprints;
-#[cfg(feature = "testing")]
 mod fixtures;
 mod handlers;
 mod in_flight;
@@ -23,6 +23,7 @@ mod mark_batches;
 mod marks;
 mod migrations;
 mod perform;
+mod recipes;
 mod responses;
 mod round_trips;
 mod transactions;

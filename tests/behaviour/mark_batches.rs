@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use pg_idempotency::dedup::{Dedup, Marked, mark, mark_many};
+use pg_idempotency::testing::until_blocked;
 use pg_idempotency::{Error, InFlight, Janitor, Key};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{connect, key, setting, until_blocked, wide_pool};
+use crate::support::{connect, key, setting, wide_pool};
 
 const WINDOW: Duration = Duration::from_secs(300);
 use Marked::{Duplicate, First};
@@ -81,7 +82,7 @@ async fn a_batch_waits_for_an_open_transaction_and_takes_over_if_that_rolls_back
             let pool = pool.clone();
             async move { marked(&pool, &keys(["a", "b", "c", "d"])).await }
         });
-        until_blocked(&pool, 1).await;
+        until_blocked(&pool, 1).await?;
         if commits {
             first.commit().await?;
             // Committed after the second's snapshot, so it has to ask again: seen, and no wrong answer.

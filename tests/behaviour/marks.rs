@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use pg_idempotency::dedup::{Dedup, Marked, mark};
+use pg_idempotency::testing::{expire_in, until_blocked};
 use pg_idempotency::{Error, InFlight, Janitor};
 use sqlx::PgPool;
 
-use crate::support::{connect, create_effects, expire_in, key, once, setting, until_blocked};
+use crate::support::{connect, create_effects, key, once, setting};
 
 const WINDOW: Duration = Duration::from_secs(300);
 
@@ -50,7 +51,7 @@ async fn a_concurrent_duplicate_waits_and_takes_over_if_the_first_rolls_back(poo
             let pool = pool.clone();
             async move { marked(&pool, &value).await }
         });
-        until_blocked(&pool, 1).await;
+        until_blocked(&pool, 1).await?;
         if commits {
             first.commit().await?;
             assert_eq!(second.await??, Marked::Duplicate);
@@ -104,12 +105,12 @@ async fn a_window_ends_by_the_databases_clock_swept_or_not(pool: PgPool) -> anyh
         .await?;
         assert!(exact);
         // A minute before its end, and a moment after it.
-        expire_in(&pool, &key(&value), "60000ms").await;
+        expire_in(&pool, &key(&value), Duration::from_secs(60)).await?;
         if swept {
             assert_eq!(Janitor::new(pool.clone()).sweep_once(10).await?.rows(), 0);
         }
         assert_eq!(marked(&pool, &value).await?, Marked::Duplicate);
-        expire_in(&pool, &key(&value), "0ms").await;
+        expire_in(&pool, &key(&value), Duration::ZERO).await?;
         if swept {
             assert_eq!(Janitor::new(pool.clone()).sweep_once(10).await?.marks, 1);
         }

@@ -1,5 +1,6 @@
 //! Three ways to install, which know of each other, from any number of processes.
 
+use pg_idempotency::testing::backend;
 use pg_idempotency::{Error, MIGRATOR, migrate, schema_sql};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
@@ -95,7 +96,7 @@ async fn an_applications_own_migrations_are_left_alone(pool: PgPool) -> anyhow::
 async fn a_current_schema_needs_no_right_to_create_one(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
     migrate(&mut conn).await?;
-    let role = format!("app_{}", crate::support::backend(&mut conn).await);
+    let role = format!("app_{}", backend(&mut conn).await?);
     let create = format!(
         "create role {role}; grant usage on schema idempotency to {role};
          grant select, insert, update on idempotency.record to {role};

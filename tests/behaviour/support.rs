@@ -1,17 +1,11 @@
-//! What several tests need: effects to count, gates to stop inside `perform`, time moved by SQL.
+//! What several tests need: effects to count, and connections. What users need too is in `testing`.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pg_idempotency::testing::PATIENCE;
 use pg_idempotency::{Error, Idempotency, InFlight, Key, Outcome};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
-use tokio::sync::Semaphore;
-
-/// Long past anything that works; a test that hangs fails by it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn key(value: &str) -> Key {
     Key::new("tenant", "operation", value).expect("a valid key")
@@ -56,28 +50,6 @@ pub(crate) async fn connect(pool: &PgPool) -> PgConnection {
     PgConnection::connect_with(&pool.connect_options()).await.expect("a connection")
 }
 
-/// Moves a record's end to this far from now, by the database's clock.
-pub(crate) async fn expire_in(pool: &PgPool, key: &Key, interval: &str) {
-    let moved =
-        sqlx::query("update idempotency.record set expires_at = clock_timestamp() + $1::interval where key = $2")
-            .bind(interval_text(interval))
-            .bind(key.value())
-            .execute(pool)
-            .await
-            .expect("an update");
-    assert_eq!(moved.rows_affected(), 1, "there is a record to move");
-}
-
-/// sqlx has no text form of an interval: bind it as one that PostgreSQL parses.
-fn interval_text(text: &str) -> sqlx::postgres::types::PgInterval {
-    let milliseconds: i64 = text.strip_suffix("ms").and_then(|n| n.trim().parse().ok()).expect("an interval in ms");
-    sqlx::postgres::types::PgInterval { months: 0, days: 0, microseconds: milliseconds * 1000 }
-}
-
-pub(crate) async fn backend(conn: &mut PgConnection) -> i32 {
-    sqlx::query_scalar("select pg_backend_pid()").fetch_one(conn).await.expect("a process id")
-}
-
 pub(crate) async fn setting(conn: &mut PgConnection, name: &str) -> String {
     sqlx::query_scalar("select current_setting($1)").bind(name).fetch_one(conn).await.expect("a setting")
 }
@@ -91,67 +63,4 @@ pub(crate) async fn until(pool: &PgPool, question: &'static str) {
         }
         assert!(started.elapsed() < PATIENCE, "never true: {question}");
     }
-}
-
-/// Waits until this many statements of this database wait for another's transaction.
-pub(crate) async fn until_blocked(pool: &PgPool, count: i64) {
-    let started = Instant::now();
-    loop {
-        let blocked: i64 = sqlx::query_scalar(
-            "select count(*) from pg_stat_activity
-             where datname = current_database() and wait_event_type = 'Lock'",
-        )
-        .fetch_one(pool)
-        .await
-        .expect("a count");
-        if blocked == count {
-            return;
-        }
-        assert!(started.elapsed() < PATIENCE, "{blocked} blocked, {count} expected");
-    }
-}
-
-/// Stops inside `perform`: the operation [`pass`](Self::pass)es, the test waits until it is [`reached`](Self::reached) and
-/// then [`open`](Self::open)s.
-#[derive(Clone)]
-pub(crate) struct Gate {
-    reached: Arc<Semaphore>,
-    opened: Arc<Semaphore>,
-}
-
-impl Gate {
-    pub(crate) fn new() -> Self {
-        Self { reached: Arc::new(Semaphore::new(0)), opened: Arc::new(Semaphore::new(0)) }
-    }
-
-    pub(crate) async fn pass(&self) {
-        self.reached.add_permits(1);
-        self.opened.acquire().await.expect("never closed").forget();
-    }
-
-    pub(crate) async fn reached(&self) {
-        tokio::time::timeout(PATIENCE, self.reached.acquire()).await.expect("reached").expect("never closed").forget();
-    }
-
-    pub(crate) fn open(&self) {
-        self.opened.add_permits(1);
-    }
-}
-
-/// Polls a future at most `polls` times, then drops it. `None` where it was dropped.
-pub(crate) async fn cancel_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut polled = 0;
-    poll_fn(move |context| {
-        if polled == polls {
-            return std::task::Poll::Ready(None);
-        }
-        polled += 1;
-        let result = future.as_mut().poll(context).map(Some);
-        if result.is_pending() && polled == polls {
-            return std::task::Poll::Ready(None);
-        }
-        result
-    })
-    .await
 }

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use pg_idempotency::testing::{backend, cancel_after};
 use pg_idempotency::{Error, Idempotency, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool, Row as _};
 
-use crate::support::{backend, cancel_after, connect, create_effects, effects, key, leave_effect, once};
+use crate::support::{connect, create_effects, effects, key, leave_effect, once};
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_connection_in_no_transaction_gets_one(pool: PgPool) -> anyhow::Result<()> {
@@ -71,11 +72,11 @@ async fn run_closes_a_connection_with_a_transaction_on_it(
         let mut conn = pool.acquire().await?;
         conn.execute("begin").await?;
         leave_effect(&mut conn, "leaked").await?;
-        backend(&mut conn).await
+        backend(&mut conn).await?
     };
     assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
     let mut conn = pool.acquire().await?;
-    assert_ne!(backend(&mut conn).await, leaked);
+    assert_ne!(backend(&mut conn).await?, leaked);
     let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&mut *conn).await?;
     assert_eq!(notes, ["body"], "the leaked transaction was not committed");
     Ok(())

@@ -6,15 +6,14 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::StatusCode;
 use pg_idempotency::http::Runs;
+use pg_idempotency::testing::{Gate, PATIENCE};
 use sqlx::PgPool;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::support::{
-    Gate, PATIENCE, app_without_layer, create_effects, effects, post_to, records, transactional, until,
-};
+use crate::support::{app_without_layer, create_effects, effects, post_to, records, stops_at, transactional, until};
 
 struct Server {
     address: SocketAddr,
@@ -30,7 +29,7 @@ impl Server {
         let gate = Gate::new();
         let layer = transactional(pool);
         let runs = layer.runs();
-        let app = gate.route().merge(app_without_layer()).layer(layer);
+        let app = stops_at(&gate).merge(app_without_layer()).layer(layer);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (stop, stopping) = oneshot::channel();

@@ -6,13 +6,14 @@ use axum::Router;
 use axum::http::StatusCode;
 use pg_idempotency::InFlight;
 use pg_idempotency::http::IdempotencyLayer;
+use pg_idempotency::testing::Gate;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{Gate, app_without_layer, create_effects, effects, post_to, request, send, transactional};
+use crate::support::{app_without_layer, create_effects, effects, post_to, request, send, stops_at, transactional};
 
 fn app(gate: &Gate, layer: IdempotencyLayer) -> Router {
-    gate.route().merge(app_without_layer()).layer(layer)
+    stops_at(gate).merge(app_without_layer()).layer(layer)
 }
 
 fn waiting(pool: &PgPool, limit: Duration) -> IdempotencyLayer {

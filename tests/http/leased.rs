@@ -12,6 +12,7 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use pg_idempotency::http::{IdempotencyLayer, IdempotentLease, NotPerformed, Rejection};
 use pg_idempotency::lease::Policy;
+use pg_idempotency::testing::Gate;
 use sqlx::PgPool;
 
 use crate::support::{post_to, request, send, user};
@@ -159,7 +160,7 @@ async fn what_an_operator_has_resolved_is_replayed_as_json(pool: PgPool) {
 /// The lease is over before the handler is, and cannot be renewed: somebody else has the key by then.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_lost_lease_is_never_the_handlers_success(pool: PgPool) {
-    let gate = crate::support::Gate::new();
+    let gate = Gate::new();
     let gated = gate.clone();
     let handler = async move || {
         gated.pass().await;

@@ -1,6 +1,5 @@
 //! A service with an effect to count, and a client that has no network.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
@@ -12,12 +11,9 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use http_body_util::BodyExt as _;
 use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, NoStore, Rejection};
+use pg_idempotency::testing::{Gate, PATIENCE};
 use sqlx::PgPool;
-use tokio::sync::Semaphore;
 use tower::ServiceExt as _;
-
-/// Long past anything that works; a test that hangs fails by it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A table of effects without a unique constraint: nothing but the layer keeps a second one out.
 pub(crate) async fn create_effects(pool: &PgPool) {
@@ -228,40 +224,13 @@ pub(crate) async fn until(pool: &PgPool, question: &'static str) {
     }
 }
 
-/// Stops inside a handler: it [`pass`](Self::pass)es, the test waits until it is [`reached`](Self::reached) and then
-/// [`open`](Self::open)s.
-#[derive(Clone)]
-pub(crate) struct Gate {
-    reached: Arc<Semaphore>,
-    opened: Arc<Semaphore>,
-}
-
-impl Gate {
-    pub(crate) fn new() -> Self {
-        Self { reached: Arc::new(Semaphore::new(0)), opened: Arc::new(Semaphore::new(0)) }
-    }
-
-    pub(crate) async fn pass(&self) {
-        self.reached.add_permits(1);
-        self.opened.acquire().await.expect("never closed").forget();
-    }
-
-    pub(crate) async fn reached(&self) {
-        tokio::time::timeout(PATIENCE, self.reached.acquire()).await.expect("reached").expect("never closed").forget();
-    }
-
-    pub(crate) fn open(&self) {
-        self.opened.add_permits(1);
-    }
-
-    /// A route that leaves an effect and stops at the gate, in the middle of its transaction.
-    pub(crate) fn route(&self) -> Router {
-        let gate = self.clone();
-        let handler = async move |mut tx: IdempotentTx| {
-            let id = insert(&mut tx, "gated").await;
-            gate.pass().await;
-            format!("effect {id}")
-        };
-        Router::new().route("/gate", post(handler))
-    }
+/// A route that leaves an effect and stops at the gate, in the middle of its transaction.
+pub(crate) fn stops_at(gate: &Gate) -> Router {
+    let gate = gate.clone();
+    let handler = async move |mut tx: IdempotentTx| {
+        let id = insert(&mut tx, "gated").await;
+        gate.pass().await;
+        format!("effect {id}")
+    };
+    Router::new().route("/gate", post(handler))
 }

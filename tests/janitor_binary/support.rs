@@ -64,14 +64,7 @@ pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: Duration::fr
 pub(crate) async fn lapsed(pool: &PgPool, key: &Key, policy: Policy) -> anyhow::Result<String> {
     let acquired = Leasing::new(policy)?.acquire::<serde_json::Value, _>(pool, key, "body").await?;
     let Acquired::Lease(lease) = acquired else { anyhow::bail!("it is completed") };
-    sqlx::query(
-        "update idempotency.record set lease_until = now() - interval '1 s' where scope = $1 and operation = $2 and key = $3",
-    )
-    .bind(key.scope())
-    .bind(key.operation())
-    .bind(key.value())
-    .execute(pool)
-    .await?;
+    testing::lapse(pool, key).await?;
     Ok(lease.downstream_key())
 }
 

@@ -1,0 +1,57 @@
+//! Dropping a future in the middle.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+
+/// Polls a future at most so often, then drops it. `None` where it was dropped.
+///
+/// A client that hangs up, a `timeout` and a `select!` all drop a call at one of its polls. To meet every place where they
+/// can, ask with 0, 1, 2 … polls until the call completes, and look each time that nothing is half done:
+///
+/// ```no_run
+/// # use pg_idempotency::{Error, Key, testing::{assert_completed, assert_no_trace, cancel_after}};
+/// # async fn place_order(_: &sqlx::PgPool, _: &Key) -> Result<i32, Error> { Ok(17) }
+/// # async fn f(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+/// for polls in 0.. {
+///     let key = Key::new("user:1", "POST /orders", format!("after {polls} polls"))?;
+///     let cancelled = cancel_after(polls, place_order(&pool, &key)).await.transpose()?.is_none();
+///     // Whatever became of it: asked again, it is done once.
+///     place_order(&pool, &key).await?;
+///     assert_completed(&pool, &key).await;
+///     if !cancelled {
+///         break;
+///     }
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// ```
+/// # use pg_idempotency::testing::cancel_after;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let call = || async {
+///     tokio::task::yield_now().await;
+///     "done"
+/// };
+/// assert_eq!(cancel_after(1, call()).await, None);
+/// assert_eq!(cancel_after(2, call()).await, Some("done"));
+/// # }
+/// ```
+pub async fn cancel_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut polled = 0;
+    poll_fn(move |context| {
+        if polled == polls {
+            return Poll::Ready(None);
+        }
+        polled += 1;
+        let result = future.as_mut().poll(context).map(Some);
+        // The last poll allowed: whoever is pending after it is dropped without being woken first.
+        if result.is_pending() && polled == polls {
+            return Poll::Ready(None);
+        }
+        result
+    })
+    .await
+}

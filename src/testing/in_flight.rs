@@ -1,0 +1,68 @@
+//! A call of somebody else's that is under way.
+
+use std::fmt;
+
+use serde::Serialize;
+use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
+
+use super::fixture::Fixture;
+use crate::{Body, Error, Fingerprint, Key};
+
+/// A call that is in flight, in transaction mode: the next one waits, or is told [`Error::InFlight`].
+///
+/// It has a connection of its own, so that the pool of the test stays as large as it was. A call in flight in lease mode is
+/// a mere record: [`Fixture::leased`].
+///
+/// ```no_run
+/// # use pg_idempotency::{Error, Idempotency, InFlight, Key, testing};
+/// # async fn f(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+/// # let key = Key::new("user:1", "POST /orders", "abc")?;
+/// let impatient = Idempotency::new().with_in_flight(InFlight::Reject)?;
+/// let call = testing::in_flight(&pool, &key, "tea").await?;
+/// let duplicate = impatient.run(&pool, &key, "tea", async |_| -> Result<i32, Error> { unreachable!() }).await;
+/// assert!(matches!(duplicate, Err(Error::InFlight { .. })));
+/// call.complete(&17).await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+///
+/// As [`completed`](super::completed).
+pub async fn in_flight<B>(pool: &PgPool, key: &Key, body: &B) -> Result<InFlightCall, Error>
+where
+    B: Body + ?Sized,
+{
+    let fingerprint = body.fingerprint()?;
+    let mut conn = PgConnection::connect_with(&pool.connect_options()).await?;
+    conn.execute("begin").await?;
+    sqlx::query("select pg_advisory_xact_lock($1::int8)").bind(key.lock_id()).execute(&mut conn).await?;
+    Fixture::indeterminate(key, &fingerprint)?.write(&mut conn).await?;
+    Ok(InFlightCall { conn, key: key.clone(), fingerprint })
+}
+
+/// A call in flight, made by [`in_flight`]. Dropped, it rolls back, as if its process had died: the next call performs.
+#[must_use = "dropped, the call is in flight no more"]
+pub struct InFlightCall {
+    conn: PgConnection,
+    key: Key,
+    fingerprint: Fingerprint,
+}
+
+impl InFlightCall {
+    /// Completes the call with this response and commits: the next call replays.
+    ///
+    /// # Errors
+    ///
+    /// As [`completed`](super::completed).
+    pub async fn complete<T: Serialize + ?Sized>(mut self, response: &T) -> Result<(), Error> {
+        Fixture::completed(&self.key, &self.fingerprint, response)?.write(&mut self.conn).await?;
+        self.conn.execute("commit").await?;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for InFlightCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InFlightCall").field("key", &self.key).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,139 @@
+//! Races, kills and assertions that users get (feature `testing`): each passes where it should, and fails where it should.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pg_idempotency::testing::{
+    Fixture, Gate, assert_completed, assert_no_trace, assert_performed_once, backend, cancel_after, kill_backend, race,
+};
+use pg_idempotency::{Error, Idempotency, Outcome};
+use sqlx::PgPool;
+
+use crate::support::{create_effects, effects, key, leave_effect, once};
+
+const CALLS: u32 = 20;
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_race_performs_once_and_runs_all_at_once(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let answers = race(&pool, CALLS, async |pool| once(pool, &key("a"), "body").await).await?;
+    assert_eq!(answers.len(), CALLS as usize);
+    let id = assert_performed_once(answers);
+    assert_eq!(effects(&pool).await, 1);
+    assert_completed(&pool, &key("a")).await;
+    let again: [Result<_, Error>; 1] = [once(&pool, &key("a"), "body").await];
+    assert!(again.iter().all(|answer| matches!(answer, Ok(Outcome::Replayed(replayed)) if *replayed == id)));
+
+    // Nobody's turn waits for another's: the last to come lets all of them go.
+    let (there, gate) = (AtomicUsize::new(0), Gate::new());
+    let backends = race(&pool, CALLS, async |pool| {
+        let mut conn = pool.acquire().await?;
+        if there.fetch_add(1, Ordering::SeqCst) + 1 == CALLS as usize {
+            (0..CALLS).for_each(|_| gate.open());
+        }
+        gate.pass().await;
+        backend(&mut conn).await
+    })
+    .await?;
+    let mut backends = backends.into_iter().collect::<Result<Vec<_>, _>>()?;
+    backends.sort_unstable();
+    backends.dedup();
+    assert_eq!(backends.len(), CALLS as usize, "each has a connection of its own");
+    assert!(race(&pool, 0, async |_| ()).await?.is_empty());
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_killed_backend_leaves_no_trace(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let killed = Idempotency::new()
+        .run(&pool, &key("a"), "body", async |conn| -> Result<i64, Error> {
+            kill_backend(&pool, backend(conn).await?).await?;
+            leave_effect(conn, "body").await
+        })
+        .await;
+    assert!(matches!(killed, Err(Error::Database(_))), "{killed:?}");
+    assert_no_trace(&pool, &key("a")).await;
+    assert_eq!(effects(&pool).await, 0);
+    kill_backend(&pool, i32::MAX).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_future_is_polled_so_often_and_no_more() {
+    let polled = AtomicUsize::new(0);
+    let counted = std::future::poll_fn(|_| {
+        polled.fetch_add(1, Ordering::SeqCst);
+        std::task::Poll::<()>::Pending
+    });
+    assert_eq!(cancel_after(0, counted).await, None);
+    assert_eq!(polled.load(Ordering::SeqCst), 0);
+    let yields = || async {
+        for _ in 0..3 {
+            tokio::task::yield_now().await;
+        }
+    };
+    for polls in 0..=4 {
+        assert_eq!(cancel_after(polls, yields()).await.is_some(), polls == 4, "{polls}");
+    }
+}
+
+/// The message of a panic in this.
+async fn panics(call: impl Future<Output = ()> + Send + 'static) -> String {
+    let panic = tokio::spawn(call).await.expect_err("a panic").into_panic();
+    match panic.downcast::<String>() {
+        Ok(message) => *message,
+        Err(panic) => panic.downcast_ref::<&str>().copied().unwrap_or_default().to_owned(),
+    }
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_assertion_fails_where_it_is_made_and_says_what_is_there(pool: PgPool) -> anyhow::Result<()> {
+    let told = panics({
+        let pool = pool.clone();
+        async move { assert_completed(&pool, &key("a")).await }
+    })
+    .await;
+    assert!(told.contains("has no record") && told.contains("assertions.rs"), "{told}");
+    for (fixture, is) in [
+        (Fixture::indeterminate(&key("a"), "body")?, "indeterminate"),
+        (Fixture::completed(&key("a"), "body", &7)?.expired(), "expired"),
+        (Fixture::released(&key("a"), "body")?, "released"),
+    ] {
+        fixture.write(&pool).await?;
+        let pool = pool.clone();
+        let told = panics(async move { assert_completed(&pool, &key("a")).await }).await;
+        assert!(told.contains(is) && told.contains("assertions.rs"), "{told}");
+    }
+    let told = panics({
+        let pool = pool.clone();
+        async move { assert_no_trace(&pool, &key("a")).await }
+    })
+    .await;
+    assert!(told.contains("released") && told.contains("assertions.rs"), "{told}");
+    for fixture in [Fixture::completed(&key("a"), "body", &7)?, Fixture::marked(&key("a"))] {
+        fixture.write(&pool).await?;
+        assert_completed(&pool, &key("a")).await;
+    }
+    assert_no_trace(&pool, &key("b")).await;
+    pool.close().await;
+    let told = panics(async move { assert_no_trace(&pool, &key("b")).await }).await;
+    assert!(told.contains("cannot be looked at"), "{told}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn performed_once_is_not_twice_nor_never_nor_with_two_answers() {
+    let (performed, replayed) = (|n| Ok(Outcome::Performed(n)), |n| Ok(Outcome::Replayed(n)));
+    let failed = || Err(Error::AlreadyInTransaction);
+    for (answers, says) in [
+        (vec![performed(1), performed(1)], "performed 2 times"),
+        (vec![replayed(1), replayed(1)], "performed by nobody"),
+        (vec![], "performed by nobody"),
+        (vec![performed(1), replayed(2)], "another answer"),
+        (vec![performed(1), failed()], "a call failed"),
+    ] {
+        let told = panics(async move { assert_eq!(assert_performed_once(answers), 1) }).await;
+        assert!(told.contains(says), "{told}");
+    }
+    assert_eq!(assert_performed_once([replayed(1), performed(1)]), 1);
+}

@@ -1,0 +1,105 @@
+//! `#[sqlx::test]` as users have it: with this crate's table alone, beside an application's own migrations, with records
+//! from `.sql` files. `docs/testing.md` shows what stands here; `shop/` is the application.
+
+use pg_idempotency::dedup::{Marked, mark};
+use pg_idempotency::lease::{Policy, ensure_leased};
+use pg_idempotency::testing::{assert_completed, assert_performed_once, race};
+use pg_idempotency::{Error, Idempotency, Key, Outcome, schema_sql};
+use serde_json::{Value, json};
+use sqlx::PgPool;
+use std::time::Duration;
+
+fn key(value: &str) -> Key {
+    Key::new("user:1", "POST /orders", value).expect("a valid key")
+}
+
+/// The service under test: it knows the application's table, and this crate.
+async fn place_order(pool: &PgPool, key: &Key, order: &Value) -> Result<Outcome<i64>, Error> {
+    let what = order["what"].as_str().unwrap_or_default();
+    Idempotency::new()
+        .run(pool, key, order, async |conn| {
+            Ok(sqlx::query_scalar("insert into orders (what) values ($1) returning id")
+                .bind(what)
+                .fetch_one(conn)
+                .await?)
+        })
+        .await
+}
+
+async fn orders(pool: &PgPool) -> anyhow::Result<i64> {
+    Ok(sqlx::query_scalar("select count(*) from orders").fetch_one(pool).await?)
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn this_crates_table_alone(pool: PgPool) -> anyhow::Result<()> {
+    let outcome = Idempotency::new().run(&pool, &key("a"), "tea", async |_| Ok::<_, Error>(17)).await?;
+    assert_eq!(outcome, Outcome::Performed(17));
+    Ok(())
+}
+
+#[sqlx::test(migrations = "tests/behaviour/shop/migrations")]
+async fn beside_the_applications_own_migrations(pool: PgPool) -> anyhow::Result<()> {
+    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+
+    let answers = race(&pool, 10, async |pool| place_order(pool, &key("a"), &json!({"what": "tea"})).await).await?;
+    assert_performed_once(answers);
+    assert_eq!(orders(&pool).await?, 1);
+    // Each has its own list of what is applied.
+    for (list, migrations) in [("_sqlx_migrations", 1_i64), ("idempotency._sqlx_migrations", 1)] {
+        let query = format!("select count(*) from {list}");
+        let applied: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(&pool).await?;
+        assert_eq!(applied, migrations, "{list}");
+    }
+    Ok(())
+}
+
+/// Fixtures are applied after the migrations and before the test, so the schema is the first of them. It was written by
+/// `idempotency-janitor migrate --print`.
+#[sqlx::test(
+    migrations = "tests/behaviour/shop/migrations",
+    fixtures(path = "shop/fixtures", scripts("idempotency")),
+    fixtures(path = "../../src/testing/fixtures", scripts("completed"))
+)]
+async fn beside_them_with_records_from_files(pool: PgPool) -> anyhow::Result<()> {
+    let outcome = place_order(&pool, &key("completed"), &json!({"what": "tea"})).await?;
+    assert_eq!(outcome, Outcome::Replayed(17));
+    assert_eq!(orders(&pool).await?, 0);
+    // A service that migrates at its start finds it done.
+    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    assert_eq!(include_str!("shop/fixtures/idempotency.sql"), schema_sql());
+    Ok(())
+}
+
+#[sqlx::test(
+    migrator = "pg_idempotency::MIGRATOR",
+    fixtures(
+        path = "../../src/testing/fixtures",
+        scripts("completed", "expired", "indeterminate", "lapsed", "leased", "marked", "released")
+    )
+)]
+async fn each_file_is_what_it_says(pool: PgPool) -> anyhow::Result<()> {
+    assert_completed(&pool, &key("completed")).await;
+    let body = json!({"what": "tea"});
+    for (value, expected) in
+        [("completed", "Ok(Replayed(17))"), ("expired", "Ok(Performed(1))"), ("indeterminate", "Indeterminate")]
+    {
+        let answer = Idempotency::new().run(&pool, &key(value), &body, async |_| Ok::<i64, Error>(1)).await;
+        assert!(format!("{answer:?}").contains(expected), "{value}: {answer:?}");
+    }
+    let lease = Duration::from_secs(40);
+    let (least, most) = (Policy::AtLeastOnce { lease }, Policy::AtMostOnce { lease });
+    for (value, policy, expected) in [
+        ("lapsed at least once", least, "Ok(Performed(2))"),
+        ("lapsed at most once", most, "Indeterminate"),
+        ("leased", most, "InFlight"),
+        ("released", least, "Ok(Performed(2))"),
+    ] {
+        let attempt = async |lease: &pg_idempotency::lease::Lease| Ok::<_, Error>(lease.attempt());
+        let answer = ensure_leased(&pool, &key(value), &body, policy, attempt).await;
+        assert!(format!("{answer:?}").contains(expected), "{value}: {answer:?}");
+    }
+    let mut tx = pool.begin().await?;
+    let marked = mark(&mut tx, &Key::new("user:1", "order.created", "marked")?, Duration::from_secs(60)).await?;
+    assert_eq!(marked, Marked::Duplicate);
+    Ok(())
+}
