@@ -1,10 +1,13 @@
 //! The layer for `Idempotency-Key`, by behaviour. Requests go to the service itself, except where the connection matters.
 
+mod bodies;
+mod cancellation;
 mod connections;
 mod fixtures;
 mod headers;
 mod in_flight;
 mod leased;
+mod mistakes;
 mod replays;
 mod requests;
 mod rules;

@@ -1,0 +1,198 @@
+//! Bodies that are slow, endless, in crumbs, or that fail in ways of their own.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::StatusCode;
+use axum::routing::post;
+use http_body::Frame;
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, NoStore, PROBLEM_TYPE};
+use pg_idempotency::lease::Policy;
+use sqlx::PgPool;
+
+use crate::support::{Gate, create_effects, effects, insert, post_to, records, transactional, until, user};
+
+const LEASE: Duration = Duration::from_secs(60);
+
+fn leased(pool: &PgPool, policy: Policy) -> IdempotencyLayer {
+    IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease")
+}
+
+/// Always ready, and a millisecond's work each time: nothing in it ever waits.
+struct Restless {
+    frames: u32,
+    empty: bool,
+}
+
+impl http_body::Body for Restless {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if self.frames == 0 {
+            return Poll::Ready(None);
+        }
+        self.frames -= 1;
+        std::thread::sleep(Duration::from_millis(1));
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(if self.empty { b"" } else { b"x" })))))
+    }
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_stream_that_never_pauses_does_not_hold_the_transaction_open(pool: PgPool) {
+    create_effects(&pool).await;
+    for empty in [true, false] {
+        let handler = async move |mut tx: IdempotentTx| {
+            insert(&mut tx, "restless").await;
+            Body::new(Restless { frames: 4000, empty })
+        };
+        let app = Router::new().route("/restless", post(handler)).layer(transactional(&pool));
+        let key = format!("key-{empty}");
+        let first = post_to(&app, "/restless", &key, "x").await;
+        assert_eq!((first.status, first.body.len()), (StatusCode::OK, if empty { 0 } else { 4000 }));
+        assert_eq!(post_to(&app, "/restless", &key, "x").await.problem(), "not-replayable");
+    }
+    assert_eq!(effects(&pool).await, 2);
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_body_in_crumbs_is_replayed_whole(pool: PgPool) {
+    create_effects(&pool).await;
+    let handler = async |mut tx: IdempotentTx| {
+        insert(&mut tx, "crumbs").await;
+        let crumbs = (0..1000).map(|n| Ok::<_, std::io::Error>(format!("{n},")));
+        Body::from_stream(futures_util::stream::iter(crumbs))
+    };
+    let app = Router::new().route("/crumbs", post(handler)).layer(transactional(&pool));
+    let expected: String = (0..1000).map(|n| format!("{n},")).collect();
+    for replayed in [false, true] {
+        let answer = post_to(&app, "/crumbs", "key-1", "x").await;
+        assert_eq!((answer.is_replayed(), &*answer.body), (replayed, expected.as_bytes()));
+    }
+    let too_large = Router::new().route("/crumbs", post(handler)).layer(transactional(&pool).with_response_limit(100));
+    assert_eq!(post_to(&too_large, "/crumbs", "key-2", "x").await.body, expected, "nothing is lost or moved");
+}
+
+/// Panics when it is read.
+struct Panics;
+
+impl http_body::Body for Panics {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        panic!("on purpose")
+    }
+}
+
+async fn panicked(app: &Router, uri: &'static str, key: &'static str) -> bool {
+    let app = app.clone();
+    tokio::spawn(async move { post_to(&app, uri, key, "x").await }).await.is_err_and(|error| error.is_panic())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_panic_of_the_responses_body_is_a_panic_of_the_handler(pool: PgPool) {
+    create_effects(&pool).await;
+    let handler = async |mut tx: IdempotentTx| {
+        insert(&mut tx, "panics").await;
+        Body::new(Panics)
+    };
+    let app = Router::new().route("/panics", post(handler)).layer(transactional(&pool));
+    for _ in 0..2 {
+        assert!(panicked(&app, "/panics", "key-1").await);
+        assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    }
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_panic_of_the_responses_body_settles_its_lease(pool: PgPool) {
+    for (policy, released) in [(Policy::AtLeastOnce { lease: LEASE }, true), (Policy::AtMostOnce { lease: LEASE }, false)] {
+        let app = Router::new().route("/panics", post(async || Body::new(Panics))).layer(leased(&pool, policy));
+        let key = if released { "key-1" } else { "key-2" };
+        assert!(panicked(&app, "/panics", key).await);
+        let in_flight: (Option<bool>, bool) = sqlx::query_as(
+            "select lease_until = '-infinity', lease_until > statement_timestamp()
+             from idempotency.record where key = $1",
+        )
+        .bind(key)
+        .fetch_one(&pool)
+        .await
+        .expect("a record");
+        assert_eq!(in_flight, (Some(released), false));
+    }
+}
+
+/// The handler has called the outside by then: a client that is told otherwise would do it again under another key.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn what_was_done_outside_is_not_denied(pool: PgPool) {
+    let sent = Arc::new(AtomicU32::new(0));
+    let counted = sent.clone();
+    let handler = async move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        let parts = [Ok("half of it"), Err(std::io::Error::other("the disk is gone"))];
+        Body::from_stream(futures_util::stream::iter(parts))
+    };
+    let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE });
+    let app = Router::new().route("/sms", post(handler)).layer(layer);
+    let answer = post_to(&app, "/sms", "key-1", "x").await;
+    assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+    assert_eq!(sent.load(Ordering::SeqCst), 1);
+    let problem: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");
+    let detail = problem["detail"].as_str().expect("text");
+    assert!(!detail.contains("nothing"), "{PROBLEM_TYPE}misconfigured says: {detail}");
+    assert_eq!(post_to(&app, "/sms", "key-1", "x").await.problem(), "indeterminate");
+    assert_eq!(sent.load(Ordering::SeqCst), 1);
+}
+
+/// Waits at a gate before its only byte.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_lease_that_is_lost_while_the_response_is_read_stores_nothing(pool: PgPool) {
+    let gate = Gate::new();
+    let gated = gate.clone();
+    let handler = async move || {
+        let gate = gated.clone();
+        Body::from_stream(futures_util::stream::once(async move {
+            gate.pass().await;
+            Ok::<_, std::io::Error>("sent")
+        }))
+    };
+    let layer = leased(&pool, Policy::AtLeastOnce { lease: Duration::from_millis(300) });
+    let app = Router::new().route("/slow", post(handler)).layer(layer);
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { post_to(&app, "/slow", "key-1", "x").await }
+    });
+    gate.reached().await;
+    sqlx::raw_sql("update idempotency.record set token = token + 1").execute(&pool).await.expect("taken over");
+    let lost = first.await.expect("joined");
+    assert_eq!((lost.status, &*lost.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
+    let completed: bool =
+        sqlx::query_scalar("select completed_at is not null from idempotency.record").fetch_one(&pool).await.expect("one");
+    assert!(!completed);
+    gate.open();
+}
+
+/// A tombstone is committed before its stream is sent, also while a slow client reads it.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_response_that_is_not_kept_holds_no_transaction(pool: PgPool) {
+    create_effects(&pool).await;
+    let handler = async |mut tx: IdempotentTx| {
+        insert(&mut tx, "secret").await;
+        drop(tx);
+        (axum::Extension(NoStore), Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>()))
+    };
+    let app = Router::new().route("/secret", post(handler)).layer(transactional(&pool));
+    let started = Instant::now();
+    let request = crate::support::request("POST", "/secret", Some("key-1"), "x");
+    let response = tower::ServiceExt::oneshot(app, request).await.expect("infallible");
+    assert!(started.elapsed() < Duration::from_secs(5));
+    assert_eq!((response.status(), effects(&pool).await), (StatusCode::OK, 1));
+    until(&pool, "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'")
+        .await;
+    drop(response);
+}

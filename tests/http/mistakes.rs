@@ -1,0 +1,198 @@
+//! Handlers and functions of the service that do what they should not: never a success that was not committed, and no
+//! connection that is worse for it.
+
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use axum::routing::post;
+use axum::{Router, body::Bytes};
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection as _, PgPool};
+
+use crate::support::{
+    app, app_without_layer, create_effects, effects, insert, post_to, records, request, send, transactional, until, user,
+};
+
+const NOTHING_OPEN: &str = "select count(*) = 0 from pg_stat_activity
+    where datname = current_database() and pid <> pg_backend_pid() and state like 'idle in%'";
+
+/// sqlx counts transactions that nobody ends. The layer's COMMIT would release a savepoint only.
+async fn leaves_a_nested_transaction_open(mut tx: IdempotentTx) -> &'static str {
+    insert(&mut tx, "outer").await;
+    std::mem::forget(tx.begin().await.expect("a savepoint"));
+    std::mem::forget(tx.begin().await.expect("another one"));
+    "done"
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_nested_transaction_that_is_left_open_is_never_a_success(pool: PgPool) {
+    create_effects(&pool).await;
+    let layer = transactional(&pool).with_optional_key();
+    let app = Router::new().route("/nested", post(leaves_a_nested_transaction_open)).layer(layer);
+    for key in [Some("key-1"), Some("key-1"), None] {
+        let answer = send(&app, request("POST", "/nested", key, "x")).await;
+        assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+        until(&pool, NOTHING_OPEN).await;
+        assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    }
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_nested_transaction_that_is_left_open_by_an_error_frees_the_key(pool: PgPool) {
+    create_effects(&pool).await;
+    let handler = async |tx: IdempotentTx| {
+        leaves_a_nested_transaction_open(tx).await;
+        StatusCode::BAD_REQUEST
+    };
+    let layer = transactional(&pool).with_optional_key();
+    let app = Router::new().route("/nested", post(handler)).layer(layer);
+    for key in [Some("key-1"), Some("key-1"), None] {
+        let answer = send(&app, request("POST", "/nested", key, "x")).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        until(&pool, NOTHING_OPEN).await;
+        assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    }
+}
+
+/// sqlx's own depth is above 0 where somebody has forgotten a `Transaction`.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_connection_that_comes_back_inside_a_transaction_of_sqlx_is_no_error_of_the_next_request(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) {
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.expect("a pool");
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    for depth in 1..=2 {
+        let mut conn = pool.acquire().await.expect("a connection");
+        for _ in 0..depth {
+            std::mem::forget(conn.begin().await.expect("begun"));
+        }
+        sqlx::query("insert into effect (note) values ('not ours')").execute(&mut *conn).await.expect("an effect");
+        drop(conn);
+        let answer = post_to(&app, "/effects", &format!("key-{depth}"), "x").await;
+        assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
+    }
+    let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&pool).await.expect("rows");
+    assert_eq!(notes, ["x", "x"]);
+}
+
+/// Dropping a query does not cancel it, and the ROLLBACK waits behind it.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_time_out_inside_is_answered_though_its_statement_still_runs(pool: PgPool) {
+    create_effects(&pool).await;
+    let handler = async |mut tx: IdempotentTx| {
+        insert(&mut tx, "slow").await;
+        let slow = sqlx::query("select pg_sleep(8)").execute(&mut *tx);
+        match tokio::time::timeout(Duration::from_millis(100), slow).await {
+            Ok(_) => StatusCode::OK,
+            Err(_) => StatusCode::GATEWAY_TIMEOUT,
+        }
+    };
+    let app = Router::new().route("/slow", post(handler)).layer(transactional(&pool).with_optional_key());
+    for key in [Some("key-1"), None] {
+        let started = Instant::now();
+        let answer = send(&app, request("POST", "/slow", key, "x")).await;
+        assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
+        assert!(started.elapsed() < Duration::from_secs(4), "answered after {:?}", started.elapsed());
+    }
+    until(&pool, "select count(*) = 0 from pg_stat_activity where query = 'select pg_sleep(8)' and state = 'active'").await;
+    until(&pool, NOTHING_OPEN).await;
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(pool: PgPool) {
+    create_effects(&pool).await;
+    let layers = [
+        IdempotencyLayer::transactional(pool.clone(), |_| panic!("the scope")),
+        transactional(&pool).with_key_from(|_, _| panic!("the key")),
+        transactional(&pool).with_operation(|_| panic!("the operation")),
+        transactional(&pool).with_shortest_key(100).with_rejection(|_| panic!("the rejection")),
+    ];
+    for layer in layers {
+        let runs = layer.runs();
+        let app = app(layer);
+        let panicked = tokio::spawn(async move { post_to(&app, "/effects", "key-1", "x").await }).await;
+        assert!(panicked.is_err_and(|error| error.is_panic()));
+        assert_eq!(runs.count(), 0);
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
+/// What was stored stays, and what comes after it is sent as ever.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_aborted_transaction_stores_a_chosen_error_all_the_same(pool: PgPool) {
+    create_effects(&pool).await;
+    let handler = async |mut tx: IdempotentTx| {
+        insert(&mut tx, "declined").await;
+        assert!(sqlx::query("select 1 / 0").execute(&mut *tx).await.is_err());
+        (StatusCode::PAYMENT_REQUIRED, "declined")
+    };
+    let ends = async |mut tx: IdempotentTx| {
+        sqlx::raw_sql("rollback").execute(&mut *tx).await.expect("rolled back");
+        (StatusCode::PAYMENT_REQUIRED, "declined")
+    };
+    let layer = transactional(&pool).with_stored_errors([StatusCode::PAYMENT_REQUIRED]).expect("a client error");
+    let app = Router::new().route("/declined", post(handler)).route("/ends", post(ends)).layer(layer);
+    assert_eq!(post_to(&app, "/declined", "key-1", "x").await.status, StatusCode::PAYMENT_REQUIRED);
+    assert!(post_to(&app, "/declined", "key-1", "x").await.is_replayed());
+    assert_eq!(post_to(&app, "/ends", "key-2", "x").await.problem(), "misconfigured");
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 1));
+}
+
+/// An unknown path is a 404 and no mistake of the service's, where the layer is on the routes alone.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn on_the_routes_alone_an_unknown_path_stays_a_404(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app_without_layer().route_layer(transactional(&pool));
+    for key in [Some("key-1"), None] {
+        assert_eq!(send(&app, request("POST", "/nowhere", key, "x")).await.status, StatusCode::NOT_FOUND);
+    }
+    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
+    assert!(post_to(&app, "/effects", "key-1", "x").await.is_replayed());
+}
+
+/// Between `begin` and the answer the transaction holds the only connection: nothing asks for a second one.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_pool_of_one_connection_is_enough(_: PgPoolOptions, options: PgConnectOptions) {
+    use pg_idempotency::lease::Policy;
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(Duration::from_secs(10))
+        .connect_with(options)
+        .await
+        .expect("a pool");
+    create_effects(&pool).await;
+    let waits = || pg_idempotency::InFlight::Wait(Duration::from_secs(20));
+    let in_transaction = app(transactional(&pool).with_in_flight(waits()).expect("a wait"));
+    let policy = Policy::AtMostOnce { lease: Duration::from_secs(30) };
+    let leased = IdempotencyLayer::leased(pool.clone(), user, policy).expect("a lease");
+    let leased = leased.with_in_flight(waits()).expect("a wait");
+    let outside = Router::new()
+        .route(
+            "/sms",
+            post(async |body: Bytes| {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                body
+            }),
+        )
+        .layer(leased);
+    for (app, uri) in [(in_transaction, "/effects"), (outside, "/sms")] {
+        let posts: Vec<_> = (0..10)
+            .map(|_| {
+                let app = app.clone();
+                tokio::spawn(async move { post_to(&app, uri, "key-1", "x").await })
+            })
+            .collect();
+        let mut replayed = 0;
+        for post in posts {
+            let answer = post.await.expect("joined");
+            assert!(answer.status.is_success(), "{answer:?}");
+            replayed += usize::from(answer.is_replayed());
+        }
+        assert_eq!(replayed, 9);
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (1, 2));
+}
