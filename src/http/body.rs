@@ -1,6 +1,5 @@
 //! Bodies: read whole, up to a limit, or passed on.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -14,18 +13,18 @@ use tokio::time::{Instant, timeout_at};
 
 /// The body of what goes through the layer, in either direction: what was read already, then what is left of the original.
 pub struct Body<B> {
-    read: VecDeque<Frame<Bytes>>,
+    data: Bytes,
+    trailers: Option<HeaderMap>,
     rest: Option<Pin<Box<B>>>,
 }
 
 impl<B> Body<B> {
     pub(super) fn untouched(body: B) -> Self {
-        Self { read: VecDeque::new(), rest: Some(Box::pin(body)) }
+        Self { data: Bytes::new(), trailers: None, rest: Some(Box::pin(body)) }
     }
 
     pub(super) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
-        let data = (!data.is_empty()).then(|| Frame::data(data));
-        Self { read: data.into_iter().chain(trailers.map(Frame::trailers)).collect(), rest: None }
+        Self { data, trailers, rest: None }
     }
 }
 
@@ -37,8 +36,11 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for Body<B> {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        if let Some(frame) = self.read.pop_front() {
-            return Poll::Ready(Some(Ok(frame)));
+        if !self.data.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.data)))));
+        }
+        if let Some(trailers) = self.trailers.take() {
+            return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
         }
         match &mut self.rest {
             Some(rest) => rest.as_mut().poll_frame(context),
@@ -47,24 +49,24 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for Body<B> {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.read.is_empty() && self.rest.as_ref().is_none_or(|rest| rest.is_end_stream())
+        self.data.is_empty() && self.trailers.is_none() && self.rest.as_ref().is_none_or(|rest| rest.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        let read: u64 = self.read.iter().filter_map(|frame| frame.data_ref()).map(|data| data.len() as u64).sum();
-        let mut hint = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), |rest| rest.size_hint());
-        let (lower, upper) = (hint.lower() + read, hint.upper().map(|upper| upper + read));
-        if let Some(upper) = upper {
-            hint.set_upper(upper);
+        let read = self.data.len() as u64;
+        let rest = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), |rest| rest.size_hint());
+        let mut hint = SizeHint::new();
+        hint.set_lower(rest.lower().saturating_add(read));
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(upper.saturating_add(read));
         }
-        hint.set_lower(lower);
         hint
     }
 }
 
 impl<B> fmt::Debug for Body<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Body").field("read", &self.read.len()).field("rest", &self.rest.is_some()).finish()
+        f.debug_struct("Body").field("read", &self.data.len()).field("rest", &self.rest.is_some()).finish()
     }
 }
 
@@ -96,41 +98,55 @@ where
     }
     let give_up_at = limit.patience.map(|patience| Instant::now() + patience);
     let mut rest = Box::pin(body);
-    let mut read = VecDeque::new();
-    let mut bytes = 0;
+    let mut data = Joined::default();
+    let mut trailers = None;
     loop {
         let frame = match give_up_at {
             None => rest.frame().await,
+            // Looked at here too: the time-out does not come to a body that is always ready.
+            Some(at) if Instant::now() >= at => break,
             Some(at) => match timeout_at(at, rest.frame()).await {
                 Ok(frame) => frame,
-                Err(_) => return Ok(Read::Unfinished(Body { read, rest: Some(rest) })),
+                Err(_) => break,
             },
         };
-        let Some(frame) = frame.transpose()? else { return Ok(whole(read)) };
-        bytes += frame.data_ref().map_or(0, Bytes::len);
-        read.push_back(frame);
-        if bytes > limit.bytes {
-            return Ok(Read::Unfinished(Body { read, rest: Some(rest) }));
-        }
-    }
-}
-
-fn whole<B>(frames: VecDeque<Frame<Bytes>>) -> Read<B> {
-    let mut trailers = None;
-    let mut chunks = Vec::with_capacity(frames.len());
-    for frame in frames {
+        let Some(frame) = frame.transpose()? else { return Ok(Read::Whole { data: data.into_bytes(), trailers }) };
         match frame.into_data() {
-            Ok(data) => chunks.push(data),
+            Ok(chunk) => data.push(chunk),
             Err(frame) => trailers = frame.into_trailers().ok(),
         }
+        if data.len() > limit.bytes {
+            break;
+        }
     }
-    // One chunk, as nearly all responses are, is not copied.
-    let data = if chunks.len() == 1 {
-        chunks.swap_remove(0)
-    } else {
-        let mut joined = BytesMut::with_capacity(chunks.iter().map(Bytes::len).sum());
-        chunks.iter().for_each(|chunk| joined.extend_from_slice(chunk));
-        joined.freeze()
-    };
-    Read::Whole { data, trailers }
+    Ok(Read::Unfinished(Body { data: data.into_bytes(), trailers, rest: Some(rest) }))
+}
+
+/// Chunks in one piece: a body may come byte by byte, and each chunk that is kept takes a hundred times that. One chunk, as
+/// nearly all bodies are, is not copied.
+#[derive(Default)]
+struct Joined {
+    first: Bytes,
+    all: BytesMut,
+}
+
+impl Joined {
+    fn push(&mut self, chunk: Bytes) {
+        if self.len() == 0 {
+            self.first = chunk;
+            return;
+        }
+        if self.all.is_empty() {
+            self.all.extend_from_slice(&std::mem::take(&mut self.first));
+        }
+        self.all.extend_from_slice(&chunk);
+    }
+
+    fn len(&self) -> usize {
+        self.first.len() + self.all.len()
+    }
+
+    fn into_bytes(self) -> Bytes {
+        if self.all.is_empty() { self.first } else { self.all.freeze() }
+    }
 }

@@ -111,7 +111,8 @@ where
         let response = caught(async || handle(request).await).await?;
         let not_performed = response.extensions().get::<NotPerformed>().is_some();
         let status = response.status();
-        Ok((conclude(settings, &ticket.key, response).await?, not_performed, status))
+        let concluded = caught(async || Ok(conclude(settings, &ticket.key, response).await)).await?;
+        Ok((concluded?, not_performed, status))
     })
     .await;
     observe::performed(leasing.mode(), ticket.key.operation(), started.elapsed());

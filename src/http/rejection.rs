@@ -95,8 +95,9 @@ pub enum Rejection {
     /// answer was lost; asking again with the same key tells.**
     #[error("out of order for now; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
-    /// A mistake of the service's. Nothing was committed.
-    #[error("the service is set up in a way that cannot work; nothing was done")]
+    /// A mistake of the service's. The layer has committed nothing; **what the handler did outside of its transaction, or
+    /// under a lease, stays**.
+    #[error("the service is set up in a way that cannot work; do not repeat it under another key")]
     Misconfigured(#[source] Arc<Misconfigured>),
 }
 

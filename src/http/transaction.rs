@@ -4,11 +4,12 @@ use std::fmt;
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{Extensions, Request, Response};
 use sqlx::{PgConnection, PgTransaction};
+use tokio::time::timeout;
 
 use super::body::Body;
 use super::conclusion::{Conclusion, conclude, replayed};
@@ -26,6 +27,9 @@ use crate::{BoxError, Error, InFlight, Key, Mode, observe};
 
 /// How often a claim that lost against a concurrent transaction, above READ COMMITTED or to a sweep, starts over at once.
 const CLAIMS: usize = 3;
+/// How long an answer waits for its ROLLBACK, which takes a round trip: so that a retry that follows at once finds the key
+/// free.
+const ROLLBACK: Duration = Duration::from_secs(1);
 
 /// The transaction that holds the key. What a handler writes through it commits with the response, or not at all.
 ///
@@ -249,7 +253,11 @@ where
     R::Error: Into<BoxError>,
 {
     let concluded = match answered {
-        Ok(response) => conclude(settings, &ticket.key, response).await.map_err(Ended::from),
+        // Its body is the handler's too, and so is a panic in it.
+        Ok(response) => match caught(async || Ok(conclude(settings, &ticket.key, response).await)).await {
+            Ok(concluded) => concluded.map_err(Ended::from),
+            Err(ended) => Err(ended),
+        },
         Err(ended) => Err(ended),
     };
     let (stored, response, undo) = match concluded {
@@ -355,6 +363,9 @@ async fn roll_back_if_any(transaction: Option<PgTransaction<'static>>) {
 }
 
 /// A failure to roll back is a broken connection, which has rolled back.
+///
+/// A statement whose future the handler has dropped, by a time-out of its own, still runs, and the ROLLBACK waits behind it.
+/// The answer does not: past the limit the pool does the waiting, and the key is in flight for as long as it is true.
 async fn roll_back(transaction: PgTransaction<'static>) {
-    let _ = transaction.rollback().await;
+    let _ = timeout(ROLLBACK, transaction.rollback()).await;
 }

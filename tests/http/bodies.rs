@@ -13,9 +13,10 @@ use axum::routing::post;
 use http_body::Frame;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, NoStore, PROBLEM_TYPE};
 use pg_idempotency::lease::Policy;
+use pg_idempotency::testing::Gate;
 use sqlx::PgPool;
 
-use crate::support::{Gate, create_effects, effects, insert, post_to, records, transactional, until, user};
+use crate::support::{create_effects, effects, insert, post_to, records, transactional, until, user};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -111,7 +112,9 @@ async fn a_panic_of_the_responses_body_is_a_panic_of_the_handler(pool: PgPool) {
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_panic_of_the_responses_body_settles_its_lease(pool: PgPool) {
-    for (policy, released) in [(Policy::AtLeastOnce { lease: LEASE }, true), (Policy::AtMostOnce { lease: LEASE }, false)] {
+    for (policy, released) in
+        [(Policy::AtLeastOnce { lease: LEASE }, true), (Policy::AtMostOnce { lease: LEASE }, false)]
+    {
         let app = Router::new().route("/panics", post(async || Body::new(Panics))).layer(leased(&pool, policy));
         let key = if released { "key-1" } else { "key-2" };
         assert!(panicked(&app, "/panics", key).await);
@@ -171,8 +174,10 @@ async fn a_lease_that_is_lost_while_the_response_is_read_stores_nothing(pool: Pg
     sqlx::raw_sql("update idempotency.record set token = token + 1").execute(&pool).await.expect("taken over");
     let lost = first.await.expect("joined");
     assert_eq!((lost.status, &*lost.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
-    let completed: bool =
-        sqlx::query_scalar("select completed_at is not null from idempotency.record").fetch_one(&pool).await.expect("one");
+    let completed: bool = sqlx::query_scalar("select completed_at is not null from idempotency.record")
+        .fetch_one(&pool)
+        .await
+        .expect("one");
     assert!(!completed);
     gate.open();
 }
@@ -192,7 +197,10 @@ async fn a_response_that_is_not_kept_holds_no_transaction(pool: PgPool) {
     let response = tower::ServiceExt::oneshot(app, request).await.expect("infallible");
     assert!(started.elapsed() < Duration::from_secs(5));
     assert_eq!((response.status(), effects(&pool).await), (StatusCode::OK, 1));
-    until(&pool, "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'")
-        .await;
+    until(
+        &pool,
+        "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'",
+    )
+    .await;
     drop(response);
 }

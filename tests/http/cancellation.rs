@@ -6,13 +6,13 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use sqlx::PgPool;
+use pg_idempotency::testing::{Gate, PATIENCE};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use crate::support::{
-    Gate, PATIENCE, app, app_without_layer, create_effects, effects, post_to, records, request, transactional, until,
+    app, app_without_layer, create_effects, effects, post_to, records, request, stops_at, transactional, until,
 };
 
 /// Polled at most n times and dropped, for each n: the run goes to its end, or it was never begun.
@@ -44,8 +44,11 @@ async fn a_request_that_is_dropped_at_any_poll_is_done_once_or_not_at_all(_: PgP
         }
     }
     assert_eq!((effects(&pool).await, records(&pool).await), (30, 30));
-    until(&pool, "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'")
-        .await;
+    until(
+        &pool,
+        "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'",
+    )
+    .await;
 }
 
 /// A runtime that is shut down under a run: all is rolled back, and the next process performs.
@@ -58,15 +61,18 @@ async fn a_runtime_that_ends_under_a_run_leaves_nothing(_: PgPoolOptions, option
     let gated = gate.clone();
     dying.spawn(async move {
         let pool = PgPoolOptions::new().connect_with(options).await.expect("a pool");
-        let app = gated.route().merge(app_without_layer()).layer(transactional(&pool));
+        let app = stops_at(&gated).merge(app_without_layer()).layer(transactional(&pool));
         post_to(&app, "/gate", "key-1", "x").await
     });
     gate.reached().await;
     dying.shutdown_background();
-    until(&pool, "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'")
-        .await;
+    until(
+        &pool,
+        "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'",
+    )
+    .await;
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
-    let app = gate.route().layer(transactional(&pool));
+    let app = stops_at(&gate).layer(transactional(&pool));
     gate.open();
     assert_eq!(post_to(&app, "/gate", "key-1", "x").await.status, StatusCode::OK);
     assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));

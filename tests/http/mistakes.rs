@@ -11,49 +11,12 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgPool};
 
 use crate::support::{
-    app, app_without_layer, create_effects, effects, insert, post_to, records, request, send, transactional, until, user,
+    app, app_without_layer, create_effects, effects, insert, post_to, records, request, send, transactional, until,
+    user,
 };
 
 const NOTHING_OPEN: &str = "select count(*) = 0 from pg_stat_activity
     where datname = current_database() and pid <> pg_backend_pid() and state like 'idle in%'";
-
-/// sqlx counts transactions that nobody ends. The layer's COMMIT would release a savepoint only.
-async fn leaves_a_nested_transaction_open(mut tx: IdempotentTx) -> &'static str {
-    insert(&mut tx, "outer").await;
-    std::mem::forget(tx.begin().await.expect("a savepoint"));
-    std::mem::forget(tx.begin().await.expect("another one"));
-    "done"
-}
-
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn a_nested_transaction_that_is_left_open_is_never_a_success(pool: PgPool) {
-    create_effects(&pool).await;
-    let layer = transactional(&pool).with_optional_key();
-    let app = Router::new().route("/nested", post(leaves_a_nested_transaction_open)).layer(layer);
-    for key in [Some("key-1"), Some("key-1"), None] {
-        let answer = send(&app, request("POST", "/nested", key, "x")).await;
-        assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
-        until(&pool, NOTHING_OPEN).await;
-        assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
-    }
-}
-
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn a_nested_transaction_that_is_left_open_by_an_error_frees_the_key(pool: PgPool) {
-    create_effects(&pool).await;
-    let handler = async |tx: IdempotentTx| {
-        leaves_a_nested_transaction_open(tx).await;
-        StatusCode::BAD_REQUEST
-    };
-    let layer = transactional(&pool).with_optional_key();
-    let app = Router::new().route("/nested", post(handler)).layer(layer);
-    for key in [Some("key-1"), Some("key-1"), None] {
-        let answer = send(&app, request("POST", "/nested", key, "x")).await;
-        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-        until(&pool, NOTHING_OPEN).await;
-        assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
-    }
-}
 
 /// sqlx's own depth is above 0 where somebody has forgotten a `Transaction`.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
@@ -97,7 +60,8 @@ async fn a_time_out_inside_is_answered_though_its_statement_still_runs(pool: PgP
         assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
         assert!(started.elapsed() < Duration::from_secs(4), "answered after {:?}", started.elapsed());
     }
-    until(&pool, "select count(*) = 0 from pg_stat_activity where query = 'select pg_sleep(8)' and state = 'active'").await;
+    until(&pool, "select count(*) = 0 from pg_stat_activity where query = 'select pg_sleep(8)' and state = 'active'")
+        .await;
     until(&pool, NOTHING_OPEN).await;
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
