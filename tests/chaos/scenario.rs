@@ -1,5 +1,6 @@
 //! The faults, one file each.
 
+mod clock_jumps;
 mod cut_connections;
 mod dropped_futures;
 mod duplicate_storm;
@@ -37,6 +38,7 @@ pub(crate) const ALL: &[(&str, u32)] = &[
     ("promoted-standby", 2),
     ("promoted-async-standby", 2),
     ("prepared-transactions", 2),
+    ("clock-jumps", 3),
     ("slow-network", 2),
 ];
 
@@ -59,6 +61,7 @@ pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
         "promoted-standby" => promoted_standby::play(stage, true).await,
         "promoted-async-standby" => promoted_standby::play(stage, false).await,
         "prepared-transactions" => prepared_transactions::play(stage).await,
+        "clock-jumps" => clock_jumps::play(stage).await,
         "slow-network" => slow_network::play(stage).await,
         _ => anyhow::bail!("there is no scenario {name:?}; --list shows them"),
     }
