@@ -25,8 +25,13 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// `environment` is for what the server needs beside its own, such as another clock.
     pub(crate) async fn start(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
+        Self::start_by(Command::new(root().join("script/postgres")), environment).await
+    }
+
+    /// By a command that ends in `script/postgres`.
+    pub(crate) async fn start_by(mut command: Command, environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         // A group of its own: Ctrl-C is for the suite, and then the pipe is closed.
-        let mut keeper = Command::new(root().join("script/postgres"))
+        let mut keeper = command
             .arg("serve")
             .envs(environment.iter().copied())
             .env_remove("PG_FSYNC")

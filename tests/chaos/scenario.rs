@@ -4,6 +4,7 @@ mod clock_jumps;
 mod cut_connections;
 mod dropped_futures;
 mod duplicate_storm;
+mod full_disk;
 mod janitor_races;
 mod killed_backends;
 mod killed_leases;
@@ -39,6 +40,7 @@ pub(crate) const ALL: &[(&str, u32)] = &[
     ("promoted-async-standby", 2),
     ("prepared-transactions", 2),
     ("clock-jumps", 3),
+    ("full-disk", 2),
     ("slow-network", 2),
 ];
 
@@ -62,6 +64,7 @@ pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
         "promoted-async-standby" => promoted_standby::play(stage, false).await,
         "prepared-transactions" => prepared_transactions::play(stage).await,
         "clock-jumps" => clock_jumps::play(stage).await,
+        "full-disk" => full_disk::play(stage).await,
         "slow-network" => slow_network::play(stage).await,
         _ => anyhow::bail!("there is no scenario {name:?}; --list shows them"),
     }
