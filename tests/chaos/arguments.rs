@@ -1,4 +1,4 @@
-//! `script/chaos [--seconds N] [--seed S] [--only NAME] [--mutant NAME] [--mutants] [--list]`
+//! `script/chaos [--seconds N] [--seed S] [--only NAME,…] [--mutant NAME] [--mutants] [--list]`
 
 use anyhow::{Context as _, bail};
 
@@ -60,5 +60,5 @@ pub(crate) fn list() {
     println!("scenarios:");
     scenario::ALL.iter().for_each(|(name, _)| println!("  {name}"));
     println!("mutants, and what has to catch each:");
-    mutant::ALL.iter().for_each(|(_, name, scenario)| println!("  {name:<34} {scenario}"));
+    mutant::TRIALS.iter().for_each(|trial| println!("  {:<34} {}", trial.mutant.name(), trial.scenario));
 }

@@ -25,8 +25,13 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// `environment` is for what the server needs beside its own, such as another clock.
     pub(crate) async fn start(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
+        Self::start_by(Command::new(root().join("script/postgres")), environment).await
+    }
+
+    /// By a command that ends in `script/postgres`.
+    pub(crate) async fn start_by(mut command: Command, environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         // A group of its own: Ctrl-C is for the suite, and then the pipe is closed.
-        let mut keeper = Command::new(root().join("script/postgres"))
+        let mut keeper = command
             .arg("serve")
             .envs(environment.iter().copied())
             .env_remove("PG_FSYNC")
@@ -60,10 +65,17 @@ impl Cluster {
         &self.directory
     }
 
-    /// A database of its own for each scenario.
+    /// A database of its own for each scenario. Those of earlier ones go: at each start after a crash the server reads
+    /// every file of every database.
     pub(crate) async fn create_database(&self, name: &str) -> anyhow::Result<PgConnectOptions> {
         let mut conn = PgConnection::connect_with(&self.options).await?;
-        conn.execute(AssertSqlSafe(format!("drop database if exists \"{name}\" with (force)"))).await?;
+        let old: Vec<String> =
+            sqlx::query_scalar("select datname from pg_database where not datistemplate and datname <> 'postgres'")
+                .fetch_all(&mut conn)
+                .await?;
+        for old in old {
+            conn.execute(AssertSqlSafe(format!("drop database \"{old}\" with (force)"))).await?;
+        }
         conn.execute(AssertSqlSafe(format!("create database \"{name}\""))).await?;
         conn.close().await?;
         Ok(self.options().database(name))
@@ -88,12 +100,28 @@ impl Cluster {
         signal("-KILL", self.postmaster()?)
     }
 
+    /// Ends the server in good order, for its files to be copied.
+    pub(crate) async fn stop(&self) -> anyhow::Result<()> {
+        signal("-INT", self.postmaster()?)?;
+        let started = Instant::now();
+        while self.data().join("postmaster.pid").exists() {
+            ensure!(started.elapsed() < PATIENCE, "the server does not stop");
+            sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
     /// Starts the server that was killed, and waits until it answers.
     pub(crate) async fn start_again(&self) -> anyhow::Result<()> {
         {
             let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
             keeper.stdin.as_mut().context("piped")?.write_all(b"start\n")?;
         }
+        self.answers().await
+    }
+
+    /// Waits until it does.
+    pub(crate) async fn answers(&self) -> anyhow::Result<()> {
         let started = Instant::now();
         loop {
             match PgConnection::connect_with(&self.options).await {

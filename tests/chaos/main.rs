@@ -11,12 +11,15 @@ mod history;
 mod lease;
 mod lease_checker;
 mod mutant;
+mod pair;
+mod pooler;
 mod proxy;
 mod random;
 mod report;
 mod scenario;
 mod stage;
 mod subject;
+mod trials;
 mod worker;
 mod world;
 
@@ -28,14 +31,9 @@ use arguments::Arguments;
 use cluster::Cluster;
 use report::{Row, told};
 use stage::{Finding, Stage};
-use subject::Subject;
 
 /// In which a scenario can do something at all: a server takes a second to come up again.
 const LEAST: Duration = Duration::from_millis(1500);
-/// In which a mutant must be caught; tried again where it was lucky.
-const MUTANT: Duration = Duration::from_secs(3);
-const MUTANT_TRIES: u64 = 4;
-
 #[tokio::main]
 async fn main() -> ExitCode {
     match start().await {
@@ -59,7 +57,7 @@ async fn start() -> anyhow::Result<bool> {
         return Ok(true);
     }
     let cluster = Arc::new(Cluster::start(&[]).await?);
-    if arguments.mutants { catch_mutants(&cluster, &arguments).await } else { play_all(&cluster, &arguments).await }
+    if arguments.mutants { trials::hold(&cluster, &arguments).await } else { play_all(&cluster, &arguments).await }
 }
 
 async fn play_all(cluster: &Arc<Cluster>, arguments: &Arguments) -> anyhow::Result<bool> {
@@ -75,40 +73,6 @@ async fn play_all(cluster: &Arc<Cluster>, arguments: &Arguments) -> anyhow::Resu
     }
     report::table(&rows, arguments.seed);
     Ok(rows.iter().all(|row| row.finding.violations.is_empty()))
-}
-
-/// Each must fail in its scenario, but for the one that is not broken.
-async fn catch_mutants(cluster: &Arc<Cluster>, arguments: &Arguments) -> anyhow::Result<bool> {
-    let mut rows = Vec::new();
-    let mut escaped = 0;
-    for (mutant, name, scenario) in mutant::ALL {
-        let broken = *mutant != mutant::Mutant::PlainSql;
-        println!("{name}, in {scenario}");
-        let mut finding = Finding::default();
-        for attempt in 0..MUTANT_TRIES {
-            let stage =
-                Stage::new(cluster.clone(), Subject::Mutant(*mutant), arguments.seed.wrapping_add(attempt), MUTANT);
-            finding = play(scenario, stage).await;
-            if !finding.violations.is_empty() || !broken {
-                break;
-            }
-        }
-        told(scenario, &finding);
-        let as_it_should = finding.violations.is_empty() != broken && finding.skipped.is_none();
-        escaped += usize::from(!as_it_should);
-        let verdict = match (as_it_should, broken) {
-            (true, true) => "caught by",
-            (true, false) => "passes",
-            (false, true) => "ESCAPED from",
-            (false, false) => "FAILED in",
-        };
-        rows.push(Row { name: format!("{name} {verdict} {scenario}"), finding });
-    }
-    println!();
-    for Row { name, finding } in &rows {
-        println!("{name}: {} violations in {} operations", finding.violations.len(), finding.operations);
-    }
-    Ok(escaped == 0)
 }
 
 /// A scenario that cannot come to its end has not kept its promise.

@@ -37,24 +37,53 @@ pub(crate) enum Mutant {
 
 use Mutant::*;
 
-/// Each with the scenario that has to catch it.
-pub(crate) const ALL: &[(Mutant, &str, &str)] = &[
-    (NoConflictTarget, "no-conflict-target", "duplicate-storm"),
-    (TakeOverWithoutPredicate, "take-over-without-predicate", "janitor-races"),
-    (JanitorByKey, "janitor-by-key", "janitor-races"),
-    (NoCompletion, "no-completion", "killed-workers"),
-    (AutocommitClaim, "autocommit-claim", "killed-workers"),
-    (EffectOutside, "effect-outside", "cut-connections"),
-    (SynchronousCommitOff, "synchronous-commit-off", "killed-server"),
-    (PlainBegin, "plain-begin", "dropped-futures"),
-    (CompletionWithoutToken, "completion-without-token", "suspended-owners"),
-    (LeaseTakeOverWithoutPredicate, "lease-take-over-without-predicate", "killed-leases-at-most-once"),
-    (PlainSql, "plain-sql", "duplicate-storm"),
+/// A mutant, where it has to be caught, and by which words. Those that are `None` must pass.
+pub(crate) struct Trial {
+    pub(crate) mutant: Mutant,
+    pub(crate) scenario: &'static str,
+    pub(crate) violation: Option<&'static str>,
+}
+
+pub(crate) const TRIALS: &[Trial] = &[
+    trial(NoConflictTarget, "duplicate-storm", "effects, of"),
+    trial(TakeOverWithoutPredicate, "janitor-races", "calls performed that are to be remembered"),
+    trial(JanitorByKey, "janitor-races", "calls performed that are to be remembered"),
+    trial(NoCompletion, "killed-workers", "not completed"),
+    trial(AutocommitClaim, "killed-workers", "never answered"),
+    trial(EffectOutside, "cut-connections", "effects, of"),
+    trial(SynchronousCommitOff, "killed-server", "which is not there"),
+    trial(SynchronousCommitOff, "promoted-standby", "which is not there"),
+    trial(PlainBegin, "dropped-futures", "was acknowledged, and is lost"),
+    trial(PlainBegin, "duplicate-storm", "somebody else's"),
+    trial(CompletionWithoutToken, "suspended-owners", "completions were accepted"),
+    trial(LeaseTakeOverWithoutPredicate, "killed-leases-at-most-once", "under at most once"),
+    Trial { mutant: PlainSql, scenario: "killed-workers", violation: None },
+    Trial { mutant: PlainSql, scenario: "killed-server", violation: None },
+    Trial { mutant: PlainSql, scenario: "cut-connections", violation: None },
+    Trial { mutant: PlainSql, scenario: "janitor-races", violation: None },
+];
+
+const fn trial(mutant: Mutant, scenario: &'static str, violation: &'static str) -> Trial {
+    Trial { mutant, scenario, violation: Some(violation) }
+}
+
+const NAMES: &[(Mutant, &str)] = &[
+    (PlainSql, "plain-sql"),
+    (NoConflictTarget, "no-conflict-target"),
+    (TakeOverWithoutPredicate, "take-over-without-predicate"),
+    (CompletionWithoutToken, "completion-without-token"),
+    (LeaseTakeOverWithoutPredicate, "lease-take-over-without-predicate"),
+    (JanitorByKey, "janitor-by-key"),
+    (NoCompletion, "no-completion"),
+    (AutocommitClaim, "autocommit-claim"),
+    (EffectOutside, "effect-outside"),
+    (SynchronousCommitOff, "synchronous-commit-off"),
+    (PlainBegin, "plain-begin"),
 ];
 
 impl Mutant {
     pub(crate) fn name(self) -> &'static str {
-        ALL.iter().find(|(mutant, ..)| *mutant == self).map_or("?", |(_, name, _)| name)
+        NAMES.iter().find(|(mutant, _)| *mutant == self).map_or("?", |(_, name)| name)
     }
 
     /// What is broken in the database, and not in a call.
@@ -182,7 +211,7 @@ impl FromStr for Mutant {
     type Err = anyhow::Error;
 
     fn from_str(name: &str) -> anyhow::Result<Self> {
-        let found = ALL.iter().find(|(_, known, _)| *known == name);
-        found.map(|(mutant, ..)| *mutant).with_context(|| format!("there is no mutant {name:?}; --list shows them"))
+        let found = NAMES.iter().find(|(_, known)| *known == name);
+        found.map(|(mutant, _)| *mutant).with_context(|| format!("there is no mutant {name:?}; --list shows them"))
     }
 }

@@ -1,15 +1,19 @@
 //! The faults, one file each.
 
+mod clock_jumps;
 mod cut_connections;
 mod dropped_futures;
 mod duplicate_storm;
+mod full_disk;
 mod janitor_races;
 mod killed_backends;
 mod killed_leases;
 mod killed_server;
 mod killed_workers;
 mod lock_conflicts;
+mod pooled_transactions;
 mod prepared_transactions;
+mod promoted_standby;
 mod slow_network;
 mod suspended_owners;
 mod weak_durability;
@@ -31,7 +35,12 @@ pub(crate) const ALL: &[(&str, u32)] = &[
     ("killed-leases", 3),
     ("killed-leases-at-most-once", 3),
     ("weak-durability", 3),
+    ("pooled-transactions", 2),
+    ("promoted-standby", 2),
+    ("promoted-async-standby", 2),
     ("prepared-transactions", 2),
+    ("clock-jumps", 3),
+    ("full-disk", 2),
     ("slow-network", 2),
 ];
 
@@ -50,7 +59,12 @@ pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
         "killed-leases" => killed_leases::play(stage, false).await,
         "killed-leases-at-most-once" => killed_leases::play(stage, true).await,
         "weak-durability" => weak_durability::play(stage).await,
+        "pooled-transactions" => pooled_transactions::play(stage).await,
+        "promoted-standby" => promoted_standby::play(stage, true).await,
+        "promoted-async-standby" => promoted_standby::play(stage, false).await,
         "prepared-transactions" => prepared_transactions::play(stage).await,
+        "clock-jumps" => clock_jumps::play(stage).await,
+        "full-disk" => full_disk::play(stage).await,
         "slow-network" => slow_network::play(stage).await,
         _ => anyhow::bail!("there is no scenario {name:?}; --list shows them"),
     }

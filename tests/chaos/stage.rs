@@ -63,6 +63,15 @@ impl Finding {
         self
     }
 
+    /// Of the scenario's other part.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.operations += other.operations;
+        self.faults.extend(other.faults);
+        self.violations.extend(other.violations);
+        self.longest_outage = self.longest_outage.max(other.longest_outage);
+        self.notes.extend(other.notes);
+    }
+
     /// Of a world in lease mode.
     pub(crate) async fn of_leases(world: &Arc<World>, leased: Leased) -> anyhow::Result<Self> {
         lease::settle(world, leased).await?;

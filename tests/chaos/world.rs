@@ -24,8 +24,10 @@ const REPEATS: u64 = 4;
 const WINDOW: u64 = 6;
 /// A call that takes longer is dropped, as a service's time-out would.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(8);
-/// When the fault is over, a key must get its answer in this time.
-const SETTLE_LIMIT: Duration = Duration::from_secs(40);
+/// When the fault is over, all keys must get their answers in this time.
+const SETTLE_LIMIT: Duration = Duration::from_secs(60);
+/// A mutant may never answer.
+const MUTANT_SETTLE_LIMIT: Duration = Duration::from_secs(4);
 /// Until a refused caller asks again.
 const PAUSE: Duration = Duration::from_millis(3);
 
@@ -194,6 +196,7 @@ impl World {
         let mut keys: Vec<&str> = keys.into_iter().collect();
         keys.sort_unstable();
         let started = Instant::now();
+        let limit = if self.subject == Subject::Crate { SETTLE_LIMIT } else { MUTANT_SETTLE_LIMIT };
         join_all((0..8).map(|settler| {
             let (keys, pool) = (&keys, &pool);
             async move {
@@ -202,7 +205,7 @@ impl World {
                         let request = Request::new(key, &format!("settler-{}/{key}/{attempt}", now()));
                         let what = self.call(pool, &request).await;
                         if matches!(what, What::Performed(_) | What::Replayed(_) | What::Wrong(_))
-                            || started.elapsed() > SETTLE_LIMIT
+                            || started.elapsed() > limit
                         {
                             break;
                         }

@@ -19,12 +19,7 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let asynchronous = "alter database \"asynchronous-commit\" set synchronous_commit = off";
     let mut finding = crash(&half, "asynchronous-commit", asynchronous, Warning::SynchronousCommitOff).await?;
     let unlogged = "alter table idempotency.record set unlogged; alter table effect set unlogged";
-    let other = crash(&half, "unlogged-tables", unlogged, Warning::Unlogged).await?;
-    finding.operations += other.operations;
-    finding.faults.extend(other.faults);
-    finding.violations.extend(other.violations);
-    finding.longest_outage = finding.longest_outage.max(other.longest_outage);
-    finding.notes.extend(other.notes);
+    finding.add(crash(&half, "unlogged-tables", unlogged, Warning::Unlogged).await?);
     Ok(finding)
 }
 
