@@ -64,7 +64,7 @@ impl World {
     }
 
     #[track_caller]
-    fn lease_is_caught(self, promise: Promise, by: &str) {
+    fn lease_must_be_caught(self, promise: Promise, by: &str) {
         let found = check(&calls(&self.events), &self.after, promise).violations;
         assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
     }
@@ -185,41 +185,41 @@ fn a_double_outside_is_counted_at_least_once_and_caught_at_most_once() {
     let world = doubled();
     let checked = check(&calls(&world.events), &world.after, Promise::AtLeastOnce);
     assert_eq!((checked.violations.len(), checked.doubles), (0, 1));
-    doubled().lease_is_caught(Promise::AtMostOnce, "under at most once");
+    doubled().lease_must_be_caught(Promise::AtMostOnce, "under at most once");
 }
 
 #[test]
 fn a_result_that_changes_is_caught() {
     let changed = World::default().invoked("a").performed("a").effect("a").effect("b").stored(2, Some("b"));
-    changed.lease_is_caught(Promise::AtLeastOnce, "has changed");
+    changed.lease_must_be_caught(Promise::AtLeastOnce, "has changed");
 }
 
 #[test]
 fn a_result_that_is_gone_is_caught() {
-    World::default().invoked("a").performed("a").effect("a").lease_is_caught(Promise::AtLeastOnce, "0 results");
+    World::default().invoked("a").performed("a").effect("a").lease_must_be_caught(Promise::AtLeastOnce, "0 results");
 }
 
 #[test]
 fn two_accepted_completions_are_caught() {
-    once().invoked("b").performed("b").effect("b").lease_is_caught(Promise::AtLeastOnce, "2 completions");
+    once().invoked("b").performed("b").effect("b").lease_must_be_caught(Promise::AtLeastOnce, "2 completions");
 }
 
 #[test]
 fn a_completion_with_a_stale_token_is_caught() {
     let stale = World::default().invoked("a").then("a", What::Claimed(7)).performed("a").effect("a");
-    stale.stored(8, Some("a")).lease_is_caught(Promise::AtLeastOnce, "not the claim's");
+    stale.stored(8, Some("a")).lease_must_be_caught(Promise::AtLeastOnce, "not the claim's");
 }
 
 #[test]
 fn another_downstream_key_is_caught() {
     let mut world = once().effect("b");
     world.after.effects[1].downstream_key = Some("another".to_owned());
-    world.lease_is_caught(Promise::AtLeastOnce, "2 downstream keys");
+    world.lease_must_be_caught(Promise::AtLeastOnce, "2 downstream keys");
 }
 
 #[test]
 fn a_result_without_the_effect_is_caught() {
-    World::default().stored(1, Some("a")).lease_is_caught(Promise::AtLeastOnce, "without an effect");
+    World::default().stored(1, Some("a")).lease_must_be_caught(Promise::AtLeastOnce, "without an effect");
 }
 
 #[test]

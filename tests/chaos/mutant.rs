@@ -89,7 +89,9 @@ impl Mutant {
     /// What is broken in the database, and not in a call.
     pub(crate) async fn prepare(self, conn: &mut PgConnection, database: &str) -> anyhow::Result<()> {
         match self {
-            NoConflictTarget => drop(conn.execute("alter table idempotency.record drop constraint record_pkey").await?),
+            NoConflictTarget => {
+                conn.execute("alter table idempotency.record drop constraint record_pkey").await?;
+            }
             SynchronousCommitOff => {
                 let sql = format!("alter database \"{database}\" set synchronous_commit = off");
                 conn.execute(AssertSqlSafe(sql)).await?;
