@@ -74,12 +74,13 @@ impl Finding {
 
     /// Of a world in lease mode.
     pub(crate) async fn of_leases(world: &Arc<World>, leased: Leased) -> anyhow::Result<Self> {
-        lease::settle(world, leased).await?;
+        let decided = lease::settle(world, leased).await?;
         let promise = if leased.at_most_once { Promise::AtMostOnce } else { Promise::AtLeastOnce };
         let checked = check(&world.history.calls(), &world.aftermath().await?, promise);
         let doubles =
             format!("{} keys with more than one effect for a downstream that dedupes nothing", checked.doubles);
-        Ok(Self::with(world, checked.violations).note(doubles))
+        let decided = format!("{decided} keys settled by an operator");
+        Ok(Self::with(world, checked.violations).note(doubles).note(decided))
     }
 
     pub(crate) fn with(world: &World, violations: Vec<String>) -> Self {

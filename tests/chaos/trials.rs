@@ -12,7 +12,7 @@ use crate::subject::Subject;
 
 /// In which a mutant must be caught; tried again where it was lucky.
 const TIME: Duration = Duration::from_secs(2);
-const TRIES: u64 = 5;
+const TRIES: u64 = 10;
 
 /// Whether all were caught, and the one that is not broken was not.
 pub(crate) async fn hold(cluster: &Arc<Cluster>, arguments: &Arguments) -> anyhow::Result<bool> {

@@ -233,6 +233,10 @@ impl World {
 }
 
 pub(crate) fn pool(options: &PgConnectOptions, size: u32) -> PgPool {
-    let wait = Duration::from_secs(10);
+    pool_that_waits(options, size, Duration::from_secs(10))
+}
+
+/// While the server is away, sqlx's pool asks again in longer and longer pauses, up to a fifth of `wait`.
+pub(crate) fn pool_that_waits(options: &PgConnectOptions, size: u32, wait: Duration) -> PgPool {
     PgPoolOptions::new().max_connections(size).acquire_timeout(wait).connect_lazy_with(options.clone())
 }

@@ -14,7 +14,7 @@ const WORKERS: usize = 4;
 pub(crate) async fn play(stage: &Stage, at_most_once: bool) -> anyhow::Result<Finding> {
     let name = if at_most_once { "killed-leases-at-most-once" } else { "killed-leases" };
     let world = World::create(stage, name).await?;
-    let leased = Leased { at_most_once, lease: Duration::from_millis(150), work: 20 };
+    let leased = Leased { at_most_once, lease: Duration::from_millis(150), work: 60 };
     let mut random = world.random("killer");
     let mut crew = Crew::start(&world, WORKERS, Some(leased))?;
     while !world.is_over() {

@@ -9,21 +9,24 @@ use tokio::time::{sleep, timeout};
 use crate::cluster::signal;
 use crate::stage::{Finding, Stage};
 use crate::subject::EVERY_DOOR;
-use crate::world::{World, pool};
+use crate::world::{World, pool_that_waits};
 
 const CLIENTS: u32 = 6;
+/// Short, for the callers to be back before the next crash.
+const WAIT: Duration = Duration::from_millis(250);
 /// A server that recovers from the death of a backend does so within a second.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, "killed-server").await?;
-    let pool = pool(&world.options.clone().application_name("chaos-client"), CLIENTS);
+    let options = world.options.clone().application_name("chaos-client");
+    let pool = pool_that_waits(&options, CLIENTS, WAIT);
     let clients = world.crowd(&pool, CLIENTS.into(), |random, request| {
         request.door = random.of(EVERY_DOOR);
     });
     let mut random = world.random("killer");
     while !world.is_over() {
-        sleep(random.millis(150..600)).await;
+        sleep(random.millis(200..700)).await;
         if random.one_in(3) {
             // The postmaster then ends all the others, and recovers by itself.
             let victim: Option<i32> = sqlx::query_scalar(
