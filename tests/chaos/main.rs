@@ -17,6 +17,7 @@ mod proxy;
 mod random;
 mod report;
 mod scenario;
+mod settling;
 mod stage;
 mod subject;
 mod trials;

@@ -1,18 +1,16 @@
 //! One scenario's database, and all that is known of what happens in it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::checker::Aftermath;
 use crate::history::{History, Moment, What, now};
 use crate::random::Random;
 use crate::stage::Stage;
@@ -24,12 +22,8 @@ const REPEATS: u64 = 4;
 const WINDOW: u64 = 6;
 /// A call that takes longer is dropped, as a service's time-out would.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(8);
-/// When the fault is over, all keys must get their answers in this time.
-const SETTLE_LIMIT: Duration = Duration::from_secs(60);
-/// A mutant may never answer.
-const MUTANT_SETTLE_LIMIT: Duration = Duration::from_secs(4);
 /// Until a refused caller asks again.
-const PAUSE: Duration = Duration::from_millis(3);
+pub(crate) const PAUSE: Duration = Duration::from_millis(3);
 
 pub(crate) struct World {
     /// Straight to the database, past all that is put in the way of the callers.
@@ -186,49 +180,6 @@ impl World {
     ) -> Vec<JoinHandle<()>> {
         let client = |client| tokio::spawn(self.clone().client(pool.clone(), format!("c{client}"), choose.clone()));
         (0..clients).map(client).collect()
-    }
-
-    /// When the fault is over: every key that anybody asked for is asked for until somebody answers.
-    pub(crate) async fn settle(self: &Arc<Self>) -> anyhow::Result<()> {
-        let pool = pool(&self.options, 8);
-        let calls = self.history.calls();
-        let keys: HashSet<&str> = calls.iter().map(|call| call.key.as_str()).collect();
-        let mut keys: Vec<&str> = keys.into_iter().collect();
-        keys.sort_unstable();
-        let started = Instant::now();
-        let limit = if self.subject == Subject::Crate { SETTLE_LIMIT } else { MUTANT_SETTLE_LIMIT };
-        join_all((0..8).map(|settler| {
-            let (keys, pool) = (&keys, &pool);
-            async move {
-                for key in keys.iter().skip(settler).step_by(8) {
-                    for attempt in 0.. {
-                        let request = Request::new(key, &format!("settler-{}/{key}/{attempt}", now()));
-                        let what = self.call(pool, &request).await;
-                        if matches!(what, What::Performed(_) | What::Replayed(_) | What::Wrong(_))
-                            || started.elapsed() > limit
-                        {
-                            break;
-                        }
-                        sleep(PAUSE).await;
-                    }
-                }
-            }
-        }))
-        .await;
-        pool.close().await;
-        Ok(())
-    }
-
-    pub(crate) async fn aftermath(&self) -> anyhow::Result<Aftermath> {
-        let effects = sqlx::query_as("select key, call, downstream_key from effect").fetch_all(&self.observer).await?;
-        let records = sqlx::query_as(
-            "select key, token, completed_at is not null as completed,
-                convert_from(response_body, 'utf8')::json #>> '{}' as response
-            from idempotency.record where operation = 'chaos'",
-        )
-        .fetch_all(&self.observer)
-        .await?;
-        Ok(Aftermath { effects, records })
     }
 }
 
