@@ -91,6 +91,9 @@ fn number_keeps_its_digits(number: &[u8]) -> bool {
 }
 
 #[cfg(test)]
+mod properties;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
