@@ -21,6 +21,11 @@ const NUMBER_AS_TEXT: &str = "$serde_json::private::Number";
 /// serde_json's own name for a piece of JSON that it keeps as text (`RawValue`).
 const JSON_AS_TEXT: &str = "$serde_json::private::RawValue";
 
+/// Whether serde_json was built with `arbitrary_precision`, which alone takes a number that no `f64` holds.
+#[cfg(feature = "http")]
+static PARSER_GIVES_MAPS: std::sync::LazyLock<bool> =
+    std::sync::LazyLock::new(|| serde_json::from_str::<serde_json::Number>("1e400").is_ok());
+
 /// Why a body has no fingerprint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -53,13 +58,22 @@ pub(super) struct CanonicalJson {
     hasher: Sha256,
     out: Vec<u8>,
     open_objects: usize,
+    /// Whether a map of the one member [`NUMBER_AS_TEXT`] is a number: only in what serde_json's own parser hands on.
+    numbers_as_maps: bool,
     /// Whether a part has failed, also where the value's own `Serialize` went on as if nothing were.
     failed: Option<InvalidBody>,
 }
 
 impl CanonicalJson {
     pub(super) fn new(hasher: Sha256) -> Self {
-        Self { hasher, out: Vec::new(), open_objects: 0, failed: None }
+        Self { hasher, out: Vec::new(), open_objects: 0, numbers_as_maps: false, failed: None }
+    }
+
+    /// For what serde_json's parser hands on: where another crate has turned `arbitrary_precision` on, that gives each number
+    /// as a map of one member, its text.
+    #[cfg(feature = "http")]
+    pub(super) fn of_parser(hasher: Sha256) -> Self {
+        Self { numbers_as_maps: *PARSER_GIVES_MAPS, ..Self::new(hasher) }
     }
 
     pub(super) fn finish(mut self) -> Result<Sha256, InvalidBody> {
@@ -191,6 +205,17 @@ impl Object<'_> {
         self.json.open_objects -= 1;
         self.json.write(braces);
         Ok(())
+    }
+
+    /// The text of a number in disguise. It has no escapes, so what is written of it is its text in quotes.
+    fn number_as_text(&self) -> Option<String> {
+        let [member] = &*self.members else { return None };
+        if !self.json.numbers_as_maps || &self.names[member.name.clone()] != NUMBER_AS_TEXT.as_bytes() {
+            return None;
+        }
+        let written = str::from_utf8(&self.json.out[self.start..]).ok()?;
+        let text = written.strip_prefix('"')?.strip_prefix(NUMBER_AS_TEXT)?.strip_prefix("\":\"")?.strip_suffix('"')?;
+        Some(text.to_owned())
     }
 
     /// Puts the members behind `start` in order.
@@ -434,7 +459,11 @@ impl ser::SerializeMap for Object<'_> {
     }
 
     fn end(self) -> Result<(), InvalidBody> {
-        self.close(b"}")
+        let Some(number) = self.number_as_text() else { return self.close(b"}") };
+        self.json.out.truncate(self.start);
+        self.json.open_objects -= 1;
+        self.json.write_number(&number);
+        Ok(())
     }
 }
 
