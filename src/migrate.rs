@@ -30,15 +30,18 @@ static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
 /// It records what is applied in `idempotency._sqlx_migrations` and never touches the application's own table. It takes a
 /// session-level advisory lock, so not through PgBouncer in transaction mode: [`migrate`] works there. The two take different
 /// locks: where both run at the same moment on an empty database, [`migrate`] tries again, and this one may fail once.
+///
+/// Like [`migrate`], it passes over what a newer release has applied: during a roll-out old processes start on the new schema.
 pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     let mut migrator = Migrator::with_migrations(MIGRATIONS.to_vec());
     migrator.create_schema("idempotency");
     migrator.dangerous_set_table_name(APPLIED);
+    migrator.set_ignore_missing(true);
     migrator
 });
 
 /// Creates the schema `idempotency` and its table, or brings them up to date. Does nothing when they are, without any
-/// right on the schema but to read it; so services may call it at every start.
+/// right on the schema but to read it; so services may call it at every start. Migrations of a newer release are passed over.
 ///
 /// Safe to call from many processes at once, in a transaction, through PgBouncer, and beside the application's own
 /// migrations. `search_path` is neither read nor changed.

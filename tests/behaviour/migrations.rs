@@ -1,5 +1,8 @@
 //! Three ways to install, which know of each other, from any number of processes.
 
+use std::time::Duration;
+
+use pg_idempotency::operator::health;
 use pg_idempotency::testing::backend;
 use pg_idempotency::{Error, MIGRATOR, migrate, schema_sql};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -122,6 +125,23 @@ async fn a_migration_that_was_edited_is_an_error(pool: PgPool) -> anyhow::Result
     conn.execute("update idempotency._sqlx_migrations set checksum = ''").await?;
     let error = migrate(&mut conn).await.expect_err("another checksum");
     assert!(matches!(error, Error::Database(sqlx::Error::Migrate(_))), "{error:?}");
+    Ok(())
+}
+
+/// During a roll-out an old process starts on the schema that the new release has migrated.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_older_release_starts_on_a_newer_schema(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = connect(&pool).await;
+    conn.execute(
+        "alter table idempotency.record add column note text;
+         insert into idempotency._sqlx_migrations (version, description, success, checksum, execution_time)
+         values (2, 'add note', true, '\\x02', 0)",
+    )
+    .await?;
+    migrate(&mut conn).await?;
+    MIGRATOR.run(&mut conn).await?;
+    health(&mut conn, Duration::from_secs(3600)).await?;
+    works(&pool).await;
     Ok(())
 }
 
