@@ -26,8 +26,9 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
     if found.expired {
         return Ok(Answer::TakeOver { attempt: 1 });
     }
-    if found.mode != terms.mode {
-        return Err(Error::OtherMode { key: key.clone(), stored: found.mode, asked: terms.mode });
+    let mode = found.mode.clone()?;
+    if mode != terms.mode {
+        return Err(Error::OtherMode { key: key.clone(), stored: mode, asked: terms.mode });
     }
     let comparison = match (&terms.fingerprint, &found.fingerprint) {
         (Some(asked), Some(stored)) => asked.compare(stored),
@@ -51,7 +52,7 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
     match (found.completed, found.lease) {
         (true, _) => Ok(Answer::Replay(found.response)),
         (false, Lease::Live(left)) => Err(Error::InFlight { retry_after: left }),
-        (false, Lease::Lapsed) if found.mode == Mode::AtLeastOnce => next_attempt(&found, terms),
+        (false, Lease::Lapsed) if mode == Mode::AtLeastOnce => next_attempt(&found, terms),
         (false, _) => Err(Error::Indeterminate {
             attempt: found.attempt.unsigned_abs(),
             claimed_at: found.claimed_at,

@@ -79,8 +79,8 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict, observe};
 ///   commits all the same leaves the key [indeterminate](Error::Indeterminate).
 /// - What stands under the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight),
 ///   [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
-///   [`AlreadyInTransaction`](Error::AlreadyInTransaction), [`UnknownFingerprint`](Error::UnknownFingerprint). Nothing was
-///   performed.
+///   [`AlreadyInTransaction`](Error::AlreadyInTransaction), [`UnknownFingerprint`](Error::UnknownFingerprint),
+///   [`UnknownMode`](Error::UnknownMode). Nothing was performed.
 /// - Before anything was performed: [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing),
 ///   [`UnknownTransaction`](Error::UnknownTransaction).
 /// - Performed, and not stored: [`Unencodable`](Error::Unencodable), [`NotInTransaction`](Error::NotInTransaction),

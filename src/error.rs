@@ -140,6 +140,15 @@ pub enum Error {
         version: u8,
     },
 
+    /// The record is in a mode that this release does not know. Nothing was performed, and nothing replayed. It happens while
+    /// a newer release is being rolled out: send the request there, or retry later.
+    #[error("the record's mode is {mode:?}, which this release does not know; upgrade this process")]
+    #[non_exhaustive]
+    UnknownMode {
+        /// As the record has it.
+        mode: String,
+    },
+
     /// The claim is no longer this owner's: its lease lapsed and another took it over, or it was released, resolved or
     /// purged. Nothing was stored. The effect may have happened: what is stored, or will be, is the other owner's result.
     #[error("the lease was lost, so the response was not stored; ask again with the same key for what became of it")]

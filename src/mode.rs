@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::Error;
+
 /// What a record promises, and so whose it is: a key belongs to one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -17,11 +19,12 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Reads the column `mode`, whose values a CHECK bounds.
-    pub(crate) fn from_column(text: &str) -> Option<Self> {
+    /// Reads the column `mode`, whose values a CHECK bounds: a newer release's may know more of them.
+    pub(crate) fn from_column(text: &str) -> Result<Self, UnknownMode> {
         [Self::Transaction, Self::AtLeastOnce, Self::AtMostOnce, Self::Mark]
             .into_iter()
             .find(|mode| mode.as_str() == text)
+            .ok_or_else(|| UnknownMode(text.to_owned()))
     }
 
     /// As it stands in the column `mode`.
@@ -33,6 +36,16 @@ impl Mode {
             Self::AtMostOnce => "at_most_once",
             Self::Mark => "mark",
         }
+    }
+}
+
+/// What the column says, where it is none of ours.
+#[derive(Clone, Debug)]
+pub(crate) struct UnknownMode(String);
+
+impl From<UnknownMode> for Error {
+    fn from(UnknownMode(mode): UnknownMode) -> Self {
+        Self::UnknownMode { mode }
     }
 }
 

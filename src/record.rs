@@ -20,6 +20,7 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row};
 
+use crate::mode::UnknownMode;
 use crate::{Error, Key, Mode};
 
 pub(crate) use claim::{Claim, Terms};
@@ -40,7 +41,7 @@ pub(crate) struct Record<'k> {
 /// A record that was in the way of a claim.
 #[derive(Debug)]
 pub(crate) struct Found {
-    pub(crate) mode: Mode,
+    pub(crate) mode: Result<Mode, UnknownMode>,
     pub(crate) fingerprint: Option<Vec<u8>>,
     pub(crate) token: i64,
     pub(crate) attempt: i32,
@@ -212,10 +213,6 @@ fn found(row: &PgRow) -> sqlx::Result<Option<Found>> {
     let Some(mode) = row.try_get::<Option<&str>, _>("mode")? else {
         return Ok(None);
     };
-    let mode = Mode::from_column(mode).ok_or_else(|| sqlx::Error::ColumnDecode {
-        index: "mode".to_owned(),
-        source: format!("unknown mode {mode:?}: the record was written by a newer release").into(),
-    })?;
     let lease_left: Option<f64> = row.try_get("lease_left")?;
     let lease = match (lease_left, row.try_get("released")?) {
         (Some(left), _) => Lease::Live(Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX)),
@@ -224,7 +221,7 @@ fn found(row: &PgRow) -> sqlx::Result<Option<Found>> {
         (None, None) => Lease::None,
     };
     Ok(Some(Found {
-        mode,
+        mode: Mode::from_column(mode),
         fingerprint: row.try_get("fingerprint")?,
         token: row.try_get("token")?,
         attempt: row.try_get("attempt")?,

@@ -103,9 +103,10 @@ impl From<Error> for Problem {
                 Self::new(StatusCode::BAD_REQUEST, "malformed-body", "the body cannot be compared with a later one")
             }
             // These pass: a deadlock, a newer release that is being rolled out, a migration that has not run yet.
-            Error::Retryable(_) | Error::UnknownFingerprint { .. } | Error::SchemaMissing { .. } => {
-                Self::unavailable(error)
-            }
+            Error::Retryable(_)
+            | Error::UnknownFingerprint { .. }
+            | Error::UnknownMode { .. }
+            | Error::SchemaMissing { .. } => Self::unavailable(error),
             Error::Database(ref source) if is_away(source) => Self::unavailable(error),
             // Mistakes in this program (a statement that is wrong, a `perform` that commits, a key shared with another
             // mode, a type that does not read what was stored), and what a later release of the crate may add.

@@ -211,9 +211,10 @@ impl Rejection {
             Error::Exhausted { attempts, token, .. } => Self::Exhausted { attempts, token },
             Error::Undecodable { .. } => Self::NotReplayable { status: None },
             Error::InvalidBody { source } => Self::InvalidBody(source),
-            // The client can do nothing about the first three, and an operator everything.
+            // The client can do nothing about the first four, and an operator everything.
             Error::SchemaMissing { .. }
             | Error::UnknownFingerprint { .. }
+            | Error::UnknownMode { .. }
             | Error::UnknownTransaction
             | Error::LeaseLost
             | Error::Retryable(_)

@@ -124,9 +124,7 @@ impl<'k> MarkBatch<'k> {
                 let standing = match (mode.as_deref(), expired) {
                     (None, _) => Standing::Unseen,
                     (_, Some(true)) => Standing::Expired,
-                    (Some(mode), _) => Standing::Live(Mode::from_column(mode).ok_or_else(|| {
-                        sqlx::Error::Protocol(format!("unknown mode {mode:?} in idempotency.record"))
-                    })?),
+                    (Some(mode), _) => Standing::Live(Mode::from_column(mode)?),
                 };
                 Ok((index(place), standing))
             })

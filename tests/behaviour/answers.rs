@@ -1,6 +1,7 @@
 //! The table of answers, generated: every state a record can be in, for every way to ask, against a second reading of the
 //! table that shares no code with the crate's.
 
+use pg_idempotency::dedup::{mark, mark_many};
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::{Error, Fingerprint, Idempotency, InFlight, Key, Outcome};
 use sqlx::{PgConnection, PgPool};
@@ -252,5 +253,48 @@ async fn a_fingerprint_of_a_newer_version_is_not_taken_for_a_reused_key(pool: Pg
     sqlx::query("update idempotency.record set fingerprint = set_byte(fingerprint, 0, 2)").execute(&pool).await?;
     let error = run().await.expect_err("a newer version");
     assert!(matches!(error, Error::UnknownFingerprint { version: 2, .. }), "{error:?}");
+    Ok(())
+}
+
+/// Records of a mode that a newer release has added, live and expired.
+async fn two_of_another_mode(pool: &PgPool) -> anyhow::Result<(Key, Key)> {
+    sqlx::raw_sql(
+        "alter table idempotency.record drop constraint known_mode;
+         insert into idempotency.record (mode, scope, operation, key, fingerprint, token, completed_at, expires_at)
+         select 'newer', 'tenant', 'operation', key, '\\x0100', 1, now(), now() + expires::interval
+         from (values ('live', '1 h'), ('expired', '-1 h')) as record (key, expires)",
+    )
+    .execute(pool)
+    .await?;
+    Ok((key("live"), key("expired")))
+}
+
+fn assert_unknown<T: std::fmt::Debug>(result: Result<T, Error>) {
+    assert!(matches!(&result, Err(Error::UnknownMode { mode, .. }) if mode == "newer"), "{result:?}");
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_mode_of_a_newer_release_is_refused_by_name(pool: PgPool) -> anyhow::Result<()> {
+    let (live, _) = two_of_another_mode(&pool).await?;
+    let perform = async |_: &mut PgConnection| -> Result<i64, Error> { panic!("performed") };
+    assert_unknown(Idempotency::new().run(&pool, &live, "body", perform).await);
+    for policy in
+        [Policy::AtLeastOnce { lease: Duration::from_secs(60) }, Policy::AtMostOnce { lease: Duration::from_secs(60) }]
+    {
+        assert_unknown(Leasing::new(policy)?.acquire::<i64, _>(&pool, &live, "body").await.map(|_| "acquired"));
+    }
+    let mut tx = pool.begin().await?;
+    assert_unknown(mark(&mut tx, &live, Duration::from_secs(60)).await);
+    let mut tx = pool.begin().await?;
+    assert_unknown(mark_many(&mut tx, &[key("other"), live], Duration::from_secs(60)).await);
+    Ok(())
+}
+
+/// As `a_sweep_changes_no_answer` has it for the modes that are known.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn past_its_retention_a_mode_of_a_newer_release_is_as_dead_as_any(pool: PgPool) -> anyhow::Result<()> {
+    let (_, expired) = two_of_another_mode(&pool).await?;
+    let outcome = Idempotency::new().run(&pool, &expired, "body", async |_| -> Result<i64, Error> { Ok(1) }).await?;
+    assert!(!outcome.is_replayed());
     Ok(())
 }
