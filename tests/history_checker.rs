@@ -5,14 +5,21 @@
 #[path = "chaos/checker.rs"]
 mod checker;
 #[allow(dead_code, reason = "made for the chaos suite; this binary needs a part of it")]
+#[path = "chaos/error_checker.rs"]
+mod error_checker;
+#[allow(dead_code, reason = "made for the chaos suite; this binary needs a part of it")]
 #[path = "chaos/history.rs"]
 mod history;
 #[path = "chaos/lease_checker.rs"]
 mod lease_checker;
+#[path = "chaos/release_checker.rs"]
+mod release_checker;
 
 use checker::{Aftermath, Effect, Stored, lost, violations, violations_with_brief_retention};
+use error_checker::left_by_committed_errors;
 use history::{Event, What, calls};
 use lease_checker::{Promise, check};
+use release_checker::violations_beside_a_newer_release;
 
 /// A world with one key in it.
 #[derive(Default)]
@@ -60,6 +67,30 @@ impl World {
     #[track_caller]
     fn must_be_caught(self, by: &str) {
         let found = violations(&calls(&self.events), &self.after);
+        assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
+    }
+
+    /// Where callers commit errors: keys that are indeterminate, and effects apart.
+    #[track_caller]
+    fn leaves(self, expected: (usize, usize)) {
+        let left = left_by_committed_errors(&calls(&self.events), &self.after);
+        assert_eq!((left.violations, left.indeterminate, left.apart), (Vec::new(), expected.0, expected.1));
+    }
+
+    #[track_caller]
+    fn error_must_be_caught(self, by: &str) {
+        let found = left_by_committed_errors(&calls(&self.events), &self.after).violations;
+        assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
+    }
+
+    #[track_caller]
+    fn passes_beside_a_newer_release(self) {
+        assert_eq!(violations_beside_a_newer_release(&calls(&self.events), &self.after), [""; 0]);
+    }
+
+    #[track_caller]
+    fn must_be_caught_beside_a_newer_release(self, by: &str) {
+        let found = violations_beside_a_newer_release(&calls(&self.events), &self.after);
         assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
     }
 
@@ -222,8 +253,66 @@ fn a_result_without_the_effect_is_caught() {
     World::default().stored(1, Some("a")).lease_must_be_caught(Promise::AtLeastOnce, "without an effect");
 }
 
+/// `a` has committed after an error, and `b` was told of it.
+fn unfinished() -> World {
+    World::default().invoked("a").then("a", What::Unfinished).invoked("b").then("b", indeterminate()).stored(1, None)
+}
+
+fn indeterminate() -> What {
+    What::Barred("indeterminate".to_owned())
+}
+
+#[test]
+fn an_error_that_was_committed_is_indeterminate_for_good() {
+    unfinished().effect("a").leaves((1, 0));
+    once().leaves((0, 0));
+    let dropped = World::default().invoked("a").then("a", What::Unknown("dropped".to_owned()));
+    dropped.invoked("b").then("b", indeterminate()).stored(1, None).leaves((1, 0));
+
+    unfinished().error_must_be_caught("which is not there");
+    unfinished().effect("a").effect("b").error_must_be_caught("2 effects");
+    unfinished().effect("a").invoked("c").performed("c").error_must_be_caught("was answered");
+    let late = unfinished().effect("a").invoked("c").then("c", What::Refused("in flight".to_owned()));
+    late.error_must_be_caught("c was not told");
+    let silent = World::default().invoked("a").then("a", What::Unfinished).effect("a").stored(1, None);
+    silent.error_must_be_caught("nobody was told");
+    let gone = World::default().invoked("a").then("a", What::Unfinished).invoked("b").performed("b");
+    gone.effect("b").stored(1, Some("b")).error_must_be_caught("without a response");
+    once().invoked("b").then("b", indeterminate()).error_must_be_caught("b was told: indeterminate");
+}
+
+#[test]
+fn what_perform_wrote_after_its_transaction_is_listed_apart() {
+    unfinished().effect("a").effect("a-apart").leaves((1, 1));
+    let torn = || World::default().invoked("a").then("a", What::Refused("torn".to_owned())).effect("a-apart");
+    torn().invoked("b").performed("b").effect("b").stored(1, Some("b")).leaves((0, 1));
+    once().effect("a-apart").error_must_be_caught("was acknowledged, and has ended its transaction");
+    let undone = torn().effect("a").invoked("b").performed("b").effect("b").stored(1, Some("b"));
+    undone.error_must_be_caught("a was refused (torn), and has an effect");
+}
+
+#[test]
+fn what_only_a_newer_release_can_read_is_left_to_it() {
+    let call = "newer-only-a";
+    let newer = || World::default().invoked(call).performed(call).effect(call).stored(1, Some(call));
+    let barred = || What::Barred("unknown mode".to_owned());
+    newer().invoked("b").then("b", barred()).passes_beside_a_newer_release();
+    newer().invoked("newer-b").replayed("newer-b", call).passes_beside_a_newer_release();
+    once().invoked("newer-b").replayed("newer-b", "a").passes_beside_a_newer_release();
+    let before = World::default().invoked("b").then("b", What::Barred("schema missing".to_owned()));
+    before.invoked("a").performed("a").effect("a").stored(1, Some("a")).passes_beside_a_newer_release();
+
+    newer().invoked("b").replayed("b", call).must_be_caught_beside_a_newer_release("a newer release has written");
+    newer().invoked("b").performed("b").effect("b").must_be_caught_beside_a_newer_release("2 effects");
+    once().invoked("b").then("b", barred()).must_be_caught_beside_a_newer_release("b was told: unknown mode");
+    let lied = World::default().invoked("a").then("a", barred()).effect("a").stored(1, Some("a"));
+    lied.must_be_caught_beside_a_newer_release("and has an effect");
+}
+
 #[test]
 fn an_event_survives_the_pipe() {
-    let event = Event { at: 7, call: "3/1".to_owned(), key: "k".to_owned(), what: What::Unknown("cut off".to_owned()) };
-    assert_eq!(event.to_string().parse(), Ok(event));
+    for what in [What::Unknown("cut off".to_owned()), What::Claimed(-1), indeterminate(), What::Unfinished] {
+        let event = Event { at: 7, call: "3/1".to_owned(), key: "k".to_owned(), what };
+        assert_eq!(event.to_string().parse(), Ok(event));
+    }
 }

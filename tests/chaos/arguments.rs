@@ -2,9 +2,9 @@
 
 use anyhow::{Context as _, bail};
 
-use crate::mutant;
 use crate::scenario;
 use crate::subject::Subject;
+use crate::trials;
 
 pub(crate) struct Arguments {
     /// For all scenarios together, without what it takes to start and to settle.
@@ -60,5 +60,5 @@ pub(crate) fn list() {
     println!("scenarios:");
     scenario::ALL.iter().for_each(|(name, _)| println!("  {name}"));
     println!("mutants, and what has to catch each:");
-    mutant::TRIALS.iter().for_each(|trial| println!("  {:<34} {}", trial.mutant.name(), trial.scenario));
+    trials::TRIALS.iter().for_each(|trial| println!("  {:<34} {}", trial.mutant.name(), trial.scenario));
 }

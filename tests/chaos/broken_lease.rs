@@ -31,11 +31,18 @@ pub(crate) async fn call(
             where r.completed_at is null
             returning token"
         }
-        _ => {
+        Mutant::TakesOverAtMostOnce => {
             "insert into idempotency.record as r (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)
             values ($4::text, 'tenant', 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')
             on conflict (scope, operation, key) do update set token = excluded.token, lease_until = excluded.lease_until
             where r.completed_at is null and r.lease_until <= statement_timestamp()
+            returning token"
+        }
+        _ => {
+            "insert into idempotency.record as r (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)
+            values ($4::text, 'tenant', 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')
+            on conflict (scope, operation, key) do update set token = excluded.token, lease_until = excluded.lease_until
+            where r.mode = 'at_least_once' and r.completed_at is null and r.lease_until <= statement_timestamp()
             returning token"
         }
     };
@@ -60,9 +67,20 @@ pub(crate) async fn call(
         };
     }
     world.history.add(call, value, What::Claimed(token));
+    if mutant == Mutant::CompletesFirst {
+        complete(mutant, pool, value, call, token).await?;
+    }
+    sleep(work / 2).await;
     let downstream = pg_idempotency::lease::downstream_key(&key(value), value).expect("a fingerprint");
     affect(pool, value, call, &downstream, token).await?;
-    sleep(work).await;
+    sleep(work / 2).await;
+    if mutant != Mutant::CompletesFirst {
+        complete(mutant, pool, value, call, token).await?;
+    }
+    Ok(Outcome::Performed(call.to_owned()))
+}
+
+async fn complete(mutant: Mutant, pool: &PgPool, value: &str, call: &str, token: i64) -> Result<(), Failure> {
     let complete = match mutant {
         Mutant::CompletionWithoutToken => {
             "update idempotency.record set completed_at = now(), lease_until = null, response_body = to_json($2::text)::text::bytea
@@ -74,9 +92,5 @@ pub(crate) async fn call(
         }
     };
     let completed = sqlx::query(complete).bind(value).bind(call).bind(token).execute(pool).await?;
-    if completed.rows_affected() == 1 {
-        Ok(Outcome::Performed(call.to_owned()))
-    } else {
-        Err(Failure::Mutant("lease lost"))
-    }
+    if completed.rows_affected() == 1 { Ok(()) } else { Err(Failure::Mutant("lease lost")) }
 }

@@ -39,7 +39,7 @@ pub(crate) struct OneKey<'a> {
 }
 
 impl OneKey<'_> {
-    fn has_effect_of(&self, call: &str) -> bool {
+    pub(crate) fn has_effect_of(&self, call: &str) -> bool {
         self.effects.iter().any(|effect| effect.call == call)
     }
 
@@ -71,9 +71,7 @@ pub(crate) fn violations(calls: &[Call], after: &Aftermath) -> Vec<String> {
         for call in &one.calls {
             told_the_truth(call, &one, &mut say);
         }
-        if !one.calls.is_empty() && one.calls.iter().all(|call| call.response().is_none()) {
-            say("asked for again and again, and never answered".to_owned());
-        }
+        somebody_was_answered(&one, &mut say);
         later_calls_see_earlier_answers(&one.calls, &mut say);
     }
     all.sort();
@@ -104,7 +102,7 @@ pub(crate) fn effect_and_record_agree(one: &OneKey<'_>, say: &mut impl FnMut(Str
     }
 }
 
-fn told_the_truth(call: &Call, one: &OneKey<'_>, say: &mut impl FnMut(String)) {
+pub(crate) fn told_the_truth(call: &Call, one: &OneKey<'_>, say: &mut impl FnMut(String)) {
     let name = &call.name;
     match &call.end {
         What::Performed(response) if response != name => {
@@ -119,8 +117,15 @@ fn told_the_truth(call: &Call, one: &OneKey<'_>, say: &mut impl FnMut(String)) {
             }
         }
         What::Refused(why) if one.has_effect_of(name) => say(format!("{name} was refused ({why}), and has an effect")),
-        What::Wrong(why) => say(format!("{name} was told: {why}")),
+        What::Wrong(why) | What::Barred(why) => say(format!("{name} was told: {why}")),
+        What::Unfinished => say(format!("{name} has committed its claim without a response")),
         What::Refused(_) | What::Unknown(_) | What::Invoked | What::Claimed(_) => {}
+    }
+}
+
+pub(crate) fn somebody_was_answered(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
+    if !one.calls.is_empty() && one.calls.iter().all(|call| call.response().is_none()) {
+        say("asked for again and again, and never answered".to_owned());
     }
 }
 
@@ -151,7 +156,7 @@ pub(crate) fn violations_with_brief_retention(calls: &[Call], after: &Aftermath)
                     say(format!("{} was told of the effect of {response}, which is not there", call.name));
                 }
                 What::Refused(why) if effects > 0 => say(format!("{} was refused ({why}), with an effect", call.name)),
-                What::Wrong(why) => say(format!("{} was told: {why}", call.name)),
+                What::Wrong(why) | What::Barred(why) => say(format!("{} was told: {why}", call.name)),
                 _ => {}
             }
         }

@@ -37,6 +37,10 @@ pub(crate) enum What {
     Refused(String),
     /// Anything can have happened: a lost connection, a dropped future.
     Unknown(String),
+    /// An error that stays until somebody has looked or upgraded, and says so. Wrong where nobody has left such a record.
+    Barred(String),
+    /// An error; and the caller, or `perform`, has committed the claim all the same.
+    Unfinished,
     /// An answer that must not be given here.
     Wrong(String),
 }
@@ -153,6 +157,8 @@ impl Display for Event {
             What::Replayed(text) => ("replayed", text.clone()),
             What::Refused(text) => ("refused", text.clone()),
             What::Unknown(text) => ("unknown", text.clone()),
+            What::Barred(text) => ("barred", text.clone()),
+            What::Unfinished => ("unfinished", String::new()),
             What::Wrong(text) => ("wrong", text.clone()),
         };
         write!(f, "{} {} {} {word} {}", self.at, self.call, self.key, text.replace('\n', " "))
@@ -174,6 +180,8 @@ impl FromStr for Event {
             "replayed" => What::Replayed(text),
             "refused" => What::Refused(text),
             "unknown" => What::Unknown(text),
+            "barred" => What::Barred(text),
+            "unfinished" => What::Unfinished,
             "wrong" => What::Wrong(text),
             _ => return Err(()),
         };

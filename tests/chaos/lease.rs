@@ -7,11 +7,12 @@ use pg_idempotency::lease::{Acquired, Leasing, Policy, downstream_key, release, 
 use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::broken_lease;
 use crate::history::What;
 use crate::random::Random;
+use crate::settling::MUTANT_SETTLE_LIMIT;
 use crate::subject::{Failure, Subject, ending, key};
 use crate::world::World;
 
@@ -117,7 +118,11 @@ pub(crate) async fn settle(world: &Arc<World>, leased: Leased) -> anyhow::Result
     keys.dedup();
     let mut random = world.random("settler");
     let mut decided = 0;
+    let started = Instant::now();
     for value in keys {
+        if world.subject != Subject::Crate && started.elapsed() > MUTANT_SETTLE_LIMIT {
+            break;
+        }
         // A lease has to lapse first, at times.
         for attempt in 0..2000 {
             let name = format!("settler/{value}/{attempt}");

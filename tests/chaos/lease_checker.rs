@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use crate::checker::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers};
+use crate::checker::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers, somebody_was_answered};
 use crate::history::{Call, What};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(crate) fn check(calls: &[Call], after: &Aftermath, promise: Promise) -> Chec
         let mut say = |what: String| checked.violations.push(format!("{key}: {what}"));
         one_result_is_stored(&one, &mut say);
         for call in &one.calls {
-            if let What::Wrong(why) = &call.end {
+            if let What::Wrong(why) | What::Barred(why) = &call.end {
                 say(format!("{} was told: {why}", call.name));
             }
         }
@@ -39,9 +39,7 @@ pub(crate) fn check(calls: &[Call], after: &Aftermath, promise: Promise) -> Chec
                 say(format!("{} effects, under at most once", one.effects.len()));
             }
         }
-        if !one.calls.is_empty() && one.calls.iter().all(|call| call.response().is_none()) {
-            say("asked for again and again, and never answered".to_owned());
-        }
+        somebody_was_answered(&one, &mut say);
         later_calls_see_earlier_answers(&one.calls, &mut say);
     }
     checked.violations.sort();

@@ -1,5 +1,5 @@
 //! The crate under faults, on servers of the suite's own: `script/chaos` runs it. The [`checker`] knows what was promised,
-//! [`scenario`] has the faults, and [`mutant`] what the suite has to catch.
+//! [`scenario`] has the faults, and [`trials`] what the suite has to catch.
 
 #![cfg(unix)]
 
@@ -7,14 +7,17 @@ mod arguments;
 mod broken_lease;
 mod checker;
 mod cluster;
+mod error_checker;
 mod history;
 mod lease;
 mod lease_checker;
 mod mutant;
 mod pair;
+mod plain_sql;
 mod pooler;
 mod proxy;
 mod random;
+mod release_checker;
 mod report;
 mod scenario;
 mod settling;

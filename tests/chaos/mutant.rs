@@ -1,13 +1,9 @@
-//! The protocol of transaction mode in plain SQL, whole or with one part broken: what a scenario does not catch here, it
-//! would not catch in the crate.
+//! The variants of the protocol, each with one part broken: what a scenario does not catch here, it would not catch in the
+//! crate. Transaction mode is in [`plain_sql`](crate::plain_sql), lease mode in [`broken_lease`](crate::broken_lease).
 
 use std::str::FromStr;
 
 use anyhow::Context as _;
-use pg_idempotency::Outcome;
-use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, Row as _};
-
-use crate::subject::{Failure, Request};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutant {
@@ -29,43 +25,37 @@ pub(crate) enum Mutant {
     AutocommitClaim,
     /// The effect commits before the claim.
     EffectOutside,
+    /// What `perform` or the completion is told by the database is not looked at.
+    ErrorsSwallowed,
+    /// The completion does not ask whose transaction it is in.
+    UnfencedCompletion,
+    /// A claim without a response is taken for one that failed, and for free.
+    UnfinishedIsFree,
+    /// Who has waited a little for the owner performs without a claim.
+    ImpatientClaim,
+    /// A deadlock or a serialization failure is taken for a claim that was won.
+    ConflictsIgnored,
+    /// An advisory lock of the session's, where the unique key should be.
+    SessionLock,
+    /// What a newer release has written is read like one's own.
+    NewerIsRead,
+    /// A service does not start on a schema with migrations that it does not know.
+    NewerSchemaRefused,
+    /// Lease mode: lapsed is lapsed, also at most once.
+    TakesOverAtMostOnce,
+    /// Lease mode: the result is stored first, and the effect comes after it.
+    CompletesFirst,
+    /// A COMMIT without an answer is taken for one that failed, and the operation repeated under another claim.
+    LostAnswerIsFailure,
     /// Commits are acknowledged before they are on disk.
     SynchronousCommitOff,
+    /// The records are in an unlogged table, and the effects are not.
+    UnloggedRecord,
     /// sqlx's own `begin` where a future can be dropped.
     PlainBegin,
 }
 
 use Mutant::*;
-
-/// A mutant, where it has to be caught, and by which words. Those that are `None` must pass.
-pub(crate) struct Trial {
-    pub(crate) mutant: Mutant,
-    pub(crate) scenario: &'static str,
-    pub(crate) violation: Option<&'static str>,
-}
-
-pub(crate) const TRIALS: &[Trial] = &[
-    trial(NoConflictTarget, "duplicate-storm", "effects, of"),
-    trial(TakeOverWithoutPredicate, "janitor-races", "calls performed that are to be remembered"),
-    trial(JanitorByKey, "janitor-races", "calls performed that are to be remembered"),
-    trial(NoCompletion, "killed-workers", "not completed"),
-    trial(AutocommitClaim, "killed-workers", "never answered"),
-    trial(EffectOutside, "cut-connections", "effects, of"),
-    trial(SynchronousCommitOff, "killed-server", "which is not there"),
-    trial(SynchronousCommitOff, "promoted-standby", "which is not there"),
-    trial(PlainBegin, "dropped-futures", "was acknowledged, and is lost"),
-    trial(PlainBegin, "duplicate-storm", "somebody else's"),
-    trial(CompletionWithoutToken, "suspended-owners", "completions were accepted"),
-    trial(LeaseTakeOverWithoutPredicate, "killed-leases-at-most-once", "under at most once"),
-    Trial { mutant: PlainSql, scenario: "killed-workers", violation: None },
-    Trial { mutant: PlainSql, scenario: "killed-server", violation: None },
-    Trial { mutant: PlainSql, scenario: "cut-connections", violation: None },
-    Trial { mutant: PlainSql, scenario: "janitor-races", violation: None },
-];
-
-const fn trial(mutant: Mutant, scenario: &'static str, violation: &'static str) -> Trial {
-    Trial { mutant, scenario, violation: Some(violation) }
-}
 
 const NAMES: &[(Mutant, &str)] = &[
     (PlainSql, "plain-sql"),
@@ -77,135 +67,25 @@ const NAMES: &[(Mutant, &str)] = &[
     (NoCompletion, "no-completion"),
     (AutocommitClaim, "autocommit-claim"),
     (EffectOutside, "effect-outside"),
+    (ErrorsSwallowed, "errors-swallowed"),
+    (UnfencedCompletion, "unfenced-completion"),
+    (UnfinishedIsFree, "unfinished-is-free"),
+    (ImpatientClaim, "impatient-claim"),
+    (ConflictsIgnored, "conflicts-ignored"),
+    (SessionLock, "session-lock"),
+    (NewerIsRead, "newer-is-read"),
+    (NewerSchemaRefused, "newer-schema-refused"),
+    (TakesOverAtMostOnce, "takes-over-at-most-once"),
+    (CompletesFirst, "completes-first"),
+    (LostAnswerIsFailure, "lost-answer-is-failure"),
     (SynchronousCommitOff, "synchronous-commit-off"),
+    (UnloggedRecord, "unlogged-record"),
     (PlainBegin, "plain-begin"),
 ];
 
 impl Mutant {
     pub(crate) fn name(self) -> &'static str {
         NAMES.iter().find(|(mutant, _)| *mutant == self).map_or("?", |(_, name)| name)
-    }
-
-    /// What is broken in the database, and not in a call.
-    pub(crate) async fn prepare(self, conn: &mut PgConnection, database: &str) -> anyhow::Result<()> {
-        match self {
-            NoConflictTarget => {
-                conn.execute("alter table idempotency.record drop constraint record_pkey").await?;
-            }
-            SynchronousCommitOff => {
-                let sql = format!("alter database \"{database}\" set synchronous_commit = off");
-                conn.execute(AssertSqlSafe(sql)).await?;
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    pub(crate) async fn call(self, pool: &PgPool, request: &Request) -> Result<Outcome<String>, Failure> {
-        if self == AutocommitClaim || self == EffectOutside {
-            // With a claim in a transaction of its own there must be a look before it, or nothing would ever be replayed.
-            let mut conn = pool.acquire().await?;
-            if let Some(response) = self.look(&mut conn, request).await? {
-                return Ok(Outcome::Replayed(response));
-            }
-            let won = if self == AutocommitClaim {
-                self.claim(&mut conn, request).await?
-            } else {
-                request.effect(&mut conn).await?;
-                true
-            };
-            if !won {
-                return Err(Failure::Mutant("claimed elsewhere"));
-            }
-        }
-        let mut tx = pool.begin().await?;
-        let performed = self.perform(&mut tx, request).await;
-        if performed.is_ok() {
-            tx.commit().await?;
-        } else {
-            let _ = tx.rollback().await;
-        }
-        performed
-    }
-
-    pub(crate) async fn perform(self, conn: &mut PgConnection, request: &Request) -> Result<Outcome<String>, Failure> {
-        if self != AutocommitClaim && !self.claim(conn, request).await? {
-            if let Some(response) = self.look(conn, request).await? {
-                return Ok(Outcome::Replayed(response));
-            }
-            if !self.take_over(conn, request).await? {
-                return Err(Failure::Mutant("neither won nor found"));
-            }
-        }
-        let response = if self == EffectOutside { request.call.clone() } else { request.effect(conn).await? };
-        if self != NoCompletion {
-            sqlx::query(
-                "update idempotency.record set completed_at = now(), response_body = to_json($2::text)::text::bytea
-                where scope = 'tenant' and operation = 'chaos' and key = $1::text",
-            )
-            .bind(&request.key)
-            .bind(&response)
-            .execute(conn)
-            .await?;
-        }
-        Ok(Outcome::Performed(response))
-    }
-
-    async fn claim(self, conn: &mut PgConnection, request: &Request) -> Result<bool, Failure> {
-        let sql = match self {
-            NoConflictTarget => {
-                "insert into idempotency.record (mode, scope, operation, key, fingerprint, token, expires_at)
-                select 'transaction', 'tenant', 'chaos', $1::text, '\\x0000', 1, now() + $2::float8 * interval '1 s'
-                where not exists (select from idempotency.record where key = $1::text)"
-            }
-            _ => {
-                "insert into idempotency.record (mode, scope, operation, key, fingerprint, token, expires_at)
-                values ('transaction', 'tenant', 'chaos', $1::text, '\\x0000', 1, now() + $2::float8 * interval '1 s')
-                on conflict (scope, operation, key) do nothing"
-            }
-        };
-        let inserted = sqlx::query(sql).bind(&request.key).bind(request.retention.as_secs_f64()).execute(conn).await?;
-        Ok(inserted.rows_affected() == 1)
-    }
-
-    async fn look(self, conn: &mut PgConnection, request: &Request) -> Result<Option<String>, Failure> {
-        let found = sqlx::query(
-            "select convert_from(response_body, 'utf8')::json #>> '{}' as response from idempotency.record
-            where scope = 'tenant' and operation = 'chaos' and key = $1::text and expires_at > statement_timestamp()",
-        )
-        .bind(&request.key)
-        .fetch_optional(conn)
-        .await?;
-        Ok(found.and_then(|row| row.get("response")))
-    }
-
-    async fn take_over(self, conn: &mut PgConnection, request: &Request) -> Result<bool, Failure> {
-        let sql = match self {
-            TakeOverWithoutPredicate => {
-                "update idempotency.record
-                set completed_at = null, response_body = null, expires_at = now() + $2::float8 * interval '1 s'
-                where scope = 'tenant' and operation = 'chaos' and key = $1::text"
-            }
-            _ => {
-                "update idempotency.record
-                set completed_at = null, response_body = null, expires_at = now() + $2::float8 * interval '1 s'
-                where scope = 'tenant' and operation = 'chaos' and key = $1::text
-                    and expires_at <= statement_timestamp()"
-            }
-        };
-        let taken = sqlx::query(sql).bind(&request.key).bind(request.retention.as_secs_f64()).execute(conn).await?;
-        Ok(taken.rows_affected() == 1)
-    }
-
-    /// The sweep of this variant; `None` where it is not what is broken.
-    pub(crate) async fn sweep(self, pool: &PgPool) -> Option<sqlx::Result<u64>> {
-        let delete = "
-            delete from idempotency.record
-            where key in (select key from idempotency.record where expires_at <= statement_timestamp() limit 500)";
-        match self {
-            JanitorByKey => Some(pool.execute(delete).await.map(|done| done.rows_affected())),
-            _ => None,
-        }
     }
 }
 

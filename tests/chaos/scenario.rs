@@ -1,6 +1,7 @@
 //! The faults, one file each.
 
 mod clock_jumps;
+mod committed_errors;
 mod cut_connections;
 mod dropped_futures;
 mod duplicate_storm;
@@ -14,6 +15,7 @@ mod lock_conflicts;
 mod pooled_transactions;
 mod prepared_transactions;
 mod promoted_standby;
+mod rolling_upgrade;
 mod slow_network;
 mod suspended_owners;
 mod weak_durability;
@@ -29,6 +31,7 @@ pub(crate) const ALL: &[(&str, u32)] = &[
     ("cut-connections", 3),
     ("duplicate-storm", 2),
     ("lock-conflicts", 2),
+    ("committed-errors", 2),
     ("suspended-owners", 3),
     ("suspended-at-most-once", 2),
     ("janitor-races", 2),
@@ -39,6 +42,7 @@ pub(crate) const ALL: &[(&str, u32)] = &[
     ("promoted-standby", 2),
     ("promoted-async-standby", 2),
     ("prepared-transactions", 2),
+    ("rolling-upgrade", 2),
     ("clock-jumps", 3),
     ("full-disk", 2),
     ("slow-network", 2),
@@ -53,6 +57,7 @@ pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
         "cut-connections" => cut_connections::play(stage).await,
         "duplicate-storm" => duplicate_storm::play(stage).await,
         "lock-conflicts" => lock_conflicts::play(stage).await,
+        "committed-errors" => committed_errors::play(stage).await,
         "suspended-owners" => suspended_owners::play(stage, false).await,
         "suspended-at-most-once" => suspended_owners::play(stage, true).await,
         "janitor-races" => janitor_races::play(stage).await,
@@ -63,6 +68,7 @@ pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
         "promoted-standby" => promoted_standby::play(stage, true).await,
         "promoted-async-standby" => promoted_standby::play(stage, false).await,
         "prepared-transactions" => prepared_transactions::play(stage).await,
+        "rolling-upgrade" => rolling_upgrade::play(stage).await,
         "clock-jumps" => clock_jumps::play(stage).await,
         "full-disk" => full_disk::play(stage).await,
         "slow-network" => slow_network::play(stage).await,

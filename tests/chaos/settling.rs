@@ -15,7 +15,7 @@ use crate::world::{PAUSE, World, pool};
 /// When the fault is over, all keys must get their answers in this time.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 /// A mutant may never answer.
-const MUTANT_SETTLE_LIMIT: Duration = Duration::from_secs(4);
+pub(crate) const MUTANT_SETTLE_LIMIT: Duration = Duration::from_secs(4);
 
 impl World {
     /// When the fault is over: every key that anybody asked for is asked for until somebody answers.
@@ -34,9 +34,9 @@ impl World {
                     for attempt in 0.. {
                         let request = Request::new(key, &format!("settler-{}/{key}/{attempt}", now()));
                         let what = self.call(pool, &request).await;
-                        if matches!(what, What::Performed(_) | What::Replayed(_) | What::Wrong(_))
-                            || started.elapsed() > limit
-                        {
+                        let settled =
+                            matches!(what, What::Performed(_) | What::Replayed(_) | What::Barred(_) | What::Wrong(_));
+                        if settled || started.elapsed() > limit {
                             break;
                         }
                         sleep(PAUSE).await;

@@ -3,11 +3,14 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Idempotency, InFlight, Key, Outcome, Verdict};
-use sqlx::{PgConnection, PgPool};
+use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
+use crate::error_checker::{APART, INDETERMINATE};
 use crate::history::What;
 use crate::mutant::Mutant;
+use crate::release_checker::SCHEMA_MISSING;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
@@ -38,6 +41,8 @@ pub(crate) struct Request {
     pub(crate) reject: bool,
     /// Whether `perform` is to fail, after its effect.
     pub(crate) fails: bool,
+    /// How `perform` is to end the transaction that it is in, after its effect and before another one.
+    pub(crate) ends: Option<Ends>,
     pub(crate) retention: Duration,
     pub(crate) prepared: bool,
 }
@@ -50,6 +55,7 @@ impl Request {
             door: Door::Run,
             reject: false,
             fails: false,
+            ends: None,
             retention: pg_idempotency::DEFAULT_RETENTION,
             prepared: true,
         }
@@ -65,13 +71,53 @@ impl Request {
     }
 
     pub(crate) async fn effect(&self, conn: &mut PgConnection) -> Result<String, Failure> {
+        self.insert(conn, &self.call).await?;
+        if let Some(ends) = self.ends {
+            ends.end_transaction(conn).await?;
+            self.insert(conn, &format!("{}{APART}", self.call)).await?;
+        }
+        if self.fails { Err(Failure::AskedFor) } else { Ok(self.call.clone()) }
+    }
+
+    async fn insert(&self, conn: &mut PgConnection, call: &str) -> sqlx::Result<()> {
         sqlx::query("insert into effect (key, call) values ($1::text, $2::text)")
             .persistent(self.prepared)
             .bind(&self.key)
-            .bind(&self.call)
+            .bind(call)
             .execute(conn)
-            .await?;
-        if self.fails { Err(Failure::AskedFor) } else { Ok(self.call.clone()) }
+            .await
+            .map(drop)
+    }
+}
+
+/// How a `perform` ends the transaction that it is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ends {
+    Commit,
+    CommitAndBegin,
+    Rollback,
+    /// A nested `begin` that is dropped while it waits: sqlx rolls back the outer transaction then.
+    DroppedBegin,
+}
+
+impl Ends {
+    async fn end_transaction(self, conn: &mut PgConnection) -> sqlx::Result<()> {
+        match self {
+            Self::Commit => conn.execute("commit").await.map(drop),
+            Self::CommitAndBegin => conn.execute(sqlx::raw_sql("commit; begin")).await.map(drop),
+            Self::Rollback => conn.execute("rollback").await.map(drop),
+            Self::DroppedBegin => {
+                // The answer to the sleep comes first, so the begin waits for sure.
+                cancel_after(1, conn.execute("select pg_sleep(0.02)")).await;
+                cancel_after(1, conn.begin()).await;
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether the claim is committed with it.
+    pub(crate) fn commits(self) -> bool {
+        matches!(self, Self::Commit | Self::CommitAndBegin)
     }
 }
 
@@ -86,6 +132,10 @@ pub(crate) enum Failure {
     AskedFor,
     #[error("a mutant refused: {0}")]
     Mutant(&'static str),
+    #[error("a mutant told: {0}")]
+    Barred(&'static str),
+    #[error("the claim's transaction is gone, as a mutant tells it")]
+    Torn,
     #[error(transparent)]
     Of(#[from] Error),
 }
@@ -98,11 +148,14 @@ impl From<sqlx::Error> for Failure {
 
 impl Subject {
     pub(crate) async fn call(self, pool: &PgPool, request: &Request) -> What {
-        let result = match self {
+        ending(self.attempt(pool, request).await)
+    }
+
+    pub(crate) async fn attempt(self, pool: &PgPool, request: &Request) -> Result<Outcome<String>, Failure> {
+        match self {
             Self::Crate => by_the_crate(pool, request).await,
             Self::Mutant(mutant) => mutant.call(pool, request).await,
-        };
-        ending(result)
+        }
     }
 
     /// In a transaction of the caller's, who commits.
@@ -170,6 +223,8 @@ pub(crate) fn ending(result: Result<Outcome<String>, Failure>) -> What {
         Ok(Outcome::Replayed(response)) => What::Replayed(response),
         Err(Failure::AskedFor) => What::Refused("asked for".to_owned()),
         Err(Failure::Mutant(why)) => What::Refused(why.to_owned()),
+        Err(Failure::Barred(why)) => What::Barred(why.to_owned()),
+        Err(Failure::Torn) => What::Refused("torn".to_owned()),
         Err(Failure::Of(error)) => match &error {
             Error::InFlight { .. } => What::Refused("in flight".to_owned()),
             Error::UnknownTransaction => What::Refused("somebody's transaction".to_owned()),
@@ -177,6 +232,10 @@ pub(crate) fn ending(result: Result<Outcome<String>, Failure>) -> What {
             Error::Retryable(_) => What::Refused("retryable".to_owned()),
             // An error of the COMMIT among them.
             Error::Database(cause) => What::Unknown(cause.to_string()),
+            Error::Indeterminate { .. } => What::Barred(INDETERMINATE.to_owned()),
+            Error::UnknownFingerprint { .. } => What::Barred("unknown fingerprint".to_owned()),
+            Error::UnknownMode { .. } => What::Barred("unknown mode".to_owned()),
+            Error::SchemaMissing { .. } => What::Barred(SCHEMA_MISSING.to_owned()),
             // In lease mode an effect is there, and its result is not.
             Error::LeaseLost => What::Unknown("lease lost".to_owned()),
             wrong => What::Wrong(format!("{wrong}")),
