@@ -209,8 +209,81 @@ fn reference(value: &Value) -> String {
         }
         Value::Array(elements) => format!("[{}]", elements.iter().map(reference).collect::<Vec<_>>().join(",")),
         Value::String(text) => reference_string(text),
+        Value::Number(number) => reference_number(&number.to_string()),
         other => other.to_string(),
     }
+}
+
+/// *digits × 10^exponent*, digit by digit: all zeros are moved from either end of the digits, and put back where that gives
+/// an integer of at most 40 digits.
+fn reference_number(text: &str) -> String {
+    let text = text.to_ascii_lowercase();
+    let (sign, text) = text.strip_prefix('-').map_or(("", &*text), |rest| ("-", rest));
+    let (mantissa, exponent) = text.split_once('e').unwrap_or((text, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let mut exponent = exponent.parse::<i64>().expect("an exponent") - i64::try_from(fraction.len()).expect("short");
+    let mut digits = format!("{whole}{fraction}");
+    while digits.starts_with('0') {
+        digits.remove(0);
+    }
+    while digits.ends_with('0') {
+        digits.pop();
+        exponent += 1;
+    }
+    if digits.is_empty() {
+        return "0".to_owned();
+    }
+    let length = i64::try_from(digits.len()).expect("short") + exponent;
+    if exponent >= 0 && length <= 40 {
+        while exponent > 0 {
+            digits.push('0');
+            exponent -= 1;
+        }
+        format!("{sign}{digits}")
+    } else {
+        format!("{sign}{digits}e{exponent}")
+    }
+}
+
+fn digest_of(canonical: &str) -> Vec<u8> {
+    use sha2::Digest as _;
+    sha2::Sha256::digest(format!("j{canonical}")).to_vec()
+}
+
+/// Whether serde_json keeps every digit of a number: its feature `arbitrary_precision`, which another crate may turn on.
+fn digits_are_kept() -> bool {
+    serde_json::from_str::<serde_json::Number>("1e400").is_ok()
+}
+
+/// A decimal number as JSON has it, of any length and size; `most` digits and powers of ten where an `f64` must hold it.
+fn any_decimal() -> impl proptest::strategy::Strategy<Value = String> {
+    use proptest::prelude::*;
+    let (digits, power) = if digits_are_kept() { (1..=60_usize, -500..500_i32) } else { (1..=15, -250..250) };
+    let digits = prop_oneof![
+        prop::collection::vec(0..10_u8, digits.clone()),
+        // Zeros at both ends, which carry no value.
+        (prop::collection::vec(0..10_u8, 1..=4_usize), 0..5_usize, 0..6_usize).prop_map(|(digits, before, after)| {
+            let zeros = |count| std::iter::repeat_n(0, count);
+            zeros(before).chain(digits).chain(zeros(after)).collect()
+        }),
+    ];
+    (any::<bool>(), digits, any::<prop::sample::Index>(), prop::option::of(power), 0..4_usize).prop_map(
+        |(negative, digits, point, exponent, spelling)| {
+            let digits: String = digits.into_iter().map(|digit| char::from(b'0' + digit)).collect();
+            let (whole, fraction) = digits.split_at(point.index(digits.len() + 1));
+            let whole = whole.trim_start_matches('0');
+            let mut text = format!("{}{}", if negative { "-" } else { "" }, if whole.is_empty() { "0" } else { whole });
+            if !fraction.is_empty() {
+                text = format!("{text}.{fraction}");
+            }
+            match exponent {
+                Some(exponent) if spelling == 0 => format!("{text}E{exponent:+04}"),
+                Some(exponent) if spelling == 1 => format!("{text}e{exponent:+}"),
+                Some(exponent) => format!("{text}e{exponent}"),
+                None => text,
+            }
+        },
+    )
 }
 
 fn reference_string(text: &str) -> String {
@@ -227,12 +300,12 @@ fn reference_string(text: &str) -> String {
 
 fn any_json() -> impl proptest::strategy::Strategy<Value = Value> {
     use proptest::prelude::*;
-    // Integers only: their text is canonical already, so that the reference stays obvious.
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
         any::<i64>().prop_map(Value::from),
         any::<u64>().prop_map(Value::from),
+        any_decimal().prop_map(|text| parsed(&text)),
         any::<String>().prop_map(Value::from),
     ];
     leaf.prop_recursive(4, 64, 8, |inner| {
@@ -247,10 +320,36 @@ fn any_json() -> impl proptest::strategy::Strategy<Value = Value> {
 proptest::proptest! {
     #[test]
     fn any_json_has_the_fingerprint_of_the_reference(value in any_json()) {
-        use sha2::Digest as _;
-        let expected = sha2::Sha256::digest(format!("j{}", reference(&value)));
+        let expected = digest_of(&reference(&value));
         let fingerprint = of(&value);
         proptest::prop_assert_eq!(&fingerprint.as_bytes()[1..], expected.as_slice());
+    }
+
+    /// Not a digit is lost, and none that says nothing is counted: with `arbitrary_precision` of any length.
+    #[test]
+    fn any_decimal_is_its_exact_value(text in any_decimal()) {
+        let canonical = reference_number(&text);
+        let fingerprint = of(&parsed(&text));
+        proptest::prop_assert_eq!(&fingerprint.as_bytes()[1..], digest_of(&canonical), "{} is {}", text, canonical);
+    }
+
+    /// All integer types, and their text where serde_json has room for it.
+    #[test]
+    fn any_integer_is_its_digits(number: i128, positive: u128, shift in 0..128_u32) {
+        let (number, positive) = (number >> shift, positive >> shift);
+        let (one, other) = (of(&number), of(&positive));
+        proptest::prop_assert_eq!(&one.as_bytes()[1..], digest_of(&number.to_string()));
+        proptest::prop_assert_eq!(&other.as_bytes()[1..], digest_of(&positive.to_string()));
+        proptest::prop_assert_ne!(of(&number.wrapping_add(1)), one);
+        if digits_are_kept() || i64::try_from(number).is_ok() || u64::try_from(number).is_ok() {
+            proptest::prop_assert_eq!(of(&parsed(&number.to_string())), one);
+        }
+        if digits_are_kept() || number.unsigned_abs() <= 1 << 53 {
+            proptest::prop_assert_eq!(of(&parsed(&format!("{number}.00"))), one);
+        }
+        if digits_are_kept() || u64::try_from(positive).is_ok() {
+            proptest::prop_assert_eq!(of(&parsed(&positive.to_string())), other);
+        }
     }
 
     /// A float, its shortest text parsed again, and its value in a struct are one number; two floats are two.

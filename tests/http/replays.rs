@@ -1,11 +1,22 @@
 //! What a replay repeats, and what it does not.
 
-use axum::http::{HeaderName, StatusCode};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::routing::post;
+use http_body_util::BodyExt as _;
 use pg_idempotency::http::{IdempotencyLayer, Seal};
+use pg_idempotency::lease::Policy;
 use pg_idempotency::{BoxError, Key};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::TestRunner;
 use sqlx::PgPool;
 
-use crate::support::{Answer, app, create_effects, effects, post_to, transactional};
+use crate::support::{Answer, app, create_effects, effects, post_to, transactional, user};
 
 fn values<'a>(answer: &'a Answer, name: &str) -> Vec<&'a [u8]> {
     answer.headers.get_all(name).iter().map(|value| value.as_bytes()).collect()
@@ -42,6 +53,72 @@ async fn any_body_comes_back_byte_by_byte(pool: PgPool) {
             let answer = post_to(&app, "/echo", &key, body).await;
             assert_eq!((answer.status, answer.is_replayed()), (StatusCode::OK, replayed));
             assert_eq!(answer.body, body.as_bytes());
+        }
+    }
+}
+
+/// Any status that is stored, any bytes that HTTP lets through in headers and trailers, several of one name, any body.
+fn any_response() -> impl Strategy<Value = (StatusCode, HeaderMap, Vec<u8>, Option<HeaderMap>)> {
+    const NAMES: [&str; 6] = ["content-type", "content-disposition", "etag", "link", "location", "vary"];
+    let fields = || {
+        let byte = prop_oneof![Just(b'\t'), Just(b'"'), Just(b'\\'), b' '..=b'~', 0x80_u8..=0xff];
+        let field = (prop::sample::select(&NAMES[..]), prop::collection::vec(byte, 0..20));
+        prop::collection::vec(field, 0..6).prop_map(|fields| {
+            let fields = fields.into_iter().map(|(name, value)| {
+                let value = HeaderValue::from_bytes(&value).expect("what HTTP lets through");
+                (HeaderName::from_static(name), value)
+            });
+            fields.collect::<HeaderMap>()
+        })
+    };
+    let status = (200_u16..500).prop_map(|status| StatusCode::from_u16(status).expect("a status"));
+    let body = prop_oneof![
+        prop::collection::vec(any::<u8>(), 0..200),
+        any::<String>().prop_map(String::into_bytes),
+        // Past what PostgreSQL keeps in the row itself.
+        prop::collection::vec(any::<u8>(), 3000..9000),
+    ];
+    let trailers = prop::option::of(fields().prop_filter("some", |fields| !fields.is_empty()));
+    (status, fields(), body, trailers)
+}
+
+/// There is no shrinking: what failed is in the message.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn any_response_comes_back_from_the_database_as_it_was(pool: PgPool) {
+    let errors = || (400..500).map(|status| StatusCode::from_u16(status).expect("a status"));
+    let policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
+    let layers = [
+        transactional(&pool).with_stored_errors(errors()).expect("client errors"),
+        IdempotencyLayer::leased(pool.clone(), user, policy)
+            .expect("a sensible lease")
+            .with_stored_errors(errors())
+            .expect("client errors"),
+    ];
+    let mut runner = TestRunner::default();
+    for (mode, layer) in layers.into_iter().enumerate() {
+        let response = Arc::new(Mutex::new(None));
+        let handler = {
+            let response = response.clone();
+            async move || {
+                let taken: Option<(StatusCode, HeaderMap, Vec<u8>, Option<HeaderMap>)> =
+                    response.lock().expect("no panic").take();
+                let (status, headers, body, trailers) = taken.expect("performed once");
+                let body = http_body_util::Full::new(Bytes::from(body));
+                (status, headers, Body::new(body.with_trailers(async { trailers.map(Ok) })))
+            }
+        };
+        let app = Router::new().route("/any", post(handler)).layer(layer);
+        for case in 0..150 {
+            let any = any_response().new_tree(&mut runner).expect("a case").current();
+            let (status, headers, body, trailers) = any.clone();
+            *response.lock().expect("no panic") = Some(any);
+            for replayed in [false, true] {
+                let mut answer = post_to(&app, "/any", &format!("key-{mode}-{case}"), "x").await;
+                let told = answer.headers.remove("idempotency-replayed").is_some();
+                answer.headers.remove("content-length");
+                let expected = (replayed, status, &headers, &body[..], &trailers);
+                assert_eq!((told, answer.status, &answer.headers, &answer.body[..], &answer.trailers), expected);
+            }
         }
     }
 }

@@ -172,6 +172,7 @@ pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
     pub(crate) rejection: Option<Rejection>,
 }
 
@@ -207,8 +208,10 @@ pub(crate) fn request(method: &str, uri: &str, key: Option<&str>, body: &str) ->
 pub(crate) async fn send(app: &Router, request: Request<Body>) -> Answer {
     let response = tokio::time::timeout(PATIENCE, app.clone().oneshot(request)).await.expect("in time");
     let (parts, body) = response.expect("infallible").into_parts();
-    let body = body.collect().await.expect("a body").to_bytes();
-    Answer { status: parts.status, headers: parts.headers, body, rejection: parts.extensions.get().cloned() }
+    let body = body.collect().await.expect("a body");
+    let trailers = body.trailers().cloned();
+    let rejection = parts.extensions.get().cloned();
+    Answer { status: parts.status, headers: parts.headers, body: body.to_bytes(), trailers, rejection }
 }
 
 /// `POST` with a key.
