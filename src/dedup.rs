@@ -159,7 +159,8 @@ impl Dedup {
     /// - [`Error::NotInTransaction`]: the connection is in autocommit, where the mark would commit without the processing.
     /// - [`Error::InFlight`]: another transaction is marking it, and did not end in time. A wait that ran out has aborted
     ///   this transaction; [`InFlight::Reject`] leaves it usable, and where it cannot says [`Error::Retryable`].
-    /// - [`Error::OtherMode`]: the key belongs to a record of another mode.
+    /// - [`Error::OtherMode`]: the key belongs to a record of another mode; [`Error::UnknownMode`] where only a newer release
+    ///   knows it.
     /// - [`Error::Retryable`], [`Error::Database`], [`Error::SchemaMissing`].
     ///
     /// # Cancellation

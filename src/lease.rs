@@ -251,7 +251,8 @@ impl Leasing {
     /// - An error of `work` comes back untouched; its text is kept with the record, as `last_error`.
     /// - What stands under the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight) with what is left of the
     ///   lease, [`Indeterminate`](Error::Indeterminate), [`Exhausted`](Error::Exhausted), [`OtherMode`](Error::OtherMode),
-    ///   [`Undecodable`](Error::Undecodable), [`UnknownFingerprint`](Error::UnknownFingerprint). No work was done.
+    ///   [`Undecodable`](Error::Undecodable), [`UnknownFingerprint`](Error::UnknownFingerprint),
+    ///   [`UnknownMode`](Error::UnknownMode). No work was done.
     /// - [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing): no work was done.
     /// - [`LeaseLost`](Error::LeaseLost), [`Unencodable`](Error::Unencodable): work was done, or begun, and not stored.
     /// - The database's own: [`Retryable`](Error::Retryable), [`Database`](Error::Database).

@@ -11,6 +11,7 @@ use crate::history::{Call, What};
 pub(crate) const APART: &str = "-apart";
 /// What a caller is told of a claim whose owner is gone.
 pub(crate) const INDETERMINATE: &str = "indeterminate";
+
 /// What is left where callers commit errors, and `perform` ends transactions.
 #[derive(Debug, Default)]
 pub(crate) struct Left {

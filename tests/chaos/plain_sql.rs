@@ -113,22 +113,22 @@ impl Mutant {
     }
 
     async fn complete(self, conn: &mut PgConnection, request: &Request, response: &str) -> Result<(), Failure> {
-        let sql = match self {
-            NoCompletion => return Ok(()),
-            // These have no claim of their own transaction's.
-            UnfencedCompletion | AutocommitClaim | ImpatientClaim | ConflictsIgnored => {
-                "update idempotency.record set completed_at = now(), response_body = to_json($2::text)::text::bytea
-                where scope = 'tenant' and operation = 'chaos' and key = $1::text and completed_at is null"
-            }
-            _ => {
-                "update idempotency.record set completed_at = now(), response_body = to_json($2::text)::text::bytea
-                where scope = 'tenant' and operation = 'chaos' and key = $1::text and completed_at is null
-                    and claimed_at = now()"
-            }
-        };
-        let completed =
-            sqlx::query(sql).persistent(request.prepared).bind(&request.key).bind(response).execute(conn).await?;
-        let fenced = sql.contains("claimed_at");
+        if self == NoCompletion {
+            return Ok(());
+        }
+        // The last three have no claim in their own transaction.
+        let fenced = !matches!(self, UnfencedCompletion | AutocommitClaim | ImpatientClaim | ConflictsIgnored);
+        let completed = sqlx::query(
+            "update idempotency.record set completed_at = now(), response_body = to_json($2::text)::text::bytea
+            where scope = 'tenant' and operation = 'chaos' and key = $1::text and completed_at is null
+                and (claimed_at = now() or not $3::bool)",
+        )
+        .persistent(request.prepared)
+        .bind(&request.key)
+        .bind(response)
+        .bind(fenced)
+        .execute(conn)
+        .await?;
         if fenced && completed.rows_affected() != 1 { Err(Failure::Torn) } else { Ok(()) }
     }
 
