@@ -1,0 +1,41 @@
+//! Where the client's memory goes: allocations of a call, the crate's beside those of sqlx.
+
+use crate::alternatives::{bare_call, library};
+use crate::bench::Bench;
+use crate::client::response;
+use crate::footprint::footprint;
+use crate::report::Report;
+use crate::target::Bound::Told;
+
+pub(crate) const ABOUT: &str = "\
+Allocations and reallocations of one first call, with sqlx's and the closure's own. The bare transaction and the same SQL by \
+hand hold what sqlx takes for its statements, so what the crate adds is the difference to the latter.";
+
+const NAME: &str = "allocations";
+/// No more: the large responses would take gigabytes of WAL.
+const CALLS: usize = 300;
+
+pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
+    bench.clear().await?;
+    let counted = bench.counted()?;
+    let mut costs = Vec::new();
+    for (size, bytes) in [("300 B", 300), ("4 KB", 4096), ("256 KB", 256 * 1024)] {
+        let text = response(bytes);
+        let ways =
+            [bare_call(), bench.by_hand.first_call(text.as_str().into()), library::first_call(text.as_str().into())];
+        let mut seen = Vec::new();
+        for way in ways {
+            let cost = footprint(bench, &counted, &way, CALLS).await?;
+            seen.extend(cost.map(|cost| (cost.allocations, cost.allocated_bytes / bytes as f64)));
+            costs.push((format!("{}, {size}", way.name), cost));
+        }
+        if let [_, by_hand, library] = seen[..] {
+            let what = format!("first call, {size}: allocations over the same SQL by hand");
+            report.target(&what, None, Told, Some(library.0 - by_hand.0));
+            let what = format!("first call, {size}: bytes allocated over the same SQL by hand, in responses");
+            report.target(&what, None, Told, Some(library.1 - by_hand.1));
+        }
+    }
+    report.footprints(NAME, "call", costs);
+    bench.clear().await
+}

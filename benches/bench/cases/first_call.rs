@@ -1,0 +1,72 @@
+//! A key that nobody has used: claim, business, completion, commit.
+
+use std::sync::Arc;
+
+use crate::alternatives::{BARE, by_hand, first_calls, first_calls_on_postgres, library, usual};
+use crate::bench::Bench;
+use crate::client::response;
+use crate::footprint::footprint;
+use crate::measure::{interleave, named};
+use crate::report::Report;
+use crate::target::Bound::{AtLeast, AtMost, Told};
+
+pub(crate) const ABOUT: &str = "\
+Each call inserts one row of business in a transaction, and answers. *The same SQL by hand* is the crate's statements through \
+sqlx; *usual hand-written code* is insert, catch the unique violation, select, update, without retention, fence or bounded \
+wait; *Redis around it* is GET, SET NX PX, the transaction, SET, and a script that releases, on a Redis that writes nothing to \
+disk, and it lets the business happen twice when a process dies between COMMIT and SET; *pgbench* sends the crate's statements \
+without a key's hash, a fingerprint or a response to encode.";
+
+const NAME: &str = "first_call";
+const SIZES: [(usize, &str); 3] = [(300, "300 B"), (4096, "4 KB"), (256 * 1024, "256 KB")];
+/// Of clients; what is promised is promised of 8.
+const CLIENTS: [usize; 3] = [8, 1, 32];
+
+pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
+    for setting in bench.settings() {
+        for (at, (bytes, size)) in SIZES.into_iter().enumerate() {
+            let response: Arc<str> = response(bytes).into();
+            // Other sizes and other numbers of clients, but not both; and over the network neither.
+            let clients = if at == 0 && setting.rtt.is_none() { &CLIENTS[..] } else { &CLIENTS[..1] };
+            if at > 0 && setting.rtt.is_some() {
+                continue;
+            }
+            for &clients in clients {
+                bench.clear().await?;
+                let ways =
+                    if at == 0 { first_calls(bench, &response) } else { first_calls_on_postgres(bench, &response) };
+                let measured = interleave(bench, setting, clients, ways).await?;
+                let told = setting.told();
+                report.speeds(NAME, format!("{size} of response, clients: {clients}"), told, "calls", &measured);
+                if at > 0 || clients != CLIENTS[0] {
+                    continue;
+                }
+                let of = |name| Some(named(&measured, library::NAME)?.against(named(&measured, name)?));
+                let [to_hand, to_usual, to_bare] = [by_hand::NAME, usual::NAME, BARE].map(of);
+                report.target("first call: of the same SQL by hand", Some(told), AtLeast(0.95), to_hand);
+                report.target("first call: of the usual hand-written code", Some(told), AtLeast(1.0), to_usual);
+                report.target("first call: of the bare transaction", Some(told), Told, to_bare);
+            }
+        }
+    }
+    bench.clear().await?;
+    costs(bench, report).await
+}
+
+async fn costs(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
+    let counted = bench.counted()?;
+    let mut costs = Vec::new();
+    for way in first_calls(bench, &response(SIZES[0].0).into()) {
+        costs.push((way.name.clone(), footprint(bench, &counted, &way, bench.scale.counted).await?));
+    }
+    let over_bare = |of: fn(crate::footprint::Footprint) -> f64| {
+        let cost = |name| costs.iter().find(|(way, _)| way == name).and_then(|(_, cost)| *cost).map(of);
+        Some(cost(library::NAME)? - cost(BARE)?)
+    };
+    let trips = over_bare(|cost| cost.round_trips);
+    let wal = over_bare(|cost| cost.wal_bytes);
+    report.target("first call: round trips over the bare transaction", None, AtMost(2.0), trips);
+    report.target("first call: bytes of WAL over the bare transaction", None, AtMost(950.0), wal);
+    report.footprints(NAME, "call", costs);
+    Ok(())
+}

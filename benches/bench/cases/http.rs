@@ -1,0 +1,172 @@
+//! The HTTP layer over the bare handler, on real sockets; and a storm through it.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use axum::{Extension, Router};
+use pg_idempotency::InFlight;
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
+use sqlx::PgPool;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::bench::Bench;
+use crate::client::{effect, next_call, response, spread};
+use crate::measure::{Measured, interleave};
+use crate::report::Report;
+use crate::target::Bound::{AtMost, Told};
+use crate::way::Way;
+
+pub(crate) const ABOUT: &str = "\
+Requests over loopback to a service with a pool of 10; the transactional layer, 300 B of response. In the storm, 200 \
+duplicates of one request that takes two slices' time arrive at once, and a client is turned away for a second at a time.";
+
+const NAME: &str = "http";
+const POOL: usize = 10;
+const STORM: usize = 200;
+
+pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
+    for setting in bench.near() {
+        bench.clear().await?;
+        let service = Service::start(setting.pool(POOL).await?).await?;
+        let ways = vec![
+            service.way("bare handler", |_| ("/bare", String::new())),
+            service.way("first call", |call| ("/reject", spread(call))),
+            service.way("replay", |_| ("/reject", "hot".to_owned())),
+        ];
+        let measured = interleave(bench, setting, 8, ways).await?;
+        report.speeds(NAME, "clients: 8", setting.told(), "requests", &measured);
+        let first = measured[1].against(&measured[0]);
+        report.target("HTTP: first call, of the bare handler", Some(setting.told()), Told, Some(first));
+        for (name, path) in [("Wait", "/wait"), ("Reject", "/reject")] {
+            let measured = storm(bench, &service, path).await?;
+            let title = format!("other keys beside {STORM} duplicates, {name}");
+            report.speeds(NAME, title, setting.told(), "requests", &measured);
+            let later = measured[1].percentile(0.99) - measured[0].percentile(0.99);
+            let what = format!("HTTP storm, {name}: other keys' p99 over that without it, in ms");
+            report.target(&what, Some(setting.told()), AtMost(50.0), Some(later));
+        }
+        service.task.abort();
+    }
+    bench.clear().await
+}
+
+struct Service {
+    caller: Caller,
+    task: JoinHandle<()>,
+}
+
+#[derive(Clone)]
+struct Caller {
+    address: SocketAddr,
+    client: reqwest::Client,
+}
+
+impl Service {
+    async fn start(pool: PgPool) -> anyhow::Result<Self> {
+        let layer = |in_flight| -> anyhow::Result<_> {
+            let layer = IdempotencyLayer::transactional(pool.clone(), |_| Ok("bench".to_owned()));
+            Ok(layer.with_in_flight(in_flight)?)
+        };
+        let answer = response(300);
+        let work = {
+            let answer = answer.clone();
+            async move |headers: HeaderMap, mut tx: IdempotentTx| {
+                effect(&mut tx).await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+                let work = headers.get("x-work-ms").and_then(|ms| ms.to_str().ok()?.parse().ok());
+                sleep(Duration::from_millis(work.unwrap_or_default())).await;
+                Ok::<_, StatusCode>(answer.clone())
+            }
+        };
+        let bare = async move |Extension(pool): Extension<PgPool>| {
+            let unavailable = |_: sqlx::Error| StatusCode::SERVICE_UNAVAILABLE;
+            let mut tx = pool.begin().await.map_err(unavailable)?;
+            effect(&mut tx).await.map_err(unavailable)?;
+            tx.commit().await.map_err(unavailable)?;
+            Ok::<_, StatusCode>(answer.clone())
+        };
+        let app = Router::new()
+            .route("/reject", post(work.clone()).layer(layer(InFlight::Reject)?))
+            .route("/wait", post(work).layer(layer(InFlight::Wait(Duration::from_secs(20)))?))
+            .route("/bare", post(bare).layer(Extension(pool)));
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let task = tokio::spawn(async move { axum::serve(listener, app).await.unwrap_or_default() });
+        Ok(Self { caller: Caller { address, client: reqwest::Client::builder().no_proxy().build()? }, task })
+    }
+
+    fn way(&self, name: &str, request: fn(u64) -> (&'static str, String)) -> Way {
+        let caller = self.caller.clone();
+        Way::new(name, move |_, call| {
+            let (caller, (path, key)) = (caller.clone(), request(call));
+            Box::pin(async move {
+                let status = caller.post(path, &key, Duration::ZERO).await?;
+                ensure!(matches!(status.as_u16(), 200 | 409), "{status}");
+                Ok(())
+            })
+        })
+    }
+}
+
+impl Caller {
+    async fn post(&self, path: &str, key: &str, work: Duration) -> anyhow::Result<reqwest::StatusCode> {
+        let request = self.client.post(format!("http://{}{path}", self.address)).header("idempotency-key", key);
+        let request = request.header("x-work-ms", work.as_millis().to_string());
+        let response = request.body("{\"amount\":1250}").send().await?;
+        let status = response.status();
+        response.bytes().await?;
+        Ok(status)
+    }
+
+    /// One caller of the storm, who comes back until he is answered.
+    async fn insist(self, path: &'static str, key: String, work: Duration) -> anyhow::Result<()> {
+        loop {
+            match self.post(path, &key, work).await?.as_u16() {
+                200 => return Ok(()),
+                // As `Retry-After` says.
+                409 => sleep(Duration::from_secs(1)).await,
+                status => anyhow::bail!("{status}"),
+            }
+        }
+    }
+
+    /// Others at a steady pace.
+    async fn pace(self, path: &'static str, end: Instant) -> anyhow::Result<Vec<f64>> {
+        let mut latencies = Vec::new();
+        while Instant::now() < end {
+            let sent = Instant::now();
+            let status = self.post(path, &spread(next_call()), Duration::ZERO).await?;
+            ensure!(status == 200, "{status}");
+            latencies.push(sent.elapsed().as_secs_f64() * 1e3);
+            sleep(Duration::from_millis(5)).await;
+        }
+        Ok(latencies)
+    }
+}
+
+async fn storm(bench: &Bench, service: &Service, path: &'static str) -> anyhow::Result<[Measured; 2]> {
+    let nothing = |name| Measured::of_rounds(Way::new(name, |_, _| Box::pin(async { Ok(()) })));
+    let mut measured = ["alone", "beside the storm"].map(nothing);
+    let length = bench.scale.slice * 2;
+    for _ in 0..bench.scale.rounds.min(3) {
+        for (at, one) in measured.iter_mut().enumerate() {
+            let (end, key) = (Instant::now() + length, spread(next_call()));
+            let insist = |_| tokio::spawn(service.caller.clone().insist(path, key.clone(), length));
+            let storm: Vec<_> = (0..STORM * at).map(insist).collect();
+            let paced = [(); 2].map(|()| tokio::spawn(service.caller.clone().pace(path, end)));
+            let mut latencies = Vec::new();
+            for task in paced {
+                latencies.extend(task.await??);
+            }
+            for task in storm {
+                task.await??;
+            }
+            one.add(latencies.len() as f64 / length.as_secs_f64(), latencies);
+        }
+    }
+    Ok(measured)
+}

@@ -1,0 +1,63 @@
+//! Effects outside the database: acquire, then complete, each in a transaction of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pg_idempotency::lease::{Leasing, Policy};
+
+use crate::alternatives::{by_hand, library};
+use crate::bench::Bench;
+use crate::client::{effect, response};
+use crate::footprint::footprint;
+use crate::measure::{interleave, named};
+use crate::report::Report;
+use crate::setting::Setting;
+use crate::target::Bound::Told;
+use crate::way::Way;
+
+pub(crate) const ABOUT: &str = "\
+Acquire and complete, at least once, 300 B of result, 8 clients on a pool of 8. *Two bare transactions* insert a row each. A \
+lease's transactions are durable whatever `synchronous_commit` says, and it renews itself in a task of its own. The round \
+trips hold sqlx's pings, two for each of the two connections that are borrowed.";
+
+const NAME: &str = "lease";
+const CLIENTS: usize = 8;
+
+pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
+    for setting in bench.settings() {
+        bench.clear().await?;
+        let measured = interleave(bench, setting, CLIENTS, ways(bench, setting).await?).await?;
+        report.speeds(NAME, "clients: 8", setting.told(), "leases", &measured);
+        let of_hand = named(&measured, library::NAME).zip(named(&measured, by_hand::NAME));
+        let ratio = of_hand.map(|(library, by_hand)| library.against(by_hand));
+        report.target("lease: of the same SQL by hand", Some(setting.told()), Told, ratio);
+    }
+    let counted = bench.counted()?;
+    let mut costs = Vec::new();
+    for way in ways(bench, &counted.0).await? {
+        costs.push((way.name.clone(), footprint(bench, &counted, &way, bench.scale.counted).await?));
+    }
+    report.footprints(NAME, "lease", costs);
+    bench.clear().await
+}
+
+async fn ways(bench: &Bench, setting: &Setting) -> anyhow::Result<Vec<Way>> {
+    let pool = setting.pool(CLIENTS).await?;
+    let response: Arc<str> = response(300).into();
+    let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(60) })?;
+    let bare = Way::new("two bare transactions", {
+        let pool = pool.clone();
+        move |_, _| {
+            let pool = pool.clone();
+            Box::pin(async move {
+                for _ in 0..2 {
+                    let mut tx = pool.begin().await?;
+                    effect(&mut tx).await?;
+                    tx.commit().await?;
+                }
+                Ok(())
+            })
+        }
+    });
+    Ok(vec![bare, bench.by_hand.lease(pool.clone(), response.clone()), library::lease(pool, leasing, response)])
+}

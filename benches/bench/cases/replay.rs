@@ -1,0 +1,97 @@
+//! A key that was used before: the answer of the first call.
+
+use anyhow::ensure;
+use pg_idempotency::Key;
+
+use super::records;
+use crate::alternatives::{library, redis, usual};
+use crate::bench::Bench;
+use crate::client::{key, next_call, response};
+use crate::footprint::footprint;
+use crate::measure::{interleave, named, sample, team};
+use crate::report::Report;
+use crate::setting::Setting;
+use crate::target::Bound::{AtLeast, AtMost};
+use crate::way::Way;
+
+pub(crate) const ABOUT: &str = "\
+On a connection outside a transaction. *Bare primary-key select* is what one look at the record costs; it decides nothing. Of \
+random keys only those alternatives are measured whose records can be stored by the hundred thousand.";
+
+const NAME: &str = "replay";
+const SELECT: &str = "bare primary-key select";
+const CLIENTS: usize = 8;
+
+pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
+    bench.clear().await?;
+    let hot = next_call();
+    let text = response(300);
+    let firsts = [library::first_call(text.as_str().into()), usual::first_call(text.as_str().into())];
+    let mut caller = team(bench.plain(), 1, None).await?;
+    for first in firsts {
+        first.call(&mut caller[0], hot).await?;
+    }
+    let redis = bench.redis.as_ref().map(|_| redis::replay(text.as_str().into()));
+    if let Some(redis) = &redis {
+        sample(&mut caller, redis, std::time::Duration::ZERO).await?;
+    }
+    let records = bench.scale.stored;
+    records::store(&mut bench.plain().connect(None).await?, records).await?;
+    let of_hot = move |_| Ok(key(hot)?);
+    let of_random = move |call| records::stored_key(call, records);
+    let on_hot_key =
+        || [select(of_hot), bench.by_hand.replay(of_hot), usual::replay(of_hot), library::replay(of_hot)].into_iter();
+
+    for setting in bench.settings() {
+        let ways = on_hot_key().chain(redis.clone()).collect();
+        let title = "one hot key, 300 B, clients: 8".to_owned();
+        measure(bench, report, setting, title, ways, true).await?;
+        let ways = vec![select(of_random), bench.by_hand.replay(of_random), library::replay(of_random)];
+        let title = format!("random keys of {records}, 300 B, clients: 8");
+        measure(bench, report, setting, title, ways, false).await?;
+    }
+
+    let counted = bench.counted()?;
+    let mut costs = Vec::new();
+    for way in on_hot_key() {
+        costs.push((way.name.clone(), footprint(bench, &counted, &way, bench.scale.counted).await?));
+    }
+    let trips = costs.iter().find(|(way, _)| way == library::NAME).and_then(|(_, cost)| Some((*cost)?.round_trips));
+    report.target("replay outside a transaction: round trips", None, AtMost(1.0), trips);
+    report.footprints(NAME, "replay", costs);
+    bench.clear().await
+}
+
+async fn measure(
+    bench: &Bench,
+    report: &mut Report,
+    setting: &Setting,
+    title: String,
+    ways: Vec<Way>,
+    promised: bool,
+) -> anyhow::Result<()> {
+    let measured = interleave(bench, setting, CLIENTS, ways).await?;
+    report.speeds(NAME, title, setting.told(), "replays", &measured);
+    if promised {
+        let ratio = named(&measured, library::NAME).map(|library| library.against(&measured[0]));
+        report.target("replay: of a bare primary-key select", Some(setting.told()), AtLeast(0.7), ratio);
+    }
+    Ok(())
+}
+
+fn select(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 'static) -> Way {
+    Way::new(SELECT, move |client, call| {
+        let key = key(call);
+        Box::pin(async move {
+            let key = key?;
+            let query = sqlx::query_scalar(
+                "select response_body from idempotency.record where scope = $1 and operation = $2 and key = $3",
+            );
+            let query = query.bind(key.scope()).bind(key.operation()).bind(key.value());
+            let stored: Vec<u8> = query.fetch_one(&mut client.conn).await?;
+            let text: String = serde_json::from_slice(&stored)?;
+            ensure!(!text.is_empty(), "every key is there");
+            Ok(())
+        })
+    })
+}
