@@ -56,7 +56,7 @@ const QUICK: Scale = Scale {
 impl Bench {
     pub(crate) async fn start(arguments: &Arguments) -> anyhow::Result<Self> {
         let server: PgConnectOptions = std::env::var("DATABASE_URL")?.parse()?;
-        let redis = redis::Server::start().await?;
+        let redis = redis::Server::start()?;
         let address = redis.as_ref().map(redis::Server::address);
         let near = [true, false].map(|synchronous| Setting::local(&server, address.as_ref(), synchronous));
         let far = match arguments.rtt {
@@ -86,7 +86,7 @@ impl Bench {
     }
 
     pub(crate) fn counted(&self) -> anyhow::Result<(Setting, Proxy)> {
-        self.plain().clone().counted()
+        self.plain().clone().heard()
     }
 
     pub(crate) async fn create_database(&self, name: &str) -> anyhow::Result<PgConnection> {

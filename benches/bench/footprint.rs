@@ -1,5 +1,8 @@
 //! What one call costs whatever the machine: round trips, WAL, bytes on disk, allocations.
 
+use std::time::Duration;
+
+use anyhow::bail;
 use serde::Serialize;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region};
@@ -11,7 +14,7 @@ use crate::proxy::Proxy;
 use crate::setting::Setting;
 use crate::way::{Way, Work};
 
-/// For each unit, that is: each key of a batch.
+/// Of one unit: of each key in a batch. Round trips are PostgreSQL's and Redis's.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Footprint {
     pub(crate) round_trips: f64,
@@ -30,7 +33,10 @@ const TRIPS: usize = 10;
 const ALLOCATING: usize = 100;
 /// Units whose WAL is counted together; the median of these leaves out what the server writes by itself.
 const TOGETHER: usize = 100;
+const A_WHILE: Duration = Duration::from_millis(100);
+const TELLING: usize = 100;
 
+/// Of one alternative, by one client. A pool of its own is closed after that.
 pub(crate) async fn footprint(
     bench: &Bench,
     counted: &(Setting, Proxy),
@@ -45,13 +51,16 @@ pub(crate) async fn footprint(
     if let Some(table) = way.table {
         observer.execute(AssertSqlSafe(format!("truncate {table}"))).await?;
     }
-    let before = updates(&mut observer, way).await?;
+    let before = written_at_rest(&mut observer, way).await?;
     let mut client = Client::connect(setting, None).await?;
     calls(way, &mut client, WARM).await?;
 
     proxy.take();
+    let commands = |client: &Client| client.redis.as_ref().map_or(0, |redis| redis.commands);
+    let before_trips = commands(&client);
     calls(way, &mut client, TRIPS).await?;
-    let round_trips = (proxy.take() as f64 / TRIPS as f64).round();
+    // What the pool does beside a call may fall into the one before or after.
+    let round_trips = ((proxy.take() + commands(&client) - before_trips) as f64 / TRIPS as f64).round();
 
     let region = Region::new(&INSTRUMENTED_SYSTEM);
     calls(way, &mut client, ALLOCATING).await?;
@@ -66,7 +75,11 @@ pub(crate) async fn footprint(
         wal.push((lsn(&mut observer).await? - start) / together as f64);
     }
     let made = WARM + TRIPS + ALLOCATING + together * batches.max(3);
+    // Connections tell what they have written when they end.
     drop(client);
+    if let Some(pool) = &way.pool {
+        pool.close().await;
+    }
 
     let mut footprint = Footprint {
         round_trips,
@@ -83,9 +96,9 @@ pub(crate) async fn footprint(
         let per_call = |column| anyhow::Ok(row.try_get::<i64, _>(column)? as f64 / made as f64);
         footprint.heap_bytes = Some(per_call(0)?);
         footprint.index_bytes = Some(per_call(1)?);
-        let after = updates(&mut observer, way).await?;
-        let updated = after.0 - before.0;
-        footprint.hot = (updated > 0).then(|| (after.1 - before.1) as f64 / updated as f64);
+        let after = written_with(&mut observer, way, before.inserts + (made * way.units) as i64).await?;
+        let updates = after.updates - before.updates;
+        footprint.hot = (updates > 0).then(|| (after.hot_updates - before.hot_updates) as f64 / updates as f64);
     }
     Ok(Some(footprint.for_each(way.units)))
 }
@@ -117,22 +130,45 @@ async fn lsn(conn: &mut PgConnection) -> anyhow::Result<f64> {
     Ok(query.fetch_one(conn).await?)
 }
 
-/// Updates of the table, and how many of them were heap-only, once the server has taken note of all.
-async fn updates(conn: &mut PgConnection, way: &Way) -> anyhow::Result<(i64, i64)> {
-    let Some(table) = way.table else { return Ok((0, 0)) };
-    let mut last = (-1, -1);
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Written {
+    inserts: i64,
+    updates: i64,
+    hot_updates: i64,
+}
+
+/// What was written to the table since the server began, once those who wrote are gone.
+async fn written_at_rest(conn: &mut PgConnection, way: &Way) -> anyhow::Result<Written> {
+    let mut last = None;
     loop {
-        // A backend tells its counts when it ends, or a second later.
-        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-        let row =
-            sqlx::query("select n_tup_upd, n_tup_hot_upd from pg_stat_all_tables where relid = $1::text::regclass")
-                .bind(table)
-                .fetch_one(&mut *conn)
-                .await?;
-        let now = (row.try_get(0)?, row.try_get(1)?);
-        if now == last {
+        let now = written(conn, way).await?;
+        if last == Some(now) {
             return Ok(now);
         }
-        last = now;
+        last = Some(now);
+        tokio::time::sleep(A_WHILE).await;
     }
+}
+
+/// The same, once the server has taken note of this many inserts.
+async fn written_with(conn: &mut PgConnection, way: &Way, inserts: i64) -> anyhow::Result<Written> {
+    for _ in 0..TELLING {
+        let now = written(conn, way).await?;
+        if now.inserts >= inserts {
+            return Ok(now);
+        }
+        tokio::time::sleep(A_WHILE).await;
+    }
+    bail!("the server has not taken note of all that {} has written", way.name)
+}
+
+async fn written(conn: &mut PgConnection, way: &Way) -> anyhow::Result<Written> {
+    let Some(table) = way.table else { return Ok(Written::default()) };
+    let row = sqlx::query(
+        "select n_tup_ins, n_tup_upd, n_tup_hot_upd from pg_stat_all_tables where relid = $1::text::regclass",
+    )
+    .bind(table)
+    .fetch_one(conn)
+    .await?;
+    Ok(Written { inserts: row.try_get(0)?, updates: row.try_get(1)?, hot_updates: row.try_get(2)? })
 }

@@ -46,6 +46,11 @@ impl Measured {
         percentile(&self.latencies, share)
     }
 
+    /// The median call's time, as a multiple of the other's.
+    pub(crate) fn slower(&self, other: &Self) -> f64 {
+        self.percentile(0.5) / other.percentile(0.5)
+    }
+
     /// The median of the ratios of each round.
     pub(crate) fn against(&self, other: &Self) -> f64 {
         median(self.rates.iter().zip(&other.rates).map(|(this, other)| this / other).collect())

@@ -1,4 +1,4 @@
-//! A proxy that counts a client's round trips, or makes each take longer.
+//! A proxy that counts a client's round trips, tells what the client says, or makes each round trip take longer.
 //!
 //! It has threads of its own, because Tokio's timer rounds up to whole milliseconds.
 
@@ -6,88 +6,131 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 /// Before a server on a Unix socket, on a port of its own.
 pub(crate) struct Proxy {
     pub(crate) port: u16,
-    round_trips: Arc<AtomicUsize>,
+    heard: Arc<Heard>,
+}
+
+#[derive(Default)]
+struct Heard {
+    round_trips: AtomicUsize,
+    /// The SQL that clients have sent, prepared or not.
+    texts: Mutex<Vec<String>>,
 }
 
 impl Proxy {
-    /// Counts the server's `ReadyForQuery`, of which PostgreSQL sends one for each time the client waits.
-    pub(crate) fn counting(socket: &Path) -> anyhow::Result<Self> {
-        Self::before(socket, count)
+    /// Counts the server's `ReadyForQuery`, of which PostgreSQL sends one for each time the client waits, and keeps the SQL.
+    pub(crate) fn listening(socket: &Path) -> anyhow::Result<Self> {
+        Self::before(socket, listen, count)
     }
 
     /// Holds back all that the server says, so that a round trip takes `rtt` longer.
     pub(crate) fn delaying(socket: &Path, rtt: Duration) -> anyhow::Result<Self> {
-        Self::before(socket, move |from_server, to_client, _| delay(from_server, to_client, rtt))
+        let up = |mut from_client: TcpStream, mut to_server: UnixStream, _: &Heard| {
+            std::io::copy(&mut from_client, &mut to_server).map(drop)
+        };
+        Self::before(socket, up, move |from_server, to_client, _| delay(from_server, to_client, rtt))
     }
 
-    fn before<F>(socket: &Path, down: F) -> anyhow::Result<Self>
+    fn before<U, D>(socket: &Path, up: U, down: D) -> anyhow::Result<Self>
     where
-        F: Fn(UnixStream, TcpStream, &AtomicUsize) -> std::io::Result<()> + Copy + Send + 'static,
+        U: Fn(TcpStream, UnixStream, &Heard) -> std::io::Result<()> + Copy + Send + 'static,
+        D: Fn(UnixStream, TcpStream, &Heard) -> std::io::Result<()> + Copy + Send + 'static,
     {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let port = listener.local_addr()?.port();
-        let round_trips = Arc::new(AtomicUsize::new(0));
-        let (counted, socket) = (round_trips.clone(), PathBuf::from(socket));
+        let heard = Arc::<Heard>::default();
+        let (hears, socket) = (heard.clone(), PathBuf::from(socket));
         std::thread::spawn(move || {
             for client in listener.incoming() {
                 let Ok((client, server)) = client.and_then(|client| Ok((client, UnixStream::connect(&socket)?))) else {
                     continue;
                 };
-                if let Err(error) = relay(client, server, counted.clone(), down) {
+                if let Err(error) = relay(client, server, &hears, up, down) {
                     eprintln!("the proxy lost a connection: {error}");
                 }
             }
         });
-        Ok(Self { port, round_trips })
+        Ok(Self { port, heard })
     }
 
     /// Round trips since the last time that this was asked.
     pub(crate) fn take(&self) -> usize {
-        self.round_trips.swap(0, Ordering::SeqCst)
+        self.heard.round_trips.swap(0, Ordering::SeqCst)
+    }
+
+    /// The SQL that was sent since the last time that this was asked, in its order.
+    pub(crate) fn texts(&self) -> Vec<String> {
+        std::mem::take(&mut *self.heard.texts.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-fn relay<F>(client: TcpStream, server: UnixStream, counted: Arc<AtomicUsize>, down: F) -> std::io::Result<()>
+fn relay<U, D>(client: TcpStream, server: UnixStream, heard: &Arc<Heard>, up: U, down: D) -> std::io::Result<()>
 where
-    F: Fn(UnixStream, TcpStream, &AtomicUsize) -> std::io::Result<()> + Send + 'static,
+    U: Fn(TcpStream, UnixStream, &Heard) -> std::io::Result<()> + Send + 'static,
+    D: Fn(UnixStream, TcpStream, &Heard) -> std::io::Result<()> + Send + 'static,
 {
     client.set_nodelay(true)?;
-    let (mut from_client, mut to_server) = (client.try_clone()?, server.try_clone()?);
+    let (from_client, to_server) = (client.try_clone()?, server.try_clone()?);
+    let (heard_up, heard_down) = (heard.clone(), heard.clone());
     std::thread::spawn(move || {
         // Either end may go at any time; the other is to notice.
-        let _ = std::io::copy(&mut from_client, &mut to_server);
-        let _ = to_server.shutdown(Shutdown::Both);
+        let server = to_server.try_clone();
+        let _ = up(from_client, to_server, &heard_up);
+        let _ = server.and_then(|server| server.shutdown(Shutdown::Both));
     });
     std::thread::spawn(move || {
         let to_client = client.try_clone();
-        let _ = to_client.and_then(|to_client| down(server, to_client, &counted));
+        let _ = to_client.and_then(|to_client| down(server, to_client, &heard_down));
         let _ = client.shutdown(Shutdown::Both);
     });
     Ok(())
 }
 
-fn count(mut from_server: UnixStream, mut to_client: TcpStream, round_trips: &AtomicUsize) -> std::io::Result<()> {
-    let mut message = vec![0; 5];
+fn count(mut from_server: UnixStream, mut to_client: TcpStream, heard: &Heard) -> std::io::Result<()> {
+    let mut message = Vec::new();
     loop {
-        // One message: its kind, its length with these four bytes, its body.
-        message.resize(5, 0);
-        from_server.read_exact(&mut message)?;
-        let length = u32::from_be_bytes([message[1], message[2], message[3], message[4]]);
-        message.resize(length as usize + 1, 0);
-        from_server.read_exact(&mut message[5..])?;
+        read(&mut from_server, &mut message, 1)?;
         if message[0] == b'Z' {
-            round_trips.fetch_add(1, Ordering::SeqCst);
+            heard.round_trips.fetch_add(1, Ordering::SeqCst);
         }
         to_client.write_all(&message)?;
     }
+}
+
+fn listen(mut from_client: TcpStream, mut to_server: UnixStream, heard: &Heard) -> std::io::Result<()> {
+    let mut message = Vec::new();
+    // The first one, with the name of the database, has no kind.
+    read(&mut from_client, &mut message, 0)?;
+    to_server.write_all(&message)?;
+    loop {
+        read(&mut from_client, &mut message, 1)?;
+        // A statement that is prepared has a name before its text.
+        let text = match message[0] {
+            b'Q' => message[5..].split(|byte| *byte == 0).next(),
+            b'P' => message[5..].split(|byte| *byte == 0).nth(1),
+            _ => None,
+        };
+        if let Some(text) = text {
+            let text = String::from_utf8_lossy(text).into_owned();
+            heard.texts.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+        }
+        to_server.write_all(&message)?;
+    }
+}
+
+/// One message: its kind, if it has one, its length with these four bytes, its body.
+fn read(from: &mut impl Read, message: &mut Vec<u8>, kind: usize) -> std::io::Result<()> {
+    message.resize(kind + 4, 0);
+    from.read_exact(message)?;
+    let length = message[kind..].try_into().map(u32::from_be_bytes).unwrap_or_default();
+    message.resize(kind + length as usize, 0);
+    from.read_exact(&mut message[kind + 4..])
 }
 
 fn delay(mut from_server: UnixStream, mut to_client: TcpStream, rtt: Duration) -> std::io::Result<()> {

@@ -1,8 +1,9 @@
 //! As much of Redis as the comparison needs: a server of this run's own, and a client for it.
 
+use std::io::BufRead as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader};
@@ -16,46 +17,34 @@ pub(crate) enum Address {
 
 /// Without persistence, which is as fast as it gets, and forgets every key when it restarts.
 pub(crate) struct Server {
-    process: Child,
-    directory: PathBuf,
+    /// Stops and removes the server when the pipe to it is closed: by our end, whatever it is, SIGKILL included.
+    _keeper: Child,
+    socket: PathBuf,
 }
 
 impl Server {
     /// `REDIS_SERVER` names the program; `None` where the variable is not set.
-    pub(crate) async fn start() -> anyhow::Result<Option<Self>> {
+    pub(crate) fn start() -> anyhow::Result<Option<Self>> {
         let Some(program) = std::env::var_os("REDIS_SERVER").filter(|program| !program.is_empty()) else {
             return Ok(None);
         };
-        let directory = std::env::temp_dir().join(format!("pgi-redis.{}", std::process::id()));
-        std::fs::create_dir(&directory)?;
-        let process = Command::new(program)
-            .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
-            .arg(directory.join("socket"))
-            .current_dir(&directory)
-            .stdout(Stdio::null())
+        let mut keeper = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/script/redis"))
+            .arg("serve")
+            .arg(program)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
             .spawn()
-            .context("REDIS_SERVER")?;
-        let server = Self { process, directory };
-        for _ in 0..100 {
-            if Redis::connect(&server.address()).await.is_ok() {
-                return Ok(Some(server));
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        bail!("redis-server did not start")
+            .context("script/redis")?;
+        let mut socket = String::new();
+        let said = keeper.stdout.take().context("piped")?;
+        std::io::BufReader::new(said).read_line(&mut socket)?;
+        anyhow::ensure!(!socket.is_empty(), "redis-server did not start, for the reason above");
+        Ok(Some(Self { _keeper: keeper, socket: socket.trim_end().into() }))
     }
 
     pub(crate) fn address(&self) -> Address {
-        Address::Socket(self.directory.join("socket"))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It has nothing to save.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        let _ = std::fs::remove_dir_all(&self.directory);
+        Address::Socket(self.socket.clone())
     }
 }
 
@@ -65,6 +54,8 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 pub(crate) struct Redis {
     stream: BufReader<Box<dyn Stream>>,
     request: Vec<u8>,
+    /// How many commands were sent.
+    pub(crate) commands: usize,
 }
 
 impl Redis {
@@ -77,11 +68,12 @@ impl Redis {
                 Box::new(stream)
             }
         };
-        Ok(Self { stream: BufReader::new(stream), request: Vec::new() })
+        Ok(Self { stream: BufReader::new(stream), request: Vec::new(), commands: 0 })
     }
 
     /// One command, one round trip; the text of the answer, `None` where there is nothing.
     pub(crate) async fn command(&mut self, words: &[&str]) -> anyhow::Result<Option<String>> {
+        self.commands += 1;
         self.request.clear();
         self.request.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
         for word in words {

@@ -53,9 +53,9 @@ impl Setting {
         Ok(Self { server, redis, rtt: Some(rtt), ..self })
     }
 
-    /// The same, with the round trips counted.
-    pub(crate) fn counted(self) -> anyhow::Result<(Self, Proxy)> {
-        let proxy = Proxy::counting(&socket(&self.server)?)?;
+    /// The same, with the round trips counted, and the SQL kept.
+    pub(crate) fn heard(self) -> anyhow::Result<(Self, Proxy)> {
+        let proxy = Proxy::listening(&socket(&self.server)?)?;
         Ok((Self { server: through(&self.server, proxy.port), ..self }, proxy))
     }
 

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use sqlx::PgPool;
+
 use crate::client::Client;
 
 pub(crate) type Pending<'c> = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send + 'c>>;
@@ -19,6 +21,8 @@ pub(crate) struct Way {
     pub(crate) database: Option<String>,
     /// The table that it fills, for the bytes that a key takes.
     pub(crate) table: Option<&'static str>,
+    /// What it takes its connections from, if not from the client.
+    pub(crate) pool: Option<PgPool>,
 }
 
 #[derive(Clone)]
@@ -51,11 +55,19 @@ impl Way {
     }
 
     fn of(name: impl Into<String>, work: Work) -> Self {
-        Self { name: name.into(), work, units: 1, database: None, table: None }
+        Self { name: name.into(), work, units: 1, database: None, table: None, pool: None }
     }
 
     pub(crate) fn filling(self, table: &'static str) -> Self {
         Self { table: Some(table), ..self }
+    }
+
+    pub(crate) fn with_pool(self, pool: PgPool) -> Self {
+        Self { pool: Some(pool), ..self }
+    }
+
+    pub(crate) fn named(self, name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..self }
     }
 
     pub(crate) fn of_units(self, units: usize) -> Self {

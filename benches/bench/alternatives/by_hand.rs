@@ -1,6 +1,7 @@
 //! The crate's own SQL, by hand through sqlx: what the crate adds to its statements shows against this.
 //!
-//! The texts are asked of the server, which has just prepared them for the crate: so they are always the crate's.
+//! The texts are heard on the wire, on which the crate has just sent them, `begin` too: so they are always the crate's, and
+//! go in as many round trips. The parameters are bound, and the rows read, as in `src/record.rs` and `src/record/claim.rs`.
 
 use std::sync::Arc;
 
@@ -11,7 +12,8 @@ use sha2::{Digest as _, Sha256};
 use sqlx::postgres::types::PgInterval;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
-use sqlx::{Acquire as _, PgConnection, PgPool, Postgres, Row as _};
+use sqlx::types::chrono::{DateTime, Utc};
+use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Row as _};
 
 use crate::alternatives::library::TABLE;
 use crate::client::{BODY, effect, key};
@@ -22,6 +24,9 @@ pub(crate) const NAME: &str = "the same SQL by hand";
 
 #[derive(Clone, Copy)]
 pub(crate) struct ByHand {
+    begin: &'static str,
+    /// With commits that wait for the disk, whatever the session says.
+    begin_durable: &'static str,
     claim: &'static str,
     look: &'static str,
     complete: &'static str,
@@ -33,6 +38,7 @@ const LEASE: PgInterval = PgInterval { months: 0, days: 0, microseconds: 60_000_
 
 impl ByHand {
     pub(crate) async fn capture(setting: &Setting) -> anyhow::Result<Self> {
+        let (setting, proxy) = setting.clone().heard()?;
         let pool = setting.pool(1).await?;
         let mut conn = pool.acquire().await?;
         let asked = key(u64::MAX)?;
@@ -40,24 +46,26 @@ impl ByHand {
             let _ = ensure_idempotent(&mut conn, &asked, BODY, async |_| Ok::<_, Error>(())).await?;
         }
         drop(conn);
+        let in_transaction_mode = proxy.texts();
         let leasing = Leasing::new(Policy::AtLeastOnce { lease: std::time::Duration::from_secs(60) })?;
         match leasing.acquire(&pool, &key(u64::MAX - 1)?, BODY).await? {
             Acquired::Lease(lease) => lease.complete(&()).await?,
             Acquired::Replayed(()) => {}
         }
-        let prepared: Vec<String> =
-            sqlx::query_scalar("select statement from pg_prepared_statements").fetch_all(&pool).await?;
+        let in_lease_mode = proxy.texts();
         pool.close().await;
-        let holding = |part: &str| {
-            let found = prepared.iter().find(|statement| statement.contains(part));
+        let holding = |texts: &[String], part: &str| {
+            let found = texts.iter().find(|text| text.contains(part));
             // A handful for the life of the process.
-            anyhow::Ok(&*found.with_context(|| format!("no prepared statement has {part}"))?.clone().leak())
+            anyhow::Ok(&*found.with_context(|| format!("the crate has sent nothing with {part}"))?.clone().leak())
         };
         Ok(Self {
-            claim: holding("insert into idempotency.record")?,
-            look: holding("left join idempotency.record")?,
-            complete: holding("set completed_at = statement_timestamp()")?,
-            resolve: holding("set completed_at = coalesce")?,
+            begin: holding(&in_transaction_mode, "begin")?,
+            begin_durable: holding(&in_lease_mode, "begin")?,
+            claim: holding(&in_transaction_mode, "insert into idempotency.record")?,
+            look: holding(&in_transaction_mode, "left join idempotency.record")?,
+            complete: holding(&in_transaction_mode, "set completed_at = statement_timestamp()")?,
+            resolve: holding(&in_lease_mode, "set completed_at = coalesce")?,
         })
     }
 
@@ -66,13 +74,15 @@ impl ByHand {
             let response = response.clone();
             Box::pin(async move {
                 let key = key(call)?;
-                let mut tx = client.conn.begin().await?;
+                let mut tx = client.conn.begin_with(self.begin).await?;
                 let (token, row) = self.claim(&mut tx, &key, "transaction", None).await?;
                 ensure!(row.is_some(), "every key is new");
                 effect(&mut tx).await?;
+                // As the closure makes it for the crate.
+                let response = response.to_string();
                 let completed = of(&key, self.complete)
                     .bind(token)
-                    .bind(serde_json::to_vec(&*response)?)
+                    .bind(serde_json::to_vec(&response)?)
                     .bind(None::<i16>)
                     .bind(None::<String>)
                     .execute(&mut *tx)
@@ -89,31 +99,32 @@ impl ByHand {
             let key = key(call);
             Box::pin(async move {
                 let key = key?;
-                let mut tx = client.conn.begin().await?;
+                let mut tx = client.conn.begin_with(self.begin).await?;
                 let (_, row) = self.claim(&mut tx, &key, "transaction", None).await?;
                 ensure!(row.is_none(), "every key is there");
-                let found = of(&key, self.look).fetch_one(&mut *tx).await?;
-                let fingerprint: &[u8] = found.try_get("fingerprint")?;
-                ensure!(fingerprint == Fingerprint::of_json(BODY)?.as_bytes(), "another request");
-                let _: String = serde_json::from_slice(found.try_get("response_body")?)?;
-                Ok(tx.commit().await?)
+                let stored = read(&of(&key, self.look).fetch_one(&mut *tx).await?)?;
+                tx.commit().await?;
+                let _: String = serde_json::from_slice(&stored)?;
+                Ok(())
             })
         })
     }
 
     pub(crate) fn lease(self, pool: PgPool, response: Arc<str>) -> Way {
+        let of_way = pool.clone();
         Way::new(NAME, move |_, call| {
             let (pool, response) = (pool.clone(), response.clone());
             Box::pin(async move {
                 let key = key(call)?;
-                let mut tx = pool.begin().await?;
+                let mut tx = pool.begin_with(self.begin_durable).await?;
                 let (token, row) = self.claim(&mut tx, &key, "at_least_once", Some(LEASE)).await?;
                 ensure!(row.is_some(), "every key is new");
                 tx.commit().await?;
-                let mut tx = pool.begin().await?;
+                let response = serde_json::to_vec(&response.to_string())?;
+                let mut tx = pool.begin_with(self.begin_durable).await?;
                 let resolved = of(&key, self.resolve)
                     .bind(token)
-                    .bind(serde_json::to_vec(&*response)?)
+                    .bind(response)
                     .bind(DAY)
                     .bind(true)
                     .bind(None::<i16>)
@@ -125,6 +136,7 @@ impl ByHand {
             })
         })
         .filling(TABLE)
+        .with_pool(of_way)
     }
 
     async fn claim(
@@ -145,10 +157,14 @@ impl ByHand {
             .bind("5000ms")
             .bind(mode)
             .bind(lease);
-        Ok((token, query.fetch_optional(conn).await?))
+        let row = query.fetch_optional(conn).await?;
+        if let Some(row) = &row {
+            ensure!(row.try_get::<bool, _>("locked")?, "nobody else has the lock of a new key");
+        }
+        Ok((token, row))
     }
 
-    /// A first call for pgbench.
+    /// A first call for pgbench, which prepares one statement at a time: BEGIN is alone.
     pub(crate) fn script(self, response: &str) -> String {
         let fingerprint = "'\\x01e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'";
         let day = "'1 day'";
@@ -166,6 +182,19 @@ impl ByHand {
 
 fn of<'q>(key: &'q Key, sql: &'static str) -> Query<'q, Postgres, PgArguments> {
     sqlx::query(sql).bind(key.scope()).bind(key.operation()).bind(key.value())
+}
+
+/// What is stored, from all that decides what is done about it.
+fn read(row: &PgRow) -> anyhow::Result<Vec<u8>> {
+    ensure!(row.try_get::<&str, _>("mode")? == "transaction", "another mode");
+    ensure!(row.try_get::<&[u8], _>("fingerprint")? == Fingerprint::of_json(BODY)?.as_bytes(), "another request");
+    ensure!(row.try_get::<bool, _>("completed")? && !row.try_get::<bool, _>("expired")?, "nothing to replay");
+    let _: (i64, i32) = (row.try_get("token")?, row.try_get("attempt")?);
+    let _: DateTime<Utc> = row.try_get("claimed_at")?;
+    let _: (bool, Option<bool>) = (row.try_get("claimed_by_this_transaction")?, row.try_get("released")?);
+    let _: (Option<f64>, Option<String>) = (row.try_get("lease_left")?, row.try_get("last_error")?);
+    let _: (Option<i16>, Option<String>) = (row.try_get("response_status")?, row.try_get("response_headers")?);
+    Ok(row.try_get("response_body")?)
 }
 
 /// The statement with these for its parameters from $3 on.

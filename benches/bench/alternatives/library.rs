@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use pg_idempotency::dedup::{Marked, mark, mark_many};
 use pg_idempotency::lease::{Acquired, Leasing};
-use pg_idempotency::{Error, Key, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, Key};
 use sqlx::{Connection as _, PgPool};
 
 use crate::client::{BODY, Client, effect, key};
@@ -16,11 +16,35 @@ pub(crate) const NAME: &str = "pg-idempotency";
 pub(crate) const TABLE: &str = "idempotency.record";
 const WINDOW: Duration = Duration::from_secs(3600);
 
+/// The ways that the crate has to make a call, the plain one first: a line in each case with first calls or replays. Beside
+/// the name, what its latency may be over a network, as a multiple: of the bare transaction, and of a bare select.
+pub(crate) const VARIANTS: &[Variant] =
+    &[Variant { name: NAME, options: Idempotency::new(), first_call: None, replay: None }];
+
+#[derive(Clone, Copy)]
+pub(crate) struct Variant {
+    pub(crate) name: &'static str,
+    pub(crate) options: Idempotency,
+    pub(crate) first_call: Option<f64>,
+    pub(crate) replay: Option<f64>,
+}
+
+impl Variant {
+    /// What is promised of replays is promised of the way that is meant for them, if there is one.
+    pub(crate) fn is_for_replays(&self) -> bool {
+        self.replay.is_some() || VARIANTS.iter().all(|variant| variant.replay.is_none())
+    }
+}
+
 pub(crate) fn first_call(response: Arc<str>) -> Way {
+    first_call_with(Idempotency::new(), response)
+}
+
+pub(crate) fn first_call_with(options: Idempotency, response: Arc<str>) -> Way {
     Way::new(NAME, move |client, call| {
         let response = response.clone();
         Box::pin(async move {
-            ensure!(!ensure_with(client, &key(call)?, &response).await?, "every key is new");
+            ensure!(!ensure_with(options, client, &key(call)?, &response).await?, "every key is new");
             Ok(())
         })
     })
@@ -28,26 +52,35 @@ pub(crate) fn first_call(response: Arc<str>) -> Way {
 }
 
 pub(crate) fn replay(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 'static) -> Way {
+    replay_with(Idempotency::new(), key)
+}
+
+pub(crate) fn replay_with(
+    options: Idempotency,
+    key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 'static,
+) -> Way {
     Way::new(NAME, move |client, call| {
         let key = key(call);
         Box::pin(async move {
-            ensure!(ensure_with(client, &key?, "").await?, "every key is there");
+            ensure!(ensure_with(options, client, &key?, "").await?, "every key is there");
             Ok(())
         })
     })
 }
 
 /// Whether it was replayed.
-async fn ensure_with(client: &mut Client, key: &Key, response: &str) -> Result<bool, Error> {
-    let outcome = ensure_idempotent(&mut client.conn, key, BODY, async |conn| -> Result<String, Error> {
-        effect(conn).await?;
-        Ok(response.to_owned())
-    })
-    .await?;
+async fn ensure_with(options: Idempotency, client: &mut Client, key: &Key, response: &str) -> Result<bool, Error> {
+    let outcome = options
+        .ensure(&mut client.conn, key, BODY, async |conn| -> Result<String, Error> {
+            effect(conn).await?;
+            Ok(response.to_owned())
+        })
+        .await?;
     Ok(outcome.is_replayed())
 }
 
 pub(crate) fn lease(pool: PgPool, leasing: Leasing, response: Arc<str>) -> Way {
+    let of_way = pool.clone();
     Way::new(NAME, move |_, call| {
         let (pool, response) = (pool.clone(), response.clone());
         Box::pin(async move {
@@ -58,6 +91,7 @@ pub(crate) fn lease(pool: PgPool, leasing: Leasing, response: Arc<str>) -> Way {
         })
     })
     .filling(TABLE)
+    .with_pool(of_way)
 }
 
 pub(crate) fn marks(batch: usize) -> Way {

@@ -6,8 +6,9 @@ use crate::alternatives::{BARE, by_hand, first_calls, first_calls_on_postgres, l
 use crate::bench::Bench;
 use crate::client::response;
 use crate::footprint::footprint;
-use crate::measure::{interleave, named};
+use crate::measure::{Measured, interleave, named};
 use crate::report::Report;
+use crate::setting::Setting;
 use crate::target::Bound::{AtLeast, AtMost, Told};
 
 pub(crate) const ABOUT: &str = "\
@@ -46,11 +47,37 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
                 report.target("first call: of the same SQL by hand", Some(told), AtLeast(0.95), to_hand);
                 report.target("first call: of the usual hand-written code", Some(told), AtLeast(1.0), to_usual);
                 report.target("first call: of the bare transaction", Some(told), Told, to_bare);
+                of_variants(report, setting, &measured);
             }
         }
     }
     bench.clear().await?;
     costs(bench, report).await
+}
+
+/// What each way of the crate's own is for: over a network it saves time, and without one it costs none.
+fn of_variants(report: &mut Report, setting: &Setting, measured: &[Measured]) {
+    let of = |name| named(measured, name);
+    for variant in library::VARIANTS {
+        let wanted = variant.first_call.map_or(Told, AtMost);
+        if setting.rtt.is_some() {
+            let times = of(variant.name).zip(of(BARE)).map(|(variant, bare)| variant.slower(bare));
+            report.target(
+                &format!("first call, {}: p50 as a multiple of the bare transaction's", variant.name),
+                Some(setting.told()),
+                wanted,
+                times,
+            );
+        } else if variant.name != library::NAME {
+            let ratio = of(variant.name).zip(of(library::NAME)).map(|(variant, plain)| variant.against(plain));
+            report.target(
+                &format!("first call, {}: rate, of the plain way's", variant.name),
+                Some(setting.told()),
+                AtLeast(0.95),
+                ratio,
+            );
+        }
+    }
 }
 
 async fn costs(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {

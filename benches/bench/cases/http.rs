@@ -22,26 +22,36 @@ use crate::target::Bound::{AtMost, Told};
 use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
-Requests over loopback to a service with a pool of 10; the transactional layer, 300 B of response. In the storm, 200 \
-duplicates of one request that takes two slices' time arrive at once, and a client is turned away for a second at a time.";
+Requests over loopback to a service in the same process, with a pool of 10; the transactional layer, 300 B of response. *Bare \
+handler* begins, inserts and commits, on the same pool. In the storm, 200 clients ask with one key at once, for what takes as \
+long as two others, with keys of their own, are watched; a client who is told 409 comes back after a second. Both sides of 202 \
+connections are on the same cores.";
 
 const NAME: &str = "http";
+const BARE: &str = "bare handler";
+const HOT: &str = "hot";
 const POOL: usize = 10;
 const STORM: usize = 200;
 
 pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
-    for setting in bench.near() {
+    for setting in bench.settings() {
         bench.clear().await?;
         let service = Service::start(setting.pool(POOL).await?).await?;
-        let ways = vec![
-            service.way("bare handler", |_| ("/bare", String::new())),
-            service.way("first call", |call| ("/reject", spread(call))),
-            service.way("replay", |_| ("/reject", "hot".to_owned())),
-        ];
-        let measured = interleave(bench, setting, 8, ways).await?;
-        report.speeds(NAME, "clients: 8", setting.told(), "requests", &measured);
-        let first = measured[1].against(&measured[0]);
-        report.target("HTTP: first call, of the bare handler", Some(setting.told()), Told, Some(first));
+        let answer = service.caller.post("/reject", HOT, Duration::ZERO).await?;
+        ensure!(answer == Answer { status: 200, replayed: false }, "{answer:?}");
+        let bare = service.way(BARE, |_| ("/bare", String::new(), false));
+        let first = service.way("first call", |call| ("/reject", spread(call), false));
+        let replay = service.way("replay", |_| ("/reject", HOT.to_owned(), true));
+        let measured = interleave(bench, setting, 8, vec![bare, first, replay]).await?;
+        report.speeds(NAME, "8 clients", setting.told(), "requests", &measured);
+        for one in &measured[1..] {
+            let what = format!("HTTP, {}: rate, of the bare handler's", one.way.name);
+            report.target(&what, Some(setting.told()), Told, Some(one.against(&measured[0])));
+        }
+        if setting.rtt.is_some() {
+            service.task.abort();
+            continue;
+        }
         for (name, path) in [("Wait", "/wait"), ("Reject", "/reject")] {
             let measured = storm(bench, &service, path).await?;
             let title = format!("other keys beside {STORM} duplicates, {name}");
@@ -64,6 +74,12 @@ struct Service {
 struct Caller {
     address: SocketAddr,
     client: reqwest::Client,
+}
+
+#[derive(Debug, PartialEq)]
+struct Answer {
+    status: u16,
+    replayed: bool,
 }
 
 impl Service {
@@ -99,13 +115,14 @@ impl Service {
         Ok(Self { caller: Caller { address, client: reqwest::Client::builder().no_proxy().build()? }, task })
     }
 
-    fn way(&self, name: &str, request: fn(u64) -> (&'static str, String)) -> Way {
+    /// Requests of a path and a key, and whether they are replayed.
+    fn way(&self, name: &str, request: fn(u64) -> (&'static str, String, bool)) -> Way {
         let caller = self.caller.clone();
         Way::new(name, move |_, call| {
-            let (caller, (path, key)) = (caller.clone(), request(call));
+            let (caller, (path, key, replayed)) = (caller.clone(), request(call));
             Box::pin(async move {
-                let status = caller.post(path, &key, Duration::ZERO).await?;
-                ensure!(matches!(status.as_u16(), 200 | 409), "{status}");
+                let answer = caller.post(path, &key, Duration::ZERO).await?;
+                ensure!(answer == Answer { status: 200, replayed }, "{answer:?}");
                 Ok(())
             })
         })
@@ -113,19 +130,22 @@ impl Service {
 }
 
 impl Caller {
-    async fn post(&self, path: &str, key: &str, work: Duration) -> anyhow::Result<reqwest::StatusCode> {
+    async fn post(&self, path: &str, key: &str, work: Duration) -> anyhow::Result<Answer> {
         let request = self.client.post(format!("http://{}{path}", self.address)).header("idempotency-key", key);
         let request = request.header("x-work-ms", work.as_millis().to_string());
         let response = request.body("{\"amount\":1250}").send().await?;
-        let status = response.status();
+        let answer = Answer {
+            status: response.status().as_u16(),
+            replayed: response.headers().contains_key("idempotency-replayed"),
+        };
         response.bytes().await?;
-        Ok(status)
+        Ok(answer)
     }
 
     /// One caller of the storm, who comes back until he is answered.
     async fn insist(self, path: &'static str, key: String, work: Duration) -> anyhow::Result<()> {
         loop {
-            match self.post(path, &key, work).await?.as_u16() {
+            match self.post(path, &key, work).await?.status {
                 200 => return Ok(()),
                 // As `Retry-After` says.
                 409 => sleep(Duration::from_secs(1)).await,
@@ -139,8 +159,8 @@ impl Caller {
         let mut latencies = Vec::new();
         while Instant::now() < end {
             let sent = Instant::now();
-            let status = self.post(path, &spread(next_call()), Duration::ZERO).await?;
-            ensure!(status == 200, "{status}");
+            let answer = self.post(path, &spread(next_call()), Duration::ZERO).await?;
+            ensure!(answer == Answer { status: 200, replayed: false }, "{answer:?}");
             latencies.push(sent.elapsed().as_secs_f64() * 1e3);
             sleep(Duration::from_millis(5)).await;
         }

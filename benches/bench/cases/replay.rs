@@ -11,7 +11,7 @@ use crate::footprint::footprint;
 use crate::measure::{interleave, named, sample, team};
 use crate::report::Report;
 use crate::setting::Setting;
-use crate::target::Bound::{AtLeast, AtMost};
+use crate::target::Bound::{AtLeast, AtMost, Told};
 use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
@@ -40,13 +40,14 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     let of_hot = move |_| Ok(key(hot)?);
     let of_random = move |call| records::stored_key(call, records);
     let on_hot_key =
-        || [select(of_hot), bench.by_hand.replay(of_hot), usual::replay(of_hot), library::replay(of_hot)].into_iter();
+        || [select(of_hot), bench.by_hand.replay(of_hot), usual::replay(of_hot)].into_iter().chain(variants(of_hot));
 
     for setting in bench.settings() {
         let ways = on_hot_key().chain(redis.clone()).collect();
         let title = "one hot key, 300 B, clients: 8".to_owned();
         measure(bench, report, setting, title, ways, true).await?;
-        let ways = vec![select(of_random), bench.by_hand.replay(of_random), library::replay(of_random)];
+        let ways =
+            [select(of_random), bench.by_hand.replay(of_random)].into_iter().chain(variants(of_random)).collect();
         let title = format!("random keys of {records}, 300 B, clients: 8");
         measure(bench, report, setting, title, ways, false).await?;
     }
@@ -56,8 +57,11 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     for way in on_hot_key() {
         costs.push((way.name.clone(), footprint(bench, &counted, &way, bench.scale.counted).await?));
     }
-    let trips = costs.iter().find(|(way, _)| way == library::NAME).and_then(|(_, cost)| Some((*cost)?.round_trips));
-    report.target("replay outside a transaction: round trips", None, AtMost(1.0), trips);
+    for variant in library::VARIANTS {
+        let trips = costs.iter().find(|(way, _)| way == variant.name).and_then(|(_, cost)| Some((*cost)?.round_trips));
+        let wanted = if variant.is_for_replays() { AtMost(1.0) } else { Told };
+        report.target(&format!("replay, {}: round trips", variant.name), None, wanted, trips);
+    }
     report.footprints(NAME, "replay", costs);
     bench.clear().await
 }
@@ -72,11 +76,22 @@ async fn measure(
 ) -> anyhow::Result<()> {
     let measured = interleave(bench, setting, CLIENTS, ways).await?;
     report.speeds(NAME, title, setting.told(), "replays", &measured);
-    if promised {
-        let ratio = named(&measured, library::NAME).map(|library| library.against(&measured[0]));
-        report.target("replay: of a bare primary-key select", Some(setting.told()), AtLeast(0.7), ratio);
+    for variant in library::VARIANTS.iter().filter(|_| promised) {
+        let Some(of_variant) = named(&measured, variant.name) else { continue };
+        let told = Some(setting.told());
+        let what = format!("replay, {}: rate, of a bare primary-key select's", variant.name);
+        let wanted = if variant.is_for_replays() { AtLeast(0.7) } else { Told };
+        report.target(&what, told, wanted, Some(of_variant.against(&measured[0])));
+        if setting.rtt.is_some() {
+            let what = format!("replay, {}: p50 as a multiple of a bare primary-key select's", variant.name);
+            report.target(&what, told, variant.replay.map_or(Told, AtMost), Some(of_variant.slower(&measured[0])));
+        }
     }
     Ok(())
+}
+
+fn variants(key: impl Fn(u64) -> anyhow::Result<Key> + Copy + Send + Sync + 'static) -> impl Iterator<Item = Way> {
+    library::VARIANTS.iter().map(move |variant| library::replay_with(variant.options, key).named(variant.name))
 }
 
 fn select(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 'static) -> Way {
