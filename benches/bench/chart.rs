@@ -37,11 +37,17 @@ fn chart(sections: &[&Section]) -> String {
     );
     let mut y = LINE;
     for section in sections {
-        let setting = section.setting.map(|setting| format!(", {setting}")).unwrap_or_default();
-        let title = escaped(&format!("{}{setting}: {} a second", section.title, section.unit));
+        let setting = section.setting.map(|setting| format!(" ({setting})")).unwrap_or_default();
+        let title = escaped(&format!("{}{setting}, {} a second", section.title, section.unit));
         let _ = writeln!(svg, "<text x=\"4\" y=\"{y}\" font-weight=\"bold\">{title}</text>");
-        let most = section.rows.iter().filter_map(|row| row.speed).fold(1e-9, |most, speed| speed.per_second.max(most));
-        for (at, (way, speed)) in section.rows.iter().filter_map(|row| Some((&row.way, row.speed?))).enumerate() {
+        let most = section
+            .rows
+            .iter()
+            .filter_map(|row| row.speed.as_ref())
+            .fold(1e-9, |most, speed| speed.per_second.max(most));
+        for (at, (way, speed)) in
+            section.rows.iter().filter_map(|row| Some((&row.way, row.speed.as_ref()?))).enumerate()
+        {
             y += LINE;
             let length = BARS * speed.per_second / most;
             let _ = writeln!(

@@ -31,13 +31,12 @@ async fn main() -> anyhow::Result<()> {
     let arguments = arguments::Arguments::parse(std::env::args().skip(1))?;
     let bench = bench::Bench::start(&arguments).await?;
     let mut report = report::Report::new(&bench, &arguments).await?;
-    let started = std::time::Instant::now();
     for case in cases::CASES.iter().filter(|case| arguments.wants(case.name)) {
-        eprintln!("== {}, {:.0} s after the start", case.name, started.elapsed().as_secs_f64());
+        eprintln!("== {}, {:.0} s after the start\n", case.name, report.started.elapsed().as_secs_f64());
         (case.run)(&bench, &mut report).await?;
     }
-    eprintln!("== all measured, {:.0} s after the start", started.elapsed().as_secs_f64());
     report.end();
+    eprintln!("== all measured in {:.1} minutes\n", report.minutes);
     println!("{}", markdown::targets(&report));
     let written = report.write(&arguments)?;
     println!("written to {}", written.display());

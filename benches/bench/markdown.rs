@@ -5,18 +5,25 @@ use std::fmt::Write as _;
 use crate::cases::CASES;
 use crate::chart;
 use crate::report::{Report, Row, Section};
+use crate::setting::Told;
 use crate::target::{Bound, Target};
 
 pub(crate) fn document(report: &Report) -> String {
     let machine = &report.machine;
     let mut text = format!(
         "# Performance\n\n\
-         Made by `{}` on {}; the figures are in [figures.json](performance/figures.json). The alternatives of a section took \
-         turns in one run, A B C A B C …; rates are medians of the rounds, ratios are medians of each round's ratio to the \
-         first line. Absolute figures are this machine's: {}, {} cores, PostgreSQL {}, fsync on, the client on the same \
-         cores. Load average before the run {:.2}, in its last minute {:.2}.\n\n## Targets\n\n{}\n",
+         Made by `{}` on {}, in {:.0} minutes; all figures are in [figures.json](performance/figures.json).\n\n\
+         The alternatives of a table took turns in one run, A B C A B C …: rates are medians of the rounds, and a ratio is the \
+         median of each round's ratio to the first line, so that a machine that drifts flatters nobody. Absolute figures are \
+         this machine's: {}, {} cores, PostgreSQL {} with fsync on and 128 MB of shared buffers, clients and server on the same \
+         cores. Load average in the minute before the run {:.2}, in its last minute {:.2}.\n\n\
+         What one call takes is counted, with one client: round trips by a proxy, WAL and bytes by the server, allocations of \
+         the client's process by its allocator, sqlx's with the crate's. Heap and index are those of the keys' table, HOT is the \
+         share of its updates that wrote no index.\n\n\
+         ## Targets\n\n{}\n",
         report.command,
         machine.day,
+        report.minutes,
         machine.processor,
         machine.cores,
         machine.postgres,
@@ -39,33 +46,47 @@ pub(crate) fn document(report: &Report) -> String {
         for section in sections {
             let _ = writeln!(text, "{}", self::section(section));
         }
+        let told: Vec<_> =
+            report.targets.iter().filter(|target| target.case == case.name && !target.promised()).collect();
+        if !told.is_empty() {
+            let _ = writeln!(text, "| | | |\n|---|---|--:|");
+            for Target { what, setting, seen, .. } in told {
+                let _ = writeln!(text, "| {what} | {} | {} |", in_words(*setting), figure(*seen));
+            }
+            text.push('\n');
+        }
     }
     text
 }
 
+/// Every promise beside its figure.
 pub(crate) fn targets(report: &Report) -> String {
-    let mut text = "| Target | Wanted | Seen | |\n|---|--:|--:|---|\n".to_owned();
-    for target in &report.targets {
-        let Target { what, setting, wanted, seen, met } = target;
-        let setting = setting.map(|setting| format!(" ({setting})")).unwrap_or_default();
-        let (wanted, verdict) = match wanted {
-            Bound::AtLeast(least) => (format!("≥ {}", figure(*least)), if *met { "met" } else { "**not met**" }),
-            Bound::AtMost(most) => (format!("≤ {}", figure(*most)), if *met { "met" } else { "**not met**" }),
-            Bound::Told => (String::new(), ""),
+    let mut text = "| Target | Setting | Wanted | Measured | |\n|---|---|--:|--:|---|\n".to_owned();
+    for Target { what, setting, wanted, seen, met, .. } in report.targets.iter().filter(|target| target.promised()) {
+        let wanted = match wanted {
+            Bound::AtLeast(least) => format!("≥ {}", bound(*least)),
+            Bound::AtMost(most) => format!("≤ {}", bound(*most)),
+            Bound::Told => continue,
         };
-        let _ = writeln!(text, "| {what}{setting} | {wanted} | {} | {verdict} |", figure(*seen));
+        let verdict = if *met { "met" } else { "**not met**" };
+        let _ = writeln!(text, "| {what} | {} | {wanted} | {} | {verdict} |", in_words(*setting), figure(*seen));
     }
     text
+}
+
+fn in_words(setting: Option<Told>) -> String {
+    setting.map(|setting| setting.to_string()).unwrap_or_default()
 }
 
 pub(crate) fn section(section: &Section) -> String {
-    let setting = section.setting.map(|setting| format!(", {setting}")).unwrap_or_default();
+    let setting = section.setting.map(|setting| format!(" ({setting})")).unwrap_or_default();
     let mut text = format!("**{}**{setting}\n\n", section.title);
-    text += if section.rows.iter().any(|row| row.speed.is_some()) {
-        "| | per second | of the first | p50, ms | p99, ms |\n|---|--:|--:|--:|--:|\n"
+    text += &if section.rows.iter().any(|row| row.speed.is_some()) {
+        format!("| | {} a second | ratio | p50, ms | p99, ms |\n|---|--:|--:|--:|--:|\n", section.unit)
     } else {
         "| | round trips | WAL, B | heap, B | index, B | HOT | allocations | allocated, B |\n\
          |---|--:|--:|--:|--:|--:|--:|--:|\n"
+            .to_owned()
     };
     for row in &section.rows {
         text += &line(row);
@@ -95,6 +116,11 @@ fn line(Row { way, speed, footprint }: &Row) -> String {
         figure(footprint.allocations),
         figure(footprint.allocated_bytes)
     )
+}
+
+/// As it was promised.
+fn bound(value: f64) -> String {
+    if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value}") }
 }
 
 /// Three digits, or all that stand before the point.

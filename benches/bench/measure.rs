@@ -37,6 +37,10 @@ impl Measured {
         self.latencies.sort_by(f64::total_cmp);
     }
 
+    pub(crate) fn rounds(&self) -> &[f64] {
+        &self.rates
+    }
+
     /// Units a second: the median of the rounds.
     pub(crate) fn rate(&self) -> f64 {
         median(self.rates.clone())

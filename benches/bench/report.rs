@@ -1,6 +1,7 @@
 //! All that a run came to, as it is written down.
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use serde::Serialize;
 
@@ -16,6 +17,9 @@ use crate::{chart, markdown};
 pub(crate) struct Report {
     pub(crate) command: String,
     pub(crate) machine: Machine,
+    pub(crate) minutes: f64,
+    #[serde(skip)]
+    pub(crate) started: Instant,
     pub(crate) targets: Vec<Target>,
     pub(crate) sections: Vec<Section>,
     /// What could not be measured here.
@@ -49,10 +53,12 @@ pub(crate) struct Row {
     pub(crate) footprint: Option<Footprint>,
 }
 
-#[derive(Clone, Copy, Serialize)]
+#[derive(Clone, Serialize)]
 pub(crate) struct Speed {
+    /// The median of the rounds.
     pub(crate) per_second: f64,
-    /// Of the first row: the median of the ratios of each round.
+    pub(crate) rounds: Vec<f64>,
+    /// To the first row's: the median of the ratios of each round.
     pub(crate) ratio: f64,
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
@@ -79,14 +85,22 @@ impl Report {
         if bench.pgbench.is_none() {
             skipped.push("pgbench: it was not found".to_owned());
         }
-        Ok(Self { command: arguments.command(), machine, targets: Vec::new(), sections: Vec::new(), skipped })
+        Ok(Self {
+            command: arguments.command(),
+            machine,
+            minutes: 0.0,
+            started: Instant::now(),
+            targets: Vec::new(),
+            sections: Vec::new(),
+            skipped,
+        })
     }
 
     pub(crate) fn speeds(
         &mut self,
         case: &'static str,
         title: impl Into<String>,
-        setting: Told,
+        setting: impl Into<Option<Told>>,
         unit: &'static str,
         measured: &[Measured],
     ) {
@@ -94,13 +108,14 @@ impl Report {
             way: one.way.name.clone(),
             speed: Some(Speed {
                 per_second: one.rate(),
+                rounds: one.rounds().to_vec(),
                 ratio: one.against(&measured[0]),
                 p50_ms: one.percentile(0.5),
                 p99_ms: one.percentile(0.99),
             }),
             footprint: None,
         });
-        self.tell(Section { case, title: title.into(), setting: Some(setting), unit, rows: rows.collect() });
+        self.tell(Section { case, title: title.into(), setting: setting.into(), unit, rows: rows.collect() });
     }
 
     pub(crate) fn footprints(
@@ -114,7 +129,7 @@ impl Report {
             speed: None,
             footprint,
         });
-        self.tell(Section { case, title: format!("What one {unit} costs"), setting: None, unit, rows: rows.collect() });
+        self.tell(Section { case, title: format!("What one {unit} takes"), setting: None, unit, rows: rows.collect() });
     }
 
     fn tell(&mut self, section: Section) {
@@ -122,15 +137,23 @@ impl Report {
         self.sections.push(section);
     }
 
-    pub(crate) fn target(&mut self, what: &str, setting: Option<Told>, wanted: Bound, seen: Option<f64>) {
+    pub(crate) fn target(
+        &mut self,
+        case: &'static str,
+        what: impl Into<String>,
+        setting: impl Into<Option<Told>>,
+        wanted: Bound,
+        seen: Option<f64>,
+    ) {
         match seen {
-            Some(seen) => self.targets.push(Target::new(what, setting, wanted, seen)),
-            None => self.skipped.push(what.to_owned()),
+            Some(seen) => self.targets.push(Target::new(case, what.into(), setting.into(), wanted, seen)),
+            None => self.skipped.push(what.into()),
         }
     }
 
     pub(crate) fn end(&mut self) {
         self.machine.load[1] = load();
+        self.minutes = self.started.elapsed().as_secs_f64() / 60.0;
     }
 
     /// Gives the document's place.

@@ -30,7 +30,7 @@ impl std::fmt::Display for Told {
         write!(f, "synchronous_commit {}", if self.synchronous_commit { "on" } else { "off" })?;
         match self.rtt_ms {
             Some(rtt) => write!(f, ", {rtt} ms a round trip"),
-            None => Ok(()),
+            None => write!(f, ", Unix socket"),
         }
     }
 }

@@ -26,14 +26,14 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
         let mut seen = Vec::new();
         for way in ways {
             let cost = footprint(bench, &counted, &way, CALLS).await?;
-            seen.extend(cost.map(|cost| (cost.allocations, cost.allocated_bytes / bytes as f64)));
+            seen.extend(cost.map(|cost| (cost.allocations, cost.allocated_bytes)));
             costs.push((format!("{}, {size}", way.name), cost));
         }
         if let [_, by_hand, library] = seen[..] {
-            let what = format!("first call, {size}: allocations over the same SQL by hand");
-            report.target(&what, None, Told, Some(library.0 - by_hand.0));
-            let what = format!("first call, {size}: bytes allocated over the same SQL by hand, in responses");
-            report.target(&what, None, Told, Some(library.1 - by_hand.1));
+            let what = format!("First call, {size} of response: allocations more than the same SQL by hand");
+            report.target(NAME, what, None, Told, Some(library.0 - by_hand.0));
+            let what = format!("First call, {size} of response: bytes allocated more than the same SQL by hand");
+            report.target(NAME, what, None, Told, Some(library.1 - by_hand.1));
         }
     }
     report.footprints(NAME, "call", costs);

@@ -38,15 +38,25 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
                     if at == 0 { first_calls(bench, &response) } else { first_calls_on_postgres(bench, &response) };
                 let measured = interleave(bench, setting, clients, ways).await?;
                 let told = setting.told();
-                report.speeds(NAME, format!("{size} of response, clients: {clients}"), told, "calls", &measured);
+                let title = format!(
+                    "{size} of response, {}",
+                    if clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") }
+                );
+                report.speeds(NAME, title, told, "calls", &measured);
                 if at > 0 || clients != CLIENTS[0] {
                     continue;
                 }
                 let of = |name| Some(named(&measured, library::NAME)?.against(named(&measured, name)?));
                 let [to_hand, to_usual, to_bare] = [by_hand::NAME, usual::NAME, BARE].map(of);
-                report.target("first call: of the same SQL by hand", Some(told), AtLeast(0.95), to_hand);
-                report.target("first call: of the usual hand-written code", Some(told), AtLeast(1.0), to_usual);
-                report.target("first call: of the bare transaction", Some(told), Told, to_bare);
+                report.target(NAME, "First call: rate over that of the same SQL by hand", told, AtLeast(0.95), to_hand);
+                report.target(
+                    NAME,
+                    "First call: rate over that of the usual hand-written code",
+                    told,
+                    AtLeast(1.0),
+                    to_usual,
+                );
+                report.target(NAME, "First call: rate over that of the bare transaction", told, Told, to_bare);
                 of_variants(report, setting, &measured);
             }
         }
@@ -63,16 +73,18 @@ fn of_variants(report: &mut Report, setting: &Setting, measured: &[Measured]) {
         if setting.rtt.is_some() {
             let times = of(variant.name).zip(of(BARE)).map(|(variant, bare)| variant.slower(bare));
             report.target(
-                &format!("first call, {}: p50 as a multiple of the bare transaction's", variant.name),
-                Some(setting.told()),
+                NAME,
+                format!("First call, {}: p50 over that of the bare transaction", variant.name),
+                setting.told(),
                 wanted,
                 times,
             );
         } else if variant.name != library::NAME {
             let ratio = of(variant.name).zip(of(library::NAME)).map(|(variant, plain)| variant.against(plain));
             report.target(
-                &format!("first call, {}: rate, of the plain way's", variant.name),
-                Some(setting.told()),
+                NAME,
+                format!("First call, {}: rate over that of the plain way", variant.name),
+                setting.told(),
                 AtLeast(0.95),
                 ratio,
             );
@@ -92,8 +104,8 @@ async fn costs(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
     };
     let trips = over_bare(|cost| cost.round_trips);
     let wal = over_bare(|cost| cost.wal_bytes);
-    report.target("first call: round trips over the bare transaction", None, AtMost(2.0), trips);
-    report.target("first call: bytes of WAL over the bare transaction", None, AtMost(950.0), wal);
+    report.target(NAME, "First call: round trips more than the bare transaction", None, AtMost(2.0), trips);
+    report.target(NAME, "First call: bytes of WAL more than the bare transaction", None, AtMost(950.0), wal);
     report.footprints(NAME, "call", costs);
     Ok(())
 }

@@ -41,13 +41,13 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     for (unit, ways) in cases {
         let small = ways.iter().position(|way| way.name == "10000 records").unwrap_or_default();
         let measured = interleave(bench, setting, 8, ways).await?;
-        report.speeds(NAME, format!("{unit}, clients: 8"), setting.told(), unit, &measured);
+        report.speeds(NAME, "8 clients", setting.told(), unit, &measured);
         for one in &measured[small + 1..] {
             // At ten million, or whatever is the largest of a smaller run.
             let bound = if one.way.name == "10000000 records" { AtMost(1.3) } else { Told };
             let cost = measured[small].against(one);
-            let what = format!("{unit} at {}: cost of one at 10000", one.way.name);
-            report.target(&what, Some(setting.told()), bound, Some(cost));
+            let what = format!("Growth: time of {unit} at {} over that at 10000", one.way.name);
+            report.target(NAME, what, setting.told(), bound, Some(cost));
         }
     }
     for size in sizes {

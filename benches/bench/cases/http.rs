@@ -45,8 +45,8 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
         let measured = interleave(bench, setting, 8, vec![bare, first, replay]).await?;
         report.speeds(NAME, "8 clients", setting.told(), "requests", &measured);
         for one in &measured[1..] {
-            let what = format!("HTTP, {}: rate, of the bare handler's", one.way.name);
-            report.target(&what, Some(setting.told()), Told, Some(one.against(&measured[0])));
+            let what = format!("HTTP, {}: rate over that of the bare handler", one.way.name);
+            report.target(NAME, what, setting.told(), Told, Some(one.against(&measured[0])));
         }
         if setting.rtt.is_some() {
             service.task.abort();
@@ -54,11 +54,11 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
         }
         for (name, path) in [("Wait", "/wait"), ("Reject", "/reject")] {
             let measured = storm(bench, &service, path).await?;
-            let title = format!("other keys beside {STORM} duplicates, {name}");
+            let title = format!("Other keys beside {STORM} duplicates of one, {name}");
             report.speeds(NAME, title, setting.told(), "requests", &measured);
             let later = measured[1].percentile(0.99) - measured[0].percentile(0.99);
-            let what = format!("HTTP storm, {name}: other keys' p99 over that without it, in ms");
-            report.target(&what, Some(setting.told()), AtMost(50.0), Some(later));
+            let what = format!("Storm over HTTP, {name}: by how many ms it raises other keys' p99");
+            report.target(NAME, what, setting.told(), AtMost(50.0), Some(later));
         }
         service.task.abort();
     }

@@ -55,16 +55,22 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
             }
         }
     }
-    report.speeds(NAME, "first calls, clients: 8", setting.told(), "calls", &measured);
+    report.speeds(NAME, "8 clients", setting.told(), "first calls", &measured);
     let ratio = measured[1].against(&measured[0]);
     let told = Some(setting.told());
-    report.target("janitor, paced: first calls beside it, of those without it", told, AtLeast(0.9), Some(ratio));
-    report.target("janitor, paced: rows a second", told, Told, Some(median(swept)));
+    report.target(
+        NAME,
+        "Janitor, paced: rate of first calls beside it over that without it",
+        told,
+        AtLeast(0.9),
+        Some(ratio),
+    );
+    report.target(NAME, "Janitor, paced: rows a second", told, Told, Some(median(swept)));
 
     settle(&mut conn).await?;
     let janitor = Janitor::new(pool).with_batch_size(10_000)?.with_pause(Duration::ZERO);
     let swept = janitor.sweep_once(u64::MAX).await?;
     let rate = swept.rows() as f64 / swept.duration.as_secs_f64();
-    report.target("janitor, unpaced: rows a second", told, AtLeast(100_000.0), Some(rate));
+    report.target(NAME, "Janitor, unpaced: rows a second", told, AtLeast(100_000.0), Some(rate));
     bench.clear().await
 }

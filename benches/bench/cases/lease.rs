@@ -28,10 +28,10 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     for setting in bench.settings() {
         bench.clear().await?;
         let measured = interleave(bench, setting, CLIENTS, ways(bench, setting).await?).await?;
-        report.speeds(NAME, "clients: 8", setting.told(), "leases", &measured);
+        report.speeds(NAME, "8 clients", setting.told(), "leases", &measured);
         let of_hand = named(&measured, library::NAME).zip(named(&measured, by_hand::NAME));
         let ratio = of_hand.map(|(library, by_hand)| library.against(by_hand));
-        report.target("lease: of the same SQL by hand", Some(setting.told()), Told, ratio);
+        report.target(NAME, "Lease: rate over that of the same SQL by hand", setting.told(), Told, ratio);
     }
     let counted = bench.counted()?;
     let mut costs = Vec::new();

@@ -26,10 +26,16 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     for setting in bench.settings() {
         bench.clear().await?;
         let measured = interleave(bench, setting, 8, ways()).await?;
-        report.speeds(NAME, "clients: 8", setting.told(), "keys", &measured);
+        report.speeds(NAME, "8 clients", setting.told(), "keys", &measured);
         let of = |batch| named(&measured, &library::marks(batch).name);
         let ratio = of(1000).zip(of(1)).map(|(many, one)| many.against(one));
-        report.target("marks: a thousand at once, of one by one", Some(setting.told()), AtLeast(15.0), ratio);
+        report.target(
+            NAME,
+            "Marks: rate of a thousand at once over that of one by one",
+            setting.told(),
+            AtLeast(15.0),
+            ratio,
+        );
     }
     let counted = bench.counted()?;
     let mut costs = Vec::new();

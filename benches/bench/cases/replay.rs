@@ -44,11 +44,11 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
 
     for setting in bench.settings() {
         let ways = on_hot_key().chain(redis.clone()).collect();
-        let title = "one hot key, 300 B, clients: 8".to_owned();
+        let title = "One hot key, 300 B of response, 8 clients".to_owned();
         measure(bench, report, setting, title, ways, true).await?;
         let ways =
             [select(of_random), bench.by_hand.replay(of_random)].into_iter().chain(variants(of_random)).collect();
-        let title = format!("random keys of {records}, 300 B, clients: 8");
+        let title = format!("Random keys of {records}, 300 B of response, 8 clients");
         measure(bench, report, setting, title, ways, false).await?;
     }
 
@@ -60,7 +60,7 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     for variant in library::VARIANTS {
         let trips = costs.iter().find(|(way, _)| way == variant.name).and_then(|(_, cost)| Some((*cost)?.round_trips));
         let wanted = if variant.is_for_replays() { AtMost(1.0) } else { Told };
-        report.target(&format!("replay, {}: round trips", variant.name), None, wanted, trips);
+        report.target(NAME, format!("Replay, {}: round trips", variant.name), None, wanted, trips);
     }
     report.footprints(NAME, "replay", costs);
     bench.clear().await
@@ -78,13 +78,13 @@ async fn measure(
     report.speeds(NAME, title, setting.told(), "replays", &measured);
     for variant in library::VARIANTS.iter().filter(|_| promised) {
         let Some(of_variant) = named(&measured, variant.name) else { continue };
-        let told = Some(setting.told());
-        let what = format!("replay, {}: rate, of a bare primary-key select's", variant.name);
+        let told = setting.told();
+        let what = format!("Replay, {}: rate over that of a bare primary-key select", variant.name);
         let wanted = if variant.is_for_replays() { AtLeast(0.7) } else { Told };
-        report.target(&what, told, wanted, Some(of_variant.against(&measured[0])));
+        report.target(NAME, what, told, wanted, Some(of_variant.against(&measured[0])));
         if setting.rtt.is_some() {
-            let what = format!("replay, {}: p50 as a multiple of a bare primary-key select's", variant.name);
-            report.target(&what, told, variant.replay.map_or(Told, AtMost), Some(of_variant.slower(&measured[0])));
+            let what = format!("Replay, {}: p50 over that of a bare primary-key select", variant.name);
+            report.target(NAME, what, told, variant.replay.map_or(Told, AtMost), Some(of_variant.slower(&measured[0])));
         }
     }
     Ok(())

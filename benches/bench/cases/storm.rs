@@ -32,11 +32,11 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
             bench.clear().await?;
             let options = Idempotency::new().with_in_flight(in_flight)?;
             let measured = storm(bench, setting, options).await?;
-            let title = format!("other keys beside {DUPLICATES} duplicates, {name}");
+            let title = format!("Other keys beside {DUPLICATES} duplicates of one, {name}");
             report.speeds(NAME, title, setting.told(), "first calls", &measured);
             let later = measured[1].percentile(0.99) - measured[0].percentile(0.99);
-            let what = format!("storm, {name}: other keys' p99 over that without it, in ms");
-            report.target(&what, Some(setting.told()), AtMost(50.0), Some(later));
+            let what = format!("Storm, {name}: by how many ms it raises other keys' p99");
+            report.target(NAME, what, setting.told(), AtMost(50.0), Some(later));
         }
     }
     bench.clear().await
