@@ -33,6 +33,7 @@ const TRIPS: usize = 10;
 const ALLOCATING: usize = 100;
 /// Units whose WAL is counted together; the median of these leaves out what the server writes by itself.
 const TOGETHER: usize = 100;
+const BATCHES: usize = 3;
 const A_WHILE: Duration = Duration::from_millis(100);
 const TELLING: usize = 100;
 
@@ -66,15 +67,15 @@ pub(crate) async fn footprint(
     calls(way, &mut client, ALLOCATING).await?;
     let allocated = region.change();
 
-    let together = (TOGETHER / way.units).max(1);
-    let batches = units / (together * way.units);
+    let together = (TOGETHER.min(units / BATCHES) / way.units).max(1);
+    let batches = (units / (together * way.units)).max(BATCHES);
     let mut wal = Vec::new();
-    for _ in 0..batches.max(3) {
+    for _ in 0..batches {
         let start = lsn(&mut observer).await?;
         calls(way, &mut client, together).await?;
         wal.push((lsn(&mut observer).await? - start) / together as f64);
     }
-    let made = WARM + TRIPS + ALLOCATING + together * batches.max(3);
+    let made = WARM + TRIPS + ALLOCATING + together * batches;
     // Connections tell what they have written when they end.
     drop(client);
     if let Some(pool) = &way.pool {
