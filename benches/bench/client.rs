@@ -65,3 +65,8 @@ pub(crate) async fn bare(client: &mut Client) -> sqlx::Result<()> {
     effect(&mut tx).await?;
     tx.commit().await
 }
+
+/// For a title.
+pub(crate) fn of_clients(clients: usize) -> String {
+    if clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") }
+}

@@ -8,6 +8,8 @@ use crate::report::{Report, Row, Section};
 use crate::setting::Told;
 use crate::target::{Bound, Target};
 
+const WIDTH: usize = 120;
+
 pub(crate) fn document(report: &Report) -> String {
     let machine = &report.machine;
     let mut text = format!(
@@ -49,14 +51,32 @@ pub(crate) fn document(report: &Report) -> String {
         let told: Vec<_> =
             report.targets.iter().filter(|target| target.case == case.name && !target.promised()).collect();
         if !told.is_empty() {
-            let _ = writeln!(text, "| | | |\n|---|---|--:|");
+            let _ = writeln!(text, "| Told, not promised | Setting | Measured |\n|---|---|--:|");
             for Target { what, setting, seen, .. } in told {
                 let _ = writeln!(text, "| {what} | {} | {} |", in_words(*setting), figure(*seen));
             }
             text.push('\n');
         }
     }
-    text
+    text.lines().map(wrapped).collect()
+}
+
+/// Lines of 120 characters; a table's stay.
+fn wrapped(line: &str) -> String {
+    let (mut wrapped, mut length) = (String::new(), 0);
+    for word in line.split(' ') {
+        let more = word.chars().count();
+        if length > 0 && length + more >= WIDTH && !line.starts_with(['|', '!', '#']) {
+            wrapped.push('\n');
+            length = 0;
+        } else if length > 0 {
+            wrapped.push(' ');
+            length += 1;
+        }
+        wrapped.push_str(word);
+        length += more;
+    }
+    wrapped + "\n"
 }
 
 /// Every promise beside its figure.

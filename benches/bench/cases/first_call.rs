@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::alternatives::{BARE, by_hand, first_calls, first_calls_on_postgres, library, usual};
 use crate::bench::Bench;
-use crate::client::response;
+use crate::client::{of_clients, response};
 use crate::footprint::footprint;
 use crate::measure::{Measured, interleave, named};
 use crate::report::Report;
@@ -38,10 +38,7 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
                     if at == 0 { first_calls(bench, &response) } else { first_calls_on_postgres(bench, &response) };
                 let measured = interleave(bench, setting, clients, ways).await?;
                 let told = setting.told();
-                let title = format!(
-                    "{size} of response, {}",
-                    if clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") }
-                );
+                let title = format!("{size} of response, {}", of_clients(clients));
                 report.speeds(NAME, title, told, "calls", &measured);
                 if at > 0 || clients != CLIENTS[0] {
                     continue;

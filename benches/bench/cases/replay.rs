@@ -6,7 +6,7 @@ use pg_idempotency::Key;
 use super::records;
 use crate::alternatives::{library, redis, usual};
 use crate::bench::Bench;
-use crate::client::{key, next_call, response};
+use crate::client::{key, next_call, of_clients, response};
 use crate::footprint::footprint;
 use crate::measure::{interleave, named, sample, team};
 use crate::report::Report;
@@ -43,13 +43,16 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
         || [select(of_hot), bench.by_hand.replay(of_hot), usual::replay(of_hot)].into_iter().chain(variants(of_hot));
 
     for setting in bench.settings() {
-        let ways = on_hot_key().chain(redis.clone()).collect();
-        let title = "One hot key, 300 B of response, 8 clients".to_owned();
-        measure(bench, report, setting, title, ways, true).await?;
+        // Other numbers of clients, but not over the network.
+        for clients in [CLIENTS, 1, 32].into_iter().filter(|clients| *clients == CLIENTS || setting.rtt.is_none()) {
+            let ways = on_hot_key().chain(redis.clone()).collect();
+            let title = format!("One hot key, 300 B of response, {}", of_clients(clients));
+            measure(bench, report, setting, clients, title, ways).await?;
+        }
         let ways =
             [select(of_random), bench.by_hand.replay(of_random)].into_iter().chain(variants(of_random)).collect();
         let title = format!("Random keys of {records}, 300 B of response, 8 clients");
-        measure(bench, report, setting, title, ways, false).await?;
+        measure(bench, report, setting, CLIENTS, title, ways).await?;
     }
 
     let counted = bench.counted()?;
@@ -70,12 +73,14 @@ async fn measure(
     bench: &Bench,
     report: &mut Report,
     setting: &Setting,
+    clients: usize,
     title: String,
     ways: Vec<Way>,
-    promised: bool,
 ) -> anyhow::Result<()> {
-    let measured = interleave(bench, setting, CLIENTS, ways).await?;
+    let measured = interleave(bench, setting, clients, ways).await?;
     report.speeds(NAME, title, setting.told(), "replays", &measured);
+    // What is promised is promised of 8 clients and a key that is hot.
+    let promised = clients == CLIENTS && named(&measured, usual::NAME).is_some();
     for variant in library::VARIANTS.iter().filter(|_| promised) {
         let Some(of_variant) = named(&measured, variant.name) else { continue };
         let told = setting.told();
