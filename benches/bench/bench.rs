@@ -34,16 +34,17 @@ pub(crate) struct Scale {
     pub(crate) expired: u64,
 }
 
+/// About twenty minutes in all.
 const WHOLE: Scale = Scale {
     rounds: 7,
-    slice: Duration::from_millis(600),
+    slice: Duration::from_millis(500),
     counted: 10_000,
     stored: 500_000,
     sizes: &[0, 10_000, 1_000_000, 10_000_000],
     expired: 2_000_000,
 };
 
-/// Under half a minute of measuring.
+/// Whether all of it works, in three quarters of a minute.
 const QUICK: Scale = Scale {
     rounds: 1,
     slice: Duration::from_millis(50),
