@@ -33,7 +33,7 @@ pub(crate) fn binary() -> Option<String> {
     if let Ok(path) = std::env::var("PGBOUNCER") {
         return Some(path);
     }
-    let found = Command::new(root().join("script/find-pgbouncer")).stderr(Stdio::null()).output().ok()?;
+    let found = Command::new(root().join("script/find-server")).arg("pgbouncer").stderr(Stdio::null()).output().ok()?;
     found.status.success().then(|| String::from_utf8_lossy(&found.stdout).trim().to_owned())
 }
 

@@ -12,7 +12,7 @@ const CLIENTS: u32 = 10;
 
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let Some(binary) = binary() else {
-        return Ok(Finding::skipped("script/find-pgbouncer gives none"));
+        return Ok(Finding::skipped("script/find-server gives no pgbouncer"));
     };
     let world = World::create(stage, "pooled-transactions").await?;
     let pooler = Pooler::before(&world.options, &binary).await?;

@@ -1,0 +1,52 @@
+//! The design with Redis: a lock with a time limit, a key for the result, a script that releases the lock if it is still
+//! one's own, around the same PostgreSQL transaction.
+//!
+//! It is flattered: nothing is written to disk, and the result is not looked for again under the lock. And it promises less:
+//! who dies between COMMIT and the result, or outlives the lock, has the business happen twice.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, ensure};
+
+use crate::client::{bare, key, spread};
+use crate::way::Way;
+
+pub(crate) const NAME: &str = "Redis around it";
+
+const RELEASE: &str =
+    "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
+
+pub(crate) fn first_call(response: Arc<str>) -> Way {
+    Way::new(NAME, move |client, call| {
+        let response = response.clone();
+        Box::pin(async move {
+            let key = key(call)?;
+            let (result, lock, token) =
+                (format!("result:{}", key.value()), format!("lock:{}", key.value()), spread(!call));
+            let redis = client.redis.as_mut().context("no Redis")?;
+            ensure!(redis.command(&["GET", &result]).await?.is_none(), "every key is new");
+            let locked = redis.command(&["SET", &lock, &token, "NX", "PX", "30000"]).await?;
+            ensure!(locked.is_some(), "every key is new");
+            bare(client).await?;
+            let redis = client.redis.as_mut().context("no Redis")?;
+            redis.command(&["SET", &result, &serde_json::to_string(&*response)?, "PX", "86400000"]).await?;
+            redis.command(&["EVAL", RELEASE, "1", &lock, &token]).await?;
+            Ok(())
+        })
+    })
+}
+
+/// Of one key, whose result the first call leaves.
+pub(crate) fn replay(response: Arc<str>) -> Way {
+    Way::new(NAME, move |client, _| {
+        let response = response.clone();
+        Box::pin(async move {
+            let redis = client.redis.as_mut().context("no Redis")?;
+            match redis.command(&["GET", "result:hot"]).await? {
+                Some(stored) => drop(serde_json::from_str::<String>(&stored)?),
+                None => drop(redis.command(&["SET", "result:hot", &serde_json::to_string(&*response)?]).await?),
+            }
+            Ok(())
+        })
+    })
+}

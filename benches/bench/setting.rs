@@ -1,0 +1,96 @@
+//! How the server is reached, and how durable its commits are.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
+use sqlx::{Connection as _, PgConnection, PgPool};
+
+use crate::proxy::Proxy;
+use crate::redis::Address;
+
+#[derive(Clone)]
+pub(crate) struct Setting {
+    pub(crate) synchronous: bool,
+    pub(crate) rtt: Option<Duration>,
+    pub(crate) server: PgConnectOptions,
+    pub(crate) redis: Option<Address>,
+}
+
+/// As it stands in the report.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Told {
+    pub(crate) synchronous_commit: bool,
+    pub(crate) rtt_ms: Option<f64>,
+}
+
+impl std::fmt::Display for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "synchronous_commit {}", if self.synchronous_commit { "on" } else { "off" })?;
+        match self.rtt_ms {
+            Some(rtt) => write!(f, ", {rtt} ms a round trip"),
+            None => write!(f, ", Unix socket"),
+        }
+    }
+}
+
+impl Setting {
+    /// On the Unix socket.
+    pub(crate) fn local(server: &PgConnectOptions, redis: Option<&Address>, synchronous: bool) -> Self {
+        let value = if synchronous { "on" } else { "off" };
+        let server = server.clone().options([("synchronous_commit", value)]);
+        Self { synchronous, rtt: None, server, redis: redis.cloned() }
+    }
+
+    /// The same, with each round trip this much longer.
+    pub(crate) fn far(self, rtt: Duration) -> anyhow::Result<Self> {
+        let server = through(&self.server, Proxy::delaying(&socket(&self.server)?, rtt)?.port);
+        let redis = match self.redis {
+            Some(Address::Socket(path)) => Some(Address::Port(Proxy::delaying(&path, rtt)?.port)),
+            other => other,
+        };
+        Ok(Self { server, redis, rtt: Some(rtt), ..self })
+    }
+
+    /// The same, with the round trips counted, and the SQL kept.
+    pub(crate) fn heard(self) -> anyhow::Result<(Self, Proxy)> {
+        let proxy = Proxy::listening(&socket(&self.server)?)?;
+        Ok((Self { server: through(&self.server, proxy.port), ..self }, proxy))
+    }
+
+    pub(crate) fn told(&self) -> Told {
+        Told { synchronous_commit: self.synchronous, rtt_ms: self.rtt.map(|rtt| rtt.as_secs_f64() * 1e3) }
+    }
+
+    pub(crate) async fn connect(&self, database: Option<&str>) -> sqlx::Result<PgConnection> {
+        let server = self.server.clone();
+        PgConnection::connect_with(&match database {
+            Some(database) => server.database(database),
+            None => server,
+        })
+        .await
+    }
+
+    pub(crate) async fn pool(&self, connections: usize) -> sqlx::Result<PgPool> {
+        PgPoolOptions::new().max_connections(connections as u32).connect_with(self.server.clone()).await
+    }
+}
+
+fn socket(server: &PgConnectOptions) -> anyhow::Result<std::path::PathBuf> {
+    let directory: &Path =
+        server.get_socket().ok_or_else(|| anyhow::anyhow!("DATABASE_URL names no Unix socket; run script/bench"))?;
+    Ok(directory.join(format!(".s.PGSQL.{}", server.get_port())))
+}
+
+fn through(server: &PgConnectOptions, port: u16) -> PgConnectOptions {
+    let options = server.get_options().map(str::to_owned).unwrap_or_default();
+    let synchronous = if options.contains("synchronous_commit=off") { "off" } else { "on" };
+    PgConnectOptions::new_without_pgpass()
+        .host("127.0.0.1")
+        .port(port)
+        .username(server.get_username())
+        .database(server.get_database().unwrap_or("postgres"))
+        .ssl_mode(PgSslMode::Disable)
+        .options([("synchronous_commit", synchronous)])
+}
