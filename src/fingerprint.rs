@@ -3,6 +3,7 @@
 mod canonical;
 mod member;
 mod number;
+mod object;
 #[cfg(feature = "http")]
 pub(crate) mod request;
 

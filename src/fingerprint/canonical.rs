@@ -5,16 +5,19 @@
 //! serde_json cannot change the outcome.
 
 use std::fmt::Display;
-use std::ops::Range;
 
 use serde::ser::{self, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::member::{DecimalText, MemberName};
-use super::number::{write_decimal, write_float};
+use super::number::{write_decimal, write_f64, write_float, write_integer};
+use super::object::{OpenObjects, Opened};
 
 /// How much gathers before it goes to the hasher: large enough that SHA-256 works on whole blocks, small enough for cache.
 const FLUSH_BYTES: usize = 8 * 1024;
+
+/// What most bodies fit, so that the buffer need not grow in steps.
+const SMALL_BYTES: usize = 512;
 
 /// serde_json's own name for a number that it keeps as text (its feature `arbitrary_precision`).
 const NUMBER_AS_TEXT: &str = "$serde_json::private::Number";
@@ -57,7 +60,7 @@ impl ser::Error for InvalidBody {
 pub(super) struct CanonicalJson {
     hasher: Sha256,
     out: Vec<u8>,
-    open_objects: usize,
+    objects: OpenObjects,
     /// Whether a map of the one member [`NUMBER_AS_TEXT`] is a number: only in what serde_json's own parser hands on.
     numbers_as_maps: bool,
     /// Whether a part has failed, also where the value's own `Serialize` went on as if nothing were.
@@ -66,7 +69,13 @@ pub(super) struct CanonicalJson {
 
 impl CanonicalJson {
     pub(super) fn new(hasher: Sha256) -> Self {
-        Self { hasher, out: Vec::new(), open_objects: 0, numbers_as_maps: false, failed: None }
+        Self {
+            hasher,
+            out: Vec::with_capacity(SMALL_BYTES),
+            objects: OpenObjects::default(),
+            numbers_as_maps: false,
+            failed: None,
+        }
     }
 
     /// For what serde_json's parser hands on: where another crate has turned `arbitrary_precision` on, that gives each number
@@ -96,38 +105,55 @@ impl CanonicalJson {
     }
 
     fn flush_if_large(&mut self) {
-        if self.open_objects == 0 && self.out.len() >= FLUSH_BYTES {
+        if self.objects.is_empty() && self.out.len() >= FLUSH_BYTES {
             self.hasher.update(&self.out);
             self.out.clear();
         }
     }
 
-    fn write_display(&mut self, value: impl Display) {
-        // Integers, booleans: ASCII that needs no escape.
-        self.write(value.to_string().as_bytes());
+    /// Writes what stands inside of another value.
+    fn part<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), InvalidBody> {
+        value.serialize(&mut *self)
+    }
+
+    fn integer(&mut self, value: impl itoa::Integer) -> Result<(), InvalidBody> {
+        write_integer(&mut self.out, value);
+        self.flush_if_large();
+        Ok(())
     }
 
     fn write_string(&mut self, text: &str) {
         self.out.push(b'"');
-        let mut plain = 0;
-        for (at, byte) in text.bytes().enumerate() {
-            if byte == b'"' || byte == b'\\' || byte < 0x20 {
-                self.out.extend_from_slice(&text.as_bytes()[plain..at]);
-                match byte {
-                    b'"' | b'\\' => self.out.extend_from_slice(&[b'\\', byte]),
-                    control => self.out.extend_from_slice(format!("\\u{control:04x}").as_bytes()),
-                }
-                plain = at + 1;
-            }
+        // Looking at all bytes without a way out takes a fraction of the time: the compiler makes vectors of it.
+        if text.bytes().fold(false, |any, byte| any | is_escaped(byte)) {
+            self.write_escaped(text.as_bytes());
+        } else {
+            self.out.extend_from_slice(text.as_bytes());
         }
-        self.out.extend_from_slice(&text.as_bytes()[plain..]);
         self.write(b"\"");
     }
 
+    fn write_escaped(&mut self, text: &[u8]) {
+        for plain in text.split_inclusive(|byte| is_escaped(*byte)) {
+            match plain.split_last() {
+                Some((quoted @ (b'"' | b'\\'), plain)) => {
+                    self.out.extend_from_slice(plain);
+                    self.out.extend_from_slice(&[b'\\', *quoted]);
+                }
+                Some((control @ 0..0x20, plain)) => {
+                    self.out.extend_from_slice(plain);
+                    self.out.extend_from_slice(b"\\u00");
+                    self.out.extend([control >> 4, control & 0xf].map(|digit| b"0123456789abcdef"[usize::from(digit)]));
+                }
+                _ => self.out.extend_from_slice(plain),
+            }
+        }
+    }
+
     fn open_object(&mut self) -> Object<'_> {
-        self.open_objects += 1;
-        let start = self.out.len();
-        Object { json: self, start, names: Vec::new(), members: Vec::new() }
+        let opened = self.objects.open(self.out.len());
+        self.out.push(b'{');
+        Object { json: self, opened }
     }
 
     /// `{"Variant":` of an externally tagged enum; the caller writes the value and the brace.
@@ -136,6 +162,11 @@ impl CanonicalJson {
         self.write_string(variant);
         self.write(b":");
     }
+}
+
+/// Whether JSON demands an escape.
+fn is_escaped(byte: u8) -> bool {
+    byte < 0x20 || byte == b'"' || byte == b'\\'
 }
 
 /// An array, and whether it is wrapped in `{"Variant":…}`.
@@ -155,7 +186,7 @@ impl<'a> Array<'a> {
         if !std::mem::take(&mut self.empty) {
             self.json.write(b",");
         }
-        value.serialize(&mut *self.json)
+        self.json.part(value)
     }
 
     fn close(self) {
@@ -163,80 +194,50 @@ impl<'a> Array<'a> {
     }
 }
 
-/// An object whose members gather behind `start` in the buffer, unsorted, until it closes.
+/// An object whose members gather in the buffer, as they come, until it closes.
 pub(super) struct Object<'a> {
     json: &'a mut CanonicalJson,
-    start: usize,
-    /// The names as they are sorted: unescaped, one after the other.
-    names: Vec<u8>,
-    members: Vec<Member>,
-}
-
-struct Member {
-    name: Range<usize>,
-    /// `"name":value`, relative to the object's start.
-    text: Range<usize>,
+    opened: Opened,
 }
 
 impl Object<'_> {
     pub(super) fn name(&mut self, name: &str) {
-        let from = self.names.len();
-        self.names.extend_from_slice(name.as_bytes());
-        let at = self.json.out.len() - self.start;
-        self.members.push(Member { name: from..self.names.len(), text: at..at });
+        let CanonicalJson { objects, out, .. } = &mut *self.json;
+        if objects.has_members(self.opened) {
+            out.push(b',');
+        }
+        objects.begin_member(name, out.len());
         self.json.write_string(name);
         self.json.write(b":");
     }
 
     fn value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), InvalidBody> {
-        if let Err(error) = value.serialize(&mut *self.json) {
+        if let Err(error) = self.json.part(value) {
             self.json.failed = Some(error.clone());
             return Err(error);
         }
-        if let Some(member) = self.members.last_mut() {
-            member.text.end = self.json.out.len() - self.start;
-        }
+        self.json.objects.end_member(self.json.out.len());
         Ok(())
     }
 
     /// Closes the object, with `}`, or `}}` where a variant's brace is around it.
-    fn close(mut self, braces: &[u8]) -> Result<(), InvalidBody> {
-        self.sort()?;
-        self.json.open_objects -= 1;
+    fn close(self, braces: &[u8]) -> Result<(), InvalidBody> {
+        let CanonicalJson { objects, out, .. } = &mut *self.json;
+        objects.sort(self.opened, out)?;
+        objects.close(self.opened);
         self.json.write(braces);
         Ok(())
     }
 
     /// The text of a number in disguise. It has no escapes, so what is written of it is its text in quotes.
     fn number_as_text(&self) -> Option<String> {
-        let [member] = &*self.members else { return None };
-        if !self.json.numbers_as_maps || &self.names[member.name.clone()] != NUMBER_AS_TEXT.as_bytes() {
+        let (name, written) = self.json.objects.only_member(self.opened, &self.json.out)?;
+        if !self.json.numbers_as_maps || name != NUMBER_AS_TEXT.as_bytes() {
             return None;
         }
-        let written = str::from_utf8(&self.json.out[self.start..]).ok()?;
+        let written = str::from_utf8(written).ok()?;
         let text = written.strip_prefix('"')?.strip_prefix(NUMBER_AS_TEXT)?.strip_prefix("\":\"")?.strip_suffix('"')?;
         Some(text.to_owned())
-    }
-
-    /// Puts the members behind `start` in order.
-    fn sort(&mut self) -> Result<(), InvalidBody> {
-        let names = &self.names;
-        let name = |member: &Member| &names[member.name.clone()];
-        // UTF-8 keeps the order of code points.
-        self.members.sort_by(|a, b| name(a).cmp(name(b)));
-        if let Some(pair) = self.members.windows(2).find(|pair| name(&pair[0]) == name(&pair[1])) {
-            return Err(InvalidBody::DuplicateMember(String::from_utf8_lossy(name(&pair[0])).into_owned()));
-        }
-
-        let unsorted = self.json.out.split_off(self.start);
-        self.json.out.push(b'{');
-        for (at, member) in self.members.iter().enumerate() {
-            if at > 0 {
-                self.json.out.push(b',');
-            }
-            self.json.out.extend_from_slice(&unsorted[member.text.clone()]);
-        }
-        Ok(())
     }
 }
 
@@ -263,45 +264,43 @@ impl<'a> ser::Serializer for &'a mut CanonicalJson {
     }
 
     fn serialize_i8(self, value: i8) -> Result<(), InvalidBody> {
-        self.serialize_i128(value.into())
+        self.integer(value)
     }
 
     fn serialize_i16(self, value: i16) -> Result<(), InvalidBody> {
-        self.serialize_i128(value.into())
+        self.integer(value)
     }
 
     fn serialize_i32(self, value: i32) -> Result<(), InvalidBody> {
-        self.serialize_i128(value.into())
+        self.integer(value)
     }
 
     fn serialize_i64(self, value: i64) -> Result<(), InvalidBody> {
-        self.serialize_i128(value.into())
+        self.integer(value)
     }
 
     fn serialize_i128(self, value: i128) -> Result<(), InvalidBody> {
-        self.write_display(value);
-        Ok(())
+        self.integer(value)
     }
 
     fn serialize_u8(self, value: u8) -> Result<(), InvalidBody> {
-        self.serialize_u128(value.into())
+        self.integer(value)
     }
 
     fn serialize_u16(self, value: u16) -> Result<(), InvalidBody> {
-        self.serialize_u128(value.into())
+        self.integer(value)
     }
 
     fn serialize_u32(self, value: u32) -> Result<(), InvalidBody> {
-        self.serialize_u128(value.into())
+        self.integer(value)
     }
 
     fn serialize_u64(self, value: u64) -> Result<(), InvalidBody> {
-        self.serialize_u128(value.into())
+        self.integer(value)
     }
 
     fn serialize_u128(self, value: u128) -> Result<(), InvalidBody> {
-        self.write_display(value);
-        Ok(())
+        self.integer(value)
     }
 
     fn serialize_f32(self, value: f32) -> Result<(), InvalidBody> {
@@ -317,7 +316,7 @@ impl<'a> ser::Serializer for &'a mut CanonicalJson {
         if !value.is_finite() {
             return Err(InvalidBody::NotFinite);
         }
-        write_float(&mut self.out, format_args!("{value:e}"));
+        write_f64(&mut self.out, value);
         self.flush_if_large();
         Ok(())
     }
@@ -460,8 +459,8 @@ impl ser::SerializeMap for Object<'_> {
 
     fn end(self) -> Result<(), InvalidBody> {
         let Some(number) = self.number_as_text() else { return self.close(b"}") };
-        self.json.out.truncate(self.start);
-        self.json.open_objects -= 1;
+        self.json.out.truncate(self.opened.at);
+        self.json.objects.close(self.opened);
         self.json.write_number(&number);
         Ok(())
     }

@@ -19,6 +19,14 @@ macro_rules! as_text {
     )*};
 }
 
+macro_rules! as_digits {
+    ($($method:ident($type:ty)),*) => {$(
+        fn $method(self, value: $type) -> Result<(), InvalidBody> {
+            self.serialize_str(itoa::Buffer::new().format(value))
+        }
+    )*};
+}
+
 macro_rules! refused {
     ($error:expr; $($method:ident($($type:ty),*) -> $ok:ty),*) => {$(
         fn $method(self, $(_: $type),*) -> Result<$ok, InvalidBody> {
@@ -76,6 +84,9 @@ macro_rules! refused_compounds {
 
         as_text!(
             serialize_bool(bool),
+            serialize_char(char)
+        );
+        as_digits!(
             serialize_i8(i8),
             serialize_i16(i16),
             serialize_i32(i32),
@@ -85,8 +96,7 @@ macro_rules! refused_compounds {
             serialize_u16(u16),
             serialize_u32(u32),
             serialize_u64(u64),
-            serialize_u128(u128),
-            serialize_char(char)
+            serialize_u128(u128)
         );
 
         fn serialize_unit_variant(self, _: &'static str, _: u32, variant: &'static str) -> Result<(), InvalidBody> {

@@ -6,6 +6,38 @@ use std::io::Write;
 /// type needs the exponent form.
 const PLAIN_DIGITS: i64 = 40;
 
+/// Powers of ten for [`short_decimal`]: amounts have two to four decimals, and each power that fails costs a division.
+const POWERS: [f64; 5] = [1.0, 1e1, 1e2, 1e3, 1e4];
+/// Two decimals of up to 15 digits are never the same `f64` (`f64::DIGITS`).
+const TELLING: f64 = 1e15;
+
+/// Writes an `f64` in its shortest round-trip digits, which are those of `{:e}`. Where two of that length are equally near,
+/// as for 1125899906842624.25, std takes the upper one and serde_json (by ryu, or zmij) the even one: theirs would be other
+/// fingerprints.
+pub(super) fn write_f64(out: &mut Vec<u8>, value: f64) {
+    let Some((digits, decimals)) = short_decimal(value) else { return write_float(out, format_args!("{value:e}")) };
+    write_integer(out, digits);
+    if decimals > 0 {
+        out.extend_from_slice(b"e-");
+        write_integer(out, decimals);
+    }
+}
+
+/// The decimal of few digits that a float was most likely made from, without trailing zeros after its point.
+///
+/// Division rounds to the nearest `f64`, as a parser does: a quotient of `value` says that *digits / power* is read as
+/// `value`. And no other decimal of 15 digits is, so there is none that is as short.
+fn short_decimal(value: f64) -> Option<(i64, usize)> {
+    POWERS.iter().enumerate().find_map(|(decimals, power)| {
+        let digits = (value * power).round();
+        (digits.abs() < TELLING && digits / power == value).then_some((digits as i64, decimals))
+    })
+}
+
+pub(super) fn write_integer(out: &mut Vec<u8>, value: impl itoa::Integer) {
+    out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
+}
+
 /// Writes an `f64` or `f32`, both in their shortest round-trip digits, which is what `{:e}` gives.
 pub(super) fn write_float(out: &mut Vec<u8>, scientific: std::fmt::Arguments<'_>) {
     // A sign, 17 digits, a point, `e`, a sign and 3 digits fit easily.
@@ -29,17 +61,22 @@ pub(super) fn write_decimal(out: &mut Vec<u8>, text: &str) {
     };
     let (mantissa, exponent) = unsigned.split_once(['e', 'E']).unwrap_or((unsigned, "0"));
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-
-    let significant = || whole.bytes().chain(fraction.bytes());
-    let digits = whole.len() + fraction.len();
-    let leading = significant().take_while(|digit| *digit == b'0').count();
-    if leading == digits {
+    // The digits are those of `whole` and then of `fraction`; zeros go from either end.
+    let (mut whole, mut digits) = (whole.trim_start_matches('0'), fraction.trim_end_matches('0'));
+    let mut trailing = fraction.len() - digits.len();
+    if digits.is_empty() {
+        let all = whole.len();
+        whole = whole.trim_end_matches('0');
+        trailing += all - whole.len();
+    }
+    if whole.is_empty() {
+        digits = digits.trim_start_matches('0');
+    }
+    if whole.is_empty() && digits.is_empty() {
         // Zero has no sign: -0.0 and 0 are one value.
         out.push(b'0');
         return;
     }
-    let trailing = fraction.bytes().rev().chain(whole.bytes().rev()).take_while(|digit| *digit == b'0').count();
-    let kept = digits - leading - trailing;
 
     let exponent = exponent
         .parse::<i64>()
@@ -54,11 +91,14 @@ pub(super) fn write_decimal(out: &mut Vec<u8>, text: &str) {
     if negative {
         out.push(b'-');
     }
-    out.extend(significant().skip(leading).take(kept));
-    if (0..PLAIN_DIGITS).contains(&exponent) && kept as i64 + exponent <= PLAIN_DIGITS {
+    out.extend_from_slice(whole.as_bytes());
+    out.extend_from_slice(digits.as_bytes());
+    let kept = (whole.len() + digits.len()) as i64;
+    if (0..PLAIN_DIGITS).contains(&exponent) && kept + exponent <= PLAIN_DIGITS {
         out.extend(std::iter::repeat_n(b'0', exponent as usize));
     } else {
-        out.extend_from_slice(format!("e{exponent}").as_bytes());
+        out.push(b'e');
+        write_integer(out, exponent);
     }
 }
 
