@@ -113,7 +113,7 @@ impl CanonicalJson {
 
     /// Writes what stands inside of another value.
     fn part<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), InvalidBody> {
-        value.serialize(&mut *self)
+        value.serialize(&mut *self).inspect_err(|error| self.failed = Some(error.clone()))
     }
 
     fn integer(&mut self, value: impl itoa::Integer) -> Result<(), InvalidBody> {
@@ -212,10 +212,7 @@ impl Object<'_> {
     }
 
     fn value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), InvalidBody> {
-        if let Err(error) = self.json.part(value) {
-            self.json.failed = Some(error.clone());
-            return Err(error);
-        }
+        self.json.part(value)?;
         self.json.objects.end_member(self.json.out.len());
         Ok(())
     }
@@ -450,7 +447,7 @@ impl ser::SerializeMap for Object<'_> {
     type Error = InvalidBody;
 
     fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), InvalidBody> {
-        key.serialize(MemberName(self))
+        key.serialize(MemberName(self)).inspect_err(|error| self.json.failed = Some(error.clone()))
     }
 
     fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), InvalidBody> {

@@ -193,9 +193,11 @@ fn a_body_without_a_canonical_form_is_refused() {
 /// A `Serialize` that goes on after a part has failed must not get a fingerprint without that part.
 #[test]
 fn an_error_that_is_swallowed_is_still_an_error() {
-    struct Swallows(f64);
+    struct InMap(f64);
+    struct InSeq(f64);
+    struct InKey<K>(K);
 
-    impl Serialize for Swallows {
+    impl Serialize for InMap {
         fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
             use serde::ser::SerializeMap as _;
             let mut map = serializer.serialize_map(None)?;
@@ -204,8 +206,28 @@ fn an_error_that_is_swallowed_is_still_an_error() {
         }
     }
 
-    assert!(Fingerprint::of_json(&Swallows(1.0)).is_ok());
-    assert_eq!(Fingerprint::of_json(&Swallows(f64::NAN)), Err(InvalidBody::NotFinite));
+    impl Serialize for InSeq {
+        fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            use serde::ser::SerializeSeq as _;
+            let mut seq = serializer.serialize_seq(None)?;
+            let _ = seq.serialize_element(&self.0);
+            seq.end()
+        }
+    }
+
+    impl<K: Serialize> Serialize for InKey<K> {
+        fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            use serde::ser::SerializeMap as _;
+            let mut map = serializer.serialize_map(None)?;
+            let _ = map.serialize_entry(&self.0, &0);
+            map.end()
+        }
+    }
+
+    assert!(Fingerprint::of_json(&(InMap(1.0), InSeq(1.0), InKey("kept"))).is_ok());
+    assert_eq!(Fingerprint::of_json(&InMap(f64::NAN)), Err(InvalidBody::NotFinite));
+    assert_eq!(Fingerprint::of_json(&InSeq(f64::NAN)), Err(InvalidBody::NotFinite));
+    assert_eq!(Fingerprint::of_json(&InKey(1.5)), Err(InvalidBody::KeyIsNoString));
 }
 
 #[test]
