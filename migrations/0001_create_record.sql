@@ -61,7 +61,7 @@ create table idempotency.record (
         or (response_status is null and response_headers is null and response_body is null)
     )
 ) with (
-    -- Completion is a heap-only update because it meets the page that the claim has just filled; spare room in every page
+    -- Completion in transaction mode is a heap-only update because it meets the page that the claim has just filled; spare room in every page
     -- would cost two thirds more heap for four per cent less WAL.
     fillfactor = 100,
     -- A hundredth, where the server's own default is a fifth, a backlog of hours. Not by count alone: a vacuum that clears the
@@ -75,7 +75,113 @@ create table idempotency.record (
     autovacuum_analyze_threshold = 50000
 );
 
--- For the sweep. No other index: one on a column that completion or a heartbeat changes would end their heap-only updates.
+-- For the sweep. A lease's retention starts anew when it completes, which is no heap-only update then. No other index: one on a
+-- column that every completion or heartbeat changes would end theirs too.
 create index record_expires_at on idempotency.record (expires_at);
 
 comment on table idempotency.record is 'pg-idempotency: one row per idempotency key; delete none by hand that is not past expires_at';
+
+-- The claims and the completion of src/record once more, word for word, for the messages that also begin or commit. Such a
+-- message is a text, in which nothing is prepared. In functions, because the server keeps their plans: planned anew for
+-- each message, either statement costs more than the round trip that it saves.
+
+create function idempotency.claim_waiting(text, text, text, bytea, int8, interval, int8, text, text, interval)
+returns void language plpgsql as $$
+declare
+    restored text;
+    locked   bool;
+begin
+    insert into idempotency.record
+        (mode, scope, operation, key, fingerprint, token, expires_at, lease_until, completed_at)
+    values (
+        $9::text, $1::text, $2::text, $3::text, $4::bytea,
+        case when set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true) is not null
+        then
+            case when set_config(
+                'lock_timeout',
+                case when current_setting('lock_timeout')::interval between '1 ms' and $8::text::interval
+                    then current_setting('lock_timeout')
+                    else $8::text
+                end,
+                true
+            ) is not null
+            then
+                case when pg_try_advisory_xact_lock($7::int8) is not null then $5::int8 end
+            end
+        end,
+        statement_timestamp() + $6::interval,
+        statement_timestamp() + $10::interval,
+        case when $9::text = 'mark' then statement_timestamp() end
+    )
+    on conflict (scope, operation, key) do nothing
+    returning
+        set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true),
+        pg_try_advisory_xact_lock($7::int8) as locked
+    into restored, locked;
+    if locked is not true then
+        raise exception 'the idempotency key is taken' using errcode = 'IK001';
+    end if;
+end
+$$;
+
+create function idempotency.claim_rejecting(text, text, text, bytea, int8, interval, int8, text, text, interval)
+returns void language plpgsql as $$
+declare
+    restored text;
+    locked   bool;
+begin
+    insert into idempotency.record
+        (mode, scope, operation, key, fingerprint, token, expires_at, lease_until, completed_at)
+    select
+        $9::text, $1::text, $2::text, $3::text, $4::bytea, $5::int8,
+        statement_timestamp() + $6::interval,
+        statement_timestamp() + $10::interval,
+        case when $9::text = 'mark' then statement_timestamp() end
+    where
+        case when set_config('idempotency.lock_timeout', current_setting('lock_timeout'), true) is not null
+        then
+            case when set_config('lock_timeout', $8::text, true) is not null
+            then pg_try_advisory_xact_lock($7::int8)
+            end
+        end
+    on conflict (scope, operation, key) do nothing
+    returning
+        set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true),
+        true as locked
+    into restored, locked;
+    if locked is not true then
+        raise exception 'the idempotency key is taken' using errcode = 'IK001';
+    end if;
+end
+$$;
+
+create function idempotency.complete(text, text, text, int8, bytea, int2, text)
+returns void language plpgsql as $$
+begin
+    update idempotency.record
+    set completed_at = statement_timestamp(),
+        response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb
+    where scope = $1::text and operation = $2::text and key = $3::text
+        and token = $4::int8
+        and completed_at is null
+        and claimed_at = now()
+        and expires_at > statement_timestamp();
+    if found then
+        return;
+    end if;
+    perform
+    from idempotency.record
+    where scope = $1::text and operation = $2::text and key = $3::text
+        and token = $4::int8
+        and completed_at is null
+        and claimed_at = now();
+    if found then
+        raise exception 'the idempotency key has outlived its retention' using errcode = 'IK003';
+    end if;
+    raise exception 'the transaction of the idempotency key''s claim has ended' using errcode = 'IK002';
+end
+$$;
+
+comment on function idempotency.claim_waiting is 'pg-idempotency: claims a key, or fails with IK001';
+comment on function idempotency.claim_rejecting is 'pg-idempotency: claims a key without waiting, or fails with IK001';
+comment on function idempotency.complete is 'pg-idempotency: stores the response of a claim, or fails with IK002 or IK003';

@@ -5,6 +5,7 @@ use std::time::Instant;
 use sqlx::PgConnection;
 
 use crate::answer::{Answer, RETRY_AFTER, answer};
+use crate::fingerprint::Comparison;
 use crate::record::{Claim, Record, Response, Terms};
 use crate::{Error, InFlight, Key, observe};
 
@@ -13,8 +14,8 @@ use crate::{Error, InFlight, Key, observe};
 const ROUNDS: usize = 3;
 
 /// What a claim came to.
-pub(crate) enum Claimed {
-    Won(Claim),
+pub(crate) enum Claimed<W = Claim> {
+    Won(W),
     /// Another call has completed; its response.
     Replayed(Response),
 }
@@ -28,13 +29,20 @@ pub(crate) async fn claim(conn: &mut PgConnection, record: Record<'_>, terms: &T
 }
 
 /// Says what a claim came to, with all its polls. A claim that was won is counted when it is settled.
-pub(crate) fn observe_claim(terms: &Terms, key: &Key, started: Instant, claimed: Result<&Claimed, &Error>) {
+pub(crate) fn observe_claim<W>(terms: &Terms, key: &Key, started: Instant, claimed: Result<&Claimed<W>, &Error>) {
     observe::claimed(terms.mode, key.operation(), started.elapsed());
     match claimed {
         Ok(Claimed::Won(_)) => {}
         Ok(Claimed::Replayed(_)) => observe::outcome(terms.mode, key.operation(), observe::REPLAYED),
         Err(error) => observe::failure(terms.mode, key.operation(), error),
     }
+}
+
+/// Looks for a response to replay, before any claim and outside a transaction. Whatever else it meets, an error of an earlier
+/// statement's on this connection too, is for the claim to meet again: it knows more.
+pub(crate) async fn look_first(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Option<Response> {
+    let (stored, response) = record.look_first(conn, terms).await.ok()??;
+    (terms.fingerprint?.compare(&stored) == Comparison::Same).then_some(response)
 }
 
 /// [`claim`], for who polls: counted once, by [`observe_claim`], and not at each poll.

@@ -3,18 +3,14 @@
 //! The protocol is `claim → perform → complete`, or a replay. What this file does not know stands in
 //! [`claim`](crate::claim()) (how a claim is won or lost) and [`record`](crate::record) (the statements).
 
-use std::time::Instant;
-
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{Connection, PgConnection, PgPool};
 
-use crate::claim::{Claimed, contend};
+use crate::call::Call;
 use crate::observe::{Ending, call_span, spanned};
-use crate::outcome::{decode, encode};
-use crate::record::{Claim, Record, Response, Terms, Unmet};
-use crate::transaction::{Durability, Savepoint, in_own_transaction, in_pooled_transaction};
-use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict, observe};
+use crate::transaction::Connections;
+use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 
 /// Performs an operation once, however often it is asked for, with the [default options](Idempotency::new).
 ///
@@ -180,11 +176,14 @@ impl Idempotency {
         let ending = Ending::default();
         let span = call_span!("ensure_idempotent", Mode::Transaction, key);
         let call = async {
-            let call = Call::new(&self, key, body, &ending)?;
+            // What comes next on the caller's connection would wait for the end of the empty transaction, and read the error
+            // of a claim whose call was dropped.
+            let apart = self.with_combined_begin(false).with_combined_commit(false);
+            let call = Call::new(&apart, key, body, &ending)?;
             if conn.is_in_transaction() {
                 call.ensure(conn, perform).await
             } else {
-                in_own_transaction(conn, Durability::AsItIs, async move |conn| call.ensure(conn, perform).await).await?
+                call.ensure_alone(conn, &mut Some(perform)).await?
             }
         };
         spanned(span, call, |result| ending.observe(key, result)).await
@@ -219,10 +218,7 @@ impl Idempotency {
             if conn.is_in_transaction() {
                 call.ensure_isolated(conn, perform).await
             } else {
-                in_own_transaction(conn, Durability::AsItIs, async move |conn| {
-                    call.ensure_isolated(conn, perform).await
-                })
-                .await?
+                call.ensure_isolated_alone(conn, &mut Some(perform)).await?
             }
         };
         spanned(span, call, |result| ending.observe(key, result)).await
@@ -252,7 +248,15 @@ impl Idempotency {
         let span = call_span!("ensure_idempotent", Mode::Transaction, key);
         let call = async {
             let call = Call::new(&self, key, body, &ending)?;
-            in_pooled_transaction(pool, Durability::AsItIs, async move |conn| call.ensure(conn, perform).await).await
+            let (mut perform, mut connections) = (Some(perform), Connections::of(pool));
+            loop {
+                let mut conn = connections.next().await?;
+                match call.ensure_alone(&mut conn, &mut perform).await {
+                    Ok(settled) => return settled,
+                    Err(Error::UnknownTransaction) => drop(conn.close().await),
+                    Err(error) => return Err(error.into()),
+                }
+            }
         };
         spanned(span, call, |result| ending.observe(key, result)).await
     }
@@ -278,142 +282,16 @@ impl Idempotency {
         let span = call_span!("ensure_isolated", Mode::Transaction, key);
         let call = async {
             let call = Call::new(&self, key, body, &ending)?;
-            in_pooled_transaction(pool, Durability::AsItIs, async move |conn| call.ensure_isolated(conn, perform).await)
-                .await
+            let (mut perform, mut connections) = (Some(perform), Connections::of(pool));
+            loop {
+                let mut conn = connections.next().await?;
+                match call.ensure_isolated_alone(&mut conn, &mut perform).await {
+                    Ok(settled) => return settled,
+                    Err(Error::UnknownTransaction) => drop(conn.close().await),
+                    Err(error) => return Err(error.into()),
+                }
+            }
         };
         spanned(span, call, |result| ending.observe(key, result)).await
-    }
-}
-
-/// One call: on which record, and on which terms.
-struct Call<'k> {
-    record: Record<'k>,
-    terms: Terms,
-    ending: &'k Ending,
-}
-
-impl<'k> Call<'k> {
-    fn new<B: Body + ?Sized>(options: &Idempotency, key: &'k Key, body: &B, ending: &'k Ending) -> Result<Self, Error> {
-        let fingerprint = body.fingerprint()?;
-        Ok(Self {
-            record: Record { key, prepared: options.prepared },
-            terms: Terms {
-                mode: Mode::Transaction,
-                fingerprint: Some(fingerprint),
-                retention: options.retention,
-                in_flight: options.in_flight,
-                lease: None,
-                max_attempts: None,
-            },
-            ending,
-        })
-    }
-
-    async fn ensure<T, E, F>(self, conn: &mut PgConnection, perform: F) -> Result<Outcome<T>, E>
-    where
-        T: Serialize + DeserializeOwned,
-        E: From<Error>,
-        F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
-    {
-        match self.claim(conn).await? {
-            Claimed::Replayed(response) => Ok(Outcome::Replayed(decode(&response)?)),
-            Claimed::Won(claim) => {
-                let started = Instant::now();
-                let performed = perform(&mut *conn).await;
-                self.observe_perform(started);
-                let response = performed?;
-                let encoded = encode(&response).map_err(|error| self.failed(error))?;
-                self.complete(conn, claim, &encoded).await.map_err(|error| self.failed(error))?;
-                Ok(Outcome::Performed(response))
-            }
-        }
-    }
-
-    async fn ensure_isolated<T, E, F>(self, conn: &mut PgConnection, perform: F) -> Result<Outcome<T>, E>
-    where
-        T: Serialize + DeserializeOwned,
-        E: From<Error>,
-        F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
-    {
-        let claim = match self.claim(conn).await? {
-            Claimed::Replayed(response) => return Ok(Outcome::Replayed(decode(&response)?)),
-            Claimed::Won(claim) => claim,
-        };
-        let savepoint = Savepoint::set(conn, claim.token).await?;
-        let started = Instant::now();
-        let performed = perform(&mut *conn).await;
-        self.observe_perform(started);
-        let settled = match performed {
-            Ok(verdict) => {
-                self.settle(conn, claim, savepoint, verdict).await.map_err(|error| E::from(self.failed(error)))
-            }
-            Err(error) => Err(error),
-        };
-        if settled.is_err() {
-            // Where this fails, the transaction is not what the caller is promised: that error counts more.
-            self.give_up(conn, claim, savepoint).await?;
-        }
-        settled
-    }
-
-    async fn claim(&self, conn: &mut PgConnection) -> Result<Claimed, Error> {
-        let started = Instant::now();
-        let claimed = contend(conn, self.record, &self.terms).await;
-        observe::claimed(self.terms.mode, self.record.key.operation(), started.elapsed());
-        claimed.inspect_err(|error| self.ending.tell(error))
-    }
-
-    async fn settle<T>(
-        &self,
-        conn: &mut PgConnection,
-        claim: Claim,
-        savepoint: Savepoint,
-        verdict: Verdict<T>,
-    ) -> Result<Outcome<T>, Error>
-    where
-        T: Serialize + DeserializeOwned,
-    {
-        let (response, undo) = match verdict {
-            Verdict::Keep(response) => (response, false),
-            Verdict::Undo(response) => (response, true),
-        };
-        let encoded = encode(&response)?;
-        if undo {
-            savepoint.undo(conn).await?;
-            // Set anew, so that a completion that fails can be undone like everything else.
-            let savepoint = Savepoint::set(conn, claim.token).await?;
-            self.complete(conn, claim, &encoded).await?;
-            savepoint.release(conn).await?;
-        } else {
-            self.complete(conn, claim, &encoded).await?;
-            savepoint.release(conn).await?;
-        }
-        Ok(Outcome::Performed(response))
-    }
-
-    fn observe_perform(&self, started: Instant) {
-        observe::performed(self.terms.mode, self.record.key.operation(), started.elapsed());
-    }
-
-    fn failed(&self, error: Error) -> Error {
-        self.ending.tell(&error);
-        error
-    }
-
-    /// Leaves the transaction as it was before `perform`, and the key to the next caller.
-    async fn give_up(&self, conn: &mut PgConnection, claim: Claim, savepoint: Savepoint) -> Result<(), Error> {
-        // The first error may be a stale one, of a statement whose future `perform` has dropped: then nothing was sent.
-        if savepoint.undo(conn).await.is_err() {
-            savepoint.undo(conn).await?;
-        }
-        self.record.release(conn, claim).await
-    }
-
-    async fn complete(&self, conn: &mut PgConnection, claim: Claim, response: &Response) -> Result<(), Error> {
-        match self.record.complete(conn, claim, response).await? {
-            Ok(()) => Ok(()),
-            Err(Unmet::OutlivedRetention) => Err(Error::OutlivedRetention),
-            Err(Unmet::NotInTransaction) => Err(Error::NotInTransaction),
-        }
     }
 }

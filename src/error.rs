@@ -178,7 +178,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     SchemaMissing {
-        /// The server's error (SQLSTATE 42P01, 42703 or 3F000), or the migration that is missing.
+        /// The server's error (SQLSTATE 42P01, 42703, 42883 or 3F000), or the migration that is missing.
         source: sqlx::Error,
     },
 
@@ -211,7 +211,7 @@ impl Error {
     /// Sorts an error of one of this crate's own statements.
     pub(crate) fn of_statement(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {
-            Some("42P01" | "42703" | "3F000") => Self::SchemaMissing { source: error },
+            Some("42P01" | "42703" | "42883" | "3F000") => Self::SchemaMissing { source: error },
             _ => error.into(),
         }
     }

@@ -49,7 +49,7 @@ mod owner;
 mod policy;
 mod renewal;
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Display;
 use std::future::poll_fn;
 use std::num::NonZeroU32;
 use std::pin::pin;
@@ -68,7 +68,7 @@ use crate::options::{DEFAULT_RETENTION, RETENTION, WAIT, within};
 use crate::outcome::{decode, encode};
 use crate::poll::Polls;
 use crate::record::{Actor, Record, Response, Terms};
-use crate::transaction::{Durability, in_pooled_transaction};
+use crate::transaction::{Opening, in_pooled_transaction};
 use crate::{Body, Error, Fingerprint, InFlight, InvalidBody, InvalidDuration, Key, Outcome, observe};
 
 pub use guard::Lease;
@@ -162,7 +162,7 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
     let retention = within("retention", retention, RETENTION)?;
     let encoded = encode(response)?;
     let record = Record { key, prepared: false };
-    committed(pool, Durability::Raised, async |conn| {
+    committed(pool, &Opening::Durable, async |conn| {
         record.resolve(conn, token, &encoded, retention, Actor::Operator).await
     })
     .await
@@ -180,7 +180,7 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
 /// Safe at every point: done, or not.
 pub async fn release(pool: &PgPool, key: &Key, token: i64, reason: &str) -> Result<(), Error> {
     let record = Record { key, prepared: false };
-    committed(pool, Durability::Raised, async |conn| record.give_up(conn, token, reason, Actor::Operator).await).await
+    committed(pool, &Opening::Durable, async |conn| record.give_up(conn, token, reason, Actor::Operator).await).await
 }
 
 impl Leasing {
@@ -362,7 +362,7 @@ impl Leasing {
             // From before the claim is sent: the owner's clock must run ahead of the database's.
             let claimed_at = Instant::now();
             let claimed =
-                in_pooled_transaction(pool, Durability::Raised, async |conn| contend(conn, record, &terms).await).await;
+                in_pooled_transaction(pool, &Opening::Durable, async |conn| contend(conn, record, &terms).await).await;
             if !matches!(claimed, Err(Error::InFlight { .. })) || !polls.rest().await {
                 break (claimed_at, claimed);
             }
@@ -388,11 +388,11 @@ pub(crate) async fn unless_lost<R>(lease: &Lease, work: impl Future<Output = R>)
 }
 
 /// Runs one fenced statement in a transaction of its own.
-async fn committed<F>(pool: &PgPool, durability: Durability, statement: F) -> Result<(), Error>
+async fn committed<F>(pool: &PgPool, opening: &Opening, statement: F) -> Result<(), Error>
 where
     F: AsyncFnOnce(&mut sqlx::PgConnection) -> Result<bool, Error>,
 {
-    if in_pooled_transaction(pool, durability, statement).await? { Ok(()) } else { Err(Error::LeaseLost) }
+    if in_pooled_transaction(pool, opening, statement).await? { Ok(()) } else { Err(Error::LeaseLost) }
 }
 
 /// From a fingerprint as it is stored, version and all.
@@ -400,9 +400,5 @@ pub(crate) fn derive_downstream_key(key: &Key, fingerprint: &[u8]) -> String {
     let mut hasher = Sha256::new_with_prefix(b"downstream");
     key.hash_into(&mut hasher);
     hasher.update(fingerprint);
-    hasher.finalize().iter().take(16).fold(String::new(), |mut hex, byte| {
-        // Writing to a String does not fail.
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    hex::encode(&hasher.finalize()[..16])
 }

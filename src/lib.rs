@@ -2,6 +2,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod answer;
+mod call;
 mod claim;
 pub mod dedup;
 mod ensure;

@@ -8,7 +8,7 @@ use sqlx::{Connection, Executor, PgConnection, Row, SqlSafeStr as _};
 
 use crate::Error;
 use crate::error::sqlstate;
-use crate::transaction::{Durability, in_own_transaction};
+use crate::transaction::{Opening, in_own_transaction};
 
 /// The table in which sqlx's migrator records what is applied; a schema of our own keeps it apart from the application's.
 const APPLIED: &str = "idempotency._sqlx_migrations";
@@ -68,11 +68,11 @@ pub async fn migrate(conn: &mut PgConnection) -> Result<(), Error> {
     if conn.is_in_transaction() {
         return apply(conn).await;
     }
-    let first = in_own_transaction(conn, Durability::AsItIs, apply).await?;
+    let first = in_own_transaction(conn, &Opening::Plain, apply).await?;
     match &first {
         // sqlx's migrator, under a lock of its own, was creating the same schema or table at this moment.
         Err(Error::Database(error)) if matches!(sqlstate(error).as_deref(), Some("23505" | "42P06" | "42P07")) => {
-            in_own_transaction(conn, Durability::AsItIs, apply).await?
+            in_own_transaction(conn, &Opening::Plain, apply).await?
         }
         _ => first,
     }
@@ -84,11 +84,7 @@ pub async fn migrate(conn: &mut PgConnection) -> Result<(), Error> {
 pub fn schema_sql() -> String {
     let mut sql = format!("begin;\n\n{PREPARE}\n");
     for migration in MIGRATIONS.iter() {
-        let checksum = migration.checksum.iter().fold(String::new(), |mut hex, byte| {
-            // Writing to a String does not fail.
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        });
+        let checksum = hex::encode(&migration.checksum);
         let _ = write!(
             sql,
             "{}\ninsert into {APPLIED} (version, description, success, checksum, execution_time)\n\

@@ -15,7 +15,7 @@ pub(crate) const DEFAULT_WAIT: Duration = Duration::from_secs(5);
 /// PostgreSQL's `lock_timeout` counts milliseconds, and 0 would mean for ever. A wait holds a connection: an hour is absurd.
 pub(crate) const WAIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
 
-/// How operations are made idempotent: retention, in-flight policy, prepared statements.
+/// How operations are made idempotent: retention, in-flight policy, prepared statements, and what saves round trips.
 ///
 /// Cheap to copy, and its setters are `const`: meant to be a constant of your service. The calls are [`ensure`](Self::ensure),
 /// [`ensure_isolated`](Self::ensure_isolated) and [`run`](Self::run).
@@ -37,6 +37,9 @@ pub struct Idempotency {
     pub(crate) retention: Duration,
     pub(crate) in_flight: InFlight,
     pub(crate) prepared: bool,
+    pub(crate) select_first: bool,
+    pub(crate) combined_begin: bool,
+    pub(crate) combined_commit: bool,
 }
 
 /// What to do when another caller is performing the same operation at this moment.
@@ -72,7 +75,14 @@ impl Idempotency {
     /// A retention of 24 hours, a wait of 5 seconds, prepared statements.
     #[must_use]
     pub const fn new() -> Self {
-        Self { retention: DEFAULT_RETENTION, in_flight: InFlight::Wait(DEFAULT_WAIT), prepared: true }
+        Self {
+            retention: DEFAULT_RETENTION,
+            in_flight: InFlight::Wait(DEFAULT_WAIT),
+            prepared: true,
+            select_first: false,
+            combined_begin: false,
+            combined_commit: false,
+        }
     }
 
     /// How long a key is remembered, counted from its claim by the database's clock. **It is the protection window**: a
@@ -111,6 +121,42 @@ impl Idempotency {
     #[must_use]
     pub const fn with_prepared_statements(self, prepared: bool) -> Self {
         Self { prepared, ..self }
+    }
+
+    /// Whether to look for a stored response before anything is begun: where most calls are repeats. Off unless told.
+    ///
+    /// A replay then takes one round trip in place of four, and a first call one more than without. It is for [`run`](Self::run)
+    /// and for a connection in no transaction; in a transaction of the caller's own it changes nothing.
+    #[must_use]
+    pub const fn with_select_first(self, select_first: bool) -> Self {
+        Self { select_first, ..self }
+    }
+
+    /// Whether [`run`](Self::run) stores the response and commits in one message. Off unless told. It saves a first call one
+    /// round trip, if the pool has another connection for the next call: an empty transaction is left, which ends while the
+    /// pool takes this one back.
+    ///
+    /// What it asks for in return: the message holds the response as hexadecimal digits. Where a COMMIT fails, PostgreSQL
+    /// writes it to its log (`log_min_error_statement`), and sqlx logs every statement at DEBUG and slow ones at WARN: **not
+    /// for responses that logs must not have**. Responses over 16 KiB are completed apart, and so are isolated calls and
+    /// those on a connection of the caller's. Roles need EXECUTE on `idempotency.complete`, which PUBLIC has unless you have
+    /// revoked it.
+    #[must_use]
+    pub const fn with_combined_commit(self, combined_commit: bool) -> Self {
+        Self { combined_commit, ..self }
+    }
+
+    /// Whether [`run`](Self::run) claims the key in the message that begins the transaction. Off unless told. It saves a first
+    /// call one round trip; with [`with_combined_commit`](Self::with_combined_commit), the crate adds none to the transaction.
+    ///
+    /// What it asks for in return: **every duplicate writes an ERROR to the server's log**, with SQLSTATE IK001 and the key in
+    /// hexadecimal digits; a replay takes three round trips, unless it is found [first](Self::with_select_first). A duplicate
+    /// whose future is dropped may cost the pool its connection. Isolated calls and those on a connection of the caller's
+    /// claim apart. Roles need EXECUTE on `idempotency.claim_waiting` and `idempotency.claim_rejecting`, which PUBLIC has
+    /// unless you have revoked it.
+    #[must_use]
+    pub const fn with_combined_begin(self, combined_begin: bool) -> Self {
+        Self { combined_begin, ..self }
     }
 }
 

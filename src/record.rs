@@ -6,6 +6,7 @@
 //! still from BEGIN on.
 
 mod claim;
+mod combined;
 mod inspect;
 mod lease;
 mod mark;
@@ -23,7 +24,8 @@ use sqlx::{PgConnection, Postgres, Row};
 use crate::mode::UnknownMode;
 use crate::{Error, Key, Mode};
 
-pub(crate) use claim::{Claim, Terms};
+pub(crate) use claim::{Claim, Terms, wait_error};
+pub(crate) use combined::is_taken;
 pub(crate) use inspect::{groups, size, unsettled};
 pub(crate) use lease::Actor;
 pub(crate) use mark::{MarkBatch, Standing};
@@ -120,6 +122,32 @@ impl Record<'_> {
         .await
         .and_then(|row| found(&row))
         .map_err(Error::of_statement)
+    }
+
+    /// Looks, outside a transaction, for a response to give back. What it does not find, another look has to explain.
+    ///
+    /// `None` also in somebody's open transaction that has written something: what it sees there need not be committed.
+    pub(crate) async fn look_first(
+        self,
+        conn: &mut PgConnection,
+        terms: &Terms,
+    ) -> sqlx::Result<Option<(Vec<u8>, Response)>> {
+        let row = self
+            .query(
+                "
+                select fingerprint, response_status, response_headers::text as response_headers, response_body
+                from idempotency.record
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and mode = $4::text
+                    and completed_at is not null
+                    and expires_at > statement_timestamp()
+                    and pg_current_xact_id_if_assigned() is null
+                ",
+            )
+            .bind(terms.mode.as_str())
+            .fetch_optional(conn)
+            .await?;
+        row.map(|row| Ok((row.try_get("fingerprint")?, response(&row)?))).transpose()
     }
 
     /// Stores the response. Demands the claim's token and the claim's own transaction (`claimed_at = now()`), so that what
@@ -230,13 +258,17 @@ fn found(row: &PgRow) -> sqlx::Result<Option<Found>> {
         lease,
         completed: row.try_get("completed")?,
         expired: row.try_get("expired")?,
-        response: Response {
-            status: row.try_get("response_status")?,
-            headers: row.try_get("response_headers")?,
-            body: row.try_get("response_body")?,
-        },
+        response: response(row)?,
         last_error: row.try_get("last_error")?,
     }))
+}
+
+fn response(row: &PgRow) -> sqlx::Result<Response> {
+    Ok(Response {
+        status: row.try_get("response_status")?,
+        headers: row.try_get("response_headers")?,
+        body: row.try_get("response_body")?,
+    })
 }
 
 /// Microseconds only: days and months would depend on the session's time zone.

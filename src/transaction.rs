@@ -7,10 +7,12 @@ use std::task::{Context, Waker};
 
 #[cfg(feature = "http")]
 use sqlx::PgTransaction;
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
+use sqlx::pool::PoolConnection;
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool, Postgres, SqlSafeStr as _, SqlStr};
 
 use crate::Error;
 use crate::error::sqlstate;
+use crate::record::is_taken;
 
 /// How many connections with somebody's open transaction are closed before a call gives up. They are a bug elsewhere, and
 /// one call should not empty the pool over it.
@@ -23,59 +25,120 @@ const STALE_ERRORS: usize = 3;
 #[cfg(feature = "http")]
 const RELEASE: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// How durable the commit is to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Durability {
-    /// As the session has it.
-    AsItIs,
-    /// Raised to `synchronous_commit = on` where it is less than that; never lowered. For a claim that guards an effect
+/// How a transaction begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Opening {
+    /// With what the session has.
+    Plain,
+    /// With `synchronous_commit = on` where the session has less than that; never lowered. For a claim that guards an effect
     /// elsewhere: lost with the server, it would let a second caller repeat the effect.
-    Raised,
+    Durable,
+    /// With a claim in the same message, whose text this is; where that fails, nothing begins.
+    Claiming(String),
 }
 
-impl Durability {
-    /// `begin`, and a division by zero where it began nothing. In a transaction that is open already, by a raw `BEGIN` that
-    /// sqlx's depth does not count, `now()` is older than this message; without the check the crate would commit it.
-    const fn begin(self) -> &'static str {
+/// In a transaction that is open already, by a raw `BEGIN` that sqlx's depth does not count, `now()` is older than this
+/// message: a division by zero. Without the check the crate would commit it.
+const BEGIN: &str = "begin; select 1 / (now() = statement_timestamp())::int";
+const BEGIN_DURABLE: &str = "begin; select 1 / (now() = statement_timestamp())::int, \
+     case when current_setting('synchronous_commit') in ('off', 'local') \
+     then set_config('synchronous_commit', 'on', true) end";
+
+impl Opening {
+    fn sql(&self) -> SqlStr {
         match self {
-            Self::AsItIs => "begin; select 1 / (now() = statement_timestamp())::int",
-            Self::Raised => {
-                "begin; select 1 / (now() = statement_timestamp())::int, \
-                 case when current_setting('synchronous_commit') in ('off', 'local') \
-                 then set_config('synchronous_commit', 'on', true) end"
-            }
+            Self::Plain => BEGIN.into_sql_str(),
+            Self::Durable => BEGIN_DURABLE.into_sql_str(),
+            Self::Claiming(claim) => AssertSqlSafe(format!("{BEGIN}; {claim}")).into_sql_str(),
         }
     }
 }
 
-/// Runs `work` in a transaction of its own, on a connection of the pool.
-///
-/// One on which somebody left an open transaction is closed, neither committed nor given back, and another one taken.
-/// `work` is called once at most: where nothing began, it was not called.
-pub(crate) async fn in_pooled_transaction<R, E, F>(pool: &PgPool, durability: Durability, work: F) -> Result<R, E>
+/// Why nothing began: `work` was not called, and the connection is in no transaction of this crate's.
+#[derive(Debug)]
+pub(crate) enum NotBegun {
+    /// Somebody else's transaction is open on the connection.
+    Foreign,
+    /// An error of an earlier statement was in the way, whose future was dropped. It is read now.
+    Stale,
+    /// The opening's own error, or the connection's.
+    Failed(sqlx::Error),
+}
+
+impl From<sqlx::Error> for NotBegun {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<NotBegun> for Error {
+    fn from(not_begun: NotBegun) -> Self {
+        match not_begun {
+            NotBegun::Foreign | NotBegun::Stale => Self::UnknownTransaction,
+            NotBegun::Failed(error) => error.into(),
+        }
+    }
+}
+
+/// What work makes of the transaction that it was given.
+#[derive(Debug)]
+pub(crate) enum Settled<R> {
+    /// Still to be committed.
+    Open(R),
+    /// Committed by a `commit and chain`: sqlx's depth still stands for a transaction, the empty one that is chained to it.
+    /// For connections that go back to a pool at once.
+    Committed(R),
+}
+
+/// Connections of a pool that nobody has left a transaction on, as far as sqlx knows. Who finds one on it all the same closes
+/// it, which neither commits it nor gives it back, and asks for another.
+pub(crate) struct Connections<'p> {
+    pool: &'p PgPool,
+    left: usize,
+}
+
+impl<'p> Connections<'p> {
+    pub(crate) fn of(pool: &'p PgPool) -> Self {
+        Self { pool, left: FOREIGN_TRANSACTIONS }
+    }
+
+    /// The next one, or [`Error::UnknownTransaction`] once enough were in vain.
+    pub(crate) async fn next(&mut self) -> Result<PoolConnection<Postgres>, Error> {
+        while self.left > 0 {
+            self.left -= 1;
+            let conn = self.pool.acquire().await?;
+            if !conn.is_in_transaction() {
+                return Ok(conn);
+            }
+            // Whatever goes wrong while it closes, it is gone from the pool.
+            let _ = conn.close().await;
+        }
+        Err(Error::UnknownTransaction)
+    }
+}
+
+/// Runs `work` in a transaction of its own, on one of the pool's [`Connections`]. It is called once at most: where nothing
+/// began, it was not called.
+pub(crate) async fn in_pooled_transaction<R, E, F>(pool: &PgPool, opening: &Opening, work: F) -> Result<R, E>
 where
     E: From<Error>,
     F: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
 {
     let mut work = Some(work);
-    for _ in 0..FOREIGN_TRANSACTIONS {
-        let mut conn = pool.acquire().await.map_err(Error::from)?;
-        if !conn.is_in_transaction() {
-            let result = in_own_transaction(&mut conn, durability, async |conn| match work.take() {
-                Some(work) => work(conn).await,
-                None => Err(Error::UnknownTransaction.into()),
-            })
-            .await;
-            match result {
-                Ok(result) => return result,
-                Err(Error::UnknownTransaction) => {}
-                Err(error) => return Err(error.into()),
-            }
+    let mut connections = Connections::of(pool);
+    loop {
+        let mut conn = connections.next().await?;
+        let result = in_own_transaction(&mut conn, opening, async |conn| match work.take() {
+            Some(work) => work(conn).await,
+            None => Err(Error::UnknownTransaction.into()),
+        })
+        .await;
+        match result {
+            Ok(result) => return result,
+            Err(Error::UnknownTransaction) => drop(conn.close().await),
+            Err(error) => return Err(error.into()),
         }
-        // Whatever goes wrong while it closes, it is gone from the pool.
-        let _ = conn.close().await;
     }
-    Err(Error::UnknownTransaction.into())
 }
 
 /// Begins a transaction on a connection of the pool, for a caller who cannot lend it to a closure. **Not safe under
@@ -85,7 +148,7 @@ where
 #[cfg(feature = "http")]
 pub(crate) async fn begin_pooled(pool: &PgPool) -> Result<PgTransaction<'static>, Error> {
     for _ in 0..FOREIGN_TRANSACTIONS {
-        match pool.begin_with(Durability::AsItIs.begin()).await {
+        match pool.begin_with(BEGIN).await {
             // Nothing else in this text divides or can be in an aborted transaction.
             Err(error) if matches!(sqlstate(&error).as_deref(), Some("22012" | "25P02")) => close_foreign(pool).await,
             // One that sqlx knows of, because somebody has forgotten its guard. The attempt has rolled it back.
@@ -114,7 +177,7 @@ async fn close_foreign(pool: &PgPool) {
     tokio::time::sleep(RELEASE).await;
     let idle: Vec<_> = std::iter::from_fn(|| pool.try_acquire()).collect();
     for mut conn in idle {
-        let begun = in_own_transaction(&mut conn, Durability::AsItIs, async |_| Ok::<_, Error>(())).await;
+        let begun = in_own_transaction(&mut conn, &Opening::Plain, async |_| Ok::<_, Error>(())).await;
         if matches!(begun, Err(Error::UnknownTransaction)) {
             let _ = conn.close().await;
         }
@@ -126,7 +189,7 @@ pub(crate) async fn in_any_transaction<R, F>(conn: &mut PgConnection, work: F) -
 where
     F: AsyncFnOnce(&mut PgConnection) -> Result<R, Error>,
 {
-    if conn.is_in_transaction() { work(conn).await } else { in_own_transaction(conn, Durability::AsItIs, work).await? }
+    if conn.is_in_transaction() { work(conn).await } else { in_own_transaction(conn, &Opening::Plain, work).await? }
 }
 
 /// Runs `work` in a transaction of its own: committed if it returns `Ok`, else rolled back before this returns.
@@ -135,42 +198,77 @@ where
 ///
 /// # Cancellation
 ///
-/// Dropped at any await, the transaction is rolled back, or the COMMIT that was under way decides. The ROLLBACK is on the
-/// wire before this future is gone.
+/// As [`in_transaction_to_end`].
 pub(crate) async fn in_own_transaction<R, E, F>(
     conn: &mut PgConnection,
-    durability: Durability,
+    opening: &Opening,
     work: F,
 ) -> Result<Result<R, E>, Error>
 where
     E: From<Error>,
     F: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
 {
+    Ok(in_transaction_to_end(conn, opening, async |conn| work(conn).await.map(Settled::Open)).await?)
+}
+
+/// [`in_own_transaction`], for work that may commit by itself, and openings that may fail by design.
+///
+/// # Cancellation
+///
+/// Dropped at any await, the transaction is rolled back, or the COMMIT that was under way decides. The ROLLBACK is on the
+/// wire before this future is gone.
+pub(crate) async fn in_transaction_to_end<R, E, F>(
+    conn: &mut PgConnection,
+    opening: &Opening,
+    work: F,
+) -> Result<Result<R, E>, NotBegun>
+where
+    E: From<Error>,
+    F: AsyncFnOnce(&mut PgConnection) -> Result<Settled<R>, E>,
+{
     let stage = Stage::default();
     let rollback_on_drop = RollbackOnDrop { conn, stage: &stage };
     let mut transaction = 'begun: {
-        let error = match rollback_on_drop.conn.begin_with(durability.begin()).await {
+        let error = match rollback_on_drop.conn.begin_with(opening.sql()).await {
             Ok(transaction) => break 'begun transaction,
             Err(error) => error,
         };
         if error.as_database_error().is_none() {
             return Err(error.into());
         }
-        if is_foreign(rollback_on_drop.conn).await? {
+        // A claim that met another says so by a code that nothing else has.
+        let not_begun = match is_taken(&error) {
+            true => NotBegun::Failed(error),
+            false => what_failed(rollback_on_drop.conn, error).await?,
+        };
+        if matches!(not_begun, NotBegun::Foreign) {
             // The transaction is somebody else's: it is not ours to roll back.
             stage.ended.store(true, Ordering::Relaxed);
-            return Err(Error::UnknownTransaction);
+            return Err(not_begun);
         }
         rollback_on_drop.conn.execute("rollback").await?;
-        rollback_on_drop.conn.begin_with(durability.begin()).await?
+        match (not_begun, opening) {
+            (NotBegun::Stale, Opening::Plain | Opening::Durable) => {
+                rollback_on_drop.conn.begin_with(opening.sql()).await?
+            }
+            (not_begun, _) => {
+                stage.ended.store(true, Ordering::Relaxed);
+                return Err(not_begun);
+            }
+        }
     };
     stage.begun.store(true, Ordering::Relaxed);
 
     match work(&mut transaction).await {
-        Ok(value) => {
+        Ok(Settled::Open(value)) => {
             if let Err(error) = transaction.commit().await {
                 return Ok(Err(Error::from(error).into()));
             }
+            stage.ended.store(true, Ordering::Relaxed);
+            Ok(Ok(value))
+        }
+        // sqlx has queued a ROLLBACK of the empty transaction; the ping with which the pool takes the connection back sends it.
+        Ok(Settled::Committed(value)) => {
             stage.ended.store(true, Ordering::Relaxed);
             Ok(Ok(value))
         }
@@ -183,21 +281,26 @@ where
     }
 }
 
-/// Whether a `begin` that failed met a transaction of somebody else's.
+/// What a `begin` failed by.
 ///
 /// Its error may be a stale one, of a statement that was under way when its future was dropped, and then the `begin` itself
-/// has succeeded. So all errors are read first. What tells is the next statement: a division by zero in `begin`'s check has
-/// aborted the other's transaction, in which nothing works any more.
-async fn is_foreign(conn: &mut PgConnection) -> Result<bool, Error> {
+/// may have succeeded. So all errors are read first: the last one is its own, if nothing works in the transaction any more.
+async fn what_failed(conn: &mut PgConnection, error: sqlx::Error) -> Result<NotBegun, sqlx::Error> {
+    let mut last = error;
     for _ in 0..STALE_ERRORS {
-        if conn.ping().await.is_ok() {
-            break;
+        match conn.ping().await {
+            Ok(()) => break,
+            Err(error) => last = error,
         }
     }
     match conn.execute("select 1").await {
-        Ok(_) => Ok(false),
-        Err(error) if sqlstate(&error).as_deref() == Some("25P02") => Ok(true),
-        Err(error) => Err(error.into()),
+        Ok(_) => Ok(NotBegun::Stale),
+        Err(error) if sqlstate(&error).as_deref() == Some("25P02") => match sqlstate(&last).as_deref() {
+            // The check of `BEGIN`, or an aborted transaction in which it was not even reached.
+            Some("22012" | "25P02") => Ok(NotBegun::Foreign),
+            _ => Ok(NotBegun::Failed(last)),
+        },
+        Err(error) => Err(error),
     }
 }
 

@@ -107,6 +107,13 @@ async fn migrates_and_keeps_its_promise_through_transaction_pooling(
     sqlx::raw_sql("create table effect (note text)").execute(&direct).await?;
 
     let unprepared = Idempotency::new().with_prepared_statements(false);
+    let ways = [
+        unprepared,
+        unprepared.with_select_first(true),
+        unprepared.with_combined_commit(true),
+        unprepared.with_combined_begin(true),
+        unprepared.with_select_first(true).with_combined_begin(true).with_combined_commit(true),
+    ];
     let callers: Vec<_> = (0..12)
         .map(|caller| {
             let pool = pool.clone();
@@ -115,8 +122,8 @@ async fn migrates_and_keeps_its_promise_through_transaction_pooling(
                 for n in 0..50 {
                     // Every key is asked for by three callers.
                     let note = format!("{}/{n}", caller / 3);
-                    let options =
-                        if caller % 3 == 0 { unprepared.with_in_flight(InFlight::Reject)? } else { unprepared };
+                    let way = ways[caller % ways.len()];
+                    let options = if caller % 3 == 0 { way.with_in_flight(InFlight::Reject)? } else { way };
                     let result = options
                         .run(&pool, &key(&note), &note, async |conn| -> Result<String, Error> {
                             sqlx::query("insert into effect values ($1)")

@@ -17,7 +17,7 @@ use crate::observe::{call_span, outcome_of, spanned};
 use crate::outcome::encode;
 use crate::poll::jittered;
 use crate::record::{Actor, Claim, Record, Response};
-use crate::transaction::Durability;
+use crate::transaction::Opening;
 use crate::{Error, Fingerprint, Key, observe};
 
 /// How many tries to store a result, each as long as it may be, fit into a lease.
@@ -167,7 +167,7 @@ impl Lease {
         loop {
             let stored = timeout(
                 a_try,
-                committed(&self.pool, Durability::Raised, async |conn| {
+                committed(&self.pool, &Opening::Durable, async |conn| {
                     self.record().resolve(conn, self.owner.token, encoded, retention, Actor::Owner).await
                 }),
             )
@@ -204,7 +204,7 @@ impl Lease {
     ///
     /// Released, or left to lapse.
     pub async fn release(mut self, reason: &str) -> Result<(), Error> {
-        let released = committed(&self.pool, Durability::AsItIs, async |conn| {
+        let released = committed(&self.pool, &Opening::Plain, async |conn| {
             self.record().give_up(conn, self.owner.token, reason, Actor::Owner).await
         })
         .await;
@@ -222,7 +222,7 @@ impl Lease {
             return;
         }
         let retention = self.leasing.retention;
-        let lapsed = committed(&self.pool, Durability::Raised, async |conn| {
+        let lapsed = committed(&self.pool, &Opening::Durable, async |conn| {
             self.record().lapse(conn, self.owner.token, reason, retention).await
         })
         .await;

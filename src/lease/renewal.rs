@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::record::Record;
-use crate::transaction::{Durability, in_pooled_transaction};
+use crate::transaction::{Opening, in_pooled_transaction};
 use crate::{Error, Key};
 
 /// The owner stops with a tenth of the lease to spare: for the step of the work that is under way, and for clocks that do
@@ -108,7 +108,7 @@ pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadli
 /// let the database's lease end before the owner's clock does.
 async fn heartbeat(claim: &Renewed) -> Result<bool, Error> {
     let record = Record { key: &claim.key, prepared: claim.prepared };
-    in_pooled_transaction(&claim.pool, Durability::Raised, async |conn| {
+    in_pooled_transaction(&claim.pool, &Opening::Durable, async |conn| {
         record.heartbeat(conn, claim.token, claim.lease, claim.retention).await
     })
     .await

@@ -233,7 +233,7 @@ pub(super) fn lock_timeout(limit: Duration) -> String {
 ///
 /// It has aborted the transaction. Who was willing to wait is told that the wait is over; who must not wait counts on a usable
 /// transaction when he hears *in flight*, so he is told to start over.
-pub(super) fn wait_error(error: sqlx::Error, started: Instant, in_flight: InFlight) -> Error {
+pub(crate) fn wait_error(error: sqlx::Error, started: Instant, in_flight: InFlight) -> Error {
     if sqlstate(&error).as_deref() == Some("55P03") {
         match in_flight {
             InFlight::Wait(limit) if started.elapsed() >= limit => return Error::InFlight { retry_after: RETRY_AFTER },

@@ -11,7 +11,7 @@ use pg_idempotency::{Error, Idempotency, Key, Outcome, Verdict, ensure_idempoten
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::support::{connect, create_effects, key, leave_effect, once};
+use crate::support::{WAYS, clear, connect, create_effects, key, leave_effect, once};
 
 /// Far more than any call takes.
 const MOST_POLLS: usize = 200;
@@ -48,26 +48,29 @@ async fn tables(pool: &PgPool) {
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_call_on_a_connection_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
     tables(&pool).await;
-    let mut conn = connect(&pool).await;
-    let mut completed = 0;
-    'polls: for polls in 0..MOST_POLLS {
-        completed = 0;
-        for attempt in 0..TRIES {
-            let key = key(&format!("{polls}/{attempt}"));
-            let call = ensure_idempotent(&mut conn, &key, "body", async |conn| leave_effect(conn, "effect").await);
-            completed += usize::from(cancel_after(polls, call).await.transpose()?.is_some());
-            let context = format!("{polls} polls, attempt {attempt}");
-            assert_usable(&mut conn, &pool, &context).await;
-            assert_whole(&pool, &context).await;
-            // Whatever became of it: asked again, it has happened once.
-            let _ = once(&pool, &key, "body").await?;
-            assert_whole(&pool, &context).await;
+    for way in WAYS {
+        clear(&pool).await;
+        let mut conn = connect(&pool).await;
+        let mut completed = 0;
+        'polls: for polls in 0..MOST_POLLS {
+            completed = 0;
+            for attempt in 0..TRIES {
+                let key = key(&format!("{polls}/{attempt}"));
+                let call = way.ensure(&mut conn, &key, "body", async |conn| leave_effect(conn, "effect").await);
+                completed += usize::from(cancel_after(polls, call).await.transpose()?.is_some());
+                let context = format!("{polls} polls, attempt {attempt}");
+                assert_usable(&mut conn, &pool, &context).await;
+                assert_whole(&pool, &context).await;
+                // Whatever became of it: asked again, it has happened once.
+                let _ = once(&pool, &key, "body").await?;
+                assert_whole(&pool, &context).await;
+            }
+            if completed == TRIES {
+                break 'polls;
+            }
         }
-        if completed == TRIES {
-            break 'polls;
-        }
+        assert_eq!(completed, TRIES, "it never completed");
     }
-    assert_eq!(completed, TRIES, "it never completed");
     Ok(())
 }
 
@@ -97,11 +100,11 @@ async fn a_replay_and_a_refusal_can_be_dropped_at_every_poll(pool: PgPool) -> an
     tables(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
     let mut conn = connect(&pool).await;
-    for body in ["body", "another"] {
+    for (way, body) in WAYS.into_iter().flat_map(|way| ["body", "another"].map(|body| (way, body))) {
         let mut completed = 0;
         for polls in 0..MOST_POLLS {
             let key = key("a");
-            let call = ensure_idempotent(&mut conn, &key, body, async |conn| leave_effect(conn, "no").await);
+            let call = way.ensure(&mut conn, &key, body, async |conn| leave_effect(conn, "no").await);
             match cancel_after(polls, call).await {
                 None => {}
                 Some(Ok(outcome)) => {
@@ -124,24 +127,54 @@ async fn a_replay_and_a_refusal_can_be_dropped_at_every_poll(pool: PgPool) -> an
     Ok(())
 }
 
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_replay_by_run_can_be_dropped_at_every_poll(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let observer = PgPool::connect_with(options.clone()).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    tables(&observer).await;
+    let key = key("a");
+    let _ = once(&observer, &key, "body").await?;
+    for way in WAYS {
+        let mut completed = 0;
+        for polls in 0..MOST_POLLS {
+            let call = way.run(&pool, &key, "body", async |conn| leave_effect(conn, "no").await);
+            completed += usize::from(cancel_after(polls, call).await.transpose()?.is_some());
+            assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
+            assert_whole(&observer, &format!("{polls} polls")).await;
+            if completed == TRIES {
+                break;
+            }
+        }
+        assert_eq!(completed, TRIES, "it never completed");
+    }
+    Ok(())
+}
+
 /// One connection in the pool, so that the next caller meets whatever the dropped call left on it.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn run_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let observer = PgPool::connect_with(options.clone()).await?;
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
     tables(&observer).await;
-    let mut completed = 0;
-    for polls in 0..MOST_POLLS {
-        let key = key(&polls.to_string());
-        let call = Idempotency::new().run(&pool, &key, "body", async |conn| leave_effect(conn, "effect").await);
-        completed += usize::from(cancel_after(polls, call).await.transpose()?.is_some());
-        assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
-        assert_whole(&observer, &format!("{polls} polls")).await;
-        if completed == TRIES {
-            return Ok(());
+    for way in WAYS {
+        clear(&observer).await;
+        let mut completed = 0;
+        for polls in 0..MOST_POLLS {
+            let key = key(&polls.to_string());
+            let call = way.run(&pool, &key, "body", async |conn| leave_effect(conn, "effect").await);
+            completed += usize::from(cancel_after(polls, call).await.transpose()?.is_some());
+            assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
+            assert_whole(&observer, &format!("{polls} polls")).await;
+            if completed == TRIES {
+                break;
+            }
         }
+        assert_eq!(completed, TRIES, "it never completed");
     }
-    panic!("it never completed");
+    Ok(())
 }
 
 /// In the caller's transaction, dropped with the call, as `?` and a timeout around both do.

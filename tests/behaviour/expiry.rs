@@ -7,7 +7,7 @@ use pg_idempotency::{Error, Idempotency, Outcome, ensure_idempotent};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{create_effects, effects, key, leave_effect, once, rejecting, wide_pool};
+use crate::support::{WAYS, create_effects, effects, key, leave_effect, once, rejecting, wide_pool};
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn an_expired_key_is_new_also_unswept_and_with_another_body(pool: PgPool) -> anyhow::Result<()> {
@@ -143,16 +143,18 @@ async fn reject_passes_over_a_record_that_is_being_taken_over(pool: PgPool) -> a
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_transaction_longer_than_its_retention_is_not_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let short = Idempotency::new().with_retention(Duration::from_millis(1))?;
-    let error = short
-        .run(&pool, &key("a"), "body", async |conn| {
-            sqlx::query("select pg_sleep(0.01)").execute(&mut *conn).await?;
-            leave_effect(conn, "too late").await
-        })
-        .await
-        .expect_err("outlived");
-    assert!(matches!(error, Error::OutlivedRetention), "{error:?}");
-    assert_eq!(effects(&pool).await, 0);
+    for way in WAYS {
+        let error = way
+            .with_retention(Duration::from_millis(1))?
+            .run(&pool, &key("a"), "body", async |conn| {
+                sqlx::query("select pg_sleep(0.01)").execute(&mut *conn).await?;
+                leave_effect(conn, "too late").await
+            })
+            .await
+            .expect_err("outlived");
+        assert!(matches!(error, Error::OutlivedRetention), "{error:?}");
+        assert_eq!(effects(&pool).await, 0);
+    }
     Ok(())
 }
 

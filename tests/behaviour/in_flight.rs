@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use pg_idempotency::testing::{Gate, backend, kill_backend, until_blocked};
-use pg_idempotency::{Error, Idempotency, Outcome, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, InFlight, Outcome, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgConnection, PgPool};
 use tokio::task::JoinHandle;
 
 use crate::support::{
-    connect, create_effects, effects, key, leave_effect, once, rejecting, setting, waiting, wide_pool,
+    WAYS, clear, connect, create_effects, effects, key, leave_effect, once, rejecting, setting, waiting, wide_pool,
 };
 
 /// An owner in a task of its own: it stops behind its effect, and fails if it is told to.
@@ -35,67 +35,79 @@ fn duplicate(pool: &PgPool, options: Idempotency) -> JoinHandle<Result<Outcome<i
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_waiting_duplicate_replays_when_the_owner_commits(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let gate = Gate::new();
-    let owner = owner(connect(&pool).await, &gate, false);
-    gate.reached().await;
-    let duplicate = duplicate(&pool, Idempotency::new());
-    until_blocked(&pool, 1).await?;
-    gate.open();
-    let first = owner.await??.into_inner();
-    assert!(matches!(duplicate.await??, Outcome::Replayed(id) if id == first));
-    assert_eq!(effects(&pool).await, 1);
+    for way in WAYS {
+        clear(&pool).await;
+        let gate = Gate::new();
+        let owner = owner(connect(&pool).await, &gate, false);
+        gate.reached().await;
+        let duplicate = duplicate(&pool, way);
+        until_blocked(&pool, 1).await?;
+        gate.open();
+        let first = owner.await??.into_inner();
+        assert!(matches!(duplicate.await??, Outcome::Replayed(id) if id == first));
+        assert_eq!(effects(&pool).await, 1);
+    }
     Ok(())
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_waiting_duplicate_performs_when_the_owner_rolls_back(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let gate = Gate::new();
-    let owner = owner(connect(&pool).await, &gate, true);
-    gate.reached().await;
-    let duplicate = duplicate(&pool, Idempotency::new());
-    until_blocked(&pool, 1).await?;
-    gate.open();
-    owner.await?.expect_err("the owner fails");
-    assert!(!duplicate.await??.is_replayed());
-    assert_eq!(effects(&pool).await, 1);
+    for way in WAYS {
+        clear(&pool).await;
+        let gate = Gate::new();
+        let owner = owner(connect(&pool).await, &gate, true);
+        gate.reached().await;
+        let duplicate = duplicate(&pool, way);
+        until_blocked(&pool, 1).await?;
+        gate.open();
+        owner.await?.expect_err("the owner fails");
+        assert!(!duplicate.await??.is_replayed());
+        assert_eq!(effects(&pool).await, 1);
+    }
     Ok(())
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_waiting_duplicate_performs_when_the_owner_is_killed(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let gate = Gate::new();
-    let mut conn = connect(&pool).await;
-    let pid = backend(&mut conn).await?;
-    let owner = owner(conn, &gate, false);
-    gate.reached().await;
-    let duplicate = duplicate(&pool, Idempotency::new());
-    until_blocked(&pool, 1).await?;
-    kill_backend(&pool, pid).await?;
-    assert!(!duplicate.await??.is_replayed());
-    gate.open();
-    let error = owner.await?.expect_err("the owner was killed");
-    assert!(matches!(error, Error::Database(_)), "{error:?}");
-    assert_eq!(effects(&pool).await, 1);
+    for way in WAYS {
+        clear(&pool).await;
+        let gate = Gate::new();
+        let mut conn = connect(&pool).await;
+        let pid = backend(&mut conn).await?;
+        let owner = owner(conn, &gate, false);
+        gate.reached().await;
+        let duplicate = duplicate(&pool, way);
+        until_blocked(&pool, 1).await?;
+        kill_backend(&pool, pid).await?;
+        assert!(!duplicate.await??.is_replayed());
+        gate.open();
+        let error = owner.await?.expect_err("the owner was killed");
+        assert!(matches!(error, Error::Database(_)), "{error:?}");
+        assert_eq!(effects(&pool).await, 1);
+    }
     Ok(())
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_wait_ends_at_its_limit(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let gate = Gate::new();
-    let owner = owner(connect(&pool).await, &gate, false);
-    gate.reached().await;
-    let limit = Duration::from_millis(300);
-    let started = Instant::now();
-    let error = duplicate(&pool, waiting(limit)).await?.expect_err("in flight");
-    assert!(matches!(error, Error::InFlight { retry_after, .. } if retry_after > Duration::ZERO), "{error:?}");
-    assert!(started.elapsed() >= limit, "{:?}", started.elapsed());
-    assert!(started.elapsed() < limit + Duration::from_secs(2), "{:?}", started.elapsed());
-    gate.open();
-    let _ = owner.await??;
-    assert!(once(&pool, &key("a"), "body").await?.is_replayed());
+    for way in WAYS {
+        clear(&pool).await;
+        let gate = Gate::new();
+        let owner = owner(connect(&pool).await, &gate, false);
+        gate.reached().await;
+        let limit = Duration::from_millis(300);
+        let started = Instant::now();
+        let error = duplicate(&pool, way.with_in_flight(InFlight::Wait(limit))?).await?.expect_err("in flight");
+        assert!(matches!(error, Error::InFlight { retry_after, .. } if retry_after > Duration::ZERO), "{error:?}");
+        assert!(started.elapsed() >= limit, "{:?}", started.elapsed());
+        assert!(started.elapsed() < limit + Duration::from_secs(2), "{:?}", started.elapsed());
+        gate.open();
+        let _ = owner.await??;
+        assert!(once(&pool, &key("a"), "body").await?.is_replayed());
+    }
     Ok(())
 }
 
@@ -124,16 +136,22 @@ async fn reject_answers_at_once_and_leaves_the_transaction_usable(pool: PgPool) 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn reject_performs_and_replays_like_wait(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    for replayed in [false, true] {
-        let outcome =
-            rejecting().run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "effect").await).await?;
-        assert_eq!(outcome.is_replayed(), replayed);
+    for way in WAYS {
+        clear(&pool).await;
+        for replayed in [false, true] {
+            let outcome = way
+                .with_in_flight(InFlight::Reject)?
+                .run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "effect").await)
+                .await?;
+            assert_eq!(outcome.is_replayed(), replayed);
+        }
+        let error = way
+            .with_in_flight(InFlight::Reject)?
+            .run(&pool, &key("a"), "other", async |conn| leave_effect(conn, "effect").await)
+            .await
+            .expect_err("key reused");
+        assert!(matches!(error, Error::KeyReused { .. }), "{error:?}");
     }
-    let error = rejecting()
-        .run(&pool, &key("a"), "other", async |conn| leave_effect(conn, "effect").await)
-        .await
-        .expect_err("key reused");
-    assert!(matches!(error, Error::KeyReused { .. }), "{error:?}");
     Ok(())
 }
 

@@ -27,3 +27,4 @@ mod recipes;
 mod responses;
 mod round_trips;
 mod transactions;
+mod ways;

@@ -1,9 +1,9 @@
 //! What `perform` can do wrong, and what is left of it.
 
-use pg_idempotency::{Error, Idempotency, ensure_idempotent};
+use pg_idempotency::{Error, ensure_idempotent};
 use sqlx::{Acquire as _, Executor as _, PgPool};
 
-use crate::support::{create_effects, effects, key, leave_effect, once};
+use crate::support::{WAYS, clear, create_effects, effects, key, leave_effect, once};
 
 async fn records(pool: &PgPool) -> i64 {
     sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(pool).await.expect("a count")
@@ -20,16 +20,22 @@ enum Declined {
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn an_error_of_perform_leaves_no_trace(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let error = Idempotency::new()
-        .run(&pool, &key("a"), "body", async |conn| -> Result<i64, Declined> {
-            leave_effect(conn, "undone").await?;
-            Err(Declined::Funds)
-        })
-        .await
-        .expect_err("declined");
-    assert!(matches!(error, Declined::Funds), "{error:?}");
-    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
-    assert!(!once(&pool, &key("a"), "another body").await?.is_replayed(), "the key is free, for a corrected body too");
+    for way in WAYS {
+        clear(&pool).await;
+        let error = way
+            .run(&pool, &key("a"), "body", async |conn| -> Result<i64, Declined> {
+                leave_effect(conn, "undone").await?;
+                Err(Declined::Funds)
+            })
+            .await
+            .expect_err("declined");
+        assert!(matches!(error, Declined::Funds), "{error:?}");
+        assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+        assert!(
+            !once(&pool, &key("a"), "another body").await?.is_replayed(),
+            "the key is free, for a corrected body too"
+        );
+    }
     Ok(())
 }
 
@@ -54,71 +60,83 @@ async fn a_swallowed_sql_error_is_not_acknowledged(pool: PgPool) -> anyhow::Resu
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let error = Idempotency::new()
-        .run(&pool, &key("a"), "body", async |conn| {
-            leave_effect(&mut *conn, "before").await?;
-            conn.execute("commit").await?;
-            leave_effect(conn, "after").await
-        })
-        .await
-        .expect_err("the claim's transaction is gone");
-    assert!(matches!(error, Error::NotInTransaction), "{error:?}");
-    assert_eq!(effects(&pool).await, 2, "documented: both stay, the second in autocommit");
+    for way in WAYS {
+        clear(&pool).await;
+        let error = way
+            .run(&pool, &key("a"), "body", async |conn| {
+                leave_effect(&mut *conn, "before").await?;
+                conn.execute("commit").await?;
+                leave_effect(conn, "after").await
+            })
+            .await
+            .expect_err("the claim's transaction is gone");
+        assert!(matches!(error, Error::NotInTransaction), "{error:?}");
+        assert_eq!(effects(&pool).await, 2, "documented: both stay, the second in autocommit");
 
-    let error = once(&pool, &key("a"), "body").await.expect_err("nobody knows");
-    assert!(matches!(error, Error::Indeterminate { attempt: 1, .. }), "{error:?}");
-    assert_eq!(effects(&pool).await, 2);
+        let error = once(&pool, &key("a"), "body").await.expect_err("nobody knows");
+        assert!(matches!(error, Error::Indeterminate { attempt: 1, .. }), "{error:?}");
+        assert_eq!(effects(&pool).await, 2);
+    }
     Ok(())
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_commit_and_a_new_begin_inside_perform_are_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let error = Idempotency::new()
-        .run(&pool, &key("a"), "body", async |conn| {
-            conn.execute("commit").await?;
-            conn.execute("begin").await?;
-            leave_effect(conn, "in another transaction").await
-        })
-        .await
-        .expect_err("the claim's transaction is gone");
-    assert!(matches!(error, Error::NotInTransaction), "{error:?}");
-    assert_eq!(effects(&pool).await, 0);
+    for way in WAYS {
+        clear(&pool).await;
+        let error = way
+            .run(&pool, &key("a"), "body", async |conn| {
+                conn.execute("commit").await?;
+                conn.execute("begin").await?;
+                leave_effect(conn, "in another transaction").await
+            })
+            .await
+            .expect_err("the claim's transaction is gone");
+        assert!(matches!(error, Error::NotInTransaction), "{error:?}");
+        assert_eq!(effects(&pool).await, 0);
+    }
     Ok(())
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_rollback_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let error = Idempotency::new()
-        .run(&pool, &key("a"), "body", async |conn| {
-            conn.execute("rollback").await?;
-            leave_effect(conn, "after").await
-        })
-        .await
-        .expect_err("the claim's transaction is gone");
-    assert!(matches!(error, Error::NotInTransaction), "{error:?}");
-    assert_eq!(records(&pool).await, 0);
+    for way in WAYS {
+        clear(&pool).await;
+        let error = way
+            .run(&pool, &key("a"), "body", async |conn| {
+                conn.execute("rollback").await?;
+                leave_effect(conn, "after").await
+            })
+            .await
+            .expect_err("the claim's transaction is gone");
+        assert!(matches!(error, Error::NotInTransaction), "{error:?}");
+        assert_eq!(records(&pool).await, 0);
+    }
     Ok(())
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn savepoints_inside_perform_are_free(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let outcome = Idempotency::new()
-        .run(&pool, &key("a"), "body", async |conn| -> Result<_, Error> {
-            let mut undone = conn.begin().await?;
-            leave_effect(&mut undone, "undone").await?;
-            undone.rollback().await?;
-            let mut kept = conn.begin().await?;
-            let id = leave_effect(&mut kept, "kept").await?;
-            kept.commit().await?;
-            Ok(id)
-        })
-        .await?;
-    assert!(!outcome.is_replayed());
-    assert_eq!(effects(&pool).await, 1);
-    assert!(once(&pool, &key("a"), "body").await?.is_replayed());
+    for way in WAYS {
+        clear(&pool).await;
+        let outcome = way
+            .run(&pool, &key("a"), "body", async |conn| -> Result<_, Error> {
+                let mut undone = conn.begin().await?;
+                leave_effect(&mut undone, "undone").await?;
+                undone.rollback().await?;
+                let mut kept = conn.begin().await?;
+                let id = leave_effect(&mut kept, "kept").await?;
+                kept.commit().await?;
+                Ok(id)
+            })
+            .await?;
+        assert!(!outcome.is_replayed());
+        assert_eq!(effects(&pool).await, 1);
+        assert!(once(&pool, &key("a"), "body").await?.is_replayed());
+    }
     Ok(())
 }
 
@@ -143,17 +161,20 @@ async fn a_claim_inside_a_savepoint_completes(pool: PgPool) -> anyhow::Result<()
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn the_same_key_inside_perform_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let error = Idempotency::new()
-        .run(&pool, &key("a"), "body", async |conn| {
-            leave_effect(&mut *conn, "outer").await?;
-            let key = key("a");
-            let inner = ensure_idempotent(conn, &key, "body", async |conn| leave_effect(conn, "inner").await);
-            Ok::<_, Error>(Box::pin(inner).await?.into_inner())
-        })
-        .await
-        .expect_err("it calls itself");
-    assert!(matches!(error, Error::AlreadyInTransaction), "{error:?}");
-    assert_eq!(effects(&pool).await, 0);
+    for way in WAYS {
+        clear(&pool).await;
+        let error = way
+            .run(&pool, &key("a"), "body", async |conn| {
+                leave_effect(&mut *conn, "outer").await?;
+                let key = key("a");
+                let inner = ensure_idempotent(conn, &key, "body", async |conn| leave_effect(conn, "inner").await);
+                Ok::<_, Error>(Box::pin(inner).await?.into_inner())
+            })
+            .await
+            .expect_err("it calls itself");
+        assert!(matches!(error, Error::AlreadyInTransaction), "{error:?}");
+        assert_eq!(effects(&pool).await, 0);
+    }
     Ok(())
 }
 
@@ -192,19 +213,21 @@ async fn a_caller_who_commits_after_an_error_leaves_the_key_indeterminate(pool: 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_panic_in_perform_rolls_back(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let panicking = tokio::spawn({
-        let pool = pool.clone();
-        async move {
-            Idempotency::new()
-                .run(&pool, &key("a"), "body", async |conn| -> Result<i64, Error> {
+    for way in WAYS {
+        clear(&pool).await;
+        let panicking = tokio::spawn({
+            let pool = pool.clone();
+            async move {
+                way.run(&pool, &key("a"), "body", async |conn| -> Result<i64, Error> {
                     leave_effect(conn, "undone").await?;
                     panic!("on purpose")
                 })
                 .await
-        }
-    });
-    assert!(panicking.await.expect_err("panicked").is_panic());
-    assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
-    assert_eq!(effects(&pool).await, 1);
+            }
+        });
+        assert!(panicking.await.expect_err("panicked").is_panic());
+        assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
+        assert_eq!(effects(&pool).await, 1);
+    }
     Ok(())
 }

@@ -144,6 +144,50 @@ async fn a_first_call_takes_two_more_than_the_bare_transaction_and_a_replay_two(
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn the_other_ways_save_what_they_say(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
+    create_effects(&wide_pool(&server, 1).await).await;
+    let proxy = Proxy::before(&server).await?;
+    let pool =
+        PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(proxy.options.clone()).await?;
+    // As in `a_lease_takes_three_to_acquire_and_three_to_complete`.
+    const PINGS: usize = 2;
+    // What follows a combined commit and nobody waits for: the ROLLBACK of the empty transaction goes with the pool's ping.
+    const UNAWAITED: usize = 1;
+    let plain = Idempotency::new();
+    let combined = plain.with_combined_begin(true).with_combined_commit(true);
+    // Of a first call and of a replay.
+    let ways = [
+        (plain, 5, 4),
+        (plain.with_select_first(true), 6, 1),
+        (plain.with_combined_commit(true), 4 + UNAWAITED, 4),
+        // A claim that fails, ROLLBACK, and a look.
+        (plain.with_combined_begin(true), 4, 3),
+        (combined, 3 + UNAWAITED, 3),
+        (combined.with_select_first(true), 4 + UNAWAITED, 1),
+    ];
+    for (number, (way, first, replay)) in ways.into_iter().enumerate() {
+        // Once unmeasured: the first use of a statement prepares it.
+        for measured in [false, true] {
+            let key = key(&format!("{number} {measured}"));
+            let mut trips = [0; 2];
+            for (trips, replayed) in trips.iter_mut().zip([false, true]) {
+                let held = pool.acquire().await?;
+                proxy.take();
+                drop(held);
+                let outcome = way.run(&pool, &key, "body", async |conn| leave_effect(conn, "effect").await).await?;
+                assert_eq!(outcome.is_replayed(), replayed);
+                let _held = pool.acquire().await?;
+                *trips = proxy.take() - PINGS;
+            }
+            if measured {
+                assert_eq!(trips, [first, replay], "{way:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_lease_takes_three_to_acquire_and_three_to_complete(
     _: PgPoolOptions,
     server: PgConnectOptions,

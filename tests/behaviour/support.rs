@@ -19,6 +19,20 @@ pub(crate) fn waiting(limit: Duration) -> Idempotency {
     Idempotency::new().with_in_flight(InFlight::Wait(limit)).expect("a sensible wait")
 }
 
+/// Every way to make a call where the crate owns the transaction: they differ in their round trips, and in nothing else.
+pub(crate) const WAYS: [Idempotency; 5] = [
+    Idempotency::new(),
+    Idempotency::new().with_select_first(true),
+    Idempotency::new().with_combined_commit(true),
+    Idempotency::new().with_combined_begin(true),
+    Idempotency::new().with_select_first(true).with_combined_begin(true).with_combined_commit(true),
+];
+
+/// Between two of them.
+pub(crate) async fn clear(pool: &PgPool) {
+    sqlx::raw_sql("truncate idempotency.record, effect").execute(pool).await.expect("empty tables");
+}
+
 /// A table of effects without a unique constraint: nothing but the crate keeps a second one out.
 pub(crate) async fn create_effects(pool: &PgPool) {
     sqlx::raw_sql("create table effect (id bigint generated always as identity, note text not null)")

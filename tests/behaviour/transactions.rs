@@ -7,57 +7,68 @@ use pg_idempotency::{Error, Idempotency, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool, Row as _};
 
-use crate::support::{connect, create_effects, effects, key, leave_effect, once};
+use crate::support::{WAYS, clear, connect, create_effects, effects, key, leave_effect, once};
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_connection_in_no_transaction_gets_one(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let mut plain = connect(&pool).await;
-    let _ = ensure_idempotent(&mut plain, &key("a"), "body", async |conn| leave_effect(conn, "a").await).await?;
-    assert!(!plain.is_in_transaction());
-    let mut pooled = pool.acquire().await?;
-    let _ = ensure_idempotent(&mut pooled, &key("b"), "body", async |conn| leave_effect(conn, "b").await).await?;
-    assert_eq!(effects(&pool).await, 2, "committed, and seen from elsewhere");
+    for way in WAYS {
+        clear(&pool).await;
+        let mut plain = connect(&pool).await;
+        let _ = way.ensure(&mut plain, &key("a"), "body", async |conn| leave_effect(conn, "a").await).await?;
+        assert!(!plain.is_in_transaction());
+        let mut pooled = pool.acquire().await?;
+        let _ = way.ensure(&mut pooled, &key("b"), "body", async |conn| leave_effect(conn, "b").await).await?;
+        assert_eq!(effects(&pool).await, 2, "committed, and seen from elsewhere");
 
-    ensure_idempotent(&mut plain, &key("c"), "body", async |conn| -> Result<i64, Error> {
-        leave_effect(conn, "c").await?;
-        Err(Error::Database(sqlx::Error::RowNotFound))
-    })
-    .await
-    .expect_err("perform fails");
-    let idle: bool = plain.fetch_one("select now() = statement_timestamp()").await?.try_get(0)?;
-    assert!(idle, "rolled back before the error came back");
-    assert_eq!(effects(&pool).await, 2);
+        way.ensure(&mut plain, &key("c"), "body", async |conn| -> Result<i64, Error> {
+            leave_effect(conn, "c").await?;
+            Err(Error::Database(sqlx::Error::RowNotFound))
+        })
+        .await
+        .expect_err("perform fails");
+        let idle: bool = plain.fetch_one("select now() = statement_timestamp()").await?.try_get(0)?;
+        assert!(idle, "rolled back before the error came back");
+        assert_eq!(effects(&pool).await, 2);
+    }
     Ok(())
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_raw_begin_is_refused_and_not_committed(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let mut conn = connect(&pool).await;
-    conn.execute("begin").await?;
-    leave_effect(&mut conn, "the caller's").await?;
-    let error = ensure_idempotent(&mut conn, &key("a"), "body", async |conn| leave_effect(conn, "ours").await)
-        .await
-        .expect_err("unknown transaction");
-    assert!(matches!(error, Error::UnknownTransaction), "{error:?}");
-    assert_eq!(effects(&pool).await, 0, "not committed");
-    conn.execute("rollback").await?;
-    let outcome =
-        ensure_idempotent(&mut conn, &key("a"), "body", async |conn| leave_effect(conn, "ours").await).await?;
-    assert!(!outcome.is_replayed());
+    for way in WAYS {
+        clear(&pool).await;
+        let mut conn = connect(&pool).await;
+        conn.execute("begin").await?;
+        leave_effect(&mut conn, "the caller's").await?;
+        let error = way
+            .ensure(&mut conn, &key("a"), "body", async |conn| leave_effect(conn, "ours").await)
+            .await
+            .expect_err("unknown transaction");
+        assert!(matches!(error, Error::UnknownTransaction), "{error:?}");
+        assert_eq!(effects(&pool).await, 0, "not committed");
+        conn.execute("rollback").await?;
+        let outcome = way.ensure(&mut conn, &key("a"), "body", async |conn| leave_effect(conn, "ours").await).await?;
+        assert!(!outcome.is_replayed());
+    }
     Ok(())
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn an_aborted_raw_transaction_is_refused(pool: PgPool) -> anyhow::Result<()> {
-    let mut conn = connect(&pool).await;
-    conn.execute("begin").await?;
-    conn.execute("select 1 / 0").await.expect_err("aborts it");
-    let error = ensure_idempotent(&mut conn, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(1) })
-        .await
-        .expect_err("unknown transaction");
-    assert!(matches!(error, Error::UnknownTransaction), "{error:?}");
+    create_effects(&pool).await;
+    for way in WAYS {
+        clear(&pool).await;
+        let mut conn = connect(&pool).await;
+        conn.execute("begin").await?;
+        conn.execute("select 1 / 0").await.expect_err("aborts it");
+        let error = way
+            .ensure(&mut conn, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(1) })
+            .await
+            .expect_err("unknown transaction");
+        assert!(matches!(error, Error::UnknownTransaction), "{error:?}");
+    }
     Ok(())
 }
 
@@ -103,23 +114,24 @@ async fn run_gives_up_when_every_connection_has_a_transaction_on_it(
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_timeout_around_the_call_leaves_nothing_behind(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let mut conn = connect(&pool).await;
-    let key_a = key("a");
-    let call = ensure_idempotent(&mut conn, &key_a, "body", async |conn| {
-        let id = leave_effect(&mut *conn, "undone").await?;
-        conn.execute("select pg_sleep(0.3)").await?;
-        Ok::<_, Error>(id)
-    });
-    tokio::time::timeout(Duration::from_millis(100), call).await.expect_err("too slow");
-    // On another connection: the ROLLBACK is on the wire and does not need the first one to be used again.
-    assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
-    assert_eq!(effects(&pool).await, 1);
-    // And the connection is as good as new.
-    assert!(
-        ensure_idempotent(&mut conn, &key("a"), "body", async |conn| leave_effect(conn, "no").await)
-            .await?
-            .is_replayed()
-    );
+    for way in WAYS {
+        clear(&pool).await;
+        let mut conn = connect(&pool).await;
+        let key_a = key("a");
+        let call = way.ensure(&mut conn, &key_a, "body", async |conn| {
+            let id = leave_effect(&mut *conn, "undone").await?;
+            conn.execute("select pg_sleep(0.3)").await?;
+            Ok::<_, Error>(id)
+        });
+        tokio::time::timeout(Duration::from_millis(100), call).await.expect_err("too slow");
+        // On another connection: the ROLLBACK is on the wire and does not need the first one to be used again.
+        assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
+        assert_eq!(effects(&pool).await, 1);
+        // And the connection is as good as new.
+        assert!(
+            way.ensure(&mut conn, &key("a"), "body", async |conn| leave_effect(conn, "no").await).await?.is_replayed()
+        );
+    }
     Ok(())
 }
 
@@ -128,48 +140,56 @@ async fn a_timeout_around_the_call_leaves_nothing_behind(pool: PgPool) -> anyhow
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_cancelled_nested_begin_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    for own in [true, false] {
-        let key = key(if own { "own" } else { "caller's" });
-        let perform = async |conn: &mut sqlx::PgConnection| {
-            leave_effect(&mut *conn, "before").await?;
-            let sleep = cancel_after(1, conn.execute("select pg_sleep(0.2)")).await;
-            assert!(sleep.is_none(), "it sleeps");
-            assert!(cancel_after(1, sqlx::Connection::begin(conn)).await.is_none(), "the begin was pending");
-            leave_effect(conn, "after").await
-        };
-        let error = if own {
-            Idempotency::new().run(&pool, &key, "body", perform).await.expect_err("the transaction is gone")
-        } else {
-            let mut tx = pool.begin().await?;
-            let error = ensure_idempotent(&mut tx, &key, "body", perform).await.expect_err("the transaction is gone");
-            tx.commit().await?;
-            error
-        };
-        assert!(matches!(error, Error::NotInTransaction), "{error:?}");
-        let notes: Vec<String> = sqlx::query_scalar("delete from effect returning note").fetch_all(&pool).await?;
-        assert_eq!(notes, ["after"], "documented: written in autocommit, it stays");
-        let records: i64 = sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(&pool).await?;
-        assert_eq!(records, 0, "the claim was rolled back");
+    for way in WAYS {
+        clear(&pool).await;
+        for own in [true, false] {
+            let key = key(if own { "own" } else { "caller's" });
+            let perform = async |conn: &mut sqlx::PgConnection| {
+                leave_effect(&mut *conn, "before").await?;
+                let sleep = cancel_after(1, conn.execute("select pg_sleep(0.2)")).await;
+                assert!(sleep.is_none(), "it sleeps");
+                assert!(cancel_after(1, sqlx::Connection::begin(conn)).await.is_none(), "the begin was pending");
+                leave_effect(conn, "after").await
+            };
+            let error = if own {
+                way.run(&pool, &key, "body", perform).await.expect_err("the transaction is gone")
+            } else {
+                let mut tx = pool.begin().await?;
+                let error =
+                    ensure_idempotent(&mut tx, &key, "body", perform).await.expect_err("the transaction is gone");
+                tx.commit().await?;
+                error
+            };
+            assert!(matches!(error, Error::NotInTransaction), "{error:?}");
+            let notes: Vec<String> = sqlx::query_scalar("delete from effect returning note").fetch_all(&pool).await?;
+            assert_eq!(notes, ["after"], "documented: written in autocommit, it stays");
+            let records: i64 = sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(&pool).await?;
+            assert_eq!(records, 0, "the claim was rolled back");
+        }
     }
     Ok(())
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn an_error_at_commit_reaches_the_caller_and_stores_nothing(pool: PgPool) -> anyhow::Result<()> {
-    sqlx::raw_sql("create table once (id int unique deferrable initially deferred); insert into once values (1)")
+    create_effects(&pool).await;
+    for way in WAYS {
+        clear(&pool).await;
+        sqlx::raw_sql("create table if not exists once (id int unique deferrable initially deferred); truncate once; insert into once values (1)")
         .execute(&pool)
         .await?;
-    let error = Idempotency::new()
-        .run(&pool, &key("a"), "body", async |conn| -> Result<i64, Error> {
-            sqlx::query("insert into once values (1)").execute(conn).await?;
-            Ok(1)
-        })
-        .await
-        .expect_err("the deferred constraint");
-    let Error::Database(sqlx::Error::Database(cause)) = error else { panic!("{error:?}") };
-    assert_eq!(cause.code().as_deref(), Some("23505"));
-    let records: i64 = sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(&pool).await?;
-    assert_eq!(records, 0);
+        let error = way
+            .run(&pool, &key("a"), "body", async |conn| -> Result<i64, Error> {
+                sqlx::query("insert into once values (1)").execute(conn).await?;
+                Ok(1)
+            })
+            .await
+            .expect_err("the deferred constraint");
+        let Error::Database(sqlx::Error::Database(cause)) = error else { panic!("{error:?}") };
+        assert_eq!(cause.code().as_deref(), Some("23505"));
+        let records: i64 = sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(&pool).await?;
+        assert_eq!(records, 0);
+    }
     Ok(())
 }
 
@@ -178,20 +198,22 @@ async fn an_error_at_commit_reaches_the_caller_and_stores_nothing(pool: PgPool) 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_stale_error_is_not_taken_for_a_foreign_transaction(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let mut conn = connect(&pool).await;
-    for sleeps in 1..=3 {
-        let key_a = key(&format!("dropped {sleeps}"));
-        let call = ensure_idempotent(&mut conn, &key_a, "body", async |conn| -> Result<i64, Error> {
-            conn.execute("select 1 / (pg_sleep(0.2) is null)::int").await?;
-            Ok(1)
-        });
-        tokio::time::timeout(Duration::from_millis(100), call).await.expect_err("it sleeps");
-        let key_b = key(&format!("next {sleeps}"));
-        let outcome =
-            ensure_idempotent(&mut conn, &key_b, "body", async |conn| leave_effect(conn, "next").await).await?;
-        assert!(!outcome.is_replayed());
-        leave_effect(&mut conn, "in autocommit").await?;
-        assert_eq!(effects(&pool).await, 2 * sleeps, "both are there for others to see");
+    for way in WAYS {
+        clear(&pool).await;
+        let mut conn = connect(&pool).await;
+        for sleeps in 1..=3 {
+            let key_a = key(&format!("dropped {sleeps}"));
+            let call = way.ensure(&mut conn, &key_a, "body", async |conn| -> Result<i64, Error> {
+                conn.execute("select 1 / (pg_sleep(0.2) is null)::int").await?;
+                Ok(1)
+            });
+            tokio::time::timeout(Duration::from_millis(100), call).await.expect_err("it sleeps");
+            let key_b = key(&format!("next {sleeps}"));
+            let outcome = way.ensure(&mut conn, &key_b, "body", async |conn| leave_effect(conn, "next").await).await?;
+            assert!(!outcome.is_replayed());
+            leave_effect(&mut conn, "in autocommit").await?;
+            assert_eq!(effects(&pool).await, 2 * sleeps, "both are there for others to see");
+        }
     }
     Ok(())
 }

@@ -1,0 +1,219 @@
+//! What saves round trips, where the crate owns the transaction. That every way gives the plain one's answers is tested
+//! where those are, with [`WAYS`](crate::support::WAYS); here is what is theirs alone.
+
+use pg_idempotency::testing::{Gate, backend};
+use pg_idempotency::{Error, Idempotency, Key};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection as _, Executor as _, PgPool};
+
+use crate::support::{WAYS, clear, connect, create_effects, effects, key, leave_effect, once, rejecting};
+
+const COMBINED: Idempotency = Idempotency::new().with_combined_begin(true).with_combined_commit(true);
+
+fn squeezed(sql: &str) -> String {
+    sql.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// What the crate prepares is what it says: so the functions are compared with that.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn the_functions_of_the_schema_hold_the_crates_own_statements(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = connect(&pool).await;
+    for (function, part, options) in [
+        ("claim_waiting", "insert into idempotency.record", Idempotency::new()),
+        ("complete", "set completed_at = statement_timestamp()", Idempotency::new()),
+        ("claim_rejecting", "insert into idempotency.record", rejecting()),
+    ] {
+        conn.clear_cached_statements().await?;
+        let _ = options.ensure(&mut conn, &key(function), "body", async |_| Ok::<_, Error>(1)).await?;
+        let prepared: String =
+            sqlx::query_scalar("select statement from pg_prepared_statements where strpos(statement, $1) > 0")
+                .bind(part)
+                .fetch_one(&mut conn)
+                .await?;
+        let source: String = sqlx::query_scalar("select prosrc from pg_proc where proname = $1")
+            .bind(function)
+            .fetch_one(&mut conn)
+            .await?;
+        assert!(
+            squeezed(&source).contains(&squeezed(&prepared)),
+            "{function} is not the crate's:\n{source}\n{prepared}"
+        );
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn no_way_leaves_a_transaction_open(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for way in WAYS {
+        clear(&pool).await;
+        let mut conn = connect(&pool).await;
+        let pid = backend(&mut conn).await?;
+        for _ in 0..2 {
+            let _ = way.ensure(&mut conn, &key("a"), "body", async |conn| leave_effect(conn, "effect").await).await?;
+            // The connection rests; the server has what it needs to be idle, sooner or later.
+            loop {
+                let state: String = sqlx::query_scalar("select state from pg_stat_activity where pid = $1")
+                    .bind(pid)
+                    .fetch_one(&pool)
+                    .await?;
+                match state.as_str() {
+                    "idle" => break,
+                    "idle in transaction" | "active" => tokio::task::yield_now().await,
+                    state => panic!("{state}"),
+                }
+            }
+        }
+        // What comes next is in autocommit.
+        leave_effect(&mut conn, "after").await?;
+        assert_eq!(effects(&pool).await, 2);
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn bodies_of_any_size_come_back_to_the_byte(pool: PgPool) -> anyhow::Result<()> {
+    // 16 KiB is where completing in a text ends; a JSON string has two bytes more than what is in it.
+    const LIMIT: usize = 16 * 1024 - 2;
+    for way in WAYS {
+        for length in [0, 1, LIMIT - 1, LIMIT, LIMIT + 1, 256 * 1024] {
+            sqlx::query("delete from idempotency.record").execute(&pool).await?;
+            let body = "'\\é\u{0}$1%".chars().cycle().take(length).collect::<String>();
+            let answer = async || {
+                way.run(&pool, &key("a"), "body", async |_| -> Result<String, Error> { Ok(body.clone()) }).await
+            };
+            let (first, second) = (answer().await?, answer().await?);
+            assert_eq!((first.is_replayed(), second.is_replayed()), (false, true));
+            assert_eq!((first.into_inner(), second.into_inner()), (body.clone(), body.clone()));
+        }
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn any_key_is_claimed_as_it_is(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let long = "é".repeat(127);
+    for part in ["'; drop schema idempotency cascade; --", "\\x27", "$1", "$$", "%s {}", "日本語", &long] {
+        let key = Key::new(part, part, part)?;
+        for way in WAYS {
+            sqlx::query("delete from idempotency.record").execute(&pool).await?;
+            assert!(!way.run(&pool, &key, part, async |conn| leave_effect(conn, "effect").await).await?.is_replayed());
+            assert!(once(&pool, &key, part).await?.is_replayed(), "the plain way finds it: {part}");
+            assert!(way.run(&pool, &key, part, async |conn| leave_effect(conn, "no").await).await?.is_replayed());
+        }
+    }
+    Ok(())
+}
+
+/// Two transactions that each read what the other writes: PostgreSQL fails one of them, at its COMMIT if nothing comes before.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_serialization_failure_of_the_commit_is_retryable_and_stores_nothing(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let serializable = options.clone().options([("default_transaction_isolation", "serializable")]);
+    let pool = PgPoolOptions::new().max_connections(2).connect_with(serializable).await?;
+    create_effects(&pool).await;
+    let observer = PgPool::connect_with(options).await?;
+    for way in WAYS {
+        clear(&observer).await;
+        let gate = Gate::new();
+        let loser = tokio::spawn({
+            let (pool, gate) = (pool.clone(), gate.clone());
+            async move {
+                way.run(&pool, &key("a"), "body", async |conn| {
+                    conn.execute("select count(*) from effect").await?;
+                    gate.pass().await;
+                    leave_effect(conn, "skewed").await
+                })
+                .await
+            }
+        });
+        gate.reached().await;
+        let mut winner = pool.begin().await?;
+        winner.execute("select count(*) from effect").await?;
+        winner.execute("select count(*) from idempotency.record").await?;
+        leave_effect(&mut winner, "the winner's").await?;
+        winner.commit().await?;
+        gate.open();
+        let error = loser.await?.expect_err("40001");
+        assert!(matches!(error, Error::Retryable(_)), "{error:?}");
+        assert_eq!(effects(&observer).await, 1);
+        let again = way.run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "again").await).await?;
+        assert!(!again.is_replayed());
+        assert_eq!(effects(&observer).await, 2);
+    }
+    Ok(())
+}
+
+/// A look before the transaction takes nothing for stored that somebody's open transaction may still undo.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_look_in_a_foreign_transaction_sees_nothing_of_its_own(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let mut conn = connect(&pool).await;
+    for way in WAYS {
+        conn.execute("begin").await?;
+        sqlx::query(
+            "insert into idempotency.record
+                (mode, scope, operation, key, fingerprint, token, completed_at, expires_at, response_body)
+            values ('transaction', 'tenant', 'operation', 'a', $1, 1, now(), now() + interval '1 h', '1')",
+        )
+        .bind(pg_idempotency::Fingerprint::of_json("body")?.as_bytes())
+        .execute(&mut conn)
+        .await?;
+        let error = way
+            .ensure(&mut conn, &key("a"), "body", async |conn| leave_effect(conn, "no").await)
+            .await
+            .expect_err("somebody's transaction");
+        assert!(matches!(error, Error::UnknownTransaction), "{error:?}");
+        conn.execute("rollback").await?;
+    }
+    assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn without_its_functions_nothing_is_performed_or_nothing_kept(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    sqlx::raw_sql("alter function idempotency.complete rename to gone").execute(&pool).await?;
+    let error = COMBINED
+        .run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "undone").await)
+        .await
+        .expect_err("no function");
+    assert!(error.to_string().contains("database failed"), "{error}");
+    assert_eq!(effects(&pool).await, 0);
+    sqlx::raw_sql("alter function idempotency.claim_waiting rename to gone_too").execute(&pool).await?;
+    let error = COMBINED
+        .run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { panic!("performed") })
+        .await
+        .expect_err("no function");
+    assert!(matches!(error, Error::SchemaMissing { .. }), "{error:?}");
+    assert!(!once(&pool, &key("a"), "body").await?.is_replayed(), "the plain way needs none");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn the_applications_grants_are_enough(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let role = format!("app_{}", backend(&mut *pool.acquire().await?).await?);
+    let create = format!(
+        "create role {role} login; grant usage on schema idempotency to {role};
+         grant select, insert, update on idempotency.record to {role}"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&pool).await?;
+    let as_role = PgPool::connect_with(options.username(&role)).await?;
+    let mut answers = Vec::new();
+    for (number, way) in WAYS.iter().enumerate() {
+        for _ in 0..2 {
+            answers.push(way.run(&as_role, &key(&number.to_string()), "body", async |_| Ok::<_, Error>(1)).await);
+        }
+    }
+    as_role.close().await;
+    let drop = format!("drop owned by {role}; drop role {role}");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&pool).await?;
+    for (number, answer) in answers.into_iter().enumerate() {
+        assert_eq!(answer?.is_replayed(), number % 2 == 1);
+    }
+    Ok(())
+}
