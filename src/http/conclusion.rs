@@ -6,9 +6,9 @@ use bytes::Bytes;
 use http::Response;
 
 use super::body::{Body, Limit, Read, read};
-use super::layer::Settings;
 use super::rejection::Misconfigured;
 use super::replay;
+use super::settings::Settings;
 use crate::{BoxError, Key, record};
 
 /// How long a response of unknown length may take to end before it counts as a stream. The transaction is open meanwhile.

@@ -5,8 +5,8 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::request::Parts;
 
+use super::idempotent_tx::{IdempotentTx, NoTransaction};
 use super::lease::{IdempotentLease, NoLease};
-use super::transaction::{IdempotentTx, NoTransaction};
 
 impl<S: Sync> FromRequestParts<S> for IdempotentTx {
     type Rejection = NoTransaction;

@@ -19,6 +19,7 @@ use super::replay::{REPLAYED, may_be_replayed};
 use super::runs::Runs;
 use super::seal::Seal;
 use super::service::IdempotencyService;
+use super::settings::{InvalidSetting, Mode, OperationFrom, ScopeOf, Settings, ValueFrom};
 use crate::lease::{Leasing, Policy};
 use crate::options::{RETENTION, WAIT, within};
 use crate::{DEFAULT_RETENTION, InFlight, InvalidDuration, MAX_PART_BYTES};
@@ -28,98 +29,12 @@ const BODY_LIMIT: usize = 1024 * 1024;
 /// The longest common method, OPTIONS, and a space.
 const LONGEST_METHOD: usize = 8;
 
-type ScopeOf = dyn Fn(&Parts) -> Result<String, Denied> + Send + Sync;
-type ValueOf = dyn Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync;
-type OperationOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
-type RejectionOf = dyn Fn(&Rejection) -> Response<Bytes> + Send + Sync;
-
 /// Makes the requests that pass through it idempotent. What it does stands in the [module's documentation](super).
 ///
 /// Cheap to clone; add it by axum's `Router::route_layer`, by tower's `ServiceBuilder`, or by [`Layer::layer`].
 #[derive(Clone)]
 pub struct IdempotencyLayer {
     settings: Settings,
-}
-
-#[derive(Clone)]
-pub(super) struct Settings {
-    pub(super) pool: PgPool,
-    pub(super) mode: Mode,
-    pub(super) scope: Arc<ScopeOf>,
-    pub(super) value: ValueFrom,
-    pub(super) shortest_key: usize,
-    pub(super) operation: OperationFrom,
-    pub(super) methods: Vec<Method>,
-    pub(super) key_required: bool,
-    pub(super) retention: Duration,
-    pub(super) in_flight: InFlight,
-    pub(super) in_flight_here: InFlightHere,
-    pub(super) prepared: bool,
-    pub(super) canonical_json: bool,
-    pub(super) request_limit: usize,
-    pub(super) response_limit: usize,
-    pub(super) stored_errors: Vec<StatusCode>,
-    pub(super) replayed_headers: Vec<HeaderName>,
-    pub(super) no_store: bool,
-    pub(super) seal: Option<Arc<dyn Seal>>,
-    pub(super) rejection: Arc<RejectionOf>,
-    pub(super) documentation: Option<HeaderValue>,
-    pub(super) explicit_begin: bool,
-    pub(super) runs: Runs,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Mode {
-    Transactional,
-    Leased(Leasing),
-}
-
-impl Mode {
-    pub(super) fn of_record(self) -> crate::Mode {
-        match self {
-            Self::Transactional => crate::Mode::Transaction,
-            Self::Leased(leasing) => leasing.mode(),
-        }
-    }
-}
-
-#[derive(Clone)]
-pub(super) enum ValueFrom {
-    Header { strict: bool },
-    Function(Arc<ValueOf>),
-}
-
-#[derive(Clone)]
-pub(super) enum OperationFrom {
-    MatchedRoute,
-    Route(String),
-    Function(Arc<OperationOf>),
-}
-
-/// A setting that the layer cannot keep.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum InvalidSetting {
-    /// A status that is not a client error: a success is stored anyhow, and a 5xx must stay open to a retry.
-    #[error("responses of status {0} cannot be stored by choice; only 400 to 499 can")]
-    StatusNotStorable(StatusCode),
-    /// A header of one connection, one session or one moment.
-    #[error("the header {0} must not be replayed: it belongs to one connection, one session or one moment")]
-    HeaderNotReplayable(HeaderName),
-    /// The route is too long to be part of a key.
-    #[error("the route has {bytes} bytes, and {most} is the most; give the operation a shorter name: with_operation")]
-    RouteTooLong {
-        /// Its length.
-        bytes: usize,
-        /// What is taken.
-        most: usize,
-    },
-    /// A setting of the other constructor's.
-    #[error("attempts are counted for leases only; make the layer by `leased`")]
-    LeasedOnly,
-    /// A duration that makes no sense.
-    #[error(transparent)]
-    Duration(#[from] InvalidDuration),
 }
 
 impl IdempotencyLayer {
@@ -166,6 +81,8 @@ impl IdempotencyLayer {
             in_flight: InFlight::Reject,
             in_flight_here: InFlightHere::default(),
             prepared: true,
+            select_first: false,
+            combined_commit: false,
             canonical_json: false,
             request_limit: BODY_LIMIT,
             response_limit: BODY_LIMIT,
@@ -292,6 +209,18 @@ impl IdempotencyLayer {
             *leasing = leasing.with_prepared_statements(prepared);
         }
         self.with(|settings| settings.prepared = prepared)
+    }
+
+    /// As [`Idempotency::with_select_first`](crate::Idempotency::with_select_first), in transactional mode.
+    #[must_use]
+    pub fn with_select_first(self, select_first: bool) -> Self {
+        self.with(|settings| settings.select_first = select_first)
+    }
+
+    /// As [`Idempotency::with_combined_commit`](crate::Idempotency::with_combined_commit), in transactional mode.
+    #[must_use]
+    pub fn with_combined_commit(self, combined_commit: bool) -> Self {
+        self.with(|settings| settings.combined_commit = combined_commit)
     }
 
     /// Compares bodies as canonical JSON instead of byte by byte, and leaves `Content-Type` out: for clients that build the

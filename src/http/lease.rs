@@ -10,10 +10,10 @@ use http::{Extensions, Request, Response};
 
 use super::body::Body;
 use super::conclusion::{Conclusion, NotPerformed, conclude, replayed};
-use super::layer::Settings;
 use super::rejection::Rejection;
 use super::request::Ticket;
 use super::service::{Ended, caught};
+use super::settings::Settings;
 use crate::lease::{Acquired, Leasing, Owner, unless_lost};
 use crate::{BoxError, Error, InFlight, Key, observe};
 

@@ -7,8 +7,8 @@ use http::{HeaderMap, Method, Request, header};
 use super::body::{Body, Limit, Read, read};
 use super::denied::Denied;
 use super::header::{MalformedKey, key_value};
-use super::layer::{OperationFrom, Settings, ValueFrom};
 use super::rejection::{Misconfigured, Rejection};
+use super::settings::{OperationFrom, Settings, ValueFrom};
 use crate::fingerprint::request::Content;
 use crate::{Fingerprint, InvalidBody, Key, KeyPart};
 

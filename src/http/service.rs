@@ -14,9 +14,9 @@ use tracing::Instrument as _;
 
 use super::body::Body;
 use super::denied::Denied;
-use super::layer::{Mode, Settings};
 use super::rejection::{Misconfigured, Rejection};
 use super::request::{Admission, Refusal, Ticket, admit};
+use super::settings::{Mode, Settings};
 use super::{lease, transaction};
 use crate::{BoxError, Error, InFlight, observe};
 
