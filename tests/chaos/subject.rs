@@ -22,6 +22,10 @@ pub(crate) enum Subject {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Door {
     Run,
+    /// With the claim in the message of BEGIN, and the completion in that of COMMIT.
+    RunCombined,
+    /// So too, after a look for what is stored.
+    RunSelectFirst,
     RunIsolated,
     /// A connection in no transaction, on which the crate begins its own.
     Connection,
@@ -29,8 +33,10 @@ pub(crate) enum Door {
     OwnTransaction,
 }
 
-pub(crate) const SAFE_TO_DROP: &[Door] = &[Door::Run, Door::RunIsolated, Door::Connection];
-pub(crate) const EVERY_DOOR: &[Door] = &[Door::Run, Door::RunIsolated, Door::Connection, Door::OwnTransaction];
+pub(crate) const SAFE_TO_DROP: &[Door] =
+    &[Door::Run, Door::RunCombined, Door::RunSelectFirst, Door::RunIsolated, Door::Connection];
+pub(crate) const EVERY_DOOR: &[Door] =
+    &[Door::Run, Door::RunCombined, Door::RunSelectFirst, Door::RunIsolated, Door::Connection, Door::OwnTransaction];
 
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
@@ -67,6 +73,11 @@ impl Request {
 
     fn options(&self) -> Result<Idempotency, Error> {
         let options = Idempotency::new().with_prepared_statements(self.prepared).with_retention(self.retention)?;
+        let combined = matches!(self.door, Door::RunCombined | Door::RunSelectFirst);
+        let options = options
+            .with_select_first(self.door == Door::RunSelectFirst)
+            .with_combined_begin(combined)
+            .with_combined_commit(combined);
         Ok(if self.reject { options.with_in_flight(InFlight::Reject)? } else { options })
     }
 
@@ -189,7 +200,9 @@ async fn by_the_crate(pool: &PgPool, request: &Request) -> Result<Outcome<String
     let (options, key) = (request.options()?, request.key());
     let body = request.key.as_str();
     match request.door {
-        Door::Run => options.run(pool, &key, body, async |conn| request.effect(conn).await).await,
+        Door::Run | Door::RunCombined | Door::RunSelectFirst => {
+            options.run(pool, &key, body, async |conn| request.effect(conn).await).await
+        }
         Door::RunIsolated => {
             let perform = async |conn: &mut PgConnection| -> Result<_, Failure> {
                 Ok(Verdict::Keep(request.effect(conn).await?))
