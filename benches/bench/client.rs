@@ -3,13 +3,16 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pg_idempotency::{InvalidKey, Key};
-use sqlx::{Acquire as _, PgConnection};
+use sqlx::{Acquire as _, PgConnection, PgPool};
 
 use crate::redis::Redis;
 use crate::setting::Setting;
 
 pub(crate) struct Client {
     pub(crate) conn: PgConnection,
+    /// Of two connections, so that no call waits for the ping with which sqlx takes the last one's back; and without the one
+    /// before it gives one away.
+    pub(crate) pool: PgPool,
     pub(crate) redis: Option<Redis>,
 }
 
@@ -19,7 +22,7 @@ impl Client {
             Some(address) => Some(Redis::connect(address).await?),
             None => None,
         };
-        Ok(Self { conn: setting.connect(database).await?, redis })
+        Ok(Self { conn: setting.connect(database).await?, pool: setting.lazy_pool(database), redis })
     }
 }
 

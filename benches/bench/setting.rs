@@ -64,16 +64,24 @@ impl Setting {
     }
 
     pub(crate) async fn connect(&self, database: Option<&str>) -> sqlx::Result<PgConnection> {
-        let server = self.server.clone();
-        PgConnection::connect_with(&match database {
-            Some(database) => server.database(database),
-            None => server,
-        })
-        .await
+        PgConnection::connect_with(&self.of(database)).await
     }
 
     pub(crate) async fn pool(&self, connections: usize) -> sqlx::Result<PgPool> {
         PgPoolOptions::new().max_connections(connections as u32).connect_with(self.server.clone()).await
+    }
+
+    /// For one client.
+    pub(crate) fn lazy_pool(&self, database: Option<&str>) -> PgPool {
+        PgPoolOptions::new().max_connections(2).test_before_acquire(false).connect_lazy_with(self.of(database))
+    }
+
+    fn of(&self, database: Option<&str>) -> PgConnectOptions {
+        let server = self.server.clone();
+        match database {
+            Some(database) => server.database(database),
+            None => server,
+        }
     }
 }
 

@@ -66,10 +66,6 @@ impl Way {
         Self { pool: Some(pool), ..self }
     }
 
-    pub(crate) fn named(self, name: impl Into<String>) -> Self {
-        Self { name: name.into(), ..self }
-    }
-
     pub(crate) fn of_units(self, units: usize) -> Self {
         Self { units, ..self }
     }

@@ -7,7 +7,7 @@ use anyhow::{bail, ensure};
 use pg_idempotency::dedup::{Marked, mark, mark_many};
 use pg_idempotency::lease::{Acquired, Leasing};
 use pg_idempotency::{Error, Idempotency, Key};
-use sqlx::{Connection as _, PgPool};
+use sqlx::{Connection as _, PgConnection, PgPool};
 
 use crate::client::{BODY, Client, effect, key};
 use crate::way::Way;
@@ -16,67 +16,103 @@ pub(crate) const NAME: &str = "pg-idempotency";
 pub(crate) const TABLE: &str = "idempotency.record";
 const WINDOW: Duration = Duration::from_secs(3600);
 
-/// The ways that the crate has to make a call, the plain one first: a line in each case with first calls or replays. Beside
-/// the name, what its latency may be over a network, as a multiple: of the bare transaction, and of a bare select.
-pub(crate) const VARIANTS: &[Variant] =
-    &[Variant { name: NAME, options: Idempotency::new(), first_call: None, replay: None }];
+/// The ways that the crate has to make a call, the plain one first: a line in each case with first calls or replays.
+pub(crate) const VARIANTS: &[Variant] = &[
+    BASE,
+    Variant { name: "pg-idempotency, select first", options: PLAIN.with_select_first(true), replay: Some(1.4), ..BASE },
+    Variant { name: POOLED, through: Through::Pool, ..BASE },
+    Variant {
+        name: "pg-idempotency, by run, combined commit",
+        options: PLAIN.with_combined_commit(true),
+        through: Through::Pool,
+        first_call: Some(1.40),
+        replay: None,
+    },
+    Variant {
+        name: "pg-idempotency, by run, combined begin and commit",
+        options: PLAIN.with_combined_begin(true).with_combined_commit(true),
+        through: Through::Pool,
+        first_call: Some(1.10),
+        replay: None,
+    },
+];
+
+const BASE: Variant =
+    Variant { name: NAME, options: PLAIN, through: Through::Connection, first_call: None, replay: None };
+const PLAIN: Idempotency = Idempotency::new();
+const POOLED: &str = "pg-idempotency, by run";
 
 #[derive(Clone, Copy)]
 pub(crate) struct Variant {
     pub(crate) name: &'static str,
-    pub(crate) options: Idempotency,
+    options: Idempotency,
+    through: Through,
+    /// What its latency may be over a network, as a multiple of the bare transaction's; of the ways that are for it.
     pub(crate) first_call: Option<f64>,
+    /// And of a bare select's.
     pub(crate) replay: Option<f64>,
 }
 
+#[derive(Clone, Copy, PartialEq)]
+enum Through {
+    Connection,
+    /// The client's pool, by `run`.
+    Pool,
+}
+
 impl Variant {
-    /// What is promised of replays is promised of the way that is meant for them, if there is one.
+    /// What is promised of replays is promised of the way that is meant for them.
     pub(crate) fn is_for_replays(&self) -> bool {
-        self.replay.is_some() || VARIANTS.iter().all(|variant| variant.replay.is_none())
+        self.replay.is_some()
+    }
+
+    /// The way that differs in its options alone, if this is not that one.
+    pub(crate) fn plain(&self) -> Option<&'static str> {
+        let plain = if self.through == Through::Pool { POOLED } else { NAME };
+        (plain != self.name).then_some(plain)
+    }
+
+    pub(crate) fn first_call(&'static self, response: Arc<str>) -> Way {
+        Way::new(self.name, move |client, call| {
+            let response = response.clone();
+            Box::pin(async move {
+                ensure!(!self.ensure(client, &key(call)?, &response).await?, "every key is new");
+                Ok(())
+            })
+        })
+        .filling(TABLE)
+    }
+
+    pub(crate) fn replay(&'static self, key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 'static) -> Way {
+        Way::new(self.name, move |client, call| {
+            let key = key(call);
+            Box::pin(async move {
+                ensure!(self.ensure(client, &key?, "").await?, "every key is there");
+                Ok(())
+            })
+        })
+    }
+
+    /// Whether it was replayed.
+    async fn ensure(&self, client: &mut Client, key: &Key, response: &str) -> Result<bool, Error> {
+        let perform = async |conn: &mut PgConnection| -> Result<String, Error> {
+            effect(conn).await?;
+            Ok(response.to_owned())
+        };
+        let outcome = match self.through {
+            Through::Connection => self.options.ensure(&mut client.conn, key, BODY, perform).await?,
+            Through::Pool => self.options.run(&client.pool, key, BODY, perform).await?,
+        };
+        Ok(outcome.is_replayed())
     }
 }
 
 pub(crate) fn first_call(response: Arc<str>) -> Way {
-    first_call_with(Idempotency::new(), response)
-}
-
-pub(crate) fn first_call_with(options: Idempotency, response: Arc<str>) -> Way {
-    Way::new(NAME, move |client, call| {
-        let response = response.clone();
-        Box::pin(async move {
-            ensure!(!ensure_with(options, client, &key(call)?, &response).await?, "every key is new");
-            Ok(())
-        })
-    })
-    .filling(TABLE)
+    VARIANTS[0].first_call(response)
 }
 
 pub(crate) fn replay(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 'static) -> Way {
-    replay_with(Idempotency::new(), key)
-}
-
-pub(crate) fn replay_with(
-    options: Idempotency,
-    key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 'static,
-) -> Way {
-    Way::new(NAME, move |client, call| {
-        let key = key(call);
-        Box::pin(async move {
-            ensure!(ensure_with(options, client, &key?, "").await?, "every key is there");
-            Ok(())
-        })
-    })
-}
-
-/// Whether it was replayed.
-async fn ensure_with(options: Idempotency, client: &mut Client, key: &Key, response: &str) -> Result<bool, Error> {
-    let outcome = options
-        .ensure(&mut client.conn, key, BODY, async |conn| -> Result<String, Error> {
-            effect(conn).await?;
-            Ok(response.to_owned())
-        })
-        .await?;
-    Ok(outcome.is_replayed())
+    VARIANTS[0].replay(key)
 }
 
 pub(crate) fn lease(pool: PgPool, leasing: Leasing, response: Arc<str>) -> Way {

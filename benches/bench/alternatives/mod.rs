@@ -33,7 +33,7 @@ pub(crate) fn first_calls(bench: &Bench, response: &Arc<str>) -> Vec<Way> {
 pub(crate) fn first_calls_on_postgres(bench: &Bench, response: &Arc<str>) -> Vec<Way> {
     let mut ways = vec![bare_call(), bench.by_hand.first_call(response.clone()), usual::first_call(response.clone())];
     for variant in library::VARIANTS {
-        ways.push(library::first_call_with(variant.options, response.clone()).named(variant.name));
+        ways.push(variant.first_call(response.clone()));
     }
     ways
 }

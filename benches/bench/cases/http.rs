@@ -37,12 +37,16 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     for setting in bench.settings() {
         bench.clear().await?;
         let service = Service::start(setting.pool(POOL).await?).await?;
-        let answer = service.caller.post("/reject", HOT, Duration::ZERO).await?;
-        ensure!(answer == Answer { status: 200, replayed: false }, "{answer:?}");
+        for path in ["/reject", "/select-first"] {
+            let answer = service.caller.post(path, HOT, Duration::ZERO).await?;
+            ensure!(answer == Answer { status: 200, replayed: false }, "{answer:?}");
+        }
         let bare = service.way(BARE, |_| ("/bare", String::new(), false));
         let first = service.way("first call", |call| ("/reject", spread(call), false));
+        let combined = service.way("first call, combined commit", |call| ("/combined", spread(call), false));
         let replay = service.way("replay", |_| ("/reject", HOT.to_owned(), true));
-        let measured = interleave(bench, setting, 8, vec![bare, first, replay]).await?;
+        let selected = service.way("replay, select first", |_| ("/select-first", HOT.to_owned(), true));
+        let measured = interleave(bench, setting, 8, vec![bare, first, combined, replay, selected]).await?;
         report.speeds(NAME, "8 clients", setting.told(), "requests", &measured);
         for one in &measured[1..] {
             let what = format!("HTTP, {}: rate over that of the bare handler", one.way.name);
@@ -105,7 +109,11 @@ impl Service {
             tx.commit().await.map_err(unavailable)?;
             Ok::<_, StatusCode>(answer.clone())
         };
+        let combined = layer(InFlight::Reject)?.with_combined_commit(true);
+        let select_first = layer(InFlight::Reject)?.with_select_first(true);
         let app = Router::new()
+            .route("/combined", post(work.clone()).layer(combined))
+            .route("/select-first", post(work.clone()).layer(select_first))
             .route("/reject", post(work.clone()).layer(layer(InFlight::Reject)?))
             .route("/wait", post(work).layer(layer(InFlight::Wait(Duration::from_secs(20)))?))
             .route("/bare", post(bare).layer(Extension(pool)));

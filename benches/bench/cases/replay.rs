@@ -96,7 +96,7 @@ async fn measure(
 }
 
 fn variants(key: impl Fn(u64) -> anyhow::Result<Key> + Copy + Send + Sync + 'static) -> impl Iterator<Item = Way> {
-    library::VARIANTS.iter().map(move |variant| library::replay_with(variant.options, key).named(variant.name))
+    library::VARIANTS.iter().map(move |variant| variant.replay(key))
 }
 
 fn select(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 'static) -> Way {
