@@ -72,56 +72,45 @@ impl<'k> Call<'k> {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        if self.options.select_first
-            && let Some(replayed) = self.look_first(conn).await
-        {
-            return Ok(replayed);
-        }
-        if self.options.combined_begin {
-            match self.begin_claimed(conn, perform).await? {
-                Some(settled) => return Ok(settled),
-                // Taken: most likely by somebody who has long completed.
-                None => {
-                    if let Some(replayed) = self.look_first(conn).await {
-                        return Ok(replayed);
-                    }
-                }
+        let Idempotency { mut select_first, mut combined_begin, .. } = self.options;
+        // In one loop, because a future holds its parts as often as they stand in it.
+        loop {
+            if select_first && let Some(replayed) = self.look_first(conn).await {
+                return Ok(replayed);
             }
-        }
-        let settled = in_transaction_to_end(conn, &Opening::Plain, async |conn| match self.claim(conn).await? {
-            Claimed::Replayed(response) => Ok(Settled::Open(Outcome::Replayed(decode(&response)?))),
-            Claimed::Won(claim) => self.perform_to_end(conn, claim, perform).await,
-        });
-        Ok(settled.await?)
-    }
-
-    /// Begins with the claim in the same message, and performs; `None` where that did not get the claim. The connection is
-    /// then in no transaction.
-    async fn begin_claimed<T, E, F>(
-        &self,
-        conn: &mut PgConnection,
-        perform: &mut Option<F>,
-    ) -> Result<Option<Result<Outcome<T>, E>>, Error>
-    where
-        T: Serialize + DeserializeOwned,
-        E: From<Error>,
-        F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
-    {
-        let started = Instant::now();
-        let (claim, sql) = self.record.claim_inline(&self.terms)?;
-        let opening = Opening::Claiming(sql);
-        let settled = in_transaction_to_end(conn, &opening, async |conn| {
-            self.observe_claim(started);
-            self.perform_to_end(conn, claim, perform).await
-        });
-        match settled.await {
-            Ok(settled) => Ok(Some(settled)),
-            Err(NotBegun::Foreign) => Err(Error::UnknownTransaction),
-            Err(NotBegun::Stale) => Ok(None),
-            Err(NotBegun::Failed(error)) if is_taken(&error) => Ok(None),
-            Err(NotBegun::Failed(error)) => {
-                self.observe_claim(started);
-                Ok(Some(Err(self.failed(wait_error(error, started, self.terms.in_flight)).into())))
+            let started = Instant::now();
+            let (opening, claim) = match combined_begin {
+                true => {
+                    self.record.claim_inline(&self.terms).map(|(claim, sql)| (Opening::Claiming(sql), Some(claim)))?
+                }
+                false => (Opening::Plain, None),
+            };
+            let settled = in_transaction_to_end(conn, &opening, async |conn| {
+                let claim = match claim {
+                    Some(claim) => {
+                        self.observe_claim(started);
+                        claim
+                    }
+                    None => match self.claim(conn).await? {
+                        Claimed::Won(claim) => claim,
+                        Claimed::Replayed(response) => {
+                            return Ok(Settled::Open(Outcome::Replayed(decode(&response)?)));
+                        }
+                    },
+                };
+                self.perform_to_end(conn, claim, perform).await
+            })
+            .await;
+            match settled {
+                Ok(settled) => return Ok(settled),
+                Err(NotBegun::Failed(error)) if combined_begin && !is_taken(&error) => {
+                    self.observe_claim(started);
+                    return Ok(Err(self.failed(wait_error(error, started, self.terms.in_flight)).into()));
+                }
+                Err(not_begun @ NotBegun::Foreign) => return Err(not_begun.into()),
+                Err(not_begun) if !combined_begin => return Err(not_begun.into()),
+                // Taken, most likely by somebody who has long completed: the plain way tells.
+                Err(_) => (select_first, combined_begin) = (true, false),
             }
         }
     }

@@ -101,7 +101,8 @@ impl Variant {
         };
         let outcome = match self.through {
             Through::Connection => self.options.ensure(&mut client.conn, key, BODY, perform).await?,
-            Through::Pool => self.options.run(&client.pool, key, BODY, perform).await?,
+            // sqlx's future of a pool's connection is large: not to be a part of the other way's.
+            Through::Pool => Box::pin(self.options.run(&client.pool, key, BODY, perform)).await?,
         };
         Ok(outcome.is_replayed())
     }
