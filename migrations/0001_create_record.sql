@@ -83,7 +83,7 @@ comment on table idempotency.record is 'pg-idempotency: one row per idempotency 
 
 -- The claims and the completion of src/record once more, word for word, for the messages that also begin or commit. Such a
 -- message is a text, in which nothing is prepared. In functions, because the server keeps their plans: planned anew for
--- each message, either statement costs more than the round trip that it saves.
+-- each message, either statement costs more than a round trip on a Unix socket.
 
 create function idempotency.claim_waiting(text, text, text, bytea, int8, interval, int8, text, text, interval)
 returns void language plpgsql as $$
@@ -118,8 +118,11 @@ begin
         set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true),
         pg_try_advisory_xact_lock($7::int8) as locked
     into restored, locked;
-    if locked is not true then
+    if not found then
         raise exception 'the idempotency key is taken' using errcode = 'IK001';
+    end if;
+    if not locked then
+        perform pg_try_advisory_xact_lock($7::int8);
     end if;
 end
 $$;
@@ -149,7 +152,7 @@ begin
         set_config('lock_timeout', current_setting('idempotency.lock_timeout'), true),
         true as locked
     into restored, locked;
-    if locked is not true then
+    if not found then
         raise exception 'the idempotency key is taken' using errcode = 'IK001';
     end if;
 end

@@ -10,7 +10,8 @@ use crate::claim::{Claimed, contend, look_first};
 use crate::observe::Ending;
 use crate::outcome::{decode, encode};
 use crate::record::{Claim, Record, Response, Terms, Unmet, is_taken, wait_error};
-use crate::transaction::{NotBegun, Opening, Savepoint, Settled, in_own_transaction, in_transaction_to_end};
+use crate::savepoint::Savepoint;
+use crate::transaction::{NotBegun, Opening, Settled, in_own_transaction, in_transaction_to_end};
 use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict, observe};
 
 /// On which record, and on which terms.
@@ -73,9 +74,10 @@ impl<'k> Call<'k> {
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
         let Idempotency { mut select_first, mut combined_begin, .. } = self.options;
+        let asked = Instant::now();
         // In one loop, because a future holds its parts as often as they stand in it.
         loop {
-            if select_first && let Some(replayed) = self.look_first(conn).await {
+            if select_first && let Some(replayed) = self.look_first(conn, asked).await {
                 return Ok(replayed);
             }
             let started = Instant::now();
@@ -107,9 +109,11 @@ impl<'k> Call<'k> {
                     self.observe_claim(started);
                     return Ok(Err(self.failed(wait_error(error, started, self.terms.in_flight)).into()));
                 }
-                Err(not_begun @ NotBegun::Foreign) => return Err(not_begun.into()),
-                Err(not_begun) if !combined_begin => return Err(not_begun.into()),
-                // Taken, most likely by somebody who has long completed: the plain way tells.
+                Err(not_begun) if !combined_begin || matches!(not_begun, NotBegun::Foreign) => {
+                    return Err(not_begun.into());
+                }
+                // Taken, most likely by somebody who has long completed; or an error of an earlier statement was in the
+                // way. The plain way tells.
                 Err(_) => (select_first, combined_begin) = (true, false),
             }
         }
@@ -129,24 +133,20 @@ impl<'k> Call<'k> {
         // Taken only where a transaction began, which ends the call.
         let perform = perform.take().ok_or(Error::UnknownTransaction)?;
         let (response, encoded) = self.perform(conn, perform).await?;
-        if self.options.combined_commit && encoded.fits_inline() {
-            let committed = self.record.complete_and_commit(conn, claim, &encoded).await;
-            met(committed).map_err(|error| self.failed(error))?;
-            Ok(Settled::Committed(Outcome::Performed(response)))
-        } else {
-            self.complete(conn, claim, &encoded).await.map_err(|error| self.failed(error))?;
-            Ok(Settled::Open(Outcome::Performed(response)))
-        }
+        let completed = complete_to_end(conn, self.record, claim, &encoded, self.options.combined_commit).await;
+        Ok(match completed.map_err(|error| self.failed(error))? {
+            Settled::Open(()) => Settled::Open(Outcome::Performed(response)),
+            Settled::Committed(()) => Settled::Committed(Outcome::Performed(response)),
+        })
     }
 
-    async fn look_first<T, E>(&self, conn: &mut PgConnection) -> Option<Result<Outcome<T>, E>>
+    async fn look_first<T, E>(&self, conn: &mut PgConnection, asked: Instant) -> Option<Result<Outcome<T>, E>>
     where
         T: DeserializeOwned,
         E: From<Error>,
     {
-        let started = Instant::now();
         let response = look_first(conn, self.record, &self.terms).await?;
-        self.observe_claim(started);
+        self.observe_claim(asked);
         Some(decode(&response).map(Outcome::Replayed).map_err(E::from))
     }
 
@@ -204,7 +204,7 @@ impl<'k> Call<'k> {
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
         if self.options.select_first
-            && let Some(replayed) = self.look_first(conn).await
+            && let Some(replayed) = self.look_first(conn, Instant::now()).await
         {
             return Ok(replayed);
         }
@@ -277,8 +277,25 @@ impl<'k> Call<'k> {
     }
 }
 
+/// Stores the response, and commits in the same message if that is wanted and the response is short enough.
+pub(crate) async fn complete_to_end(
+    conn: &mut PgConnection,
+    record: Record<'_>,
+    claim: Claim,
+    response: &Response,
+    combined_commit: bool,
+) -> Result<Settled<()>, Error> {
+    if combined_commit && response.fits_inline() {
+        met(record.complete_and_commit(conn, claim, response).await)?;
+        Ok(Settled::Committed(()))
+    } else {
+        met(record.complete(conn, claim, response).await)?;
+        Ok(Settled::Open(()))
+    }
+}
+
 /// A completion that met no row, as the error that it is.
-pub(crate) fn met(completed: Result<Result<(), Unmet>, Error>) -> Result<(), Error> {
+fn met(completed: Result<Result<(), Unmet>, Error>) -> Result<(), Error> {
     match completed? {
         Ok(()) => Ok(()),
         Err(Unmet::OutlivedRetention) => Err(Error::OutlivedRetention),

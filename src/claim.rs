@@ -40,7 +40,13 @@ pub(crate) fn observe_claim<W>(terms: &Terms, key: &Key, started: Instant, claim
 
 /// Looks for a response to replay, before any claim and outside a transaction. Whatever else it meets, an error of an earlier
 /// statement's on this connection too, is for the claim to meet again: it knows more.
+///
+/// Nothing where statements are not kept prepared: sqlx sends such a one in two messages, between which a pooler in transaction
+/// mode may go on with another server connection, on which the name stands for another client's statement.
 pub(crate) async fn look_first(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Option<Response> {
+    if !record.prepared {
+        return None;
+    }
     let (stored, response) = record.look_first(conn, terms).await.ok()??;
     (terms.fingerprint?.compare(&stored) == Comparison::Same).then_some(response)
 }

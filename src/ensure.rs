@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 use sqlx::{Connection, PgConnection, PgPool};
 
 use crate::call::Call;
+use crate::connections::{Connections, unless_foreign};
 use crate::observe::{Ending, call_span, spanned};
-use crate::transaction::Connections;
 use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 
 /// Performs an operation once, however often it is asked for, with the [default options](Idempotency::new).
@@ -228,7 +228,7 @@ impl Idempotency {
     /// performs or replays, commits.
     ///
     /// A connection on which somebody left an open transaction is closed, not committed, and another one taken, three
-    /// times at most. A duplicate that [waits](crate::InFlight::Wait) holds its connection meanwhile.
+    /// times at most; but a replay that is [looked for first](Self::with_select_first) does not meet that transaction. A duplicate that [waits](crate::InFlight::Wait) holds its connection meanwhile.
     ///
     /// # Errors
     ///
@@ -251,10 +251,9 @@ impl Idempotency {
             let (mut perform, mut connections) = (Some(perform), Connections::of(pool));
             loop {
                 let mut conn = connections.next().await?;
-                match call.ensure_alone(&mut conn, &mut perform).await {
-                    Ok(settled) => return settled,
-                    Err(Error::UnknownTransaction) => drop(conn.close().await),
-                    Err(error) => return Err(error.into()),
+                let attempt = call.ensure_alone(&mut conn, &mut perform).await;
+                if let Some(settled) = unless_foreign(conn, attempt).await {
+                    return settled;
                 }
             }
         };
@@ -285,10 +284,9 @@ impl Idempotency {
             let (mut perform, mut connections) = (Some(perform), Connections::of(pool));
             loop {
                 let mut conn = connections.next().await?;
-                match call.ensure_isolated_alone(&mut conn, &mut perform).await {
-                    Ok(settled) => return settled,
-                    Err(Error::UnknownTransaction) => drop(conn.close().await),
-                    Err(error) => return Err(error.into()),
+                let attempt = call.ensure_isolated_alone(&mut conn, &mut perform).await;
+                if let Some(settled) = unless_foreign(conn, attempt).await {
+                    return settled;
                 }
             }
         };

@@ -91,7 +91,9 @@
 //! # Costs
 //!
 //! Over the bare handler in a transaction of its own: two round trips, a task, and both bodies in memory, each to its limit
-//! of 1 MiB. A replay is four round trips: begin, claim, look, rollback. `docs/http.md` has the measurements, and the draft's
+//! of 1 MiB. A replay is four round trips: begin, claim, look, rollback; one with
+//! [`with_select_first`](IdempotencyLayer::with_select_first), and a first call one fewer with
+//! [`with_combined_commit`](IdempotencyLayer::with_combined_commit). `docs/http.md` has the measurements, and the draft's
 //! requirements one by one.
 
 mod body;

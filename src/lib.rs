@@ -4,6 +4,7 @@
 mod answer;
 mod call;
 mod claim;
+mod connections;
 pub mod dedup;
 mod ensure;
 mod error;
@@ -22,6 +23,7 @@ mod options;
 mod outcome;
 mod poll;
 mod record;
+mod savepoint;
 mod transaction;
 
 // Compiled with the doctests, like the README.

@@ -126,7 +126,8 @@ impl Idempotency {
     /// Whether to look for a stored response before anything is begun: where most calls are repeats. Off unless told.
     ///
     /// A replay then takes one round trip in place of four, and a first call one more than without. It is for [`run`](Self::run)
-    /// and for a connection in no transaction; in a transaction of the caller's own it changes nothing.
+    /// and for a connection in no transaction; in a transaction of the caller's own it changes nothing, nor without
+    /// [prepared statements](Self::with_prepared_statements), which a pooler could mix up outside a transaction.
     #[must_use]
     pub const fn with_select_first(self, select_first: bool) -> Self {
         Self { select_first, ..self }
@@ -136,11 +137,12 @@ impl Idempotency {
     /// round trip, if the pool has another connection for the next call: an empty transaction is left, which ends while the
     /// pool takes this one back.
     ///
-    /// What it asks for in return: the message holds the response as hexadecimal digits. Where a COMMIT fails, PostgreSQL
-    /// writes it to its log (`log_min_error_statement`), and sqlx logs every statement at DEBUG and slow ones at WARN: **not
-    /// for responses that logs must not have**. Responses over 16 KiB are completed apart, and so are isolated calls and
-    /// those on a connection of the caller's. Roles need EXECUTE on `idempotency.complete`, which PUBLIC has unless you have
-    /// revoked it.
+    /// What it asks for in return: the message is a text that holds the response, as hexadecimal digits, and so is what
+    /// PostgreSQL logs where it fails (`log_min_error_statement`) or is slow (`log_min_duration_statement`), what
+    /// `pg_stat_activity` shows, and what sqlx logs at DEBUG and, if slow, at WARN: **not for responses that logs must not
+    /// have**. A COMMIT that fails leaves a WARNING too, about a transaction that is not there. Responses over 16 KiB are
+    /// completed apart, and so are isolated calls and those on a connection of the caller's. Roles need EXECUTE on
+    /// `idempotency.complete`, which PUBLIC has unless you have revoked it.
     #[must_use]
     pub const fn with_combined_commit(self, combined_commit: bool) -> Self {
         Self { combined_commit, ..self }
@@ -149,11 +151,12 @@ impl Idempotency {
     /// Whether [`run`](Self::run) claims the key in the message that begins the transaction. Off unless told. It saves a first
     /// call one round trip; with [`with_combined_commit`](Self::with_combined_commit), the crate adds none to the transaction.
     ///
-    /// What it asks for in return: **every duplicate writes an ERROR to the server's log**, with SQLSTATE IK001 and the key in
-    /// hexadecimal digits; a replay takes three round trips, unless it is found [first](Self::with_select_first). A duplicate
-    /// whose future is dropped may cost the pool its connection. Isolated calls and those on a connection of the caller's
-    /// claim apart. Roles need EXECUTE on `idempotency.claim_waiting` and `idempotency.claim_rejecting`, which PUBLIC has
-    /// unless you have revoked it.
+    /// What it asks for in return: **every call that finds a record writes an ERROR to the server's log**, with SQLSTATE IK001
+    /// and the key in hexadecimal digits: duplicates, and first calls where one is expired or released. A replay takes three
+    /// round trips, unless it is found [first](Self::with_select_first); who is told anything else takes two or three more than
+    /// without. A duplicate whose future is dropped may cost the pool its connection. Isolated calls and those on a
+    /// connection of the caller's claim apart. Roles need EXECUTE on `idempotency.claim_waiting` and
+    /// `idempotency.claim_rejecting`, which PUBLIC has unless you have revoked it.
     #[must_use]
     pub const fn with_combined_begin(self, combined_begin: bool) -> Self {
         Self { combined_begin, ..self }

@@ -1,8 +1,8 @@
 //! Every SQL statement on `idempotency.record`, one function each; the claim, the lease, the sweep and others have files
 //! of their own.
 //!
-//! All of them are literals, name the schema, cast each parameter (sqlx keeps prepared statements by their text alone) and
-//! have the whole key in them. Time is the database's: `statement_timestamp()` for what expires, because `now()` stands
+//! All of them are literals, but for what [`combined`] sends; they name the schema, cast each parameter (sqlx keeps prepared
+//! statements by their text alone) and have the whole key in them. Time is the database's: `statement_timestamp()` for what expires, because `now()` stands
 //! still from BEGIN on.
 
 mod claim;

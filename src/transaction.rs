@@ -1,4 +1,4 @@
-//! Transactions that the crate opens and ends itself, and its savepoints.
+//! Transactions that the crate opens and ends itself.
 
 use std::future::Future;
 use std::pin::pin;
@@ -7,16 +7,12 @@ use std::task::{Context, Waker};
 
 #[cfg(feature = "http")]
 use sqlx::PgTransaction;
-use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool, Postgres, SqlSafeStr as _, SqlStr};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool, SqlSafeStr as _, SqlStr};
 
 use crate::Error;
+use crate::connections::{Connections, FOREIGN_TRANSACTIONS, unless_foreign};
 use crate::error::sqlstate;
 use crate::record::is_taken;
-
-/// How many connections with somebody's open transaction are closed before a call gives up. They are a bug elsewhere, and
-/// one call should not empty the pool over it.
-const FOREIGN_TRANSACTIONS: usize = 3;
 
 /// How many errors of earlier statements, whose futures were dropped, may wait to be read. Each takes a ping.
 const STALE_ERRORS: usize = 3;
@@ -90,33 +86,6 @@ pub(crate) enum Settled<R> {
     Committed(R),
 }
 
-/// Connections of a pool that nobody has left a transaction on, as far as sqlx knows. Who finds one on it all the same closes
-/// it, which neither commits it nor gives it back, and asks for another.
-pub(crate) struct Connections<'p> {
-    pool: &'p PgPool,
-    left: usize,
-}
-
-impl<'p> Connections<'p> {
-    pub(crate) fn of(pool: &'p PgPool) -> Self {
-        Self { pool, left: FOREIGN_TRANSACTIONS }
-    }
-
-    /// The next one, or [`Error::UnknownTransaction`] once enough were in vain.
-    pub(crate) async fn next(&mut self) -> Result<PoolConnection<Postgres>, Error> {
-        while self.left > 0 {
-            self.left -= 1;
-            let conn = self.pool.acquire().await?;
-            if !conn.is_in_transaction() {
-                return Ok(conn);
-            }
-            // Whatever goes wrong while it closes, it is gone from the pool.
-            let _ = conn.close().await;
-        }
-        Err(Error::UnknownTransaction)
-    }
-}
-
 /// Runs `work` in a transaction of its own, on one of the pool's [`Connections`]. It is called once at most: where nothing
 /// began, it was not called.
 pub(crate) async fn in_pooled_transaction<R, E, F>(pool: &PgPool, opening: &Opening, work: F) -> Result<R, E>
@@ -128,15 +97,13 @@ where
     let mut connections = Connections::of(pool);
     loop {
         let mut conn = connections.next().await?;
-        let result = in_own_transaction(&mut conn, opening, async |conn| match work.take() {
+        let attempt = in_own_transaction(&mut conn, opening, async |conn| match work.take() {
             Some(work) => work(conn).await,
             None => Err(Error::UnknownTransaction.into()),
         })
         .await;
-        match result {
-            Ok(result) => return result,
-            Err(Error::UnknownTransaction) => drop(conn.close().await),
-            Err(error) => return Err(error.into()),
+        if let Some(settled) = unless_foreign(conn, attempt).await {
+            return settled;
         }
     }
 }
@@ -338,40 +305,4 @@ impl Drop for RollbackOnDrop<'_, '_> {
 /// Starts a future and lets it go: what it writes before it waits is written.
 fn poll_once(future: impl Future) {
     let _ = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
-}
-
-/// A savepoint of one call's own. Plain SQL, because a cancelled nested `conn.begin()` of sqlx rolls back the outer
-/// transaction. And a name of its own, from the claim's token: an inner call that was dropped leaves its savepoint behind,
-/// and an undo to a shared name would stop there.
-///
-/// This is the only SQL that is put together at run time: sixteen hexadecimal digits, because a savepoint's name takes no
-/// parameter.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Savepoint {
-    token: i64,
-}
-
-impl Savepoint {
-    pub(crate) async fn set(conn: &mut PgConnection, token: i64) -> Result<Self, Error> {
-        command(conn, format!("savepoint idempotency_{token:016x}")).await?;
-        Ok(Self { token })
-    }
-
-    pub(crate) async fn release(self, conn: &mut PgConnection) -> Result<(), Error> {
-        command(conn, format!("release savepoint idempotency_{:016x}", self.token)).await
-    }
-
-    /// Undoes what came after it and removes it, in one round trip.
-    pub(crate) async fn undo(self, conn: &mut PgConnection) -> Result<(), Error> {
-        let name = format!("idempotency_{:016x}", self.token);
-        command(conn, format!("rollback to savepoint {name}; release savepoint {name}")).await
-    }
-}
-
-async fn command(conn: &mut PgConnection, sql: String) -> Result<(), Error> {
-    conn.execute(AssertSqlSafe(sql)).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
-        // No such savepoint, or no transaction to have one in: `perform` has ended it.
-        Some("3B001" | "25P01") => Error::NotInTransaction,
-        _ => error.into(),
-    })
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use crate::markdown::figure;
 use crate::report::{Report, Section};
 
-const LABELS: f64 = 250.0;
+const LABELS: f64 = 330.0;
 const BARS: f64 = 420.0;
 const FIGURES: f64 = 110.0;
 const LINE: f64 = 20.0;

@@ -211,7 +211,8 @@ impl IdempotencyLayer {
         self.with(|settings| settings.prepared = prepared)
     }
 
-    /// As [`Idempotency::with_select_first`](crate::Idempotency::with_select_first), in transactional mode.
+    /// As [`Idempotency::with_select_first`](crate::Idempotency::with_select_first), in transactional mode. The look has a
+    /// connection of its own from the pool, which sqlx pings first unless told: a first call takes two round trips more then.
     #[must_use]
     pub fn with_select_first(self, select_first: bool) -> Self {
         self.with(|settings| settings.select_first = select_first)

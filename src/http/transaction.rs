@@ -15,13 +15,14 @@ use super::rejection::{Misconfigured, Rejection};
 use super::request::Ticket;
 use super::service::{Ended, caught};
 use super::settings::Settings;
-use crate::call::met;
+use crate::call::complete_to_end;
 use crate::claim::{Claimed, contend, look_first, observe_claim};
 use crate::error::sqlstate;
 use crate::observe::{call_span, spanned};
 use crate::poll::Polls;
 use crate::record::{Claim, Record, Terms};
-use crate::transaction::{Savepoint, begin_pooled, commit_unclaimed};
+use crate::savepoint::Savepoint;
+use crate::transaction::{Settled, begin_pooled, commit_unclaimed};
 use crate::{BoxError, Error, InFlight, Mode, observe};
 
 /// How often a claim that lost against a concurrent transaction, above READ COMMITTED or to a sweep, starts over at once.
@@ -145,20 +146,16 @@ where
         }
     };
     let Some(mut transaction) = transaction else { return Err(Misconfigured::TransactionKept.into()) };
-    let committed = async {
+    let completed = async {
         if let Some(savepoint) = savepoint.filter(|_| undo) {
             savepoint.undo(&mut transaction).await?;
         }
-        if settings.combined_commit && stored.fits_inline() {
-            met(record.complete_and_commit(&mut transaction, claim, &stored).await)?;
-            return Ok(true);
-        }
-        met(record.complete(&mut transaction, claim, &stored).await).map(|()| false)
+        complete_to_end(&mut transaction, record, claim, &stored, settings.combined_commit).await
     };
-    match committed.await {
-        // What is left is the empty transaction that the pool rolls back.
-        Ok(true) => {}
-        Ok(false) => transaction.commit().await.map_err(Error::from)?,
+    match completed.await {
+        Ok(Settled::Open(())) => transaction.commit().await.map_err(Error::from)?,
+        // What is left is the empty transaction, which the pool rolls back.
+        Ok(Settled::Committed(())) => {}
         Err(error) => {
             roll_back(transaction).await;
             return Err(Misconfigured::of_completion(error).into());
@@ -189,14 +186,21 @@ async fn claim(
     };
     let mut polls = Polls::until(give_up_at.into());
     let mut lost = 0;
+    let mut select_first = settings.select_first;
     let claimed = loop {
-        if settings.select_first
-            && let Ok(mut conn) = settings.pool.acquire().await
-            && let Some(stored) = look_first(&mut conn, record, &terms).await
-        {
-            break Ok(Claimed::Replayed(stored));
+        if select_first {
+            match settings.pool.acquire().await {
+                Ok(mut conn) => {
+                    if let Some(stored) = look_first(&mut conn, record, &terms).await {
+                        break Ok(Claimed::Replayed(stored));
+                    }
+                }
+                Err(error) => break Err(error.into()),
+            }
         }
         let claimed = claim_once(settings, record, &terms).await;
+        // Who waits finds the response by the claim, too.
+        select_first = false;
         match &claimed {
             Err(Error::Retryable(_)) if lost < CLAIMS => lost += 1,
             Err(Error::InFlight { .. }) if polls.rest().await => {}

@@ -2,7 +2,8 @@
 //!
 //! Such a message is a text, of several statements, to which nothing can be bound: values stand in it as digits, decimal or
 //! hexadecimal, and as nothing else. Nothing in it is prepared either; so its statements are functions of the schema, whose
-//! plans the server keeps. They are word for word [`Record::claim`] and [`Record::complete`], and a test compares them.
+//! plans the server keeps. What they do to the table is word for word [`Record::claim`] and [`Record::complete`], and a test
+//! compares them.
 
 use std::time::Duration;
 
@@ -92,15 +93,17 @@ impl Record<'_> {
 }
 
 fn bytes(value: Option<&[u8]>) -> String {
-    value.map_or_else(null, |value| format!("decode('{}', 'hex')", hex::encode(value)))
+    value.map_or_else(null, |value| format!("pg_catalog.decode('{}', 'hex')", hex::encode(value)))
 }
 
 fn text(value: Option<&str>) -> String {
-    value.map_or_else(null, |value| format!("convert_from(decode('{}', 'hex'), 'UTF8')", hex::encode(value)))
+    let text = |value| format!("pg_catalog.convert_from(pg_catalog.decode('{}', 'hex'), 'UTF8')", hex::encode(value));
+    value.map_or_else(null, text)
 }
 
 fn interval(value: Option<Duration>) -> String {
-    value.map_or_else(null, |value| format!("'{} microseconds'", value.as_micros()))
+    // Seconds, because PostgreSQL 13 and 14 read no number of microseconds past 2^31; no days, as for a bound parameter.
+    value.map_or_else(null, |value| format!("'{}.{:06} seconds'", value.as_secs(), value.subsec_micros()))
 }
 
 fn null() -> String {

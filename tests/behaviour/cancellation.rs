@@ -11,7 +11,7 @@ use pg_idempotency::{Error, Idempotency, Key, Outcome, Verdict, ensure_idempoten
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::support::{WAYS, clear, connect, create_effects, key, leave_effect, once};
+use crate::support::{WAYS, WAYS_ON_A_CONNECTION, clear, connect, create_effects, key, leave_effect, once};
 
 /// Far more than any call takes.
 const MOST_POLLS: usize = 200;
@@ -48,7 +48,7 @@ async fn tables(pool: &PgPool) {
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_call_on_a_connection_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
     tables(&pool).await;
-    for way in WAYS {
+    for way in WAYS_ON_A_CONNECTION {
         clear(&pool).await;
         let mut conn = connect(&pool).await;
         let mut completed = 0;
@@ -100,7 +100,7 @@ async fn a_replay_and_a_refusal_can_be_dropped_at_every_poll(pool: PgPool) -> an
     tables(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
     let mut conn = connect(&pool).await;
-    for (way, body) in WAYS.into_iter().flat_map(|way| ["body", "another"].map(|body| (way, body))) {
+    for (way, body) in WAYS_ON_A_CONNECTION.into_iter().flat_map(|way| ["body", "another"].map(|body| (way, body))) {
         let mut completed = 0;
         for polls in 0..MOST_POLLS {
             let key = key("a");

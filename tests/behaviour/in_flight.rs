@@ -134,6 +134,22 @@ async fn reject_answers_at_once_and_leaves_the_transaction_usable(pool: PgPool) 
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn reject_answers_at_once_where_the_transaction_is_the_crates(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let gate = Gate::new();
+    let owner = owner(connect(&pool).await, &gate, false);
+    gate.reached().await;
+    for way in WAYS {
+        let error = duplicate(&pool, way.with_in_flight(InFlight::Reject)?).await?.expect_err("in flight");
+        assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
+    }
+    gate.open();
+    let _ = owner.await??;
+    assert_eq!(effects(&pool).await, 1);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn reject_performs_and_replays_like_wait(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS {

@@ -19,7 +19,7 @@ pub(crate) fn waiting(limit: Duration) -> Idempotency {
     Idempotency::new().with_in_flight(InFlight::Wait(limit)).expect("a sensible wait")
 }
 
-/// Every way to make a call where the crate owns the transaction: they differ in their round trips, and in nothing else.
+/// Every way to make a call by `run`: they differ in their round trips, and in nothing else.
 pub(crate) const WAYS: [Idempotency; 5] = [
     Idempotency::new(),
     Idempotency::new().with_select_first(true),
@@ -27,6 +27,9 @@ pub(crate) const WAYS: [Idempotency; 5] = [
     Idempotency::new().with_combined_begin(true),
     Idempotency::new().with_select_first(true).with_combined_begin(true).with_combined_commit(true),
 ];
+
+/// Those that are ways on a connection of the caller's too.
+pub(crate) const WAYS_ON_A_CONNECTION: [Idempotency; 2] = [WAYS[0], WAYS[1]];
 
 /// Between two of them.
 pub(crate) async fn clear(pool: &PgPool) {

@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use pg_idempotency::testing::{backend, cancel_after};
-use pg_idempotency::{Error, Idempotency, ensure_idempotent};
+use pg_idempotency::{Error, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool, Row as _};
 
-use crate::support::{WAYS, clear, connect, create_effects, effects, key, leave_effect, once};
+use crate::support::{WAYS, WAYS_ON_A_CONNECTION, clear, connect, create_effects, effects, key, leave_effect, once};
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_connection_in_no_transaction_gets_one(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    for way in WAYS {
+    for way in WAYS_ON_A_CONNECTION {
         clear(&pool).await;
         let mut plain = connect(&pool).await;
         let _ = way.ensure(&mut plain, &key("a"), "body", async |conn| leave_effect(conn, "a").await).await?;
@@ -37,7 +37,7 @@ async fn a_connection_in_no_transaction_gets_one(pool: PgPool) -> anyhow::Result
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_raw_begin_is_refused_and_not_committed(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    for way in WAYS {
+    for way in WAYS_ON_A_CONNECTION {
         clear(&pool).await;
         let mut conn = connect(&pool).await;
         conn.execute("begin").await?;
@@ -58,7 +58,7 @@ async fn a_raw_begin_is_refused_and_not_committed(pool: PgPool) -> anyhow::Resul
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn an_aborted_raw_transaction_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    for way in WAYS {
+    for way in WAYS_ON_A_CONNECTION {
         clear(&pool).await;
         let mut conn = connect(&pool).await;
         conn.execute("begin").await?;
@@ -79,17 +79,21 @@ async fn run_closes_a_connection_with_a_transaction_on_it(
 ) -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
     create_effects(&pool).await;
-    let leaked = {
+    for way in WAYS {
+        clear(&pool).await;
+        let leaked = {
+            let mut conn = pool.acquire().await?;
+            conn.execute("begin").await?;
+            leave_effect(&mut conn, "leaked").await?;
+            backend(&mut conn).await?
+        };
+        let outcome = way.run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "body").await).await?;
+        assert!(!outcome.is_replayed());
         let mut conn = pool.acquire().await?;
-        conn.execute("begin").await?;
-        leave_effect(&mut conn, "leaked").await?;
-        backend(&mut conn).await?
-    };
-    assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
-    let mut conn = pool.acquire().await?;
-    assert_ne!(backend(&mut conn).await?, leaked);
-    let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&mut *conn).await?;
-    assert_eq!(notes, ["body"], "the leaked transaction was not committed");
+        assert_ne!(backend(&mut conn).await?, leaked);
+        let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&mut *conn).await?;
+        assert_eq!(notes, ["body"], "the leaked transaction was not committed");
+    }
     Ok(())
 }
 
@@ -103,18 +107,20 @@ async fn run_gives_up_when_every_connection_has_a_transaction_on_it(
         .after_connect(|conn, _| Box::pin(async move { conn.execute("begin").await.map(drop) }))
         .connect_with(options)
         .await?;
-    let error = Idempotency::new()
-        .run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { panic!("not performed") })
-        .await
-        .expect_err("unknown transaction");
-    assert!(matches!(error, Error::UnknownTransaction), "{error:?}");
+    for way in WAYS {
+        let error = way
+            .run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { panic!("not performed") })
+            .await
+            .expect_err("unknown transaction");
+        assert!(matches!(error, Error::UnknownTransaction), "{error:?}");
+    }
     Ok(())
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_timeout_around_the_call_leaves_nothing_behind(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    for way in WAYS {
+    for way in WAYS_ON_A_CONNECTION {
         clear(&pool).await;
         let mut conn = connect(&pool).await;
         let key_a = key("a");
@@ -198,7 +204,7 @@ async fn an_error_at_commit_reaches_the_caller_and_stores_nothing(pool: PgPool) 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_stale_error_is_not_taken_for_a_foreign_transaction(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    for way in WAYS {
+    for way in WAYS_ON_A_CONNECTION {
         clear(&pool).await;
         let mut conn = connect(&pool).await;
         for sleeps in 1..=3 {

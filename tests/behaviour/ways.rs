@@ -1,12 +1,16 @@
 //! What saves round trips, where the crate owns the transaction. That every way gives the plain one's answers is tested
 //! where those are, with [`WAYS`](crate::support::WAYS); here is what is theirs alone.
 
+use std::time::Duration;
+
 use pg_idempotency::testing::{Gate, backend};
 use pg_idempotency::{Error, Idempotency, Key};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool};
 
-use crate::support::{WAYS, clear, connect, create_effects, effects, key, leave_effect, once, rejecting};
+use crate::support::{
+    WAYS, WAYS_ON_A_CONNECTION, clear, connect, create_effects, effects, key, leave_effect, once, rejecting,
+};
 
 const COMBINED: Idempotency = Idempotency::new().with_combined_begin(true).with_combined_commit(true);
 
@@ -42,20 +46,22 @@ async fn the_functions_of_the_schema_hold_the_crates_own_statements(pool: PgPool
     Ok(())
 }
 
+/// One connection, which the pool has back when the call is over.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn no_way_leaves_a_transaction_open(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+async fn no_way_leaves_a_transaction_open(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let observer = PgPool::connect_with(options.clone()).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    create_effects(&observer).await;
+    let pid = backend(&mut *pool.acquire().await?).await?;
     for way in WAYS {
-        clear(&pool).await;
-        let mut conn = connect(&pool).await;
-        let pid = backend(&mut conn).await?;
+        clear(&observer).await;
         for _ in 0..2 {
-            let _ = way.ensure(&mut conn, &key("a"), "body", async |conn| leave_effect(conn, "effect").await).await?;
-            // The connection rests; the server has what it needs to be idle, sooner or later.
+            let _ = way.run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "effect").await).await?;
+            // Nobody uses the connection; the server has what it needs to be idle, sooner or later.
             loop {
                 let state: String = sqlx::query_scalar("select state from pg_stat_activity where pid = $1")
                     .bind(pid)
-                    .fetch_one(&pool)
+                    .fetch_one(&observer)
                     .await?;
                 match state.as_str() {
                     "idle" => break,
@@ -64,9 +70,11 @@ async fn no_way_leaves_a_transaction_open(pool: PgPool) -> anyhow::Result<()> {
                 }
             }
         }
-        // What comes next is in autocommit.
+        // What comes next is in autocommit, on the same connection.
+        let mut conn = pool.acquire().await?;
+        assert_eq!(backend(&mut conn).await?, pid);
         leave_effect(&mut conn, "after").await?;
-        assert_eq!(effects(&pool).await, 2);
+        assert_eq!(effects(&observer).await, 2);
     }
     Ok(())
 }
@@ -147,12 +155,34 @@ async fn a_serialization_failure_of_the_commit_is_retryable_and_stores_nothing(
     Ok(())
 }
 
+/// PostgreSQL 13 and 14 read fewer intervals than later ones.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn any_retention_is_kept_to_the_microsecond(pool: PgPool) -> anyhow::Result<()> {
+    for retention in
+        [Duration::from_millis(1), Duration::from_micros(1_500_001), Duration::from_secs(10 * 366 * 86_400)]
+    {
+        for way in WAYS.map(|way| way.with_retention(retention)) {
+            sqlx::query("delete from idempotency.record").execute(&pool).await?;
+            let _ = way?.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await;
+            let kept: Option<f64> = sqlx::query_scalar(
+                "select extract(epoch from expires_at - claimed_at)::float8 from idempotency.record",
+            )
+            .fetch_optional(&pool)
+            .await?;
+            // A claim may come some time after the BEGIN; the shortest may have ended before the completion.
+            let late = kept.unwrap_or(retention.as_secs_f64()) - retention.as_secs_f64();
+            assert!((-1e-6..5.0).contains(&late), "{way:?}: {late}");
+        }
+    }
+    Ok(())
+}
+
 /// A look before the transaction takes nothing for stored that somebody's open transaction may still undo.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_look_in_a_foreign_transaction_sees_nothing_of_its_own(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut conn = connect(&pool).await;
-    for way in WAYS {
+    for way in WAYS_ON_A_CONNECTION {
         conn.execute("begin").await?;
         sqlx::query(
             "insert into idempotency.record

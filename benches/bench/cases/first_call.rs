@@ -16,7 +16,9 @@ Each call inserts one row of business in a transaction, and answers. *The same S
 sqlx; *usual hand-written code* is insert, catch the unique violation, select, update, without retention, fence or bounded \
 wait; *Redis around it* is GET, SET NX PX, the transaction, SET, and a script that releases, on a Redis that writes nothing to \
 disk, and it lets the business happen twice when a process dies between COMMIT and SET; *pgbench* sends the crate's statements \
-without a key's hash, a fingerprint or a response to encode.";
+without a key's hash, a fingerprint or a response to encode. *By run* is through a pool of two connections for each client, \
+without sqlx's ping before one is given away; among its round trips are some that nobody waits for: the ping when one comes back, \
+and a ROLLBACK after a combined commit.";
 
 const NAME: &str = "first_call";
 const SIZES: [(usize, &str); 3] = [(300, "300 B"), (4096, "4 KB"), (256 * 1024, "256 KB")];
