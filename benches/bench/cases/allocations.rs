@@ -11,7 +11,7 @@ pub(crate) const ABOUT: &str = "\
 Allocations and reallocations of one first call, sqlx's and the closure's own among them; what the crate adds is the difference \
 to the same SQL by hand, which makes, encodes and binds the same response. It adds one allocation: the response is read back \
 before it is stored, because what cannot be replayed must not commit. Most of the other bytes are no allocation of the crate's: \
-its future is some 3.6 KB larger, and the benchmark boxes it.";
+its future is some 3 KB larger, and the benchmark boxes it.";
 
 const NAME: &str = "allocations";
 /// For the WAL, which stands under `first_call`: no more, because large responses would take gigabytes of it.
