@@ -10,7 +10,9 @@ use sqlx::PgTransaction;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool, SqlSafeStr as _, SqlStr};
 
 use crate::Error;
-use crate::connections::{Connections, FOREIGN_TRANSACTIONS, unless_foreign};
+#[cfg(feature = "http")]
+use crate::connections::FOREIGN_TRANSACTIONS;
+use crate::connections::{Connections, unless_foreign};
 use crate::error::sqlstate;
 use crate::record::is_taken;
 
