@@ -61,8 +61,8 @@ create table idempotency.record (
         or (response_status is null and response_headers is null and response_body is null)
     )
 ) with (
-    -- Completion in transaction mode is a heap-only update because it meets the page that the claim has just filled; spare room in every page
-    -- would cost two thirds more heap for four per cent less WAL.
+    -- Completion in transaction mode is a heap-only update because it meets the page that the claim has just filled; spare
+    -- room in every page would cost two thirds more heap for four per cent less WAL.
     fillfactor = 100,
     -- A hundredth, where the server's own default is a fifth, a backlog of hours. Not by count alone: a vacuum that clears the
     -- indexes reads both whole, so its work should be in proportion to the table. The counts keep a small one from being

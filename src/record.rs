@@ -2,8 +2,8 @@
 //! of their own.
 //!
 //! All of them are literals, but for what [`combined`] sends; they name the schema, cast each parameter (sqlx keeps prepared
-//! statements by their text alone) and have the whole key in them. Time is the database's: `statement_timestamp()` for what expires, because `now()` stands
-//! still from BEGIN on.
+//! statements by their text alone) and have the whole key in them. Time is the database's: `statement_timestamp()` for what
+//! expires, because `now()` stands still from BEGIN on.
 
 mod claim;
 mod combined;

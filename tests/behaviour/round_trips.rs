@@ -147,8 +147,6 @@ async fn a_first_call_takes_two_more_than_the_bare_transaction_and_a_replay_two(
 async fn the_other_ways_save_what_they_say(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
     create_effects(&wide_pool(&server, 1).await).await;
     let proxy = Proxy::before(&server).await?;
-    let pool =
-        PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(proxy.options.clone()).await?;
     // As in `a_lease_takes_three_to_acquire_and_three_to_complete`.
     const PINGS: usize = 2;
     // What follows a combined commit and nobody waits for: the ROLLBACK of the empty transaction goes with the pool's ping.
@@ -164,8 +162,14 @@ async fn the_other_ways_save_what_they_say(_: PgPoolOptions, server: PgConnectOp
         (plain.with_combined_begin(true), 4, 3),
         (combined, 3 + UNAWAITED, 3),
         (combined.with_select_first(true), 4 + UNAWAITED, 1),
+        // Prepared anew each time, each of the crate's two takes two; and nothing looks outside a transaction.
+        (plain.with_prepared_statements(false), 7, 6),
+        (plain.with_prepared_statements(false).with_select_first(true), 7, 6),
     ];
     for (number, (way, first, replay)) in ways.into_iter().enumerate() {
+        // A new one for each, because sqlx uses what it finds prepared, asked to or not.
+        let pool = PgPoolOptions::new().max_connections(1).test_before_acquire(false);
+        let pool = pool.connect_with(proxy.options.clone()).await?;
         // Once unmeasured: the first use of a statement prepares it.
         for measured in [false, true] {
             let key = key(&format!("{number} {measured}"));

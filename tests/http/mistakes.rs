@@ -118,6 +118,19 @@ async fn on_the_routes_alone_an_unknown_path_stays_a_404(pool: PgPool) {
     assert!(post_to(&app, "/effects", "key-1", "x").await.is_replayed());
 }
 
+/// Whoever looks first waits for a connection once, and not for a second one after the first was not to be had.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_connection_that_is_not_to_be_had_is_waited_for_once(_: PgPoolOptions, options: PgConnectOptions) {
+    const LIMIT: Duration = Duration::from_secs(1);
+    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(LIMIT);
+    let pool = pool.connect_with(options).await.expect("a pool");
+    let app = app(transactional(&pool).with_select_first(true));
+    let _held = pool.acquire().await.expect("the only connection");
+    let asked = Instant::now();
+    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(asked.elapsed() < LIMIT * 2, "{:?}", asked.elapsed());
+}
+
 /// Between `begin` and the answer the transaction holds the only connection: nothing asks for a second one.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_pool_of_one_connection_is_enough(_: PgPoolOptions, options: PgConnectOptions) {
