@@ -6,18 +6,18 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
-use crate::claim::{Claimed, contend, look_first};
+use crate::claim::{Claimed, contend, select_first};
 use crate::observe::Ending;
 use crate::outcome::{decode, encode};
-use crate::record::{Claim, Record, Response, Terms, Unmet, is_taken, wait_error};
+use crate::record::{Claim, Record, Response, Terms};
 use crate::savepoint::Savepoint;
-use crate::transaction::{NotBegun, Opening, Settled, in_own_transaction, in_transaction_to_end};
+use crate::transaction::{Opening, in_own_transaction};
 use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict, observe};
 
 /// On which record, and on which terms.
 pub(crate) struct Call<'k> {
-    record: Record<'k>,
-    terms: Terms,
+    pub(crate) record: Record<'k>,
+    pub(crate) terms: Terms,
     ending: &'k Ending,
     options: Idempotency,
 }
@@ -31,7 +31,7 @@ impl<'k> Call<'k> {
     ) -> Result<Self, Error> {
         let fingerprint = body.fingerprint()?;
         Ok(Self {
-            record: Record { key, prepared: options.prepared },
+            record: Record { key, deployment: options.deployment },
             terms: Terms {
                 mode: Mode::Transaction,
                 fingerprint: Some(fingerprint),
@@ -56,7 +56,7 @@ impl<'k> Call<'k> {
             Claimed::Replayed(response) => Ok(Outcome::Replayed(decode(&response)?)),
             Claimed::Won(claim) => {
                 let (response, encoded) = self.perform(conn, perform).await?;
-                self.complete(conn, claim, &encoded).await.map_err(|error| self.failed(error))?;
+                self.record.complete(conn, claim, &encoded).await.map_err(|error| self.failed(error))?;
                 Ok(Outcome::Performed(response))
             }
         }
@@ -73,84 +73,37 @@ impl<'k> Call<'k> {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        let Idempotency { mut select_first, mut combined_begin, .. } = self.options;
-        let asked = Instant::now();
-        // In one loop, because a future holds its parts as often as they stand in it.
-        loop {
-            if select_first && let Some(replayed) = self.look_first(conn, asked).await {
-                return Ok(replayed);
-            }
-            let started = Instant::now();
-            let (opening, claim) = match combined_begin {
-                true => {
-                    self.record.claim_inline(&self.terms).map(|(claim, sql)| (Opening::Claiming(sql), Some(claim)))?
-                }
-                false => (Opening::Plain, None),
-            };
-            let settled = in_transaction_to_end(conn, &opening, async |conn| {
-                let claim = match claim {
-                    Some(claim) => {
-                        self.observe_claim(started);
-                        claim
-                    }
-                    None => match self.claim(conn).await? {
-                        Claimed::Won(claim) => claim,
-                        Claimed::Replayed(response) => {
-                            return Ok(Settled::Open(Outcome::Replayed(decode(&response)?)));
-                        }
-                    },
-                };
-                self.perform_to_end(conn, claim, perform).await
-            })
-            .await;
-            match settled {
-                Ok(settled) => return Ok(settled),
-                Err(NotBegun::Failed(error)) if combined_begin && !is_taken(&error) => {
-                    self.observe_claim(started);
-                    return Ok(Err(self.failed(wait_error(error, started, self.terms.in_flight)).into()));
-                }
-                Err(not_begun) if !combined_begin || matches!(not_begun, NotBegun::Foreign) => {
-                    return Err(not_begun.into());
-                }
-                // Taken, most likely by somebody who has long completed; or an error of an earlier statement was in the
-                // way. The plain way tells.
-                Err(_) => (select_first, combined_begin) = (true, false),
-            }
+        if let Some(replayed) = self.select_first(conn).await {
+            return Ok(replayed);
         }
-    }
-
-    async fn perform_to_end<T, E, F>(
-        &self,
-        conn: &mut PgConnection,
-        claim: Claim,
-        perform: &mut Option<F>,
-    ) -> Result<Settled<Outcome<T>>, E>
-    where
-        T: Serialize + DeserializeOwned,
-        E: From<Error>,
-        F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
-    {
-        // Taken only where a transaction began, which ends the call.
-        let perform = perform.take().ok_or(Error::UnknownTransaction)?;
-        let (response, encoded) = self.perform(conn, perform).await?;
-        let completed = complete_to_end(conn, self.record, claim, &encoded, self.options.combined_commit).await;
-        Ok(match completed.map_err(|error| self.failed(error))? {
-            Settled::Open(()) => Settled::Open(Outcome::Performed(response)),
-            Settled::Committed(()) => Settled::Committed(Outcome::Performed(response)),
+        in_own_transaction(conn, Opening::Plain, async |conn| {
+            let perform = perform.take().ok_or(Error::UnknownTransaction)?;
+            self.ensure(conn, perform).await
         })
+        .await
     }
 
-    async fn look_first<T, E>(&self, conn: &mut PgConnection, asked: Instant) -> Option<Result<Outcome<T>, E>>
+    /// The same call, which looks for a stored response before it begins.
+    pub(crate) fn selecting_first(&self) -> Self {
+        Self { options: self.options.with_select_first(true), ..*self }
+    }
+
+    /// A response to replay, where the options say to look for one before anything is begun.
+    pub(crate) async fn select_first<T, E>(&self, conn: &mut PgConnection) -> Option<Result<Outcome<T>, E>>
     where
         T: DeserializeOwned,
         E: From<Error>,
     {
-        let response = look_first(conn, self.record, &self.terms).await?;
-        self.observe_claim(asked);
+        if !self.options.select_first {
+            return None;
+        }
+        let started = Instant::now();
+        let response = select_first(conn, self.record, &self.terms).await?;
+        self.observe_claim(started);
         Some(decode(&response).map(Outcome::Replayed).map_err(E::from))
     }
 
-    async fn perform<T, E, F>(&self, conn: &mut PgConnection, perform: F) -> Result<(T, Response), E>
+    pub(crate) async fn perform<T, E, F>(&self, conn: &mut PgConnection, perform: F) -> Result<(T, Response), E>
     where
         T: Serialize + DeserializeOwned,
         E: From<Error>,
@@ -203,12 +156,10 @@ impl<'k> Call<'k> {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
-        if self.options.select_first
-            && let Some(replayed) = self.look_first(conn, Instant::now()).await
-        {
+        if let Some(replayed) = self.select_first(conn).await {
             return Ok(replayed);
         }
-        in_own_transaction(conn, &Opening::Plain, async |conn| {
+        in_own_transaction(conn, Opening::Plain, async |conn| {
             let perform = perform.take().ok_or(Error::UnknownTransaction)?;
             self.ensure_isolated(conn, perform).await
         })
@@ -241,16 +192,16 @@ impl<'k> Call<'k> {
             savepoint.undo(conn).await?;
             // Set anew, so that a completion that fails can be undone like everything else.
             let savepoint = Savepoint::set(conn, claim.token).await?;
-            self.complete(conn, claim, &encoded).await?;
+            self.record.complete(conn, claim, &encoded).await?;
             savepoint.release(conn).await?;
         } else {
-            self.complete(conn, claim, &encoded).await?;
+            self.record.complete(conn, claim, &encoded).await?;
             savepoint.release(conn).await?;
         }
         Ok(Outcome::Performed(response))
     }
 
-    fn observe_claim(&self, started: Instant) {
+    pub(crate) fn observe_claim(&self, started: Instant) {
         observe::claimed(self.terms.mode, self.record.key.operation(), started.elapsed());
     }
 
@@ -258,7 +209,7 @@ impl<'k> Call<'k> {
         observe::performed(self.terms.mode, self.record.key.operation(), started.elapsed());
     }
 
-    fn failed(&self, error: Error) -> Error {
+    pub(crate) fn failed(&self, error: Error) -> Error {
         self.ending.tell(&error);
         error
     }
@@ -270,35 +221,5 @@ impl<'k> Call<'k> {
             savepoint.undo(conn).await?;
         }
         self.record.release(conn, claim).await
-    }
-
-    async fn complete(&self, conn: &mut PgConnection, claim: Claim, response: &Response) -> Result<(), Error> {
-        met(self.record.complete(conn, claim, response).await)
-    }
-}
-
-/// Stores the response, and commits in the same message if that is wanted and the response is short enough.
-pub(crate) async fn complete_to_end(
-    conn: &mut PgConnection,
-    record: Record<'_>,
-    claim: Claim,
-    response: &Response,
-    combined_commit: bool,
-) -> Result<Settled<()>, Error> {
-    if combined_commit && response.fits_inline() {
-        met(record.complete_and_commit(conn, claim, response).await)?;
-        Ok(Settled::Committed(()))
-    } else {
-        met(record.complete(conn, claim, response).await)?;
-        Ok(Settled::Open(()))
-    }
-}
-
-/// A completion that met no row, as the error that it is.
-fn met(completed: Result<Result<(), Unmet>, Error>) -> Result<(), Error> {
-    match completed? {
-        Ok(()) => Ok(()),
-        Err(Unmet::OutlivedRetention) => Err(Error::OutlivedRetention),
-        Err(Unmet::NotInTransaction) => Err(Error::NotInTransaction),
     }
 }

@@ -1,4 +1,4 @@
-//! How a claim is won or lost: claim, or else look, and do what the answer says.
+//! How a claim is won or lost: claim; else look, and do what the answer says; else wait for the owner, and go on.
 
 use std::time::Instant;
 
@@ -6,12 +6,12 @@ use sqlx::PgConnection;
 
 use crate::answer::{Answer, RETRY_AFTER, answer};
 use crate::fingerprint::Comparison;
-use crate::record::{Claim, Record, Response, Terms};
+use crate::record::{Awaited, Claim, Record, Response, Standing, TakeOver, Terms};
 use crate::{Error, InFlight, Key, observe};
 
-/// How often a caller looks again because the record vanished between claim and look, or another one took it over. Each
-/// round waits for its owner; a key that turns over faster than that is better retried from outside.
-const ROUNDS: usize = 3;
+/// How often a call looks. Each look but the first means that another owner began or ended between two statements of this
+/// call; a key that turns over faster than that is better retried later.
+const LOOKS: usize = 10;
 
 /// What a claim came to.
 pub(crate) enum Claimed<W = Claim> {
@@ -20,7 +20,7 @@ pub(crate) enum Claimed<W = Claim> {
     Replayed(Response),
 }
 
-/// Claims the key, or finds the response of whoever did.
+/// Claims the key, or finds the response of the call that did, and counts which.
 pub(crate) async fn claim(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Result<Claimed, Error> {
     let started = Instant::now();
     let claimed = contend(conn, record, terms).await;
@@ -28,7 +28,7 @@ pub(crate) async fn claim(conn: &mut PgConnection, record: Record<'_>, terms: &T
     claimed
 }
 
-/// Says what a claim came to, with all its polls. A claim that was won is counted when it is settled.
+/// Counts what a claim came to, with all its polls. A claim that was won is counted when it is settled.
 pub(crate) fn observe_claim<W>(terms: &Terms, key: &Key, started: Instant, claimed: Result<&Claimed<W>, &Error>) {
     observe::claimed(terms.mode, key.operation(), started.elapsed());
     match claimed {
@@ -38,46 +38,75 @@ pub(crate) fn observe_claim<W>(terms: &Terms, key: &Key, started: Instant, claim
     }
 }
 
-/// Looks for a response to replay, before any claim and outside a transaction. Whatever else it meets, an error of an earlier
-/// statement's on this connection too, is for the claim to meet again: it knows more.
+/// [`claim`], uncounted: for callers that poll.
 ///
-/// Nothing where statements are not kept prepared: sqlx sends such a one in two messages, between which a pooler in transaction
-/// mode may go on with another server connection, on which the name stands for another client's statement.
-pub(crate) async fn look_first(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Option<Response> {
-    if !record.prepared {
-        return None;
-    }
-    let (stored, response) = record.look_first(conn, terms).await.ok()??;
-    (terms.fingerprint?.compare(&stored) == Comparison::Same).then_some(response)
-}
-
-/// [`claim`], for who polls: counted once, by [`observe_claim`], and not at each poll.
+/// A claim never waits for another one. Only [`Record::await_key`] waits, for as long as the policy says in all; the
+/// transaction is usable after it.
 pub(crate) async fn contend(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Result<Claimed, Error> {
-    let mut won = record.claim(conn, terms).await?;
-    for _ in 0..ROUNDS {
-        if let Some(claim) = won {
-            return Ok(Claimed::Won(claim));
-        }
-        let Some(found) = record.look(conn).await? else {
-            match terms.in_flight {
-                // Claimed and not committed, so not to be seen: that is what the try-lock has found out.
-                InFlight::Reject => return Err(Error::InFlight { retry_after: RETRY_AFTER }),
-                InFlight::Wait(_) => {
-                    won = record.claim(conn, terms).await?;
-                    continue;
+    if let Some(claim) = record.claim(conn, terms).await? {
+        return Ok(Claimed::Won(claim));
+    }
+    let mut give_up_at = match terms.in_flight {
+        InFlight::Reject => None,
+        InFlight::Wait(limit) => Some(Instant::now() + limit),
+    };
+    let mut asked = None;
+    for _ in 0..LOOKS {
+        let look = record.look(conn, asked).await?;
+        asked = Some(look.asked);
+        let won = match look.standing {
+            Standing::Free => record.claim(conn, terms).await?,
+            Standing::Held => wait(conn, record, terms, &mut give_up_at).await?,
+            Standing::Found(found) => {
+                let token = found.token;
+                match answer(found, terms, record.key)? {
+                    Answer::Replay(response) => return Ok(Claimed::Replayed(response)),
+                    Answer::TakeOver { attempt } => {
+                        match record.take_over(conn, terms, look.asked, token, attempt).await? {
+                            TakeOver::Won(claim) => Some(claim),
+                            TakeOver::Overtaken => None,
+                            TakeOver::Held => wait(conn, record, terms, &mut give_up_at).await?,
+                        }
+                    }
                 }
             }
         };
-        let token = found.token;
-        won = match answer(found, terms, record.key)? {
-            Answer::Replay(response) => return Ok(Claimed::Replayed(response)),
-            Answer::TakeOver { attempt } => record.take_over(conn, terms, token, attempt).await?,
-        };
+        if let Some(claim) = won {
+            return Ok(Claimed::Won(claim));
+        }
     }
-    if let Some(claim) = won {
-        return Ok(Claimed::Won(claim));
-    }
-    // A statement that lost has left its own lock_timeout behind: the look puts the caller's back.
-    record.look(conn).await?;
     Err(Error::InFlight { retry_after: RETRY_AFTER })
+}
+
+/// Waits for the open transaction that holds the key, and claims where it left nothing. `None`: look again.
+async fn wait(
+    conn: &mut PgConnection,
+    record: Record<'_>,
+    terms: &Terms,
+    give_up_at: &mut Option<Instant>,
+) -> Result<Option<Claim>, Error> {
+    let in_flight = Error::InFlight { retry_after: RETRY_AFTER };
+    let left = give_up_at.ok_or(in_flight)?.saturating_duration_since(Instant::now());
+    match record.await_key(conn, left).await? {
+        Awaited::Claim => record.claim(conn, terms).await,
+        Awaited::Look => Ok(None),
+        Awaited::TimedOut => {
+            // One more look: the owner may have ended at this moment.
+            *give_up_at = None;
+            Ok(None)
+        }
+    }
+}
+
+/// Looks for a response to replay, before any claim and outside a transaction. Whatever else it meets, an error of an earlier
+/// statement on this connection too, the claim meets again and explains.
+///
+/// Does nothing where statements are not kept prepared: sqlx sends such a statement in two messages, between which a pooler in
+/// transaction mode may change the server connection, where the nameless statement is another client's.
+pub(crate) async fn select_first(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Option<Response> {
+    if !record.deployment.prepared {
+        return None;
+    }
+    let (stored, response) = record.stored_response(conn, terms).await.ok()??;
+    (terms.fingerprint?.compare(&stored) == Comparison::Same).then_some(response)
 }

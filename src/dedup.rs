@@ -48,20 +48,25 @@
 //! database, that is a [`lease`](crate::lease). A key belongs to one mode; asked for in another, it is
 //! [`Error::OtherMode`].
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
 use sqlx::{Connection as _, PgConnection};
 
 use crate::answer::RETRY_AFTER;
 use crate::claim::{Claimed, claim};
 use crate::observe::{call_span, outcome_of, spanned};
 use crate::options::{DEFAULT_WAIT, RETENTION, WAIT, within};
-use crate::record::{MarkBatch, Record, Standing, Terms};
-use crate::{Error, InFlight, InvalidDuration, Key, Mode, observe};
+use crate::record::{Awaited, MarkBatch, Record, Seen, Terms};
+use crate::{Deployment, Error, InFlight, InvalidDuration, Key, Mode, observe};
 
 /// Keys per statement. From 100 to 1000 the throughput still grows by a third, and past that by nothing; a thousand rows are
 /// locked within milliseconds.
 const BATCH: usize = 1000;
+
+/// Up to how many keys a batch takes an advisory lock for each. A thousand in one transaction are no trouble for the server
+/// either, but a thousand each of many transactions are: its lock table has some 34 000 places at 300 connections.
+const MOST_LOCKS: usize = 100;
 
 /// How often a batch asks again for keys that others were committing or purging at that moment.
 const ROUNDS: usize = 3;
@@ -90,7 +95,7 @@ impl Marked {
 pub struct Dedup {
     window: Duration,
     in_flight: InFlight,
-    prepared: bool,
+    deployment: Deployment,
 }
 
 /// Marks a key, in the caller's transaction, for `window`; waits up to 5 seconds for another transaction that is marking it.
@@ -127,7 +132,7 @@ impl Dedup {
     /// [`InvalidDuration`] under a millisecond or over ten years.
     pub const fn new(window: Duration) -> Result<Self, InvalidDuration> {
         match within("window", window, RETENTION) {
-            Ok(window) => Ok(Self { window, in_flight: InFlight::Wait(DEFAULT_WAIT), prepared: true }),
+            Ok(window) => Ok(Self { window, in_flight: InFlight::Wait(DEFAULT_WAIT), deployment: Deployment::new() }),
             Err(invalid) => Err(invalid),
         }
     }
@@ -146,10 +151,10 @@ impl Dedup {
         Ok(Self { in_flight, ..self })
     }
 
-    /// As [`Idempotency::with_prepared_statements`](crate::Idempotency::with_prepared_statements).
+    /// How the database is reached: behind a pooler, for one.
     #[must_use]
-    pub const fn with_prepared_statements(self, prepared: bool) -> Self {
-        Self { prepared, ..self }
+    pub const fn with_deployment(self, deployment: Deployment) -> Self {
+        Self { deployment, ..self }
     }
 
     /// Marks a key: one statement for the first, two for a duplicate.
@@ -157,8 +162,7 @@ impl Dedup {
     /// # Errors
     ///
     /// - [`Error::NotInTransaction`]: the connection is in autocommit, where the mark would commit without the processing.
-    /// - [`Error::InFlight`]: another transaction is marking it, and did not end in time. A wait that ran out has aborted
-    ///   this transaction; [`InFlight::Reject`] leaves it usable, and where it cannot says [`Error::Retryable`].
+    /// - [`Error::InFlight`]: another transaction is marking it, and did not end in time. This transaction is still usable.
     /// - [`Error::OtherMode`]: the key belongs to a record of another mode; [`Error::UnknownMode`] where only a newer release
     ///   knows it.
     /// - [`Error::Retryable`], [`Error::Database`], [`Error::SchemaMissing`].
@@ -183,7 +187,7 @@ impl Dedup {
             lease: None,
             max_attempts: None,
         };
-        match claim(conn, Record { key, prepared: self.prepared }, &terms).await? {
+        match claim(conn, Record { key, deployment: self.deployment }, &terms).await? {
             Claimed::Won(_) => {
                 observe::outcome(Mode::Mark, key.operation(), observe::PERFORMED);
                 Ok(Marked::First)
@@ -192,18 +196,18 @@ impl Dedup {
         }
     }
 
-    /// Marks any number of keys, a thousand in one statement, and a second one only where some of these have expired (or
-    /// were being committed by another at that moment). The result has a place for each key; of a key that stands twice in
-    /// the input, the first place may be [`Marked::First`] and the others are [`Marked::Duplicate`].
+    /// Marks any number of keys, a thousand in one statement, and looks at those that were not new in a second one. The
+    /// result has a place for each key. Of a key that the input contains twice, the first place may be [`Marked::First`] and
+    /// the others are [`Marked::Duplicate`]. Without keys nothing is sent.
     ///
     /// The whole input is sorted, without moving it, so that overlapping batches of many consumers queue instead of
-    /// deadlocking, the fresh keys first and then the expired ones; only keys that have to be asked for again can still
-    /// cross another batch's, which is [`Error::Retryable`]. Beyond input and result that takes at most 16 bytes for each
-    /// key. Nothing is asked for no keys.
+    /// deadlocking. Beyond input and result that takes at most 16 bytes for each key.
     ///
-    /// A batch takes no advisory locks, so [`InFlight::Reject`] cannot see an uncommitted mark before it meets it: it waits a
-    /// tenth of a second there, the transaction is aborted, and the answer is [`Error::Retryable`]. A single mark under
-    /// `Reject` that meets a batch's uncommitted mark fares the same.
+    /// **Up to a hundred different keys** the wait is bounded and leaves the transaction usable, as it does for a single
+    /// [`mark`](Self::mark). **Beyond a hundred**, advisory locks would fill the server's lock table, so a batch takes none:
+    /// - it waits for another transaction that is marking one of its keys as long as the session's `lock_timeout` allows, also
+    ///   under [`InFlight::Reject`]; when that expires, the transaction is aborted (SQLSTATE 55P03);
+    /// - a call of any kind that claims one of its keys waits for the batch's transaction in the same way.
     ///
     /// # Errors
     ///
@@ -243,12 +247,7 @@ impl Dedup {
         open.dedup_by(|later, earlier| keys[*later] == keys[*earlier]);
 
         let mut marked = vec![Marked::Duplicate; keys.len()];
-        for _ in 0..ROUNDS {
-            if open.is_empty() {
-                break;
-            }
-            open = self.mark_open(conn, keys, &open, &mut marked).await?;
-        }
+        self.mark_open(conn, keys, &mut open, &mut marked).await?;
         if let Some(&place) = open.first() {
             let error = Error::InFlight { retry_after: RETRY_AFTER };
             observe::failure(Mode::Mark, keys[place].operation(), &error);
@@ -260,48 +259,117 @@ impl Dedup {
         Ok(marked)
     }
 
-    /// Marks the keys at these places, which are in order and each there once: first those that are not there, then those
-    /// that have expired, so that nobody who waits for a fresh key holds an expired one. Gives the places that have to be
-    /// asked for again, in order.
+    /// Marks the keys at these places, which are in order and different, and removes those that are settled. What is left is
+    /// in flight.
     async fn mark_open(
         self,
         conn: &mut PgConnection,
         keys: &[Key],
-        open: &[usize],
+        open: &mut Vec<usize>,
         marked: &mut [Marked],
-    ) -> Result<Vec<usize>, Error> {
-        let (mut expired, mut again) = (Vec::new(), Vec::new());
-        for places in open.chunks(BATCH) {
-            let mut lost = [false; BATCH];
-            for (at, standing) in self.batch(keys, places).insert(conn).await? {
-                lost[at] = true;
-                match standing {
-                    Standing::Live(Mode::Mark) => {}
-                    Standing::Live(stored) => {
-                        return Err(Error::OtherMode { key: keys[places[at]].clone(), stored, asked: Mode::Mark });
-                    }
-                    Standing::Expired => expired.push(places[at]),
-                    Standing::Unseen => again.push(places[at]),
-                }
+    ) -> Result<(), Error> {
+        let locks = open.len() <= MOST_LOCKS;
+        let mut give_up_at = match self.in_flight {
+            InFlight::Reject => None,
+            InFlight::Wait(limit) => Some(Instant::now() + limit),
+        };
+        let mut asked = None;
+        // Each round but the last settles a key that was held, or one that was purged or taken over at that moment.
+        for _ in 0..ROUNDS + open.len().min(MOST_LOCKS) {
+            let held = match locks {
+                true => self.claim_in_order(conn, keys, open, marked, asked).await?,
+                false => self.claim_at_once(conn, keys, open, marked).await?,
+            };
+            if open.is_empty() {
+                return Ok(());
             }
-            for (place, _) in places.iter().zip(lost).filter(|(_, lost)| !lost) {
-                marked[*place] = Marked::First;
+            let expired = self.look(conn, keys, open, &mut asked).await?;
+            if !locks {
+                // After all fresh keys, so that no batch that waits for a fresh key has an expired one.
+                for places in expired.chunks(BATCH) {
+                    for at in self.batch(keys, places).take_over(conn, asked).await? {
+                        marked[places[at]] = Marked::First;
+                    }
+                }
+                open.retain(|&place| marked[place] == Marked::Duplicate);
+            }
+            let Some(held) = held.filter(|held| open.contains(held)) else {
+                if open.is_empty() {
+                    return Ok(());
+                }
+                continue;
+            };
+            let Some(give_up) = give_up_at else { return Ok(()) };
+            let record = Record { key: &keys[held], deployment: self.deployment };
+            let left = give_up.saturating_duration_since(Instant::now());
+            if let Awaited::TimedOut = record.await_key(conn, left).await? {
+                // Once more: the owner may have ended at this moment.
+                give_up_at = None;
             }
         }
-        let in_order = |a: &usize, b: &usize| keys[*a].cmp(&keys[*b]);
-        expired.sort_unstable_by(in_order);
-        for places in expired.chunks(BATCH) {
-            for at in self.batch(keys, places).take_over(conn).await? {
+        Ok(())
+    }
+
+    async fn claim_in_order(
+        self,
+        conn: &mut PgConnection,
+        keys: &[Key],
+        open: &mut Vec<usize>,
+        marked: &mut [Marked],
+        asked: Option<DateTime<Utc>>,
+    ) -> Result<Option<usize>, Error> {
+        let places = open.clone();
+        let claims = self.batch(keys, &places).claim_in_order(conn, asked).await?;
+        claims.won.iter().for_each(|&at| marked[places[at]] = Marked::First);
+        open.retain(|&place| marked[place] == Marked::Duplicate);
+        Ok(claims.held.map(|at| places[at]))
+    }
+
+    async fn claim_at_once(
+        self,
+        conn: &mut PgConnection,
+        keys: &[Key],
+        open: &mut Vec<usize>,
+        marked: &mut [Marked],
+    ) -> Result<Option<usize>, Error> {
+        for places in open.chunks(BATCH) {
+            for at in self.batch(keys, places).claim_at_once(conn).await? {
                 marked[places[at]] = Marked::First;
             }
         }
-        // Overtaken by another, or purged: the next round tells.
-        again.extend(expired.into_iter().filter(|&place| marked[place] == Marked::Duplicate));
-        again.sort_unstable_by(in_order);
-        Ok(again)
+        open.retain(|&place| marked[place] == Marked::Duplicate);
+        Ok(None)
+    }
+
+    /// Removes the keys with a live mark; gives those with an expired record.
+    async fn look(
+        self,
+        conn: &mut PgConnection,
+        keys: &[Key],
+        open: &mut Vec<usize>,
+        asked: &mut Option<DateTime<Utc>>,
+    ) -> Result<Vec<usize>, Error> {
+        let (mut expired, mut left) = (Vec::new(), Vec::new());
+        for places in open.chunks(BATCH) {
+            let (first_asked, seen) = self.batch(keys, places).look(conn, *asked).await?;
+            *asked = first_asked;
+            for (&place, seen) in places.iter().zip(seen) {
+                match seen {
+                    Seen::Live(Mode::Mark) => continue,
+                    Seen::Live(stored) => {
+                        return Err(Error::OtherMode { key: keys[place].clone(), stored, asked: Mode::Mark });
+                    }
+                    Seen::Expired => expired.push(place),
+                    Seen::Nothing => {}
+                }
+                left.push(place);
+            }
+        }
+        *open = left;
+        Ok(expired)
     }
 
     fn batch<'k>(self, keys: &'k [Key], places: &'k [usize]) -> MarkBatch<'k> {
-        MarkBatch::new(places.iter().map(|&place| &keys[place]), self.window, self.in_flight, self.prepared)
+        MarkBatch::new(places.iter().map(|&place| &keys[place]), self.window, self.deployment)
     }
 }

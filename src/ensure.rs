@@ -176,10 +176,7 @@ impl Idempotency {
         let ending = Ending::default();
         let span = call_span!("ensure_idempotent", Mode::Transaction, key);
         let call = async {
-            // What comes next on the caller's connection would wait for the end of the empty transaction, and read the error
-            // of a claim whose call was dropped.
-            let apart = self.with_combined_begin(false).with_combined_commit(false);
-            let call = Call::new(&apart, key, body, &ending)?;
+            let call = Call::new(&self, key, body, &ending)?;
             if conn.is_in_transaction() {
                 call.ensure(conn, perform).await
             } else {
@@ -251,7 +248,11 @@ impl Idempotency {
             let (mut perform, mut connections) = (Some(perform), Connections::of(pool));
             loop {
                 let mut conn = connections.next().await?;
-                let attempt = call.ensure_alone(&mut conn, &mut perform).await;
+                let attempt = if self.fewest_round_trips {
+                    call.ensure_in_fewest(&mut conn, &mut perform).await
+                } else {
+                    call.ensure_alone(&mut conn, &mut perform).await
+                };
                 if let Some(settled) = unless_foreign(conn, attempt).await {
                     return settled;
                 }

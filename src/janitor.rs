@@ -142,7 +142,7 @@ impl Janitor {
     /// [`Error::Database`] and [`Error::SchemaMissing`].
     pub async fn dry_run(&self) -> Result<DueRecords, Error> {
         let Due { completed, unfinished, marks } =
-            in_pooled_transaction(&self.pool, &Opening::Plain, async |conn| record::count_due(conn).await).await?;
+            in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record::count_due(conn).await).await?;
         Ok(DueRecords { completed, unfinished, marks })
     }
 
@@ -184,7 +184,7 @@ impl Janitor {
         let started = Instant::now();
         let mut swept = Swept { oldest_before: self.oldest().await?, ..Swept::default() };
         let leaves =
-            in_pooled_transaction(&self.pool, &Opening::Plain, async |conn| record::leaves(conn).await).await?;
+            in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record::leaves(conn).await).await?;
         'leaves: for leaf in leaves {
             let mut since = None;
             let mut distributed = false;
@@ -196,7 +196,7 @@ impl Janitor {
                 }
                 let rows = u32::try_from(left).unwrap_or(batch_size).min(batch_size);
                 let batch_started = Instant::now();
-                let batch = in_pooled_transaction(&self.pool, &Opening::Plain, async |conn| {
+                let batch = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| {
                     self.batch(conn, leaf, rows, since, distributed).await
                 })
                 .await;
@@ -251,6 +251,6 @@ impl Janitor {
     }
 
     async fn oldest(&self) -> Result<Option<Duration>, Error> {
-        in_pooled_transaction(&self.pool, &Opening::Plain, async |conn| record::oldest_due(conn).await).await
+        in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record::oldest_due(conn).await).await
     }
 }

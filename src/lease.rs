@@ -69,12 +69,15 @@ use crate::outcome::{decode, encode};
 use crate::poll::Polls;
 use crate::record::{Actor, Record, Response, Terms};
 use crate::transaction::{Opening, in_pooled_transaction};
-use crate::{Body, Error, Fingerprint, InFlight, InvalidBody, InvalidDuration, Key, Outcome, observe};
+use crate::{Body, Deployment, Error, Fingerprint, InFlight, InvalidBody, InvalidDuration, Key, Outcome, observe};
 
 pub use guard::Lease;
 #[cfg(feature = "http")]
 pub(crate) use owner::Owner;
 pub use policy::Policy;
+
+/// An operator's statement is sent once: to prepare it would be in vain.
+const UNPREPARED: Deployment = Deployment::new().with_prepared_statements(false);
 
 /// Claims are transactions of a millisecond: who waits longer for one waits for a stuck server, or for a caller who uses
 /// the key in transaction mode.
@@ -87,7 +90,7 @@ pub struct Leasing {
     retention: Duration,
     max_attempts: Option<NonZeroU32>,
     wait_for: Duration,
-    prepared: bool,
+    deployment: Deployment,
 }
 
 /// What [`Leasing::acquire`] gives.
@@ -161,8 +164,8 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
 ) -> Result<(), Error> {
     let retention = within("retention", retention, RETENTION)?;
     let encoded = encode(response)?;
-    let record = Record { key, prepared: false };
-    committed(pool, &Opening::Durable, async |conn| {
+    let record = Record { key, deployment: UNPREPARED };
+    committed(pool, Opening::Durable, async |conn| {
         record.resolve(conn, token, &encoded, retention, Actor::Operator).await
     })
     .await
@@ -179,8 +182,8 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
 ///
 /// Safe at every point: done, or not.
 pub async fn release(pool: &PgPool, key: &Key, token: i64, reason: &str) -> Result<(), Error> {
-    let record = Record { key, prepared: false };
-    committed(pool, &Opening::Durable, async |conn| record.give_up(conn, token, reason, Actor::Operator).await).await
+    let record = Record { key, deployment: UNPREPARED };
+    committed(pool, Opening::Durable, async |conn| record.give_up(conn, token, reason, Actor::Operator).await).await
 }
 
 impl Leasing {
@@ -191,7 +194,7 @@ impl Leasing {
     /// [`InvalidDuration`] for a lease under 10 ms or over 12 hours.
     pub fn new(policy: Policy) -> Result<Self, InvalidDuration> {
         within("lease", policy.lease(), policy::LEASE)?;
-        Ok(Self { policy, retention: DEFAULT_RETENTION, max_attempts: None, wait_for: Duration::ZERO, prepared: true })
+        Ok(Self { policy, retention: DEFAULT_RETENTION, max_attempts: None, wait_for: Duration::ZERO, deployment: Deployment::new() })
     }
 
     #[cfg(feature = "http")]
@@ -234,10 +237,10 @@ impl Leasing {
         }
     }
 
-    /// As [`Idempotency::with_prepared_statements`](crate::Idempotency::with_prepared_statements).
+    /// How the database is reached: behind a pooler, for one.
     #[must_use]
-    pub const fn with_prepared_statements(self, prepared: bool) -> Self {
-        Self { prepared, ..self }
+    pub const fn with_deployment(self, deployment: Deployment) -> Self {
+        Self { deployment, ..self }
     }
 
     /// Does the work once for each key, and gives every repeat the first result.
@@ -355,14 +358,14 @@ impl Leasing {
             lease: Some(self.policy.lease()),
             max_attempts: self.max_attempts,
         };
-        let record = Record { key, prepared: self.prepared };
+        let record = Record { key, deployment: self.deployment };
         let started = Instant::now();
         let mut polls = Polls::until(started + self.wait_for);
         let (claimed_at, claimed) = loop {
             // From before the claim is sent: the owner's clock must run ahead of the database's.
             let claimed_at = Instant::now();
             let claimed =
-                in_pooled_transaction(pool, &Opening::Durable, async |conn| contend(conn, record, &terms).await).await;
+                in_pooled_transaction(pool, Opening::Durable, async |conn| contend(conn, record, &terms).await).await;
             if !matches!(claimed, Err(Error::InFlight { .. })) || !polls.rest().await {
                 break (claimed_at, claimed);
             }
@@ -388,7 +391,7 @@ pub(crate) async fn unless_lost<R>(lease: &Lease, work: impl Future<Output = R>)
 }
 
 /// Runs one fenced statement in a transaction of its own.
-async fn committed<F>(pool: &PgPool, opening: &Opening, statement: F) -> Result<(), Error>
+async fn committed<F>(pool: &PgPool, opening: Opening, statement: F) -> Result<(), Error>
 where
     F: AsyncFnOnce(&mut sqlx::PgConnection) -> Result<bool, Error>,
 {

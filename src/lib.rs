@@ -6,8 +6,10 @@ mod call;
 mod claim;
 mod connections;
 pub mod dedup;
+mod deployment;
 mod ensure;
 mod error;
+mod fewest;
 mod fingerprint;
 #[cfg(feature = "http")]
 #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
@@ -38,6 +40,7 @@ pub mod testing;
 pub use chrono;
 pub use sqlx;
 
+pub use deployment::Deployment;
 pub use ensure::{ensure_idempotent, ensure_isolated};
 pub use error::{BoxError, Error};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};

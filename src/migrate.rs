@@ -68,11 +68,11 @@ pub async fn migrate(conn: &mut PgConnection) -> Result<(), Error> {
     if conn.is_in_transaction() {
         return apply(conn).await;
     }
-    let first = in_own_transaction(conn, &Opening::Plain, apply).await?;
+    let first = in_own_transaction(conn, Opening::Plain, apply).await?;
     match &first {
         // sqlx's migrator, under a lock of its own, was creating the same schema or table at this moment.
         Err(Error::Database(error)) if matches!(sqlstate(error).as_deref(), Some("23505" | "42P06" | "42P07")) => {
-            in_own_transaction(conn, &Opening::Plain, apply).await?
+            in_own_transaction(conn, Opening::Plain, apply).await?
         }
         _ => first,
     }

@@ -5,16 +5,13 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 
-#[cfg(feature = "http")]
-use sqlx::PgTransaction;
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool, SqlSafeStr as _, SqlStr};
+use sqlx::{Connection, Executor, PgConnection, PgPool, PgTransaction, SqlSafeStr as _, SqlStr};
 
 use crate::Error;
 #[cfg(feature = "http")]
 use crate::connections::FOREIGN_TRANSACTIONS;
 use crate::connections::{Connections, unless_foreign};
 use crate::error::sqlstate;
-use crate::record::is_taken;
 
 /// How many errors of earlier statements, whose futures were dropped, may wait to be read. Each takes a ping.
 const STALE_ERRORS: usize = 3;
@@ -24,41 +21,44 @@ const STALE_ERRORS: usize = 3;
 const RELEASE: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// How a transaction begins.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
-    /// With what the session has.
+    /// With the session's settings.
     Plain,
     /// With `synchronous_commit = on` where the session has less than that; never lowered. For a claim that guards an effect
     /// elsewhere: lost with the server, it would let a second caller repeat the effect.
     Durable,
-    /// With a claim in the same message, whose text this is; where that fails, nothing begins.
-    Claiming(String),
 }
 
-/// In a transaction that is open already, by a raw `BEGIN` that sqlx's depth does not count, `now()` is older than this
-/// message: a division by zero. Without the check the crate would commit it.
-const BEGIN: &str = "begin; select 1 / (now() = statement_timestamp())::int";
-const BEGIN_DURABLE: &str = "begin; select 1 / (now() = statement_timestamp())::int, \
-     case when current_setting('synchronous_commit') in ('off', 'local') \
-     then set_config('synchronous_commit', 'on', true) end";
+/// Refuses a connection with an open transaction that sqlx does not count, from somebody's raw `BEGIN`: there `now()` is older
+/// than this message, and the division by zero aborts that transaction. Without the check the crate would commit it.
+///
+/// It comes before the BEGIN of the same message, which makes one transaction of both. So an error leaves no transaction of
+/// ours behind, and an idle connection where there was none of somebody else's.
+pub(crate) const CHECK: &str = "select 1 / (pg_catalog.now() = pg_catalog.statement_timestamp())::int";
+const BEGIN: &str = "select 1 / (pg_catalog.now() = pg_catalog.statement_timestamp())::int; begin";
+const BEGIN_DURABLE: &str = "select 1 / (pg_catalog.now() = pg_catalog.statement_timestamp())::int, \
+     case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local') \
+     then pg_catalog.set_config('synchronous_commit', 'on', true) end; begin";
+
+/// Ends a transaction of ours that a dropped future has begun. In a transaction that the check has aborted the first statement
+/// fails, and the second is not reached: it is somebody else's, and stays aborted, so that its owner's next statement fails.
+const ROLL_BACK_OURS: &str = "select 1; rollback";
 
 impl Opening {
-    fn sql(&self) -> SqlStr {
+    fn sql(self) -> SqlStr {
         match self {
             Self::Plain => BEGIN.into_sql_str(),
             Self::Durable => BEGIN_DURABLE.into_sql_str(),
-            Self::Claiming(claim) => AssertSqlSafe(format!("{BEGIN}; {claim}")).into_sql_str(),
         }
     }
 }
 
-/// Why nothing began: `work` was not called, and the connection is in no transaction of this crate's.
+/// Why nothing began: the work was not called, and no transaction of the crate's is open.
 #[derive(Debug)]
 pub(crate) enum NotBegun {
-    /// Somebody else's transaction is open on the connection.
+    /// Somebody else's transaction is open on the connection; it is aborted now.
     Foreign,
-    /// An error of an earlier statement was in the way, whose future was dropped. It is read now.
-    Stale,
     /// The opening's own error, or the connection's.
     Failed(sqlx::Error),
 }
@@ -72,25 +72,15 @@ impl From<sqlx::Error> for NotBegun {
 impl From<NotBegun> for Error {
     fn from(not_begun: NotBegun) -> Self {
         match not_begun {
-            NotBegun::Foreign | NotBegun::Stale => Self::UnknownTransaction,
+            NotBegun::Foreign => Self::UnknownTransaction,
             NotBegun::Failed(error) => error.into(),
         }
     }
 }
 
-/// What work makes of the transaction that it was given.
-#[derive(Debug)]
-pub(crate) enum Settled<R> {
-    /// Still to be committed.
-    Open(R),
-    /// Committed by a `commit and chain`: sqlx's depth still stands for a transaction, the empty one that is chained to it.
-    /// For connections that go back to a pool at once.
-    Committed(R),
-}
-
 /// Runs `work` in a transaction of its own, on one of the pool's [`Connections`]. It is called once at most: where nothing
 /// began, it was not called.
-pub(crate) async fn in_pooled_transaction<R, E, F>(pool: &PgPool, opening: &Opening, work: F) -> Result<R, E>
+pub(crate) async fn in_pooled_transaction<R, E, F>(pool: &PgPool, opening: Opening, work: F) -> Result<R, E>
 where
     E: From<Error>,
     F: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
@@ -146,7 +136,7 @@ async fn close_foreign(pool: &PgPool) {
     tokio::time::sleep(RELEASE).await;
     let idle: Vec<_> = std::iter::from_fn(|| pool.try_acquire()).collect();
     for mut conn in idle {
-        let begun = in_own_transaction(&mut conn, &Opening::Plain, async |_| Ok::<_, Error>(())).await;
+        let begun = in_own_transaction(&mut conn, Opening::Plain, async |_| Ok::<_, Error>(())).await;
         if matches!(begun, Err(Error::UnknownTransaction)) {
             let _ = conn.close().await;
         }
@@ -158,7 +148,7 @@ pub(crate) async fn in_any_transaction<R, F>(conn: &mut PgConnection, work: F) -
 where
     F: AsyncFnOnce(&mut PgConnection) -> Result<R, Error>,
 {
-    if conn.is_in_transaction() { work(conn).await } else { in_own_transaction(conn, &Opening::Plain, work).await? }
+    if conn.is_in_transaction() { work(conn).await } else { in_own_transaction(conn, Opening::Plain, work).await? }
 }
 
 /// Runs `work` in a transaction of its own: committed if it returns `Ok`, else rolled back before this returns.
@@ -167,109 +157,84 @@ where
 ///
 /// # Cancellation
 ///
-/// As [`in_transaction_to_end`].
+/// As [`begin_and_lend`].
 pub(crate) async fn in_own_transaction<R, E, F>(
     conn: &mut PgConnection,
-    opening: &Opening,
+    opening: Opening,
     work: F,
 ) -> Result<Result<R, E>, Error>
 where
     E: From<Error>,
     F: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
 {
-    Ok(in_transaction_to_end(conn, opening, async |conn| work(conn).await.map(Settled::Open)).await?)
+    let ended = begin_and_lend(conn, opening.sql(), async |mut transaction: PgTransaction<'_>| {
+        match work(&mut transaction).await {
+            Ok(value) => transaction.commit().await.map(|()| value).map_err(|error| Error::from(error).into()),
+            Err(error) => {
+                // A failure to roll back is a broken connection, which has rolled back: the caller's error is the news.
+                let _ = transaction.rollback().await;
+                Err(error)
+            }
+        }
+    });
+    Ok(ended.await?)
 }
 
-/// [`in_own_transaction`], for work that may commit by itself, and openings that may fail by design.
+/// Begins a transaction and gives it to `work`, which ends it.
 ///
 /// # Cancellation
 ///
 /// Dropped at any await, the transaction is rolled back, or the COMMIT that was under way decides. The ROLLBACK is on the
 /// wire before this future is gone.
-pub(crate) async fn in_transaction_to_end<R, E, F>(
+pub(crate) async fn begin_and_lend<R, E, F>(
     conn: &mut PgConnection,
-    opening: &Opening,
+    begin: SqlStr,
     work: F,
 ) -> Result<Result<R, E>, NotBegun>
 where
-    E: From<Error>,
-    F: AsyncFnOnce(&mut PgConnection) -> Result<Settled<R>, E>,
+    F: AsyncFnOnce(PgTransaction<'_>) -> Result<R, E>,
 {
     let stage = Stage::default();
-    let rollback_on_drop = RollbackOnDrop { conn, stage: &stage };
-    let mut transaction = 'begun: {
-        let error = match rollback_on_drop.conn.begin_with(opening.sql()).await {
+    let guard = RollbackOnDrop { conn, stage: &stage };
+    let transaction = 'begun: {
+        let error = match guard.conn.begin_with(begin.clone()).await {
             Ok(transaction) => break 'begun transaction,
             Err(error) => error,
         };
         if error.as_database_error().is_none() {
             return Err(error.into());
         }
-        // A claim that met another says so by a code that nothing else has.
-        let not_begun = match is_taken(&error) {
-            true => NotBegun::Failed(error),
-            false => what_failed(rollback_on_drop.conn, error).await?,
-        };
-        if matches!(not_begun, NotBegun::Foreign) {
-            // The transaction is somebody else's: it is not ours to roll back.
+        if let Err(not_begun) = clear(guard.conn, error).await {
             stage.ended.store(true, Ordering::Relaxed);
             return Err(not_begun);
         }
-        rollback_on_drop.conn.execute("rollback").await?;
-        match (not_begun, opening) {
-            (NotBegun::Stale, Opening::Plain | Opening::Durable) => {
-                rollback_on_drop.conn.begin_with(opening.sql()).await?
-            }
-            (not_begun, _) => {
-                stage.ended.store(true, Ordering::Relaxed);
-                return Err(not_begun);
-            }
-        }
+        guard.conn.begin_with(begin).await?
     };
     stage.begun.store(true, Ordering::Relaxed);
-
-    match work(&mut transaction).await {
-        Ok(Settled::Open(value)) => {
-            if let Err(error) = transaction.commit().await {
-                return Ok(Err(Error::from(error).into()));
-            }
-            stage.ended.store(true, Ordering::Relaxed);
-            Ok(Ok(value))
-        }
-        // sqlx has queued a ROLLBACK of the empty transaction; the ping with which the pool takes the connection back sends it.
-        Ok(Settled::Committed(value)) => {
-            stage.ended.store(true, Ordering::Relaxed);
-            Ok(Ok(value))
-        }
-        Err(error) => {
-            // A failure to roll back is a broken connection, which has rolled back: the caller's error is the news.
-            let rolled_back = transaction.rollback().await;
-            stage.ended.store(rolled_back.is_ok(), Ordering::Relaxed);
-            Ok(Err(error))
-        }
-    }
+    let ended = work(transaction).await;
+    stage.ended.store(true, Ordering::Relaxed);
+    Ok(ended)
 }
 
-/// What a `begin` failed by.
+/// Makes the connection fit for another `begin` after one that failed.
 ///
-/// Its error may be a stale one, of a statement that was under way when its future was dropped, and then the `begin` itself
-/// may have succeeded. So all errors are read first: the last one is its own, if nothing works in the transaction any more.
-async fn what_failed(conn: &mut PgConnection, error: sqlx::Error) -> Result<NotBegun, sqlx::Error> {
-    let mut last = error;
+/// The error may be a stale one, of a statement that was under way when its future was dropped, and then the `begin` itself
+/// may have succeeded. So all errors are read first. An error of the opening's own comes again at the second try.
+async fn clear(conn: &mut PgConnection, error: sqlx::Error) -> Result<(), NotBegun> {
+    // Of the class that only functions of this crate raise: a claim that has met a record, by design.
+    if sqlstate(&error).is_some_and(|state| state.starts_with("IK")) {
+        return Err(NotBegun::Failed(error));
+    }
     for _ in 0..STALE_ERRORS {
-        match conn.ping().await {
-            Ok(()) => break,
-            Err(error) => last = error,
+        if conn.ping().await.is_ok() {
+            break;
         }
     }
     match conn.execute("select 1").await {
-        Ok(_) => Ok(NotBegun::Stale),
-        Err(error) if sqlstate(&error).as_deref() == Some("25P02") => match sqlstate(&last).as_deref() {
-            // The check of `BEGIN`, or an aborted transaction in which it was not even reached.
-            Some("22012" | "25P02") => Ok(NotBegun::Foreign),
-            _ => Ok(NotBegun::Failed(last)),
-        },
-        Err(error) => Err(error),
+        // Whether the begin succeeded is not known: where it did not, this is a WARNING in the server's log.
+        Ok(_) => conn.execute("rollback").await.map(drop).map_err(NotBegun::Failed),
+        Err(error) if sqlstate(&error).as_deref() == Some("25P02") => Err(NotBegun::Foreign),
+        Err(error) => Err(NotBegun::Failed(error)),
     }
 }
 
@@ -298,8 +263,8 @@ impl Drop for RollbackOnDrop<'_, '_> {
             // sqlx's Transaction has queued a ROLLBACK when it was dropped, a moment ago: send it.
             poll_once(self.conn.ping());
         } else {
-            // `begin_with` writes its text before it waits, whatever the text is. Where nothing began it is a WARNING.
-            poll_once(self.conn.begin_with("rollback"));
+            // `begin_with` writes its text before it waits, whatever the text is.
+            poll_once(self.conn.begin_with(ROLL_BACK_OURS));
         }
     }
 }

@@ -1,6 +1,9 @@
 //! A unary gRPC service of tonic's behind the layer, and a client of tonic's, over a loopback socket. No protobuf: its
 //! messages are text, by a codec of their own, and the layer sees bytes either way.
 
+#[path = "support/strict.rs"]
+mod strict;
+
 use std::future::Future;
 use std::net::Ipv4Addr;
 use std::pin::Pin;
@@ -138,7 +141,7 @@ fn replayed<T>(response: &Response<T>) -> bool {
     response.metadata().get("idempotency-replayed").is_some_and(|value| value == "true")
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_unary_call_is_performed_once_and_replayed(pool: PgPool) -> anyhow::Result<()> {
     let mut client = connected(&pool).await?;
     let first = place(&mut client, Some("order-1"), "station").await?;
@@ -149,7 +152,7 @@ async fn a_unary_call_is_performed_once_and_replayed(pool: PgPool) -> anyhow::Re
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_call_that_fails_leaves_nothing_and_frees_its_key(pool: PgPool) -> anyhow::Result<()> {
     let mut client = connected(&pool).await?;
     for _ in 0..2 {
@@ -163,7 +166,7 @@ async fn a_call_that_fails_leaves_nothing_and_frees_its_key(pool: PgPool) -> any
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_rejection_is_a_status_of_grpc(pool: PgPool) -> anyhow::Result<()> {
     let mut client = connected(&pool).await?;
     let keyless = place(&mut client, None, "station").await.expect_err("a key is required");

@@ -1,6 +1,9 @@
 //! The metrics of the crate: their names, which dashboards and alerts rely on, and what they count.
 #![cfg(all(feature = "metrics", feature = "cli"))]
 
+#[path = "support/strict.rs"]
+mod strict;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -15,7 +18,7 @@ fn key(operation: &str, value: &str) -> Key {
 }
 
 /// One runtime thread and one recorder for it: tests do not meet.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Result<()> {
     let recorder = PrometheusBuilder::new().build_recorder();
     let exported = recorder.handle();

@@ -1,6 +1,9 @@
 //! Through a real PgBouncer in transaction mode, with prepared statements off. `script/test` finds or fetches one; without
 //! the variable PGBOUNCER these tests have nothing to run against, and say so.
 
+#[path = "support/strict.rs"]
+mod strict;
+
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -8,9 +11,11 @@ use std::time::{Duration, Instant};
 
 use pg_idempotency::dedup::{Dedup, Marked};
 use pg_idempotency::lease::{Leasing, Policy};
-use pg_idempotency::{Error, Idempotency, InFlight, Janitor, Key, Outcome, migrate};
+use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Janitor, Key, Outcome, migrate};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
+
+const UNPREPARED: Deployment = Deployment::new().with_prepared_statements(false);
 
 /// Long past any start.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -106,13 +111,12 @@ async fn migrates_and_keeps_its_promise_through_transaction_pooling(
     }
     sqlx::raw_sql("create table effect (note text)").execute(&direct).await?;
 
-    let unprepared = Idempotency::new().with_prepared_statements(false);
+    let unprepared = Idempotency::new().with_deployment(UNPREPARED);
     let ways = [
         unprepared,
         unprepared.with_select_first(true),
-        unprepared.with_combined_commit(true),
-        unprepared.with_combined_begin(true),
-        unprepared.with_select_first(true).with_combined_begin(true).with_combined_commit(true),
+        unprepared.with_fewest_round_trips(true),
+        unprepared.with_select_first(true).with_fewest_round_trips(true),
     ];
     let callers: Vec<_> = (0..12)
         .map(|caller| {
@@ -162,7 +166,7 @@ async fn migrates_and_keeps_its_promise_through_transaction_pooling(
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
     _: PgPoolOptions,
     server: PgConnectOptions,
@@ -170,8 +174,8 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
     let Some(bouncer) = PgBouncer::before(&server).await? else { return Ok(()) };
     let pool = PgPoolOptions::new().max_connections(12).connect_with(bouncer.options.clone()).await?;
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
-    let leasing = Leasing::new(policy)?.with_prepared_statements(false);
-    let dedup = Dedup::new(Duration::from_millis(1))?.with_prepared_statements(false);
+    let leasing = Leasing::new(policy)?.with_deployment(UNPREPARED);
+    let dedup = Dedup::new(Duration::from_millis(1))?.with_deployment(UNPREPARED);
     let workers: Vec<_> = (0..12)
         .map(|worker| {
             let pool = pool.clone();
@@ -206,14 +210,14 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
 }
 
 /// The caller's settings live in his session, and behind a pooler that is everybody's.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn leaves_no_setting_behind_on_a_server_connection(
     _: PgPoolOptions,
     server: PgConnectOptions,
 ) -> anyhow::Result<()> {
     let Some(bouncer) = PgBouncer::before(&server).await? else { return Ok(()) };
     let mut conn = PgConnection::connect_with(&bouncer.options).await?;
-    let unprepared = Idempotency::new().with_prepared_statements(false);
+    let unprepared = Idempotency::new().with_deployment(UNPREPARED);
     for replayed in [false, true] {
         let outcome: Outcome<i64> =
             unprepared.ensure(&mut conn, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;

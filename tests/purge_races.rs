@@ -6,6 +6,8 @@
 #[allow(dead_code, reason = "made for the tests of behaviour; this one needs little of it")]
 #[path = "behaviour/support.rs"]
 mod support;
+#[path = "support/strict.rs"]
+mod strict;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -74,7 +76,7 @@ async fn call(pool: &PgPool, caller: usize, done: &AtomicBool) -> Result<Told, E
     Ok(told)
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn no_live_record_is_lost(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let purges: u64 = std::env::var("PURGES").map_or(Ok(100_000), |purges| purges.parse())?;
     let pool = wide_pool(&options, 12).await;

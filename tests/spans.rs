@@ -3,6 +3,9 @@
 //! A binary of its own: `tracing` remembers that nobody listens to a call when it is first made in a thread without a
 //! listener, as those of the other tests are.
 
+#[path = "support/strict.rs"]
+mod strict;
+
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
@@ -92,7 +95,7 @@ fn key(operation: &str) -> Key {
 }
 
 /// One runtime thread, so its default listener hears the whole test and nothing else.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Result<()> {
     let listener = Listener::default();
     let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
@@ -135,7 +138,7 @@ async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Re
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
     let listener = Listener::default();
     let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
@@ -186,7 +189,7 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
 }
 
 /// A service has fields of the same name, and a filter that leaves our spans out.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_outcome_is_told_to_no_span_of_the_callers(pool: PgPool) -> anyhow::Result<()> {
     let listener = Listener::default();
     let filtered = listener.clone().with_filter(LevelFilter::INFO);

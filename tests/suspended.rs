@@ -1,6 +1,9 @@
 //! A process that is suspended past its lease: SIGSTOP, the machine's own way to be late. The worker is this binary, run
 //! again with a database to work on.
 
+#[path = "support/strict.rs"]
+mod strict;
+
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -80,7 +83,7 @@ impl Drop for Worker {
     }
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_suspended_owner_stores_nothing_and_takes_no_further_step(
     _: PgPoolOptions,
     options: PgConnectOptions,

@@ -22,7 +22,7 @@ use super::service::IdempotencyService;
 use super::settings::{InvalidSetting, Mode, OperationFrom, ScopeOf, Settings, ValueFrom};
 use crate::lease::{Leasing, Policy};
 use crate::options::{RETENTION, WAIT, within};
-use crate::{DEFAULT_RETENTION, InFlight, InvalidDuration, MAX_PART_BYTES};
+use crate::{DEFAULT_RETENTION, Deployment, InFlight, InvalidDuration, MAX_PART_BYTES};
 
 /// What a body may have unless told. Two copies of it are in memory while a request runs.
 const BODY_LIMIT: usize = 1024 * 1024;
@@ -80,9 +80,9 @@ impl IdempotencyLayer {
             retention: DEFAULT_RETENTION,
             in_flight: InFlight::Reject,
             in_flight_here: InFlightHere::default(),
-            prepared: true,
+            deployment: Deployment::new(),
             select_first: false,
-            combined_commit: false,
+            fewest_round_trips: false,
             canonical_json: false,
             request_limit: BODY_LIMIT,
             response_limit: BODY_LIMIT,
@@ -202,13 +202,13 @@ impl IdempotencyLayer {
         Ok(self)
     }
 
-    /// As [`Idempotency::with_prepared_statements`](crate::Idempotency::with_prepared_statements).
+    /// How the database is reached: behind a pooler, for one.
     #[must_use]
-    pub fn with_prepared_statements(mut self, prepared: bool) -> Self {
+    pub fn with_deployment(mut self, deployment: Deployment) -> Self {
         if let Mode::Leased(leasing) = &mut self.settings.mode {
-            *leasing = leasing.with_prepared_statements(prepared);
+            *leasing = leasing.with_deployment(deployment);
         }
-        self.with(|settings| settings.prepared = prepared)
+        self.with(|settings| settings.deployment = deployment)
     }
 
     /// As [`Idempotency::with_select_first`](crate::Idempotency::with_select_first), in transactional mode. The look has a
@@ -218,10 +218,12 @@ impl IdempotencyLayer {
         self.with(|settings| settings.select_first = select_first)
     }
 
-    /// As [`Idempotency::with_combined_commit`](crate::Idempotency::with_combined_commit), in transactional mode.
+    /// As [`Idempotency::with_fewest_round_trips`](crate::Idempotency::with_fewest_round_trips), in transactional mode, for the
+    /// COMMIT alone: one round trip fewer. The claim stays apart from the BEGIN, because the handler owns the transaction: sqlx
+    /// gives a connection to nobody whose BEGIN has failed.
     #[must_use]
-    pub fn with_combined_commit(self, combined_commit: bool) -> Self {
-        self.with(|settings| settings.combined_commit = combined_commit)
+    pub fn with_fewest_round_trips(self, fewest_round_trips: bool) -> Self {
+        self.with(|settings| settings.fewest_round_trips = fewest_round_trips)
     }
 
     /// Compares bodies as canonical JSON instead of byte by byte, and leaves `Content-Type` out: for clients that build the

@@ -14,7 +14,7 @@ use super::rejection::Rejection;
 use super::runs::Runs;
 use super::seal::Seal;
 use crate::lease::Leasing;
-use crate::{InFlight, InvalidDuration};
+use crate::{Deployment, InFlight, InvalidDuration};
 
 pub(super) type ScopeOf = dyn Fn(&Parts) -> Result<String, Denied> + Send + Sync;
 pub(super) type ValueOf = dyn Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync;
@@ -34,9 +34,9 @@ pub(super) struct Settings {
     pub(super) retention: Duration,
     pub(super) in_flight: InFlight,
     pub(super) in_flight_here: InFlightHere,
-    pub(super) prepared: bool,
+    pub(super) deployment: Deployment,
     pub(super) select_first: bool,
-    pub(super) combined_commit: bool,
+    pub(super) fewest_round_trips: bool,
     pub(super) canonical_json: bool,
     pub(super) request_limit: usize,
     pub(super) response_limit: usize,

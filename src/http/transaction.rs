@@ -15,14 +15,13 @@ use super::rejection::{Misconfigured, Rejection};
 use super::request::Ticket;
 use super::service::{Ended, caught};
 use super::settings::Settings;
-use crate::call::complete_to_end;
-use crate::claim::{Claimed, contend, look_first, observe_claim};
-use crate::error::sqlstate;
+use crate::claim::{Claimed, contend, observe_claim, select_first};
+use crate::fewest::complete_and_commit;
 use crate::observe::{call_span, spanned};
 use crate::poll::Polls;
 use crate::record::{Claim, Record, Terms};
 use crate::savepoint::Savepoint;
-use crate::transaction::{Settled, begin_pooled, commit_unclaimed};
+use crate::transaction::{begin_pooled, commit_unclaimed};
 use crate::{BoxError, Error, InFlight, Mode, observe};
 
 /// How often a claim that lost against a concurrent transaction, above READ COMMITTED or to a sweep, starts over at once.
@@ -93,7 +92,7 @@ where
     R::Error: Into<BoxError>,
     F: Future<Output = Result<Response<R>, E>>,
 {
-    let record = Record { key: &ticket.key, prepared: settings.prepared };
+    let record = Record { key: &ticket.key, deployment: settings.deployment };
     let (mut transaction, claim) = match claim(settings, ticket, in_flight, record).await? {
         Claimed::Won(won) => won,
         Claimed::Replayed(stored) => return Ok((replayed(settings, &ticket.key, stored)?, observe::REPLAYED)),
@@ -146,20 +145,19 @@ where
         }
     };
     let Some(mut transaction) = transaction else { return Err(Misconfigured::TransactionKept.into()) };
-    let completed = async {
-        if let Some(savepoint) = savepoint.filter(|_| undo) {
-            savepoint.undo(&mut transaction).await?;
-        }
-        complete_to_end(&mut transaction, record, claim, &stored, settings.combined_commit).await
-    };
-    match completed.await {
-        Ok(Settled::Open(())) => transaction.commit().await.map_err(Error::from)?,
-        // What is left is the empty transaction, which the pool rolls back.
-        Ok(Settled::Committed(())) => {}
-        Err(error) => {
-            roll_back(transaction).await;
-            return Err(Misconfigured::of_completion(error).into());
-        }
+    if let Some(savepoint) = savepoint.filter(|_| undo)
+        && let Err(error) = savepoint.undo(&mut transaction).await
+    {
+        roll_back(transaction).await;
+        return Err(Misconfigured::of_completion(error).into());
+    }
+    if settings.fewest_round_trips {
+        complete_and_commit(transaction, record, claim, &stored).await.map_err(Misconfigured::of_completion)?;
+    } else if let Err(error) = record.complete(&mut transaction, claim, &stored).await {
+        roll_back(transaction).await;
+        return Err(Misconfigured::of_completion(error).into());
+    } else {
+        transaction.commit().await.map_err(Error::from)?;
     }
     Ok((response, observe::PERFORMED))
 }
@@ -186,12 +184,12 @@ async fn claim(
     };
     let mut polls = Polls::until(give_up_at.into());
     let mut lost = 0;
-    let mut select_first = settings.select_first;
+    let mut look_first = settings.select_first;
     let claimed = loop {
-        if select_first {
+        if look_first {
             match settings.pool.acquire().await {
                 Ok(mut conn) => {
-                    if let Some(stored) = look_first(&mut conn, record, &terms).await {
+                    if let Some(stored) = select_first(&mut conn, record, &terms).await {
                         break Ok(Claimed::Replayed(stored));
                     }
                 }
@@ -200,7 +198,7 @@ async fn claim(
         }
         let claimed = claim_once(settings, record, &terms).await;
         // Who waits finds the response by the claim, too.
-        select_first = false;
+        look_first = false;
         match &claimed {
             Err(Error::Retryable(_)) if lost < CLAIMS => lost += 1,
             Err(Error::InFlight { .. }) if polls.rest().await => {}
@@ -226,13 +224,7 @@ async fn claim_once(
         }
         Err(error) => {
             roll_back(transaction).await;
-            Err(match error {
-                // A locked row is somebody at work, and the transaction was the layer's own to abort.
-                Error::Retryable(error) if sqlstate(&error).as_deref() == Some("55P03") => {
-                    Error::InFlight { retry_after: crate::answer::RETRY_AFTER }
-                }
-                error => error,
-            })
+            Err(error)
         }
     }
 }

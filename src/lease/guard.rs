@@ -55,7 +55,7 @@ impl Lease {
         let renewed = Renewed {
             pool: pool.clone(),
             key: key.clone(),
-            prepared: leasing.prepared,
+            deployment: leasing.deployment,
             token: claim.token,
             lease,
             retention: leasing.retention,
@@ -167,7 +167,7 @@ impl Lease {
         loop {
             let stored = timeout(
                 a_try,
-                committed(&self.pool, &Opening::Durable, async |conn| {
+                committed(&self.pool, Opening::Durable, async |conn| {
                     self.record().resolve(conn, self.owner.token, encoded, retention, Actor::Owner).await
                 }),
             )
@@ -204,7 +204,7 @@ impl Lease {
     ///
     /// Released, or left to lapse.
     pub async fn release(mut self, reason: &str) -> Result<(), Error> {
-        let released = committed(&self.pool, &Opening::Plain, async |conn| {
+        let released = committed(&self.pool, Opening::Plain, async |conn| {
             self.record().give_up(conn, self.owner.token, reason, Actor::Owner).await
         })
         .await;
@@ -222,7 +222,7 @@ impl Lease {
             return;
         }
         let retention = self.leasing.retention;
-        let lapsed = committed(&self.pool, &Opening::Durable, async |conn| {
+        let lapsed = committed(&self.pool, Opening::Durable, async |conn| {
             self.record().lapse(conn, self.owner.token, reason, retention).await
         })
         .await;
@@ -240,7 +240,7 @@ impl Lease {
     }
 
     fn record(&self) -> Record<'_> {
-        Record { key: &self.owner.key, prepared: self.leasing.prepared }
+        Record { key: &self.owner.key, deployment: self.leasing.deployment }
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::record::Record;
 use crate::transaction::{Opening, in_pooled_transaction};
-use crate::{Error, Key};
+use crate::{Deployment, Error, Key};
 
 /// The owner stops with a tenth of the lease to spare: for the step of the work that is under way, and for clocks that do
 /// not run at quite the same rate.
@@ -63,7 +63,7 @@ impl Deadline {
 pub(super) struct Renewed {
     pub(super) pool: PgPool,
     pub(super) key: Key,
-    pub(super) prepared: bool,
+    pub(super) deployment: Deployment,
     pub(super) token: i64,
     pub(super) lease: Duration,
     pub(super) retention: Duration,
@@ -107,8 +107,8 @@ pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadli
 /// On a connection of its own, and as durable as the claim: a heartbeat that is acknowledged and lost with the server would
 /// let the database's lease end before the owner's clock does.
 async fn heartbeat(claim: &Renewed) -> Result<bool, Error> {
-    let record = Record { key: &claim.key, prepared: claim.prepared };
-    in_pooled_transaction(&claim.pool, &Opening::Durable, async |conn| {
+    let record = Record { key: &claim.key, deployment: claim.deployment };
+    in_pooled_transaction(&claim.pool, Opening::Durable, async |conn| {
         record.heartbeat(conn, claim.token, claim.lease, claim.retention).await
     })
     .await

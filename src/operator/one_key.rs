@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 use crate::lease::derive_downstream_key;
 use crate::record::Record;
 use crate::transaction::in_any_transaction;
-use crate::{Error, Key, Mode};
+use crate::{Deployment, Error, Key, Mode};
 
 /// One record, without its response.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ pub struct Shown {
 ///
 /// [`Error::SchemaMissing`] and [`Error::Database`].
 pub async fn show(conn: &mut PgConnection, key: &Key) -> Result<Option<Shown>, Error> {
-    let record = Record { key, prepared: false };
+    let record = Record { key, deployment: Deployment::new().with_prepared_statements(false) };
     let shown = in_any_transaction(conn, async |conn| record.show(conn).await).await?;
     Ok(shown.map(|shown| Shown {
         downstream_key: match (shown.mode, shown.fingerprint) {
@@ -81,7 +81,7 @@ pub async fn show(conn: &mut PgConnection, key: &Key) -> Result<Option<Shown>, E
 ///
 /// Safe at every point: done, or not.
 pub async fn forget(conn: &mut PgConnection, key: &Key, token: i64) -> Result<(), Error> {
-    let record = Record { key, prepared: false };
+    let record = Record { key, deployment: Deployment::new().with_prepared_statements(false) };
     let forgotten = in_any_transaction(conn, async |conn| record.forget(conn, token).await).await?;
     if forgotten { Ok(()) } else { Err(Error::LeaseLost) }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::{Record, Response, claim::draw_token, interval};
+use super::{Record, Response, draw_token, interval};
 use crate::Error;
 
 /// Who acts on a claim.

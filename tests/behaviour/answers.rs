@@ -125,7 +125,7 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
     }
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Result<()> {
     let (mut possible, mut barred) = (0, 0);
     for in_flight in [InFlight::Wait(Duration::from_secs(5)), InFlight::Reject] {
@@ -173,7 +173,7 @@ async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Resul
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) -> anyhow::Result<()> {
     let lease = Duration::from_secs(40);
     for (asked, policy) in
@@ -220,7 +220,7 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
 const POSSIBLE: usize = 24 + 2 * 32 + 8;
 
 /// Nothing may depend on whether a sweep came by: whoever is expired is gone, in any mode. Nor on the way to ask.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_sweep_changes_no_answer(pool: PgPool) -> anyhow::Result<()> {
     for state in every_state() {
         let mut answers = Vec::new();
@@ -244,7 +244,7 @@ async fn a_sweep_changes_no_answer(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_fingerprint_of_a_newer_version_is_not_taken_for_a_reused_key(pool: PgPool) -> anyhow::Result<()> {
     let run =
         async || Idempotency::new().run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(1) }).await;
@@ -272,7 +272,7 @@ fn assert_unknown<T: std::fmt::Debug>(result: Result<T, Error>) {
     assert!(matches!(&result, Err(Error::UnknownMode { mode, .. }) if mode == "newer"), "{result:?}");
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_mode_of_a_newer_release_is_refused_by_name(pool: PgPool) -> anyhow::Result<()> {
     let (live, _) = two_of_another_mode(&pool).await?;
     let perform = async |_: &mut PgConnection| -> Result<i64, Error> { panic!("performed") };
@@ -290,7 +290,7 @@ async fn a_mode_of_a_newer_release_is_refused_by_name(pool: PgPool) -> anyhow::R
 }
 
 /// As `a_sweep_changes_no_answer` has it for the modes that are known.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn past_its_retention_a_mode_of_a_newer_release_is_as_dead_as_any(pool: PgPool) -> anyhow::Result<()> {
     let (_, expired) = two_of_another_mode(&pool).await?;
     let outcome = Idempotency::new().run(&pool, &expired, "body", async |_| -> Result<i64, Error> { Ok(1) }).await?;

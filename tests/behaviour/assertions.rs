@@ -12,7 +12,7 @@ use crate::support::{create_effects, effects, key, leave_effect, once};
 
 const CALLS: u32 = 20;
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_race_performs_once_and_runs_all_at_once(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let answers = race(&pool, CALLS, async |pool| once(pool, &key("a"), "body").await).await?;
@@ -42,7 +42,7 @@ async fn a_race_performs_once_and_runs_all_at_once(pool: PgPool) -> anyhow::Resu
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_killed_backend_leaves_no_trace(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let killed = Idempotency::new()
@@ -86,7 +86,7 @@ async fn panics(call: impl Future<Output = ()> + Send + 'static) -> String {
     }
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_assertion_fails_where_it_is_made_and_says_what_is_there(pool: PgPool) -> anyhow::Result<()> {
     let told = panics({
         let pool = pool.clone();

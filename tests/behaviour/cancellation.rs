@@ -45,7 +45,7 @@ async fn tables(pool: &PgPool) {
     sqlx::query("create table written (note text)").execute(pool).await.expect("a table");
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_call_on_a_connection_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
     tables(&pool).await;
     for way in WAYS_ON_A_CONNECTION {
@@ -74,7 +74,7 @@ async fn a_call_on_a_connection_can_be_dropped_at_every_poll(pool: PgPool) -> an
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_isolated_call_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
     tables(&pool).await;
     let mut conn = connect(&pool).await;
@@ -95,7 +95,7 @@ async fn an_isolated_call_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::
     panic!("it never completed");
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_replay_and_a_refusal_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
     tables(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
@@ -127,7 +127,7 @@ async fn a_replay_and_a_refusal_can_be_dropped_at_every_poll(pool: PgPool) -> an
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_replay_by_run_can_be_dropped_at_every_poll(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -154,7 +154,7 @@ async fn a_replay_by_run_can_be_dropped_at_every_poll(
 }
 
 /// One connection in the pool, so that the next caller meets whatever the dropped call left on it.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn run_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let observer = PgPool::connect_with(options.clone()).await?;
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
@@ -178,7 +178,7 @@ async fn run_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOp
 }
 
 /// In the caller's transaction, dropped with the call, as `?` and a timeout around both do.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_callers_transaction_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
     tables(&pool).await;
     let mut completed = 0;
@@ -202,7 +202,7 @@ async fn a_callers_transaction_can_be_dropped_at_every_poll(pool: PgPool) -> any
 }
 
 /// Who drops the call alone and commits: at worst indeterminate, never a second effect.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_call_dropped_in_a_transaction_that_commits_is_at_worst_indeterminate(pool: PgPool) -> anyhow::Result<()> {
     tables(&pool).await;
     let mut completed = 0;
@@ -233,7 +233,7 @@ async fn a_call_dropped_in_a_transaction_that_commits_is_at_worst_indeterminate(
     panic!("it never completed");
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_sweep_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let observer = PgPool::connect_with(options.clone()).await?;
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
@@ -269,7 +269,7 @@ async fn a_migration_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Resul
 }
 
 /// Lease mode: dropped at any poll, a claim is whole or not there, and the connection is fit for use.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_lease_can_be_dropped_at_every_poll_of_claim_and_completion(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -301,7 +301,7 @@ async fn a_lease_can_be_dropped_at_every_poll_of_claim_and_completion(
     panic!("it never completed");
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_release_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let observer = PgPool::connect_with(options.clone()).await?;
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
@@ -325,7 +325,7 @@ async fn a_release_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgCon
 }
 
 /// A mark goes with its transaction, wherever the call was dropped.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn marks_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
     let window = Duration::from_secs(300);
     let mut completed = 0;

@@ -28,7 +28,7 @@ async fn left(pool: &PgPool) -> Vec<String> {
     sqlx::query_scalar("select key from idempotency.record order by key").fetch_all(pool).await.expect("keys")
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn is_swept_in_batches_and_counted_by_kind(pool: PgPool) {
     refuse_ctid(&pool).await;
     sqlx::raw_sql(
@@ -61,7 +61,7 @@ async fn is_swept_in_batches_and_counted_by_kind(pool: PgPool) {
     assert_eq!(left(&pool).await, ["live lease", "not expired"]);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn keeps_what_is_taken_over_while_the_sweep_waits_for_it(pool: PgPool) {
     create_effects(&pool).await;
     refuse_ctid(&pool).await;

@@ -1,11 +1,11 @@
 //! First call, replay, key reused.
 
-use pg_idempotency::{Error, Idempotency, Key, Outcome, ensure_idempotent};
+use pg_idempotency::{Deployment, Error, Idempotency, Key, Outcome, ensure_idempotent};
 use sqlx::PgPool;
 
 use crate::support::{create_effects, effects, key, leave_effect, once};
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_first_call_performs(pool: PgPool) {
     create_effects(&pool).await;
     let outcome = once(&pool, &key("a"), "body").await.expect("performed");
@@ -13,7 +13,7 @@ async fn the_first_call_performs(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_repeat_replays_the_first_response(pool: PgPool) {
     create_effects(&pool).await;
     let first = once(&pool, &key("a"), "body").await.expect("performed").into_inner();
@@ -24,7 +24,7 @@ async fn a_repeat_replays_the_first_response(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn another_body_under_the_key_is_key_reused(pool: PgPool) {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await.expect("performed");
@@ -33,7 +33,7 @@ async fn another_body_under_the_key_is_key_reused(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn each_part_of_the_key_counts(pool: PgPool) {
     create_effects(&pool).await;
     for (scope, operation, value) in [("ab", "c", "d"), ("a", "bc", "d"), ("a", "b", "cd"), ("ab", "c", "D")] {
@@ -43,7 +43,7 @@ async fn each_part_of_the_key_counts(pool: PgPool) {
     assert_eq!(effects(&pool).await, 4);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn nothing_is_settled_before_the_caller_commits(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = pool.begin().await?;
@@ -61,10 +61,10 @@ async fn nothing_is_settled_before_the_caller_commits(pool: PgPool) -> anyhow::R
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn prepared_statements_can_be_turned_off(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let unprepared = Idempotency::new().with_prepared_statements(false);
+    let unprepared = Idempotency::new().with_deployment(Deployment::new().with_prepared_statements(false));
     let mut conn = pool.acquire().await?;
     for replayed in [false, true] {
         let outcome: Outcome<i64> =
@@ -87,7 +87,7 @@ async fn a_missing_table_says_what_to_run(pool: PgPool) {
     assert!(error.to_string().contains("pg_idempotency::migrate"), "{error}");
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_temporary_table_of_the_same_name_is_not_taken_for_the_record(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
@@ -101,7 +101,7 @@ async fn a_temporary_table_of_the_same_name_is_not_taken_for_the_record(pool: Pg
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_completion_is_a_heap_only_update(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for n in 0..100 {
@@ -125,7 +125,7 @@ async fn a_completion_is_a_heap_only_update(pool: PgPool) -> anyhow::Result<()> 
 }
 
 /// Without a conflict target, the violation of another unique index would be swallowed and taken for a lost claim.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_violation_of_another_unique_index_is_an_error(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     sqlx::query("create unique index on idempotency.record (operation)").execute(&pool).await?;

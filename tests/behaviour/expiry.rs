@@ -9,7 +9,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{WAYS, create_effects, effects, key, leave_effect, once, rejecting, wide_pool};
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_expired_key_is_new_also_unswept_and_with_another_body(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for options in [Idempotency::new(), rejecting()] {
@@ -25,7 +25,7 @@ async fn an_expired_key_is_new_also_unswept_and_with_another_body(pool: PgPool) 
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn retention_is_exact_by_the_databases_clock(pool: PgPool) -> anyhow::Result<()> {
     let window = Duration::from_secs(300);
     let options = Idempotency::new().with_retention(window)?;
@@ -49,7 +49,7 @@ async fn retention_is_exact_by_the_databases_clock(pool: PgPool) -> anyhow::Resu
 
 /// Both sides of the edge, in one transaction whose `statement_timestamp()` moves on: never replayed past the end, never
 /// performed before it.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_short_retention_ends_when_the_clock_says_so(pool: PgPool) -> anyhow::Result<()> {
     let options = Idempotency::new().with_retention(Duration::from_millis(200))?;
     let _ = options.run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(1) }).await?;
@@ -65,7 +65,7 @@ async fn a_short_retention_ends_when_the_clock_says_so(pool: PgPool) -> anyhow::
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn of_32_callers_of_an_expired_key_one_performs(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -94,7 +94,7 @@ async fn of_32_callers_of_an_expired_key_one_performs(
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_take_over_that_fails_leaves_the_key_to_the_next(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
@@ -109,7 +109,7 @@ async fn a_take_over_that_fails_leaves_the_key_to_the_next(pool: PgPool) -> anyh
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn reject_passes_over_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
@@ -140,7 +140,7 @@ async fn reject_passes_over_a_record_that_is_being_taken_over(pool: PgPool) -> a
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_transaction_longer_than_its_retention_is_not_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS {

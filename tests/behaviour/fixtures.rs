@@ -15,7 +15,7 @@ use crate::support::{create_effects, effects, key, once, rejecting};
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn completed_is_replayed(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = pool.acquire().await?;
     testing::completed(&mut conn, &key("a"), "body", &7).await?;
@@ -26,7 +26,7 @@ async fn completed_is_replayed(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn expired_is_performed_again(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     testing::expired(&mut *pool.acquire().await?, &key("a"), "body", &7).await?;
@@ -35,7 +35,7 @@ async fn expired_is_performed_again(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn in_flight_is_in_flight_until_it_completes_or_is_dropped(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let reject = async |name: &str| {
@@ -78,7 +78,7 @@ async fn told(pool: &PgPool, key: &Key, policy: Option<Policy>) -> String {
 }
 
 /// Each state is what the table's own readers take it for, and the next call is answered as the documentation says.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn every_state_is_met_as_it_is_documented(pool: PgPool) -> anyhow::Result<()> {
     let (least, most) = (Some(AT_LEAST_ONCE), Some(AT_MOST_ONCE));
     let key = key("a");
@@ -113,7 +113,7 @@ async fn every_state_is_met_as_it_is_documented(pool: PgPool) -> anyhow::Result<
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_mark_is_a_duplicate_until_it_expires(pool: PgPool) -> anyhow::Result<()> {
     for (fixture, expected) in
         [(Fixture::marked(&key("a")), Marked::Duplicate), (Fixture::marked(&key("a")).expired(), Marked::First)]
@@ -125,7 +125,7 @@ async fn a_mark_is_a_duplicate_until_it_expires(pool: PgPool) -> anyhow::Result<
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_state_that_cannot_be_is_refused_by_the_schema(pool: PgPool) -> anyhow::Result<()> {
     let impossible = Fixture::indeterminate(&key("a"), "body")?.with_mode(Mode::AtLeastOnce);
     let error = impossible.write(&pool).await.expect_err("a lease has a deadline");
@@ -134,7 +134,7 @@ async fn a_state_that_cannot_be_is_refused_by_the_schema(pool: PgPool) -> anyhow
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn time_passes_when_told(pool: PgPool) -> anyhow::Result<()> {
     let key = key("a");
     for (move_it, is) in [(0, "completed"), (1, "completed"), (2, "expired"), (3, "expired"), (4, "completed")] {
@@ -169,7 +169,7 @@ async fn time_passes_when_told(pool: PgPool) -> anyhow::Result<()> {
 }
 
 /// A typing error in a key would otherwise be a test that tests nothing.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn what_is_not_there_cannot_be_moved(pool: PgPool) -> anyhow::Result<()> {
     Fixture::completed(&key("a"), "body", &7)?.write(&pool).await?;
     for moved in [

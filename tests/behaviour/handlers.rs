@@ -169,7 +169,7 @@ where
     })
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn every_handler_gets_its_answer_and_its_own_error(pool: PgPool) -> anyhow::Result<()> {
     let order = order();
     for replayed in [false, true] {
@@ -190,7 +190,7 @@ async fn every_handler_gets_its_answer_and_its_own_error(pool: PgPool) -> anyhow
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_error_of_perform_comes_back_untouched(pool: PgPool) {
     let none = Order { count: 0, ..order() };
     let error = with_thiserror(&pool, &none).await.expect_err("sold out");
@@ -199,7 +199,7 @@ async fn an_error_of_perform_comes_back_untouched(pool: PgPool) {
     assert_eq!(error.to_string(), "nothing ordered");
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_axum_handler_answers(pool: PgPool) -> anyhow::Result<()> {
     let app: Router = Router::new().route("/orders", post(with_axum)).with_state(pool);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;

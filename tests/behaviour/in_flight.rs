@@ -32,7 +32,7 @@ fn duplicate(pool: &PgPool, options: Idempotency) -> JoinHandle<Result<Outcome<i
     })
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_waiting_duplicate_replays_when_the_owner_commits(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS {
@@ -50,7 +50,7 @@ async fn a_waiting_duplicate_replays_when_the_owner_commits(pool: PgPool) -> any
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_waiting_duplicate_performs_when_the_owner_rolls_back(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS {
@@ -68,7 +68,7 @@ async fn a_waiting_duplicate_performs_when_the_owner_rolls_back(pool: PgPool) ->
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_waiting_duplicate_performs_when_the_owner_is_killed(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS {
@@ -90,7 +90,7 @@ async fn a_waiting_duplicate_performs_when_the_owner_is_killed(pool: PgPool) -> 
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_wait_ends_at_its_limit(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS {
@@ -111,7 +111,7 @@ async fn a_wait_ends_at_its_limit(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn reject_answers_at_once_and_leaves_the_transaction_usable(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let gate = Gate::new();
@@ -133,7 +133,7 @@ async fn reject_answers_at_once_and_leaves_the_transaction_usable(pool: PgPool) 
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn reject_answers_at_once_where_the_transaction_is_the_crates(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let gate = Gate::new();
@@ -149,7 +149,7 @@ async fn reject_answers_at_once_where_the_transaction_is_the_crates(pool: PgPool
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn reject_performs_and_replays_like_wait(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS {
@@ -171,7 +171,7 @@ async fn reject_performs_and_replays_like_wait(pool: PgPool) -> anyhow::Result<(
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn reject_replays_beside_an_open_transaction_that_replayed(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
@@ -185,7 +185,7 @@ async fn reject_replays_beside_an_open_transaction_that_replayed(pool: PgPool) -
 }
 
 /// The winner had to wait for the lock's holder; it must hold the lock itself when it performs, or Reject would not see it.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn reject_sees_an_owner_who_won_after_waiting(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let (first_gate, second_gate) = (Gate::new(), Gate::new());
@@ -209,7 +209,7 @@ async fn reject_sees_an_owner_who_won_after_waiting(pool: PgPool) -> anyhow::Res
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_callers_lock_timeout_is_back_after_a_win_a_loss_and_a_rejection(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for options in [Idempotency::new(), rejecting()] {
@@ -238,7 +238,7 @@ async fn the_callers_lock_timeout_is_back_after_a_win_a_loss_and_a_rejection(poo
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_shorter_lock_timeout_of_the_callers_stays_his_error(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let gate = Gate::new();
@@ -257,7 +257,7 @@ async fn a_shorter_lock_timeout_of_the_callers_stays_his_error(pool: PgPool) -> 
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_statement_timeout_of_the_callers_stays_his_error(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let gate = Gate::new();
@@ -277,7 +277,7 @@ async fn a_statement_timeout_of_the_callers_stays_his_error(pool: PgPool) -> any
 }
 
 /// Nested `case` must hold its order of evaluation under both kinds of plan.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_bounded_wait_holds_under_generic_and_custom_plans(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let gate = Gate::new();
@@ -312,7 +312,7 @@ async fn the_bounded_wait_holds_under_generic_and_custom_plans(pool: PgPool) -> 
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_storm_on_one_key_performs_once(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = wide_pool(&options, 32).await;
     create_effects(&pool).await;
@@ -327,7 +327,7 @@ async fn a_storm_on_one_key_performs_once(_: PgPoolOptions, options: PgConnectOp
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn two_keys_in_opposite_order_are_a_retryable_deadlock(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let gate = Gate::new();
@@ -358,7 +358,7 @@ async fn two_keys_in_opposite_order_are_a_retryable_deadlock(pool: PgPool) -> an
 
 /// *In flight* under Reject means that the transaction is usable. Where it was aborted, the caller must not hear it, or he
 /// commits nothing and believes otherwise.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn reject_that_meets_a_locked_row_says_to_start_over(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;

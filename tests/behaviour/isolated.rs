@@ -14,7 +14,7 @@ enum Failed {
     Idempotency(#[from] Error),
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn keep_commits_the_writes_and_stores_the_response(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for replayed in [false, true] {
@@ -30,7 +30,7 @@ async fn keep_commits_the_writes_and_stores_the_response(pool: PgPool) -> anyhow
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn undo_stores_the_response_without_the_writes(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for conn_in_transaction in [true, false] {
@@ -57,7 +57,7 @@ async fn undo_stores_the_response_without_the_writes(pool: PgPool) -> anyhow::Re
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_error_leaves_the_transaction_usable_and_the_key_released(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = pool.begin().await?;
@@ -80,7 +80,7 @@ async fn an_error_leaves_the_transaction_usable_and_the_key_released(pool: PgPoo
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_released_key_can_be_claimed_again_in_the_same_transaction(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = pool.begin().await?;
@@ -96,7 +96,7 @@ async fn a_released_key_can_be_claimed_again_in_the_same_transaction(pool: PgPoo
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_swallowed_sql_error_releases_the_key(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = pool.begin().await?;
@@ -113,7 +113,7 @@ async fn a_swallowed_sql_error_releases_the_key(pool: PgPool) -> anyhow::Result<
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for verdict in [Verdict::Keep(1), Verdict::Undo(1)] {
@@ -131,7 +131,7 @@ async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn isolated_calls_nest(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let outcome: Outcome<i64> = ensure_isolated(&mut *pool.acquire().await?, &key("outer"), "body", async |conn| {
@@ -151,7 +151,7 @@ async fn isolated_calls_nest(pool: PgPool) -> anyhow::Result<()> {
 }
 
 /// An inner call that is dropped leaves its savepoint behind: an undo of the outer one must not stop there.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_dropped_inner_call_does_not_catch_the_outer_undo(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for polls in 0..40 {
@@ -180,7 +180,7 @@ async fn a_dropped_inner_call_does_not_catch_the_outer_undo(pool: PgPool) -> any
 }
 
 /// A statement that `perform` has dropped fails later, in the middle of our own: the undo must be tried again.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_stale_error_does_not_spoil_the_undo(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = pool.begin().await?;
@@ -200,7 +200,7 @@ async fn a_stale_error_does_not_spoil_the_undo(pool: PgPool) -> anyhow::Result<(
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn run_isolated_takes_a_pool(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for replayed in [false, true] {

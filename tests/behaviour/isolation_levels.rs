@@ -8,7 +8,7 @@ use crate::support::{connect, create_effects, effects, key, leave_effect, once};
 
 const LEVELS: [&str; 2] = ["begin isolation level repeatable read", "begin isolation level serializable"];
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn calls_perform_and_replay_in_every_level(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for level in LEVELS {
@@ -25,7 +25,7 @@ async fn calls_perform_and_replay_in_every_level(pool: PgPool) -> anyhow::Result
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_record_committed_after_the_snapshot_is_retryable(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for level in LEVELS {
@@ -48,7 +48,7 @@ async fn a_record_committed_after_the_snapshot_is_retryable(pool: PgPool) -> any
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_duplicate_that_waited_is_retryable(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for level in LEVELS {

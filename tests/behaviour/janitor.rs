@@ -35,7 +35,7 @@ async fn left(pool: &PgPool) -> i64 {
     sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(pool).await.expect("a count")
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn deletes_what_is_expired_and_counts_it_by_kind(pool: PgPool) -> anyhow::Result<()> {
     for expired in [true, false] {
         fill(&pool, "transaction", true, None, expired, 5).await;
@@ -53,7 +53,7 @@ async fn deletes_what_is_expired_and_counts_it_by_kind(pool: PgPool) -> anyhow::
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn works_in_batches_and_stops_at_its_limit(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 3500).await;
     let janitor = Janitor::new(pool.clone());
@@ -66,7 +66,7 @@ async fn works_in_batches_and_stops_at_its_limit(pool: PgPool) -> anyhow::Result
 }
 
 /// The plans that deleted 1989 rows for a limit of 10.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn never_deletes_more_than_its_limit_whatever_the_plan(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 2000).await;
     for settings in [
@@ -84,7 +84,7 @@ async fn never_deletes_more_than_its_limit_whatever_the_plan(pool: PgPool) -> an
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn skips_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
@@ -117,7 +117,7 @@ async fn skips_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result
 
 /// A batch begins where the one before left off: at the same moment, not past it, and at the beginning where that end is
 /// none that a client can read.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<()> {
     let janitor = Janitor::new(pool.clone()).with_batch_size(2)?.with_pause(Duration::ZERO);
     fill(&pool, "transaction", true, None, true, 5).await;
@@ -133,7 +133,7 @@ async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<
 
 /// Four janitors against callers whose records live a millisecond: whoever is acknowledged finds his record as long as it
 /// lives, and the counts of effects and acknowledgements agree.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn races_with_claims_and_take_overs_lose_nothing(
     _: sqlx::postgres::PgPoolOptions,
     options: sqlx::postgres::PgConnectOptions,
@@ -181,7 +181,7 @@ async fn races_with_claims_and_take_overs_lose_nothing(
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn tells_how_old_the_oldest_is_before_and_after(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 30).await;
     let janitor = Janitor::new(pool.clone()).with_batch_size(10)?;
@@ -194,7 +194,7 @@ async fn tells_how_old_the_oldest_is_before_and_after(pool: PgPool) -> anyhow::R
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_dry_run_counts_and_deletes_nothing(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 5).await;
     fill(&pool, "at_most_once", false, Some("-1 min"), true, 3).await;
@@ -208,7 +208,7 @@ async fn a_dry_run_counts_and_deletes_nothing(pool: PgPool) -> anyhow::Result<()
 }
 
 /// A `ctid` names a row of one leaf only; without the leaf, live rows at the same place of others would go too.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn sweeps_a_partitioned_table_leaf_by_leaf(pool: PgPool) -> anyhow::Result<()> {
     pool.execute(
         "alter table idempotency.record rename to plain;
@@ -239,7 +239,7 @@ async fn sweeps_a_partitioned_table_leaf_by_leaf(pool: PgPool) -> anyhow::Result
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_single_runner_leaves_the_floor_to_the_one_who_has_it(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 30).await;
     let single = Janitor::new(pool.clone()).with_batch_size(10)?.with_single_runner(true);
@@ -254,7 +254,7 @@ async fn a_single_runner_leaves_the_floor_to_the_one_who_has_it(pool: PgPool) ->
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn runs_until_it_is_told_to_stop(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 500).await;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -268,7 +268,7 @@ async fn runs_until_it_is_told_to_stop(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn stops_within_a_batch_when_told(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 5000).await;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -318,7 +318,7 @@ async fn goes_on_after_errors(pool: PgPool) -> anyhow::Result<()> {
 }
 
 /// A time-out halves the batch until it fits.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_batch_that_takes_too_long_is_halved(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 400).await;
     // Deleting costs a millisecond for each row, and a statement may take 100 of them.
@@ -337,7 +337,7 @@ async fn a_batch_that_takes_too_long_is_halved(pool: PgPool) -> anyhow::Result<(
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn keeps_up_by_the_arithmetic_of_its_documentation(pool: PgPool) -> anyhow::Result<()> {
     let janitor = Janitor::new(pool);
     let capacity = janitor.capacity(Duration::from_millis(10));
@@ -361,7 +361,7 @@ async fn keeps_up_by_the_arithmetic_of_its_documentation(pool: PgPool) -> anyhow
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_sweep_keeps_its_pace_and_its_time(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 300).await;
     let paced = Janitor::new(pool.clone())

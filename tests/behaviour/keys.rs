@@ -12,7 +12,7 @@ use sqlx::PgPool;
 
 use crate::support::{create_effects, effects, once};
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn every_valid_key_works_and_meets_no_other(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let longest = "x".repeat(MAX_PART_BYTES);
@@ -108,7 +108,7 @@ fn any_text() -> impl Strategy<Value = String> {
 
 /// What `Key::new` accepts, every statement takes as it is: nothing is an SQL error, no two keys are one, and the record
 /// holds the very bytes. Of each case all that is asserted, and what failed, is in the message: there is no shrinking here.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn any_text_is_refused_by_name_or_is_a_key_of_its_own(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut runner = TestRunner::default();

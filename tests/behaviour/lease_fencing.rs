@@ -62,7 +62,7 @@ async fn sql(pool: &PgPool, statement: &'static str) {
 }
 
 /// Every sequence of four different steps, under the policy that lets a second owner in.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn every_order_of_steps_keeps_one_result_and_one_owner(pool: PgPool) -> anyhow::Result<()> {
     let mut sequences = vec![vec![]];
     for _ in 0..4 {
@@ -161,7 +161,7 @@ async fn every_order_of_steps_keeps_one_result_and_one_owner(pool: PgPool) -> an
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn of_32_callers_of_a_lapsed_claim_one_takes_over(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -193,7 +193,7 @@ async fn of_32_callers_of_a_lapsed_claim_one_takes_over(
 }
 
 /// A token that counts would come back after a purge.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_stale_owner_cannot_complete_the_claim_made_after_a_purge(pool: PgPool) -> anyhow::Result<()> {
     let stale = acquired(&pool, AT_LEAST_ONCE).await;
     lapse(&pool, &key("a")).await?;
@@ -206,7 +206,7 @@ async fn a_stale_owner_cannot_complete_the_claim_made_after_a_purge(pool: PgPool
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_owner_who_is_late_but_was_not_overtaken_may_still_complete(pool: PgPool) -> anyhow::Result<()> {
     for policy in [AT_LEAST_ONCE, AT_MOST_ONCE] {
         sql(&pool, "delete from idempotency.record").await;
@@ -219,7 +219,7 @@ async fn an_owner_who_is_late_but_was_not_overtaken_may_still_complete(pool: PgP
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn work_that_was_overtaken_is_told(pool: PgPool) -> anyhow::Result<()> {
     let error = ensure_leased(&pool, &key("a"), "body", AT_LEAST_ONCE, async |_| {
         lapse(&pool, &key("a")).await?;

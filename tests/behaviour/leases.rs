@@ -46,7 +46,7 @@ async fn failing(pool: &PgPool, policy: Policy, not_performed: bool) -> Result<O
     .await
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_work_is_done_once_and_replayed(pool: PgPool) -> anyhow::Result<()> {
     for policy in POLICIES {
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
@@ -56,7 +56,7 @@ async fn the_work_is_done_once_and_replayed(pool: PgPool) -> anyhow::Result<()> 
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_live_lease_is_in_flight_for_what_is_left_of_it(pool: PgPool) -> anyhow::Result<()> {
     for policy in POLICIES {
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
@@ -73,7 +73,7 @@ async fn a_live_lease_is_in_flight_for_what_is_left_of_it(pool: PgPool) -> anyho
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_lapsed_claim_is_taken_over_at_least_once(pool: PgPool) -> anyhow::Result<()> {
     drop(acquired(&pool, AT_LEAST_ONCE).await);
     for attempt in 2..=4 {
@@ -86,7 +86,7 @@ async fn a_lapsed_claim_is_taken_over_at_least_once(pool: PgPool) -> anyhow::Res
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_lapsed_claim_is_indeterminate_at_most_once_until_resolved(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool, AT_MOST_ONCE).await;
     let held = lease.token();
@@ -108,7 +108,7 @@ async fn a_lapsed_claim_is_indeterminate_at_most_once_until_resolved(pool: PgPoo
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_indeterminate_operation_can_be_released(pool: PgPool) -> anyhow::Result<()> {
     let held = acquired(&pool, AT_MOST_ONCE).await.token();
     let early = release(&pool, &key("a"), held, "too early").await.expect_err("under a live lease");
@@ -123,7 +123,7 @@ async fn an_indeterminate_operation_can_be_released(pool: PgPool) -> anyhow::Res
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_indeterminate_transaction_can_be_resolved_and_released(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for resolved in [true, false] {
@@ -148,7 +148,7 @@ async fn an_indeterminate_transaction_can_be_resolved_and_released(pool: PgPool)
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_error_of_the_work_releases_at_least_once(pool: PgPool) -> anyhow::Result<()> {
     let error = failing(&pool, AT_LEAST_ONCE, false).await.expect_err("the work's own error");
     assert!(matches!(error, WorkError::Gateway), "{error:?}");
@@ -159,7 +159,7 @@ async fn an_error_of_the_work_releases_at_least_once(pool: PgPool) -> anyhow::Re
 }
 
 /// A heartbeat that was on its way when the work failed would make the claim look alive for a whole lease.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_failure_draws_a_new_token_too(pool: PgPool) -> anyhow::Result<()> {
     let mut held = 0;
     let result: Result<Outcome<String>, WorkError> =
@@ -176,7 +176,7 @@ async fn a_failure_draws_a_new_token_too(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_operator_can_derive_the_downstream_key(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool, AT_MOST_ONCE).await;
     assert_eq!(lease.downstream_key(), pg_idempotency::lease::downstream_key(&key("a"), "body")?);
@@ -185,7 +185,7 @@ async fn an_operator_can_derive_the_downstream_key(pool: PgPool) -> anyhow::Resu
 }
 
 /// So that nothing which knows the old one, a heartbeat on its way, can touch the record again.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_release_draws_a_new_token(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool, AT_LEAST_ONCE).await;
     let held = lease.token();
@@ -197,7 +197,7 @@ async fn a_release_draws_a_new_token(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_error_of_the_work_is_indeterminate_at_most_once_unless_not_performed(pool: PgPool) -> anyhow::Result<()> {
     let error = failing(&pool, AT_MOST_ONCE, true).await.expect_err("the work's own error");
     assert!(matches!(error, WorkError::Gateway), "{error:?}");
@@ -209,7 +209,7 @@ async fn an_error_of_the_work_is_indeterminate_at_most_once_unless_not_performed
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_poison_message_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
     let leasing = Leasing::new(AT_LEAST_ONCE)?.with_max_attempts(NonZeroU32::new(3).expect("three"));
     let attempt = async || {
@@ -237,7 +237,7 @@ async fn a_poison_message_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_retention_counts_from_the_completion(pool: PgPool) -> anyhow::Result<()> {
     let leasing = Leasing::new(AT_LEAST_ONCE)?.with_retention(Duration::from_secs(3 * 3600))?;
     let Acquired::Lease(lease) = leasing.acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
@@ -254,7 +254,7 @@ async fn the_retention_counts_from_the_completion(pool: PgPool) -> anyhow::Resul
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_downstream_key_is_one_for_all_attempts(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool, AT_LEAST_ONCE).await;
     let first = (lease.downstream_key(), lease.token());
@@ -267,7 +267,7 @@ async fn the_downstream_key_is_one_for_all_attempts(pool: PgPool) -> anyhow::Res
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn modes_do_not_mix(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = work(&pool, AT_LEAST_ONCE, "first").await?;
@@ -280,7 +280,7 @@ async fn modes_do_not_mix(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn waiting_holds_no_connection_and_gets_the_first_result(
     _: sqlx::postgres::PgPoolOptions,
     options: sqlx::postgres::PgConnectOptions,
@@ -325,7 +325,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn claim_and_completion_are_durable_whatever_the_session_says(pool: PgPool) -> anyhow::Result<()> {
     for (session, expected) in [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply"), ("on", "on")] {
         pool.execute(
@@ -363,7 +363,7 @@ fn durations_that_make_no_sense_are_refused() -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_effect_in_the_database_is_the_owners_own_business(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let outcome = ensure_leased(&pool, &key("a"), "body", AT_LEAST_ONCE, async |_| {

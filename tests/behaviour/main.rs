@@ -1,6 +1,8 @@
 //! What the crate promises, on a real PostgreSQL: one behaviour per test, one theme per file.
 
 mod support;
+#[path = "../support/strict.rs"]
+mod strict;
 
 mod answers;
 mod assertions;

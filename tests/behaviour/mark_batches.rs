@@ -25,7 +25,7 @@ async fn marked(pool: &PgPool, keys: &[Key]) -> Result<Vec<Marked>, Error> {
     Ok(marked)
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn each_place_gets_its_answer(pool: PgPool) -> anyhow::Result<()> {
     assert_eq!(marked(&pool, &keys(["c", "a", "b"])).await?, [First; 3]);
     assert_eq!(
@@ -40,7 +40,7 @@ async fn each_place_gets_its_answer(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn more_keys_than_fit_one_statement_keep_their_places(pool: PgPool) -> anyhow::Result<()> {
     // Not in order, some twice, some marked before.
     let input: Vec<u64> = (0..5000_u64).map(|n| n.wrapping_mul(2_654_435_761) % 4000).collect();
@@ -54,7 +54,7 @@ async fn more_keys_than_fit_one_statement_keep_their_places(pool: PgPool) -> any
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn expired_keys_are_first_again_among_live_ones(pool: PgPool) -> anyhow::Result<()> {
     for swept in [false, true] {
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
@@ -72,7 +72,7 @@ async fn expired_keys_are_first_again_among_live_ones(pool: PgPool) -> anyhow::R
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_batch_waits_for_an_open_transaction_and_takes_over_if_that_rolls_back(pool: PgPool) -> anyhow::Result<()> {
     for commits in [true, false] {
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
@@ -95,7 +95,7 @@ async fn a_batch_waits_for_an_open_transaction_and_takes_over_if_that_rolls_back
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_batch_that_must_not_wait_is_told_to_start_over(pool: PgPool) -> anyhow::Result<()> {
     let mut first = pool.begin().await?;
     assert_eq!(mark(&mut first, &key("b"), WINDOW).await?, First);
@@ -110,7 +110,7 @@ async fn a_batch_that_must_not_wait_is_told_to_start_over(pool: PgPool) -> anyho
 }
 
 /// Batches in opposite orders, of fresh and of expired keys: sorted they queue, unsorted they deadlock.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn overlapping_batches_of_many_consumers_do_not_deadlock(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -162,7 +162,7 @@ async fn overlapping_batches_of_many_consumers_do_not_deadlock(
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn single_marks_and_batches_meet(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = wide_pool(&options, 8).await;
     let consumers: Vec<_> = (0..8)
@@ -202,7 +202,7 @@ async fn single_marks_and_batches_meet(_: PgPoolOptions, options: PgConnectOptio
 }
 
 /// The planner must not scan the table for a batch, whatever it believes of it.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_batch_probes_the_index_also_without_statistics(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
     sqlx::query(
@@ -252,7 +252,7 @@ fn any_consumers() -> impl proptest::strategy::Strategy<Value = Vec<Vec<Batch>>>
 }
 
 /// Against a set: among the transactions that commit, every key that was asked for is first exactly once.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn every_key_is_first_once_among_those_who_commit(
     _: PgPoolOptions,
     options: PgConnectOptions,

@@ -19,7 +19,7 @@ async fn marked(pool: &PgPool, value: &str) -> Result<Marked, Error> {
     Ok(marked)
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_first_is_first_and_all_others_are_duplicates(pool: PgPool) -> anyhow::Result<()> {
     assert_eq!(marked(&pool, "a").await?, Marked::First);
     for _ in 0..3 {
@@ -32,7 +32,7 @@ async fn the_first_is_first_and_all_others_are_duplicates(pool: PgPool) -> anyho
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_mark_goes_with_its_transaction(pool: PgPool) -> anyhow::Result<()> {
     let mut tx = pool.begin().await?;
     assert_eq!(mark(&mut tx, &key("a"), WINDOW).await?, Marked::First);
@@ -41,7 +41,7 @@ async fn a_mark_goes_with_its_transaction(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_concurrent_duplicate_waits_and_takes_over_if_the_first_rolls_back(pool: PgPool) -> anyhow::Result<()> {
     for commits in [true, false] {
         let value = commits.to_string();
@@ -63,7 +63,7 @@ async fn a_concurrent_duplicate_waits_and_takes_over_if_the_first_rolls_back(poo
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_uncommitted_mark_is_in_flight_and_no_duplicate(pool: PgPool) -> anyhow::Result<()> {
     let mut first = pool.begin().await?;
     assert_eq!(mark(&mut first, &key("a"), WINDOW).await?, Marked::First);
@@ -81,7 +81,7 @@ async fn an_uncommitted_mark_is_in_flight_and_no_duplicate(pool: PgPool) -> anyh
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn autocommit_is_refused_before_anything_is_marked(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
     let error = mark(&mut conn, &key("a"), WINDOW).await;
@@ -92,7 +92,7 @@ async fn autocommit_is_refused_before_anything_is_marked(pool: PgPool) -> anyhow
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_window_ends_by_the_databases_clock_swept_or_not(pool: PgPool) -> anyhow::Result<()> {
     for swept in [false, true] {
         let value = swept.to_string();
@@ -120,7 +120,7 @@ async fn a_window_ends_by_the_databases_clock_swept_or_not(pool: PgPool) -> anyh
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_mark_and_a_full_record_do_not_share_a_key(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     assert_eq!(marked(&pool, "mark").await?, Marked::First);

@@ -129,7 +129,7 @@ async fn a_migration_that_was_edited_is_an_error(pool: PgPool) -> anyhow::Result
 }
 
 /// During a roll-out an old process starts on the schema that the new release has migrated.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_older_release_starts_on_a_newer_schema(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
     conn.execute(
@@ -145,7 +145,7 @@ async fn an_older_release_starts_on_a_newer_schema(pool: PgPool) -> anyhow::Resu
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn what_cannot_be_is_barred_by_name(pool: PgPool) -> anyhow::Result<()> {
     let base = "insert into idempotency.record (mode, scope, operation, key, fingerprint, token, expires_at";
     for (columns, values, check) in [

@@ -71,7 +71,7 @@ async fn beside_them_with_records_from_files(pool: PgPool) -> anyhow::Result<()>
 }
 
 #[sqlx::test(
-    migrator = "pg_idempotency::MIGRATOR",
+    migrator = "crate::strict::MIGRATOR",
     fixtures(
         path = "../../src/testing/fixtures",
         scripts("completed", "expired", "indeterminate", "lapsed", "leased", "marked", "released")

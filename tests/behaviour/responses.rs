@@ -29,7 +29,7 @@ enum Answer {
     Declined,
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn every_response_comes_back_as_it_was(pool: PgPool) {
     comes_back(&pool, "empty", String::new(), "other".to_owned()).await;
     comes_back(&pool, "unit", (), ()).await;
@@ -43,7 +43,7 @@ async fn every_response_comes_back_as_it_was(pool: PgPool) {
         .await;
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_stored_bytes_are_replayed_exactly(pool: PgPool) -> anyhow::Result<()> {
     // A raw value keeps its text: white space, order, repetition.
     let text = r#"{ "b":1.10, "a" : [1e3], "a":null }"#;
@@ -53,7 +53,7 @@ async fn the_stored_bytes_are_replayed_exactly(pool: PgPool) -> anyhow::Result<(
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn floats_come_back_to_the_last_bit(pool: PgPool) {
     let floats: Vec<f64> = (0..10_000_u64)
         .map(|n| f64::from_bits(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
@@ -62,7 +62,7 @@ async fn floats_come_back_to_the_last_bit(pool: PgPool) {
     comes_back(&pool, "floats", floats, Vec::new()).await;
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_type_that_no_longer_decodes_is_never_performed_again(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = respond(&pool, "a", "text".to_owned()).await?;
@@ -85,7 +85,7 @@ struct LosesAField {
     required: String,
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_response_that_could_not_be_replayed_is_not_stored(pool: PgPool) -> anyhow::Result<()> {
     let error = respond(&pool, "a", f64::NAN).await.expect_err("null is no float");
     assert!(matches!(error, Error::Unencodable { .. }), "{error:?}");

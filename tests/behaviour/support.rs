@@ -20,12 +20,11 @@ pub(crate) fn waiting(limit: Duration) -> Idempotency {
 }
 
 /// Every way to make a call by `run`: they differ in their round trips, and in nothing else.
-pub(crate) const WAYS: [Idempotency; 5] = [
+pub(crate) const WAYS: [Idempotency; 4] = [
     Idempotency::new(),
     Idempotency::new().with_select_first(true),
-    Idempotency::new().with_combined_commit(true),
-    Idempotency::new().with_combined_begin(true),
-    Idempotency::new().with_select_first(true).with_combined_begin(true).with_combined_commit(true),
+    Idempotency::new().with_fewest_round_trips(true),
+    Idempotency::new().with_select_first(true).with_fewest_round_trips(true),
 ];
 
 /// Those that are ways on a connection of the caller's too.

@@ -9,7 +9,7 @@ use sqlx::{Connection as _, Executor as _, PgPool, Row as _};
 
 use crate::support::{WAYS, WAYS_ON_A_CONNECTION, clear, connect, create_effects, effects, key, leave_effect, once};
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_connection_in_no_transaction_gets_one(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS_ON_A_CONNECTION {
@@ -34,7 +34,7 @@ async fn a_connection_in_no_transaction_gets_one(pool: PgPool) -> anyhow::Result
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_raw_begin_is_refused_and_not_committed(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS_ON_A_CONNECTION {
@@ -55,7 +55,7 @@ async fn a_raw_begin_is_refused_and_not_committed(pool: PgPool) -> anyhow::Resul
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_aborted_raw_transaction_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS_ON_A_CONNECTION {
@@ -72,7 +72,7 @@ async fn an_aborted_raw_transaction_is_refused(pool: PgPool) -> anyhow::Result<(
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn run_closes_a_connection_with_a_transaction_on_it(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -97,7 +97,7 @@ async fn run_closes_a_connection_with_a_transaction_on_it(
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn run_gives_up_when_every_connection_has_a_transaction_on_it(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -117,7 +117,7 @@ async fn run_gives_up_when_every_connection_has_a_transaction_on_it(
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_timeout_around_the_call_leaves_nothing_behind(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS_ON_A_CONNECTION {
@@ -143,7 +143,7 @@ async fn a_timeout_around_the_call_leaves_nothing_behind(pool: PgPool) -> anyhow
 
 /// sqlx 0.9 answers a cancelled nested `begin` by rolling back the outer transaction. The begin is pending for sure, because
 /// it has to wait for the answer to a sleep that was sent before it.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_cancelled_nested_begin_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS {
@@ -176,7 +176,7 @@ async fn a_cancelled_nested_begin_is_never_acknowledged(pool: PgPool) -> anyhow:
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_error_at_commit_reaches_the_caller_and_stores_nothing(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS {
@@ -201,7 +201,7 @@ async fn an_error_at_commit_reaches_the_caller_and_stores_nothing(pool: PgPool) 
 
 /// A statement of a dropped call fails later, and its error is read by the next `begin`. Taken for that one's own, it would
 /// leave the new transaction open, and what the caller writes next in autocommit would be lost with it.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_stale_error_is_not_taken_for_a_foreign_transaction(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS_ON_A_CONNECTION {

@@ -4,15 +4,15 @@
 use std::time::Duration;
 
 use pg_idempotency::testing::{Gate, backend};
-use pg_idempotency::{Error, Idempotency, Key};
+use pg_idempotency::{Error, Idempotency, Key, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool};
 
 use crate::support::{
-    WAYS, WAYS_ON_A_CONNECTION, clear, connect, create_effects, effects, key, leave_effect, once, rejecting,
+    WAYS, WAYS_ON_A_CONNECTION, clear, connect, create_effects, effects, key, leave_effect, once,
 };
 
-const COMBINED: Idempotency = Idempotency::new().with_combined_begin(true).with_combined_commit(true);
+const FEWEST: Idempotency = Idempotency::new().with_fewest_round_trips(true);
 
 /// The longest string that is completed in a text: 16 KiB as JSON, with its two quotes.
 const INLINE: usize = 16 * 1024 - 2;
@@ -22,22 +22,20 @@ fn squeezed(sql: &str) -> String {
 }
 
 /// What the crate prepares is what it says: so the functions are compared with that.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_functions_of_the_schema_hold_the_crates_own_statements(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
-    for (function, part, options) in [
-        ("claim_waiting", "insert into idempotency.record", Idempotency::new()),
-        ("complete", "set completed_at = statement_timestamp()", Idempotency::new()),
-        ("claim_rejecting", "insert into idempotency.record", rejecting()),
-    ] {
+    for (function, part) in
+        [("claim", "insert into idempotency.record"), ("complete", "set completed_at = pg_catalog.statement_timestamp()")]
+    {
         conn.clear_cached_statements().await?;
-        let _ = options.ensure(&mut conn, &key(function), "body", async |_| Ok::<_, Error>(1)).await?;
+        let _ = ensure_idempotent(&mut conn, &key(function), "body", async |_| Ok::<_, Error>(1)).await?;
         let prepared: String =
             sqlx::query_scalar("select statement from pg_prepared_statements where strpos(statement, $1) > 0")
                 .bind(part)
                 .fetch_one(&mut conn)
                 .await?;
-        let source: String = sqlx::query_scalar("select prosrc from pg_proc where proname = $1")
+        let source: String = sqlx::query_scalar("select prosrc from pg_proc where proname = $1 and pronamespace = 'idempotency'::regnamespace")
             .bind(function)
             .fetch_one(&mut conn)
             .await?;
@@ -50,7 +48,7 @@ async fn the_functions_of_the_schema_hold_the_crates_own_statements(pool: PgPool
 }
 
 /// One connection, which the pool has back when the call is over.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn no_way_leaves_a_transaction_open(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let observer = PgPool::connect_with(options.clone()).await?;
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
@@ -82,7 +80,7 @@ async fn no_way_leaves_a_transaction_open(_: PgPoolOptions, options: PgConnectOp
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn bodies_of_any_size_come_back_to_the_byte(pool: PgPool) -> anyhow::Result<()> {
     let bodies = [0, 1, INLINE - 1, INLINE, INLINE + 1, 256 * 1024].map(|bytes| "x".repeat(bytes));
     for way in WAYS {
@@ -100,18 +98,18 @@ async fn bodies_of_any_size_come_back_to_the_byte(pool: PgPool) -> anyhow::Resul
 }
 
 /// Told by the function that is missing: what is completed apart does without it.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn only_responses_up_to_16_kib_are_completed_in_a_text(pool: PgPool) -> anyhow::Result<()> {
     sqlx::raw_sql("alter function idempotency.complete rename to gone").execute(&pool).await?;
     for (bytes, completes) in [(INLINE, false), (INLINE + 1, true)] {
         let response = async |_: &mut sqlx::PgConnection| -> Result<String, Error> { Ok("x".repeat(bytes)) };
-        let result = COMBINED.run(&pool, &key(&bytes.to_string()), "body", response).await;
+        let result = FEWEST.run(&pool, &key(&bytes.to_string()), "body", response).await;
         assert_eq!(result.is_ok(), completes, "{bytes}");
     }
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn any_key_is_claimed_as_it_is(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let long = "é".repeat(127);
@@ -128,7 +126,7 @@ async fn any_key_is_claimed_as_it_is(pool: PgPool) -> anyhow::Result<()> {
 }
 
 /// Two transactions that each read what the other writes: PostgreSQL fails one of them, at its COMMIT if nothing comes before.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_serialization_failure_of_the_commit_is_retryable_and_stores_nothing(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -169,7 +167,7 @@ async fn a_serialization_failure_of_the_commit_is_retryable_and_stores_nothing(
 }
 
 /// PostgreSQL 13 and 14 read fewer intervals than later ones.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn any_retention_is_kept_to_the_microsecond(pool: PgPool) -> anyhow::Result<()> {
     const SHORTEST: Duration = Duration::from_millis(1);
     for retention in [SHORTEST, Duration::from_micros(1_500_001), Duration::from_secs(10 * 366 * 86_400)] {
@@ -192,7 +190,7 @@ async fn any_retention_is_kept_to_the_microsecond(pool: PgPool) -> anyhow::Resul
 }
 
 /// A look before the transaction takes nothing for stored that somebody's open transaction may still undo.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_look_in_a_foreign_transaction_sees_nothing_of_its_own(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut conn = connect(&pool).await;
@@ -217,18 +215,18 @@ async fn a_look_in_a_foreign_transaction_sees_nothing_of_its_own(pool: PgPool) -
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn without_its_functions_nothing_is_performed_or_nothing_kept(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     sqlx::raw_sql("alter function idempotency.complete rename to gone").execute(&pool).await?;
-    let error = COMBINED
+    let error = FEWEST
         .run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "undone").await)
         .await
         .expect_err("no function");
     assert!(error.to_string().contains("database failed"), "{error}");
     assert_eq!(effects(&pool).await, 0);
-    sqlx::raw_sql("alter function idempotency.claim_waiting rename to gone_too").execute(&pool).await?;
-    let error = COMBINED
+    sqlx::raw_sql("alter function idempotency.claim rename to gone_too").execute(&pool).await?;
+    let error = FEWEST
         .run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { panic!("performed") })
         .await
         .expect_err("no function");
@@ -237,7 +235,7 @@ async fn without_its_functions_nothing_is_performed_or_nothing_kept(pool: PgPool
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_applications_grants_are_enough(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let role = format!("app_{}", backend(&mut *pool.acquire().await?).await?);

@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use pg_idempotency::testing::cancel_after;
-use pg_idempotency::{Error, Idempotency, InFlight, Key, Outcome, Verdict};
+use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Outcome, Verdict};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::error_checker::{APART, INDETERMINATE};
@@ -22,8 +22,8 @@ pub(crate) enum Subject {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Door {
     Run,
-    /// With the claim in the message of BEGIN, and the completion in that of COMMIT.
-    RunCombined,
+    /// In the fewest round trips.
+    RunFewest,
     /// So too, after a look for what is stored.
     RunSelectFirst,
     RunIsolated,
@@ -34,9 +34,9 @@ pub(crate) enum Door {
 }
 
 pub(crate) const SAFE_TO_DROP: &[Door] =
-    &[Door::Run, Door::RunCombined, Door::RunSelectFirst, Door::RunIsolated, Door::Connection];
+    &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunIsolated, Door::Connection];
 pub(crate) const EVERY_DOOR: &[Door] =
-    &[Door::Run, Door::RunCombined, Door::RunSelectFirst, Door::RunIsolated, Door::Connection, Door::OwnTransaction];
+    &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunIsolated, Door::Connection, Door::OwnTransaction];
 
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
@@ -72,12 +72,11 @@ impl Request {
     }
 
     fn options(&self) -> Result<Idempotency, Error> {
-        let options = Idempotency::new().with_prepared_statements(self.prepared).with_retention(self.retention)?;
-        let combined = matches!(self.door, Door::RunCombined | Door::RunSelectFirst);
+        let deployment = Deployment::new().with_prepared_statements(self.prepared);
+        let options = Idempotency::new().with_deployment(deployment).with_retention(self.retention)?;
         let options = options
             .with_select_first(self.door == Door::RunSelectFirst)
-            .with_combined_begin(combined)
-            .with_combined_commit(combined);
+            .with_fewest_round_trips(matches!(self.door, Door::RunFewest | Door::RunSelectFirst));
         Ok(if self.reject { options.with_in_flight(InFlight::Reject)? } else { options })
     }
 
@@ -200,7 +199,7 @@ async fn by_the_crate(pool: &PgPool, request: &Request) -> Result<Outcome<String
     let (options, key) = (request.options()?, request.key());
     let body = request.key.as_str();
     match request.door {
-        Door::Run | Door::RunCombined | Door::RunSelectFirst => {
+        Door::Run | Door::RunFewest | Door::RunSelectFirst => {
             options.run(pool, &key, body, async |conn| request.effect(conn).await).await
         }
         Door::RunIsolated => {

@@ -44,7 +44,7 @@ impl http_body::Body for Restless {
     }
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_stream_that_never_pauses_does_not_hold_the_transaction_open(pool: PgPool) {
     create_effects(&pool).await;
     for empty in [true, false] {
@@ -61,7 +61,7 @@ async fn a_stream_that_never_pauses_does_not_hold_the_transaction_open(pool: PgP
     assert_eq!(effects(&pool).await, 2);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_body_in_crumbs_is_replayed_whole(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
@@ -96,7 +96,7 @@ async fn panicked(app: &Router, uri: &'static str, key: &'static str) -> bool {
     tokio::spawn(async move { post_to(&app, uri, key, "x").await }).await.is_err_and(|error| error.is_panic())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_panic_of_the_responses_body_is_a_panic_of_the_handler(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
@@ -110,7 +110,7 @@ async fn a_panic_of_the_responses_body_is_a_panic_of_the_handler(pool: PgPool) {
     }
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_panic_of_the_responses_body_settles_its_lease(pool: PgPool) {
     for (policy, released) in
         [(Policy::AtLeastOnce { lease: LEASE }, true), (Policy::AtMostOnce { lease: LEASE }, false)]
@@ -131,7 +131,7 @@ async fn a_panic_of_the_responses_body_settles_its_lease(pool: PgPool) {
 }
 
 /// The handler has called the outside by then: a client that is told otherwise would do it again under another key.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn what_was_done_outside_is_not_denied(pool: PgPool) {
     let sent = Arc::new(AtomicU32::new(0));
     let counted = sent.clone();
@@ -153,7 +153,7 @@ async fn what_was_done_outside_is_not_denied(pool: PgPool) {
 }
 
 /// Waits at a gate before its only byte.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_lease_that_is_lost_while_the_response_is_read_stores_nothing(pool: PgPool) {
     let gate = Gate::new();
     let gated = gate.clone();
@@ -183,7 +183,7 @@ async fn a_lease_that_is_lost_while_the_response_is_read_stores_nothing(pool: Pg
 }
 
 /// A tombstone is committed before its stream is sent, also while a slow client reads it.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_response_that_is_not_kept_holds_no_transaction(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {

@@ -16,7 +16,7 @@ use crate::support::{
 };
 
 /// Polled at most n times and dropped, for each n: the run goes to its end, or it was never begun.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_request_that_is_dropped_at_any_poll_is_done_once_or_not_at_all(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(2).connect_with(options).await.expect("a pool");
     create_effects(&pool).await;
@@ -52,7 +52,7 @@ async fn a_request_that_is_dropped_at_any_poll_is_done_once_or_not_at_all(_: PgP
 }
 
 /// A runtime that is shut down under a run: all is rolled back, and the next process performs.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_runtime_that_ends_under_a_run_leaves_nothing(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(2).connect_with(options.clone()).await.expect("a pool");
     create_effects(&pool).await;

@@ -66,7 +66,7 @@ async fn read_until(stream: &mut TcpStream, end: &str) -> String {
     String::from_utf8(read).expect("text")
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_client_that_hangs_up_changes_nothing(pool: PgPool) {
     create_effects(&pool).await;
     let server = Server::start(&pool).await;
@@ -86,7 +86,7 @@ async fn a_client_that_hangs_up_changes_nothing(pool: PgPool) {
     server.end().await;
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_shutdown_waits_for_runs_without_a_client(pool: PgPool) {
     create_effects(&pool).await;
     let server = Server::start(&pool).await;
@@ -104,7 +104,7 @@ async fn a_shutdown_waits_for_runs_without_a_client(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn half_a_request_claims_nothing(pool: PgPool) {
     create_effects(&pool).await;
     let server = Server::start(&pool).await;
@@ -122,7 +122,7 @@ async fn half_a_request_claims_nothing(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn pipelined_and_chunked_requests_are_answered_in_order(pool: PgPool) {
     create_effects(&pool).await;
     let server = Server::start(&pool).await;
@@ -143,7 +143,7 @@ async fn pipelined_and_chunked_requests_are_answered_in_order(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn http_2_is_served_alike(pool: PgPool) {
     create_effects(&pool).await;
     let server = Server::start(&pool).await;

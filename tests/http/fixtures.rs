@@ -7,7 +7,7 @@ use sqlx::PgPool;
 
 use crate::support::{app, create_effects, effects, request, send, transactional};
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_response_from_a_fixture_is_replayed_to_the_same_request(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let key = Key::new("ada", "POST /accounts/{id}/effects", "key-1")?;

@@ -91,7 +91,7 @@ proptest! {
     }
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_service_takes_both_forms_as_one_key(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -101,7 +101,7 @@ async fn the_service_takes_both_forms_as_one_key(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_key_may_come_from_elsewhere_and_must_be_long_enough(pool: PgPool) {
     create_effects(&pool).await;
     let from_body = transactional(&pool).with_shortest_key(4).with_key_from(|_, body| {

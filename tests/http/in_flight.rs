@@ -20,7 +20,7 @@ fn waiting(pool: &PgPool, limit: Duration) -> IdempotencyLayer {
     transactional(pool).with_in_flight(InFlight::Wait(limit)).expect("a sensible wait")
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_duplicate_is_told_at_once(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();
@@ -42,7 +42,7 @@ async fn a_duplicate_is_told_at_once(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_duplicate_may_wait_for_the_first_answer(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();
@@ -65,7 +65,7 @@ async fn a_duplicate_may_wait_for_the_first_answer(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn who_waits_performs_when_the_first_one_fails(pool: PgPool) {
     create_effects(&pool).await;
     let mut owner = pool.begin().await.expect("begun");
@@ -86,7 +86,7 @@ async fn who_waits_performs_when_the_first_one_fails(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_wait_ends(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();
@@ -106,7 +106,7 @@ async fn a_wait_ends(pool: PgPool) {
 
 /// Another request under the same key is told so before it is told to wait, once the first is committed; while it is not,
 /// nobody can see what it was.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_reused_key_is_told_before_in_flight_under_a_lease(pool: PgPool) {
     use pg_idempotency::lease::{Acquired, Leasing, Policy};
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
@@ -120,7 +120,7 @@ async fn a_reused_key_is_told_before_in_flight_under_a_lease(pool: PgPool) {
 }
 
 /// The one connection is the first request's: a duplicate in the same process needs none to be told, and none to wait.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_duplicate_needs_no_connection_where_its_first_is(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(20));
     let pool = pool.connect_with(options).await.expect("a pool");
@@ -151,7 +151,7 @@ async fn a_duplicate_needs_no_connection_where_its_first_is(_: PgPoolOptions, op
 }
 
 /// Many duplicates of one slow request, few connections: others are served meanwhile, whether the duplicates wait or not.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_storm_on_one_key_leaves_the_pool_to_others(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(3).connect_with(options).await.expect("a pool");
     create_effects(&pool).await;

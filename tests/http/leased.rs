@@ -42,7 +42,7 @@ fn app(layer: IdempotencyLayer) -> (Router, Arc<AtomicU32>) {
     (Router::new().route("/send/{status}", post(send)).layer(layer), sent)
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_answer_is_stored_and_replayed(pool: PgPool) {
     for (n, policy) in
         [Policy::AtLeastOnce { lease: LEASE }, Policy::AtMostOnce { lease: LEASE }].into_iter().enumerate()
@@ -58,7 +58,7 @@ async fn the_answer_is_stored_and_replayed(pool: PgPool) {
     }
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
     let layer = leased(&pool, Policy::AtLeastOnce { lease: LEASE });
     let (app, sent) = app(layer.with_max_attempts(NonZeroU32::new(3).expect("three")).expect("leased"));
@@ -75,7 +75,7 @@ async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
     assert_eq!(reason, "the handler answered 503 Service Unavailable");
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn at_most_once_a_failure_is_indeterminate_unless_nothing_was_done(pool: PgPool) {
     let (app, sent) = app(leased(&pool, Policy::AtMostOnce { lease: LEASE }));
     for (key, status) in [("key-1", 503), ("key-2", 400)] {
@@ -91,7 +91,7 @@ async fn at_most_once_a_failure_is_indeterminate_unless_nothing_was_done(pool: P
     assert_eq!(sent.load(Ordering::SeqCst), 4);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn what_fails_before_the_effect_begins_may_be_tried_again(pool: PgPool) {
     let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE }).with_explicit_begin();
     let handler = async |Path(number): Path<u32>, lease: IdempotentLease| {
@@ -121,7 +121,7 @@ async fn what_fails_before_the_effect_begins_may_be_tried_again(pool: PgPool) {
     assert!(matches!(repeat.rejection, Some(Rejection::Indeterminate { token: told, .. }) if told == token));
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_panic_is_a_failure(pool: PgPool) {
     for (policy, outcome) in
         [(Policy::AtLeastOnce { lease: LEASE }, "released"), (Policy::AtMostOnce { lease: LEASE }, "indeterminate")]
@@ -141,7 +141,7 @@ async fn a_panic_is_a_failure(pool: PgPool) {
     }
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn what_an_operator_has_resolved_is_replayed_as_json(pool: PgPool) {
     let (app, sent) = app(leased(&pool, Policy::AtMostOnce { lease: LEASE }));
     assert_eq!(post_to(&app, "/send/503", "key-1", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);
@@ -158,7 +158,7 @@ async fn what_an_operator_has_resolved_is_replayed_as_json(pool: PgPool) {
 }
 
 /// The lease is over before the handler is, and cannot be renewed: somebody else has the key by then.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_lost_lease_is_never_the_handlers_success(pool: PgPool) {
     let gate = Gate::new();
     let gated = gate.clone();
@@ -179,7 +179,7 @@ async fn a_lost_lease_is_never_the_handlers_success(pool: PgPool) {
     gate.open();
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn without_a_key_a_handler_has_no_lease(pool: PgPool) {
     let (app, sent) = app(leased(&pool, Policy::AtLeastOnce { lease: LEASE }).with_optional_key());
     let answer = send(&app, request("POST", "/send/202", None, "x")).await;

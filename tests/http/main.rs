@@ -12,5 +12,7 @@ mod replays;
 mod requests;
 mod rules;
 mod settings;
+#[path = "../support/strict.rs"]
+mod strict;
 mod support;
 mod transactional;

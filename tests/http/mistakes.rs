@@ -19,7 +19,7 @@ const NOTHING_OPEN: &str = "select count(*) = 0 from pg_stat_activity
     where datname = current_database() and pid <> pg_backend_pid() and state like 'idle in%'";
 
 /// sqlx's own depth is above 0 where somebody has forgotten a `Transaction`.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_connection_that_comes_back_inside_a_transaction_of_sqlx_is_no_error_of_the_next_request(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -42,7 +42,7 @@ async fn a_connection_that_comes_back_inside_a_transaction_of_sqlx_is_no_error_o
 }
 
 /// Dropping a query does not cancel it, and the ROLLBACK waits behind it.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_time_out_inside_is_answered_though_its_statement_still_runs(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
@@ -66,7 +66,7 @@ async fn a_time_out_inside_is_answered_though_its_statement_still_runs(pool: PgP
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(pool: PgPool) {
     create_effects(&pool).await;
     let layers = [
@@ -86,7 +86,7 @@ async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(p
 }
 
 /// What was stored stays, and what comes after it is sent as ever.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_aborted_transaction_stores_a_chosen_error_all_the_same(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
@@ -107,7 +107,7 @@ async fn an_aborted_transaction_stores_a_chosen_error_all_the_same(pool: PgPool)
 }
 
 /// An unknown path is a 404 and no mistake of the service's, where the layer is on the routes alone.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn on_the_routes_alone_an_unknown_path_stays_a_404(pool: PgPool) {
     create_effects(&pool).await;
     let app = app_without_layer().route_layer(transactional(&pool));
@@ -119,7 +119,7 @@ async fn on_the_routes_alone_an_unknown_path_stays_a_404(pool: PgPool) {
 }
 
 /// Whoever looks first waits for a connection once, and not for a second one after the first was not to be had.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_connection_that_is_not_to_be_had_is_waited_for_once(_: PgPoolOptions, options: PgConnectOptions) {
     const LIMIT: Duration = Duration::from_secs(1);
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(LIMIT);
@@ -132,7 +132,7 @@ async fn a_connection_that_is_not_to_be_had_is_waited_for_once(_: PgPoolOptions,
 }
 
 /// Between `begin` and the answer the transaction holds the only connection: nothing asks for a second one.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_pool_of_one_connection_is_enough(_: PgPoolOptions, options: PgConnectOptions) {
     use pg_idempotency::lease::Policy;
     let pool = PgPoolOptions::new()

@@ -22,7 +22,7 @@ fn values<'a>(answer: &'a Answer, name: &str) -> Vec<&'a [u8]> {
     answer.headers.get_all(name).iter().map(|value| value.as_bytes()).collect()
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn headers_come_back_in_order_byte_by_byte_and_only_those_allowed(pool: PgPool) {
     create_effects(&pool).await;
     let request_id = HeaderName::from_static("x-request-id");
@@ -43,7 +43,7 @@ async fn headers_come_back_in_order_byte_by_byte_and_only_those_allowed(pool: Pg
     }
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn any_body_comes_back_byte_by_byte(pool: PgPool) {
     let app = app(transactional(&pool));
     let bodies = ["", "\0", "{\"a\":1.0,\"a\":2}", "\u{feff}é\r\n"];
@@ -83,7 +83,7 @@ fn any_response() -> impl Strategy<Value = (StatusCode, HeaderMap, Vec<u8>, Opti
 }
 
 /// There is no shrinking: what failed is in the message.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn any_response_comes_back_from_the_database_as_it_was(pool: PgPool) {
     let errors = || (400..500).map(|status| StatusCode::from_u16(status).expect("a status"));
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
@@ -123,7 +123,7 @@ async fn any_response_comes_back_from_the_database_as_it_was(pool: PgPool) {
     }
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn what_is_too_large_is_sent_once_and_never_performed_again(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_response_limit(1000));
@@ -141,7 +141,7 @@ async fn what_is_too_large_is_sent_once_and_never_performed_again(pool: PgPool) 
     assert_eq!(effects(&pool).await, 3);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_stream_is_sent_on_and_not_kept(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -151,7 +151,7 @@ async fn a_stream_is_sent_on_and_not_kept(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_secret_is_not_stored(pool: PgPool) {
     create_effects(&pool).await;
     let marked = app(transactional(&pool));
@@ -190,7 +190,7 @@ fn sealed(pool: &PgPool, works: bool) -> IdempotencyLayer {
     transactional(pool).with_seal(Reversed { works })
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn bodies_can_be_sealed(pool: PgPool) {
     create_effects(&pool).await;
     let works = app(sealed(&pool, true));
@@ -211,7 +211,7 @@ async fn bodies_can_be_sealed(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_record_that_makes_no_response_is_not_performed_again(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -229,7 +229,7 @@ async fn a_record_that_makes_no_response_is_not_performed_again(pool: PgPool) {
     }
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn past_its_retention_a_key_is_new(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));

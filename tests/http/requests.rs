@@ -7,7 +7,7 @@ use sqlx::PgPool;
 
 use crate::support::{app, app_without_layer, create_effects, effects, post_to, records, request, send, transactional};
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn path_query_content_type_and_body_all_count(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -31,7 +31,7 @@ async fn path_query_content_type_and_body_all_count(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_nested_router_does_not_hide_whose_account_it_is(pool: PgPool) {
     create_effects(&pool).await;
     let app = Router::new().nest("/tenants/{id}", app(transactional(&pool)));
@@ -42,7 +42,7 @@ async fn a_nested_router_does_not_hide_whose_account_it_is(pool: PgPool) {
     assert_eq!(operation, "POST /tenants/{id}/effects");
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn as_a_route_layer_it_leaves_unknown_paths_alone(pool: PgPool) {
     create_effects(&pool).await;
     let app = app_without_layer().route_layer(transactional(&pool));
@@ -53,7 +53,7 @@ async fn as_a_route_layer_it_leaves_unknown_paths_alone(pool: PgPool) {
     assert!(post_to(&app, "/effects", "key-1", "x").await.is_replayed());
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn methods_and_routes_are_operations_of_their_own(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -64,7 +64,7 @@ async fn methods_and_routes_are_operations_of_their_own(pool: PgPool) {
     assert_eq!(effects(&pool).await, 3);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn canonical_json_by_choice(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_canonical_json());
@@ -80,7 +80,7 @@ async fn canonical_json_by_choice(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_body_over_the_limit_claims_nothing(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_request_limit(10));
@@ -96,7 +96,7 @@ async fn a_body_over_the_limit_claims_nothing(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_body_that_breaks_off_claims_nothing(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -109,7 +109,7 @@ async fn a_body_that_breaks_off_claims_nothing(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_body_in_chunks_is_the_same_request_and_handed_on_whole(pool: PgPool) {
     let app = app(transactional(&pool));
     let chunked = || {
@@ -121,7 +121,7 @@ async fn a_body_in_chunks_is_the_same_request_and_handed_on_whole(pool: PgPool) 
     assert_eq!((whole.is_replayed(), &*whole.body), (true, &b"abc"[..]));
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn without_a_matched_route_the_service_must_name_the_operation(pool: PgPool) {
     use tower::{Layer as _, ServiceExt as _};
     create_effects(&pool).await;

@@ -6,7 +6,7 @@ use sqlx::PgPool;
 
 use crate::support::{app, create_effects, effects, post_to, records, request, send, transactional, user};
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_first_request_performs_and_a_repeat_gets_its_answer(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -22,7 +22,7 @@ async fn the_first_request_performs_and_a_repeat_gets_its_answer(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_key_for_another_request_is_refused(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -32,7 +32,7 @@ async fn a_key_for_another_request_is_refused(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_missing_key_is_refused_where_one_is_required(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -41,7 +41,7 @@ async fn a_missing_key_is_refused_where_one_is_required(pool: PgPool) {
     assert_eq!(effects(&pool).await, 0);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_optional_key_leaves_requests_without_one_unprotected(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_optional_key());
@@ -60,7 +60,7 @@ async fn an_optional_key_leaves_requests_without_one_unprotected(pool: PgPool) {
     assert_eq!(effects(&pool).await, 2);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn only_the_chosen_methods_are_covered(pool: PgPool) {
     create_effects(&pool).await;
     let by_default = app(transactional(&pool));
@@ -82,7 +82,7 @@ async fn only_the_chosen_methods_are_covered(pool: PgPool) {
     assert_eq!(effects(&pool).await, 2);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn two_users_with_one_key_do_not_see_each_other(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -95,7 +95,7 @@ async fn two_users_with_one_key_do_not_see_each_other(pool: PgPool) {
     assert_eq!(effects(&pool).await, 2);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_scope_that_fails_answers_itself_and_first(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -108,7 +108,7 @@ async fn a_scope_that_fails_answers_itself_and_first(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_store_that_is_away_is_never_an_unprotected_run(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_optional_key());
@@ -124,7 +124,7 @@ async fn a_store_that_is_away_is_never_an_unprotected_run(pool: PgPool) {
     }
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_indeterminate_operation_has_a_problem_of_its_own(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -142,7 +142,7 @@ async fn an_indeterminate_operation_has_a_problem_of_its_own(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn rejections_can_be_told_in_the_services_own_way(pool: PgPool) {
     create_effects(&pool).await;
     let preset = app(transactional(&pool).with_rejection(processing));

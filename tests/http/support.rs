@@ -45,7 +45,7 @@ pub(crate) fn user(parts: &Parts) -> Result<String, Denied> {
 /// `script/test` runs all the tests twice: the plain way, and with what saves round trips, which must change no answer.
 pub(crate) fn transactional(pool: &PgPool) -> IdempotencyLayer {
     let saving = std::env::var_os("SAVE_ROUND_TRIPS").is_some();
-    IdempotencyLayer::transactional(pool.clone(), user).with_select_first(saving).with_combined_commit(saving)
+    IdempotencyLayer::transactional(pool.clone(), user).with_select_first(saving).with_fewest_round_trips(saving)
 }
 
 /// The service: each route leaves an effect, and answers in its own way.

@@ -9,7 +9,7 @@ use sqlx::PgPool;
 
 use crate::support::{app, create_effects, effects, insert, post_to, records, transactional};
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_error_undoes_all_and_frees_the_key(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -26,7 +26,7 @@ async fn an_error_undoes_all_and_frees_the_key(pool: PgPool) {
     assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn what_is_below_400_is_stored(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -39,7 +39,7 @@ async fn what_is_below_400_is_stored(pool: PgPool) {
     assert_eq!(effects(&pool).await, 3);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_chosen_error_is_stored_and_its_writes_are_undone(pool: PgPool) {
     create_effects(&pool).await;
     let layer = transactional(&pool).with_stored_errors([StatusCode::PAYMENT_REQUIRED]).expect("a client error");
@@ -57,7 +57,7 @@ async fn a_chosen_error_is_stored_and_its_writes_are_undone(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_panic_undoes_all_frees_the_key_and_stays_a_panic(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -70,7 +70,7 @@ async fn a_panic_undoes_all_frees_the_key_and_stays_a_panic(pool: PgPool) {
     assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_commit_that_fails_is_never_the_handlers_success(pool: PgPool) {
     create_effects(&pool).await;
     sqlx::raw_sql("create table deferred (n int unique deferrable initially deferred)")
@@ -83,7 +83,7 @@ async fn a_commit_that_fails_is_never_the_handlers_success(pool: PgPool) {
     assert_eq!(records(&pool).await, 0);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_error_of_the_database_that_the_handler_swallowed_is_not_acknowledged(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -92,7 +92,7 @@ async fn an_error_of_the_database_that_the_handler_swallowed_is_not_acknowledged
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_transaction_that_the_handler_keeps_or_ends_is_the_services_mistake(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -111,7 +111,7 @@ async fn a_transaction_that_the_handler_keeps_or_ends_is_the_services_mistake(po
     assert_eq!(post_to(&app, "/commit", "key-2", "x").await.problem(), "indeterminate");
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_response_that_breaks_off_is_not_stored(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -120,7 +120,7 @@ async fn a_response_that_breaks_off_is_not_stored(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_handler_has_the_key_and_may_nest_transactions(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |axum::Extension(key): axum::Extension<Key>, mut tx: IdempotentTx| {
@@ -139,7 +139,7 @@ async fn the_handler_has_the_key_and_may_nest_transactions(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_transaction_is_taken_once(pool: PgPool) {
     create_effects(&pool).await;
     let twice = async |_first: IdempotentTx, second: Result<IdempotentTx, pg_idempotency::http::NoTransaction>| {
@@ -150,7 +150,7 @@ async fn the_transaction_is_taken_once(pool: PgPool) {
     assert!(answer.body.starts_with(b"there is no idempotent transaction here"), "{answer:?}");
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_connection_with_somebody_elses_transaction_on_it_is_not_used(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));

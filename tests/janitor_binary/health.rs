@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool};
 
 use crate::support::{Server, assert_fails, command, expired, janitor_on, json, text};
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn health_warns_of_what_breaks_the_promise(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let set = format!("alter database {:?} set synchronous_commit = off", options.get_database().expect("a database"));
@@ -125,7 +125,7 @@ async fn health_sees_what_is_set_for_other_roles() -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn health_sees_a_table_without_autovacuum(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let says = || text(&janitor_on(&options, &["health"]).stdout);

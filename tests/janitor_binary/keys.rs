@@ -6,7 +6,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, janitor_on, json, lapsed, text};
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let key = Key::new("user:1", "POST /orders", "abc")?;
@@ -33,7 +33,7 @@ async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) ->
 }
 
 /// By it an operator finds the operation at the gateway. There is none where nothing goes out.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn show_tells_the_downstream_key_of_a_lease(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     for (value, policy) in [("a", AT_MOST_ONCE), ("b", AT_LEAST_ONCE)] {

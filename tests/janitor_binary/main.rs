@@ -2,6 +2,8 @@
 #![cfg(feature = "cli")]
 
 mod support;
+#[path = "../support/strict.rs"]
+mod strict;
 
 mod connections;
 mod daemon;

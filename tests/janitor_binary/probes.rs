@@ -118,7 +118,7 @@ impl Drop for Daemon {
     }
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn probes_share_one_connection_and_say_when_the_database_hangs(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -143,7 +143,7 @@ async fn probes_share_one_connection_and_say_when_the_database_hangs(
 }
 
 /// As a restart of the server does.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_broken_connection_is_replaced_within_the_probe(
     _: PgPoolOptions,
     options: PgConnectOptions,

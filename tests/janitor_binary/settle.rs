@@ -30,7 +30,7 @@ async fn stored(pool: &PgPool) -> anyhow::Result<String> {
     Ok(sqlx::query_scalar("select convert_from(response_body, 'UTF8') from idempotency.record").fetch_one(pool).await?)
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn resolve_gives_every_repeat_the_response(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
@@ -66,7 +66,7 @@ async fn resolve_gives_every_repeat_the_response(_: PgPoolOptions, options: PgCo
 }
 
 /// The service's own retention may be longer than ours by default.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn resolve_does_not_shorten_the_protection(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     for (left, kept) in [("30 days", "29 days"), ("1 minute", "23 hours")] {
@@ -87,7 +87,7 @@ async fn resolve_does_not_shorten_the_protection(_: PgPoolOptions, options: PgCo
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn resolve_reads_the_response_from_a_file(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
@@ -126,7 +126,7 @@ fn wrong_usage_is_said_before_anything_is_connected_to() {
     }
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn release_lets_the_next_call_perform(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
@@ -145,7 +145,7 @@ async fn release_lets_the_next_call_perform(_: PgPoolOptions, options: PgConnect
 }
 
 /// A poison message; to release it would change nothing, so it is resolved.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_exhausted_operation_can_be_resolved(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     for command in [resolve("7", &["--yes"]), release(&["--yes"])] {
@@ -166,7 +166,7 @@ async fn an_exhausted_operation_can_be_resolved(_: PgPoolOptions, options: PgCon
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_indeterminate_transaction_is_settled_too(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -186,7 +186,7 @@ async fn an_indeterminate_transaction_is_settled_too(
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let both_fail = |says: &str| {
@@ -231,7 +231,7 @@ async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConne
 }
 
 /// A person looks, is asked, and somebody else is faster. `script` of util-linux gives the binary a terminal.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_terminal_is_asked_and_a_changed_record_is_left_alone(
     _: PgPoolOptions,
     options: PgConnectOptions,

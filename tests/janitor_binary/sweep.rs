@@ -8,7 +8,7 @@ use sqlx::{ConnectOptions as _, PgPool};
 
 use crate::support::{assert_fails, expired, janitor_on, json, text};
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn sweep_deletes_what_is_expired(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     for n in 0..5 {
@@ -33,7 +33,7 @@ async fn sweep_deletes_what_is_expired(_: PgPoolOptions, options: PgConnectOptio
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_dry_run_and_json_report_what_is_due(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     expired(&pool, 7).await?;
@@ -54,7 +54,7 @@ async fn a_dry_run_and_json_report_what_is_due(_: PgPoolOptions, options: PgConn
 }
 
 /// A terminal sees a bar, a log does not. `script` of util-linux gives the binary a terminal.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_terminal_sees_a_progress_bar(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     expired(&pool, 12).await?;

@@ -22,17 +22,10 @@ pub(crate) const VARIANTS: &[Variant] = &[
     Variant { name: "pg-idempotency, select first", options: PLAIN.with_select_first(true), replay: Some(1.4), ..BASE },
     Variant { name: POOLED, through: Through::Pool, ..BASE },
     Variant {
-        name: "pg-idempotency, by run, combined commit",
-        options: PLAIN.with_combined_commit(true),
+        name: "pg-idempotency, by run, fewest round trips",
+        options: PLAIN.with_fewest_round_trips(true),
         through: Through::Pool,
-        first_call: Some(1.40),
-        replay: None,
-    },
-    Variant {
-        name: "pg-idempotency, by run, combined begin and commit",
-        options: PLAIN.with_combined_begin(true).with_combined_commit(true),
-        through: Through::Pool,
-        first_call: Some(1.10),
+        first_call: Some(1.20),
         replay: None,
     },
 ];

@@ -18,7 +18,7 @@ wait; *Redis around it* is GET, SET NX PX, the transaction, SET, and a script th
 disk, and it lets the business happen twice when a process dies between COMMIT and SET; *pgbench* sends the crate's statements \
 without a key's hash, a fingerprint or a response to encode. *By run* is through a pool of two connections for each client, \
 without sqlx's ping before one is given away; among its round trips are some that nobody waits for: the ping when one comes back, \
-and a ROLLBACK after a combined commit.";
+and a ROLLBACK after the commit of the fewest round trips.";
 
 const NAME: &str = "first_call";
 const SIZES: [(usize, &str); 3] = [(300, "300 B"), (4096, "4 KB"), (256 * 1024, "256 KB")];

@@ -43,10 +43,10 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
         }
         let bare = service.way(BARE, |_| ("/bare", String::new(), false));
         let first = service.way("first call", |call| ("/reject", spread(call), false));
-        let combined = service.way("first call, combined commit", |call| ("/combined", spread(call), false));
+        let fewest = service.way("first call, fewest round trips", |call| ("/fewest", spread(call), false));
         let replay = service.way("replay", |_| ("/reject", HOT.to_owned(), true));
         let selected = service.way("replay, select first", |_| ("/select-first", HOT.to_owned(), true));
-        let measured = interleave(bench, setting, 8, vec![bare, first, combined, replay, selected]).await?;
+        let measured = interleave(bench, setting, 8, vec![bare, first, fewest, replay, selected]).await?;
         report.speeds(NAME, "8 clients", setting.told(), "requests", &measured);
         for one in &measured[1..] {
             let what = format!("HTTP, {}: rate over that of the bare handler", one.way.name);
@@ -109,10 +109,10 @@ impl Service {
             tx.commit().await.map_err(unavailable)?;
             Ok::<_, StatusCode>(answer.clone())
         };
-        let combined = layer(InFlight::Reject)?.with_combined_commit(true);
+        let fewest = layer(InFlight::Reject)?.with_fewest_round_trips(true);
         let select_first = layer(InFlight::Reject)?.with_select_first(true);
         let app = Router::new()
-            .route("/combined", post(work.clone()).layer(combined))
+            .route("/fewest", post(work.clone()).layer(fewest))
             .route("/select-first", post(work.clone()).layer(select_first))
             .route("/reject", post(work.clone()).layer(layer(InFlight::Reject)?))
             .route("/wait", post(work).layer(layer(InFlight::Wait(Duration::from_secs(20)))?))

@@ -1,0 +1,44 @@
+-- The rules that every record keeps, as CHECK constraints. `migrate` does not apply this file.
+--
+-- PostgreSQL parses each CHECK anew for every statement: a first call then costs the server twice the CPU. Apply it where
+-- that does not matter and a bug in hand-written SQL would: `psql -f migrations/strict.sql`. It reads the whole table and
+-- locks it meanwhile; applied a second time, it changes nothing. The crate's own tests run with it, so every statement that
+-- the crate sends is proven against it. `idempotency-janitor health --deep` looks for records that break these rules.
+
+alter table idempotency.record
+    drop constraint if exists known_mode,
+    drop constraint if exists key_length,
+    drop constraint if exists fingerprint_unless_mark,
+    drop constraint if exists fingerprint_is_versioned,
+    drop constraint if exists attempts_count_from_one,
+    drop constraint if exists mark_is_complete,
+    drop constraint if exists completed_has_no_lease,
+    drop constraint if exists deadline_only_for_leases,
+    drop constraint if exists unfinished_lease_has_a_deadline,
+    drop constraint if exists response_only_when_completed,
+    add constraint known_mode check (mode in ('transaction', 'at_least_once', 'at_most_once', 'mark')),
+    -- An entry of the index has 2704 bytes at most.
+    add constraint key_length check (
+        octet_length(scope) between 1 and 255
+        and octet_length(operation) between 1 and 255
+        and octet_length(key) between 1 and 255
+    ),
+    -- All marks of a key are alike.
+    add constraint fingerprint_unless_mark check ((mode = 'mark') = (fingerprint is null)),
+    add constraint fingerprint_is_versioned check (octet_length(fingerprint) between 2 and 255),
+    add constraint attempts_count_from_one check (attempt >= 1),
+    add constraint mark_is_complete check (mode <> 'mark' or completed_at is not null),
+    add constraint completed_has_no_lease check (completed_at is null or lease_until is null),
+    -- In transaction mode the transaction itself is the lease. Released is released in any mode.
+    add constraint deadline_only_for_leases check (
+        lease_until is null
+        or mode in ('at_least_once', 'at_most_once')
+        or (mode = 'transaction' and lease_until = '-infinity')
+    ),
+    add constraint unfinished_lease_has_a_deadline check (
+        mode not in ('at_least_once', 'at_most_once') or completed_at is not null or lease_until is not null
+    ),
+    add constraint response_only_when_completed check (
+        completed_at is not null
+        or (response_status is null and response_headers is null and response_body is null)
+    );
