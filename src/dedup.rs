@@ -268,6 +268,9 @@ impl Dedup {
         open: &mut Vec<usize>,
         marked: &mut [Marked],
     ) -> Result<(), Error> {
+        if open.is_empty() {
+            return Ok(());
+        }
         let locks = open.len() <= MOST_LOCKS;
         let mut give_up_at = match self.in_flight {
             InFlight::Reject => None,

@@ -44,21 +44,22 @@ impl Call<'_> {
         let started = Instant::now();
         let (claim, claiming) = claim_text(record, terms)?;
         let begin = format!("{CHECK}; {claiming}; begin", CHECK = crate::transaction::CHECK);
-        let ended = begin_and_lend(conn, AssertSqlSafe(begin).into_sql_str(), async |mut transaction: PgTransaction<'_>| {
-            self.observe_claim(started);
-            let perform = perform.take().ok_or(Error::UnknownTransaction)?;
-            let (response, encoded) = match self.perform(&mut transaction, perform).await {
-                Ok(performed) => performed,
-                Err(error) => {
-                    let _ = transaction.rollback().await;
-                    return Err(error);
-                }
-            };
-            let completed = complete_and_commit(transaction, record, claim, &encoded).await;
-            completed.map_err(|error| self.failed(error))?;
-            Ok(Outcome::Performed(response))
-        })
-        .await;
+        let ended =
+            begin_and_lend(conn, AssertSqlSafe(begin).into_sql_str(), async |mut transaction: PgTransaction<'_>| {
+                self.observe_claim(started);
+                let perform = perform.take().ok_or(Error::UnknownTransaction)?;
+                let (response, encoded) = match self.perform(&mut transaction, perform).await {
+                    Ok(performed) => performed,
+                    Err(error) => {
+                        let _ = transaction.rollback().await;
+                        return Err(error);
+                    }
+                };
+                let completed = complete_and_commit(transaction, record, claim, &encoded).await;
+                completed.map_err(|error| self.failed(error))?;
+                Ok(Outcome::Performed(response))
+            })
+            .await;
         match ended {
             Ok(ended) => Ok(ended),
             Err(NotBegun::Failed(error)) if sqlstate(&error).as_deref() == Some(TAKEN) => {

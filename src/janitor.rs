@@ -183,8 +183,7 @@ impl Janitor {
     ) -> Result<Swept, Error> {
         let started = Instant::now();
         let mut swept = Swept { oldest_before: self.oldest().await?, ..Swept::default() };
-        let leaves =
-            in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record::leaves(conn).await).await?;
+        let leaves = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record::leaves(conn).await).await?;
         'leaves: for leaf in leaves {
             let mut since = None;
             let mut distributed = false;

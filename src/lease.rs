@@ -194,7 +194,13 @@ impl Leasing {
     /// [`InvalidDuration`] for a lease under 10 ms or over 12 hours.
     pub fn new(policy: Policy) -> Result<Self, InvalidDuration> {
         within("lease", policy.lease(), policy::LEASE)?;
-        Ok(Self { policy, retention: DEFAULT_RETENTION, max_attempts: None, wait_for: Duration::ZERO, deployment: Deployment::new() })
+        Ok(Self {
+            policy,
+            retention: DEFAULT_RETENTION,
+            max_attempts: None,
+            wait_for: Duration::ZERO,
+            deployment: Deployment::new(),
+        })
     }
 
     #[cfg(feature = "http")]

@@ -3,11 +3,11 @@
 
 #![cfg(feature = "testing")]
 
+#[path = "support/strict.rs"]
+mod strict;
 #[allow(dead_code, reason = "made for the tests of behaviour; this one needs little of it")]
 #[path = "behaviour/support.rs"]
 mod support;
-#[path = "support/strict.rs"]
-mod strict;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

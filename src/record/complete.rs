@@ -10,7 +10,12 @@ impl Record<'_> {
     /// Stores the response. Demands the claim's token and the claim's own transaction (`claimed_at = now()`): a COMMIT or
     /// ROLLBACK inside `perform` is [`Error::NotInTransaction`], and nothing is acknowledged. Because it is a write, it also
     /// fails in an aborted transaction, whose COMMIT would succeed without saving anything.
-    pub(crate) async fn complete(self, conn: &mut PgConnection, claim: Claim, response: &Response) -> Result<(), Error> {
+    pub(crate) async fn complete(
+        self,
+        conn: &mut PgConnection,
+        claim: Claim,
+        response: &Response,
+    ) -> Result<(), Error> {
         let updated = self
             .query(
                 "

@@ -166,7 +166,11 @@ impl<'k> MarkBatch<'k> {
             .fetch_all(conn)
             .await
             .map_err(Error::of_statement)?;
-        places.iter().map(|row| Ok(index(row.try_get("place")?))).collect::<sqlx::Result<_>>().map_err(Error::of_statement)
+        places
+            .iter()
+            .map(|row| Ok(index(row.try_get("place")?)))
+            .collect::<sqlx::Result<_>>()
+            .map_err(Error::of_statement)
     }
 
     /// Looks at what is under the keys, in order, and says when.
@@ -258,7 +262,10 @@ impl<'k> MarkBatch<'k> {
             .fetch_all(conn)
             .await
             .map_err(Error::of_statement)?;
-        rows.iter().map(|row| Ok(index(row.try_get("place")?))).collect::<sqlx::Result<_>>().map_err(Error::of_statement)
+        rows.iter()
+            .map(|row| Ok(index(row.try_get("place")?)))
+            .collect::<sqlx::Result<_>>()
+            .map_err(Error::of_statement)
     }
 
     /// A statement that marks: $1 to $3 are the keys, $4 the number before the first token, $5 the window.

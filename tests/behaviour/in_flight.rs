@@ -239,25 +239,6 @@ async fn the_callers_lock_timeout_is_back_after_a_win_a_loss_and_a_rejection(poo
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_shorter_lock_timeout_of_the_callers_stays_his_error(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let gate = Gate::new();
-    let owner = owner(connect(&pool).await, &gate, false);
-    gate.reached().await;
-    let mut tx = pool.begin().await?;
-    sqlx::query("set local lock_timeout = '20ms'").execute(&mut *tx).await?;
-    let error = ensure_idempotent(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "duplicate").await)
-        .await
-        .expect_err("his own limit");
-    let Error::Database(sqlx::Error::Database(error)) = error else { panic!("{error:?}") };
-    assert_eq!(error.code().as_deref(), Some("55P03"));
-    tx.rollback().await?;
-    gate.open();
-    let _ = owner.await??;
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_statement_timeout_of_the_callers_stays_his_error(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let gate = Gate::new();
@@ -276,9 +257,8 @@ async fn a_statement_timeout_of_the_callers_stays_his_error(pool: PgPool) -> any
     Ok(())
 }
 
-/// Nested `case` must hold its order of evaluation under both kinds of plan.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_bounded_wait_holds_under_generic_and_custom_plans(pool: PgPool) -> anyhow::Result<()> {
+async fn waiting_and_rejecting_hold_under_generic_and_custom_plans(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let gate = Gate::new();
     let owner = owner(connect(&pool).await, &gate, false);
@@ -353,22 +333,5 @@ async fn two_keys_in_opposite_order_are_a_retryable_deadlock(pool: PgPool) -> an
     let errors: Vec<_> = results.into_iter().filter_map(Result::err).collect();
     assert!(matches!(errors[..], [Error::Retryable(_)]), "{errors:?}");
     assert_eq!(effects(&pool).await, 2);
-    Ok(())
-}
-
-/// *In flight* under Reject means that the transaction is usable. Where it was aborted, the caller must not hear it, or he
-/// commits nothing and believes otherwise.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn reject_that_meets_a_locked_row_says_to_start_over(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let _ = once(&pool, &key("a"), "body").await?;
-    let mut sweep = pool.begin().await?;
-    sqlx::query("delete from idempotency.record").execute(&mut *sweep).await?;
-    let mut tx = pool.begin().await?;
-    let error = rejecting()
-        .ensure(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "duplicate").await)
-        .await
-        .expect_err("the row is being deleted");
-    assert!(matches!(error, Error::Retryable(_)), "{error:?}");
     Ok(())
 }

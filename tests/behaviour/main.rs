@@ -1,12 +1,13 @@
 //! What the crate promises, on a real PostgreSQL: one behaviour per test, one theme per file.
 
-mod support;
 #[path = "../support/strict.rs"]
 mod strict;
+mod support;
 
 mod answers;
 mod assertions;
 mod cancellation;
+mod claims;
 mod distributed;
 mod ensure;
 mod expiry;

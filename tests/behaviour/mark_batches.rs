@@ -96,13 +96,14 @@ async fn a_batch_waits_for_an_open_transaction_and_takes_over_if_that_rolls_back
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_batch_that_must_not_wait_is_told_to_start_over(pool: PgPool) -> anyhow::Result<()> {
+async fn a_batch_that_must_not_wait_is_told_so_and_leaves_the_transaction_usable(pool: PgPool) -> anyhow::Result<()> {
     let mut first = pool.begin().await?;
     assert_eq!(mark(&mut first, &key("b"), WINDOW).await?, First);
     let mut second = pool.begin().await?;
     let rejecting = Dedup::new(WINDOW)?.with_in_flight(InFlight::Reject)?;
     let error = rejecting.mark_many(&mut second, &keys(["a", "b"])).await;
-    assert!(matches!(error, Err(Error::Retryable(_))), "the transaction is aborted: {error:?}");
+    assert!(matches!(error, Err(Error::InFlight { .. })), "{error:?}");
+    assert_eq!(setting(&mut second, "lock_timeout").await, "0", "the transaction is usable");
     second.rollback().await?;
     first.rollback().await?;
     assert_eq!(marked(&pool, &keys(["a", "b"])).await?, [First; 2], "nothing was marked");
@@ -226,6 +227,47 @@ async fn a_batch_probes_the_index_also_without_statistics(pool: PgPool) -> anyho
     .await?;
     assert!(read - before < 50_000, "{} rows were read one after the other", read - before);
     tx.commit().await?;
+    Ok(())
+}
+
+/// Beyond a hundred keys a batch takes no advisory locks, as its documentation says.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_mark_waits_for_the_transaction_of_a_large_batch_as_long_as_the_session_allows(
+    pool: PgPool,
+) -> anyhow::Result<()> {
+    for (size, waits) in [(100, false), (101, true)] {
+        let mut batch = pool.begin().await?;
+        let _ = mark_many(&mut batch, &keys(0..size), WINDOW).await?;
+        let mut single = pool.begin().await?;
+        sqlx::query("set local lock_timeout = '50ms'").execute(&mut *single).await?;
+        let error = Dedup::new(WINDOW)?.with_in_flight(InFlight::Reject)?.mark(&mut single, &key("7")).await;
+        if waits {
+            let Err(Error::Database(sqlx::Error::Database(error))) = error else { panic!("{error:?}") };
+            assert_eq!(error.code().as_deref(), Some("55P03"));
+        } else {
+            assert!(matches!(error, Err(Error::InFlight { .. })), "{error:?}");
+            assert_eq!(setting(&mut single, "lock_timeout").await, "50ms", "the transaction is usable");
+        }
+        single.rollback().await?;
+        batch.rollback().await?;
+    }
+    Ok(())
+}
+
+/// The wait of a batch is bounded like a single one's, and ends with the transaction usable.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_batchs_wait_ends_at_its_limit_with_the_transaction_usable(pool: PgPool) -> anyhow::Result<()> {
+    let mut owner = pool.begin().await?;
+    let _ = mark_many(&mut owner, &keys(["b", "d"]), WINDOW).await?;
+    let mut tx = pool.begin().await?;
+    let waiting = Dedup::new(WINDOW)?.with_in_flight(InFlight::Wait(Duration::from_millis(100)))?;
+    let started = std::time::Instant::now();
+    let error = waiting.mark_many(&mut tx, &keys(["a", "b", "c", "d"])).await;
+    assert!(matches!(error, Err(Error::InFlight { .. })), "{error:?}");
+    assert!(started.elapsed() >= Duration::from_millis(100));
+    assert_eq!(setting(&mut tx, "lock_timeout").await, "0");
+    owner.rollback().await?;
+    assert_eq!(waiting.mark_many(&mut tx, &keys(["a", "b", "c", "d"])).await?, [Duplicate, First, First, First]);
     Ok(())
 }
 

@@ -8,9 +8,7 @@ use pg_idempotency::{Error, Idempotency, Key, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool};
 
-use crate::support::{
-    WAYS, WAYS_ON_A_CONNECTION, clear, connect, create_effects, effects, key, leave_effect, once,
-};
+use crate::support::{WAYS, WAYS_ON_A_CONNECTION, clear, connect, create_effects, effects, key, leave_effect, once};
 
 const FEWEST: Idempotency = Idempotency::new().with_fewest_round_trips(true);
 
@@ -25,9 +23,10 @@ fn squeezed(sql: &str) -> String {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_functions_of_the_schema_hold_the_crates_own_statements(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
-    for (function, part) in
-        [("claim", "insert into idempotency.record"), ("complete", "set completed_at = pg_catalog.statement_timestamp()")]
-    {
+    for (function, part) in [
+        ("claim", "insert into idempotency.record"),
+        ("complete", "set completed_at = pg_catalog.statement_timestamp()"),
+    ] {
         conn.clear_cached_statements().await?;
         let _ = ensure_idempotent(&mut conn, &key(function), "body", async |_| Ok::<_, Error>(1)).await?;
         let prepared: String =
@@ -35,10 +34,12 @@ async fn the_functions_of_the_schema_hold_the_crates_own_statements(pool: PgPool
                 .bind(part)
                 .fetch_one(&mut conn)
                 .await?;
-        let source: String = sqlx::query_scalar("select prosrc from pg_proc where proname = $1 and pronamespace = 'idempotency'::regnamespace")
-            .bind(function)
-            .fetch_one(&mut conn)
-            .await?;
+        let source: String = sqlx::query_scalar(
+            "select prosrc from pg_proc where proname = $1 and pronamespace = 'idempotency'::regnamespace",
+        )
+        .bind(function)
+        .fetch_one(&mut conn)
+        .await?;
         assert!(
             squeezed(&source).contains(&squeezed(&prepared)),
             "{function} is not the crate's:\n{source}\n{prepared}"

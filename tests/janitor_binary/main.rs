@@ -1,9 +1,9 @@
 //! The binary, driven as a process: what it does, its exit codes, its one-line errors.
 #![cfg(feature = "cli")]
 
-mod support;
 #[path = "../support/strict.rs"]
 mod strict;
+mod support;
 
 mod connections;
 mod daemon;
