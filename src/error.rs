@@ -28,9 +28,7 @@ pub enum Error {
     /// Another caller is performing the same operation right now. Safe to retry with the same key after `retry_after`.
     /// Over HTTP this is a 409.
     ///
-    /// **In a transaction of the caller's own, a wait that ran out has aborted it** (SQLSTATE 55P03 has no other way):
-    /// roll back. [`InFlight::Reject`](crate::InFlight::Reject) leaves it usable, and says [`Retryable`](Self::Retryable) in
-    /// the rare cases in which it cannot.
+    /// A transaction of the caller's own is still usable.
     #[error("the operation is in flight elsewhere; retry with the same key after {retry_after:?}")]
     #[non_exhaustive]
     InFlight {
@@ -182,10 +180,22 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// A serialization failure (SQLSTATE 40001), a deadlock (40P01), or, under [`InFlight::Reject`](crate::InFlight::Reject),
-    /// a row that was locked (55P03). Nothing was stored and the transaction is aborted: retry all of it.
+    /// A serialization failure (SQLSTATE 40001) or a deadlock (40P01). Nothing was stored and the transaction is aborted: retry
+    /// all of it.
     #[error("the transaction lost against a concurrent one; retry the whole transaction")]
     Retryable(#[source] sqlx::Error),
+
+    /// A [`Fixture`](crate::testing::Fixture) in a state that no call leaves behind. Nothing was written.
+    #[cfg(feature = "testing")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
+    #[error(
+        "no call leaves such a record behind: it breaks the rule {rule} of migrations/strict.sql; change the fixture"
+    )]
+    #[non_exhaustive]
+    ImpossibleRecord {
+        /// The name of the rule.
+        rule: &'static str,
+    },
 
     /// Any other error of the database or the connection.
     #[error("the database failed; ask again with the same key")]

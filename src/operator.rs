@@ -8,7 +8,7 @@ mod one_key;
 mod stats;
 mod unsettled;
 
-pub use health::{Warning, health};
+pub use health::{Warning, deep_health, health, response_compression};
 pub use one_key::{Shown, forget, show};
 pub use stats::{AGES, Group, STATES, Stats, stats};
 pub use unsettled::{Unsettled, unsettled};

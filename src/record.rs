@@ -10,6 +10,7 @@ mod inspect;
 mod lease;
 mod look;
 mod mark;
+mod rules;
 mod setup;
 mod sweep;
 
@@ -27,7 +28,8 @@ pub(crate) use inspect::{groups, size, unsettled};
 pub(crate) use lease::Actor;
 pub(crate) use look::{Found, Lease, Standing};
 pub(crate) use mark::{MarkBatch, Seen};
-pub(crate) use setup::{commit_settings, setup, without_autovacuum};
+pub(crate) use rules::{Broken, broken_rules};
+pub(crate) use setup::{commit_settings, response_compression, setup, without_autovacuum};
 pub(crate) use sweep::{Batch, Due, count_due, leaves, oldest_due, sweep, sweep_distributed, try_single_runner};
 
 /// The record of one key.

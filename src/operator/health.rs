@@ -1,11 +1,16 @@
 //! Whether the set-up can keep its promise.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sqlx::PgConnection;
 
+use crate::record::Broken;
 use crate::transaction::in_any_transaction;
 use crate::{Error, migrate, record};
+
+/// Records that one statement of [`deep_health`] looks at: some 10 ms of work.
+const DEEP_STEP: i64 = 5000;
 
 /// Something that keeps a promise of this crate from holding, or will.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +43,18 @@ pub enum Warning {
         /// Its name, with its schema.
         table: String,
     },
+    /// Records break a rule of `migrations/strict.sql`: somebody has edited them, or there is a bug. Only [`deep_health`]
+    /// looks for these.
+    BrokenRule {
+        /// The name of the rule, as that file has it.
+        rule: String,
+        /// How many records break it.
+        records: u64,
+        /// The scope of one of them.
+        scope: String,
+        /// Its operation.
+        operation: String,
+    },
     /// The oldest expired record has been due for longer than it should be: no janitor runs, or it does not keep up.
     SweepLags {
         /// For how long it has been due.
@@ -58,6 +75,7 @@ impl Warning {
             Self::Replica => "replica",
             Self::AutovacuumOff => "autovacuum_off",
             Self::TableAutovacuumOff { .. } => "table_autovacuum_off",
+            Self::BrokenRule { .. } => "broken_rule",
             Self::SweepLags { .. } => "sweep_lags",
         }
     }
@@ -99,6 +117,11 @@ impl std::fmt::Display for Warning {
                 "autovacuum is off for the table {table}: dead rows gather in the claim's way; \
                  alter table {table} reset (autovacuum_enabled)"
             ),
+            Self::BrokenRule { rule, records, scope, operation } => write!(
+                f,
+                "{records} records break the rule {rule}, one of them of scope {scope:?} and operation {operation:?}: \
+                 they were edited by hand, or there is a bug; migrations/strict.sql has the rule"
+            ),
             Self::SweepLags { oldest } => write!(
                 f,
                 "the oldest expired record has been due for {} s: run a janitor, or raise its batch size",
@@ -118,6 +141,45 @@ impl std::fmt::Display for Warning {
 /// [`Error::SchemaMissing`] where the table is missing or old, and [`Error::Database`].
 pub async fn health(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {
     in_any_transaction(conn, async |conn| look(conn, lag).await).await
+}
+
+/// Looks at every record for a broken rule of `migrations/strict.sql`, whose constraints are not a part of the schema because
+/// of their price. It reads the whole table, some thousand records in each statement; on a connection in no transaction it
+/// holds no snapshot between two of them.
+///
+/// # Errors
+///
+/// As [`health`].
+///
+/// # Cancellation
+///
+/// Nothing is changed, at any point.
+pub async fn deep_health(conn: &mut PgConnection) -> Result<Vec<Warning>, Error> {
+    migrate::current(conn).await?;
+    let mut broken: BTreeMap<String, Broken> = BTreeMap::new();
+    let mut after = None;
+    loop {
+        let step = record::broken_rules(conn, after.as_ref(), DEEP_STEP).await?;
+        for found in step.broken {
+            broken.entry(found.rule.clone()).and_modify(|known| known.records += found.records).or_insert(found);
+        }
+        match step.last {
+            None => break,
+            last => after = last,
+        }
+    }
+    let warning = |Broken { rule, records, scope, operation }| Warning::BrokenRule { rule, records, scope, operation };
+    Ok(broken.into_values().map(warning).collect())
+}
+
+/// By which method PostgreSQL compresses stored responses: `lz4` or `pglz`, which is slower for large ones.
+///
+/// # Errors
+///
+/// As [`health`].
+pub async fn response_compression(conn: &mut PgConnection) -> Result<String, Error> {
+    migrate::current(conn).await?;
+    record::response_compression(conn).await
 }
 
 async fn look(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {

@@ -113,3 +113,23 @@ pub(crate) async fn without_autovacuum(conn: &mut PgConnection) -> Result<Vec<St
     .await
     .map_err(Error::of_statement)
 }
+
+/// How PostgreSQL compresses the responses that it stores. The column of the catalog is new in PostgreSQL 14; read as JSON, it
+/// is null before.
+pub(crate) async fn response_compression(conn: &mut PgConnection) -> Result<String, Error> {
+    sqlx::query_scalar(
+        "
+        select case pg_catalog.to_jsonb(attribute) ->> 'attcompression'
+            when 'l' then 'lz4'
+            when 'p' then 'pglz'
+            else coalesce(pg_catalog.current_setting('default_toast_compression', true), 'pglz')
+        end
+        from pg_catalog.pg_attribute as attribute
+        where attribute.attrelid = 'idempotency.record'::regclass and attribute.attname = 'response_body'
+        ",
+    )
+    .persistent(false)
+    .fetch_one(conn)
+    .await
+    .map_err(Error::of_statement)
+}

@@ -198,7 +198,7 @@ impl Fixture {
     }
 
     /// In this mode: for what is completed or released in lease mode. Other states have the mode that they are made with,
-    /// and a mode that cannot be in such a state is refused by the table's CHECKs.
+    /// and a mode that cannot be in such a state is refused by [`write`](Self::write).
     pub fn with_mode(self, mode: Mode) -> Self {
         Self { mode, ..self }
     }
@@ -234,8 +234,12 @@ impl Fixture {
     ///
     /// # Errors
     ///
-    /// The database's: [`Error::Database`] with the CHECK's name where the schema bars the state.
+    /// [`Error::ImpossibleRecord`] for a state that no call leaves behind, by the rules of `migrations/strict.sql`; and the
+    /// database's.
     pub async fn write(self, executor: impl PgExecutor<'_>) -> Result<(), Error> {
+        if let Some(rule) = self.broken_rule() {
+            return Err(Error::ImpossibleRecord { rule });
+        }
         let lease = match self.deadline {
             Deadline::None | Deadline::Released => None,
             Deadline::In(lease) => Some(microseconds(lease)),
@@ -289,6 +293,27 @@ impl Fixture {
         .await
         .map(drop)
         .map_err(Error::of_statement)
+    }
+
+    /// The rule of `migrations/strict.sql` that this record would break. Its length is the business of [`Key`].
+    fn broken_rule(&self) -> Option<&'static str> {
+        let leased = matches!(self.mode, Mode::AtLeastOnce | Mode::AtMostOnce);
+        let rules = [
+            ("attempts_count_from_one", self.attempt >= 1),
+            ("fingerprint_unless_mark", (self.mode == Mode::Mark) == self.fingerprint.is_none()),
+            ("mark_is_complete", self.mode != Mode::Mark || self.completed),
+            ("completed_has_no_lease", !self.completed || matches!(self.deadline, Deadline::None)),
+            (
+                "deadline_only_for_leases",
+                match self.deadline {
+                    Deadline::None => true,
+                    Deadline::In(_) | Deadline::Past => leased,
+                    Deadline::Released => self.mode != Mode::Mark,
+                },
+            ),
+            ("unfinished_lease_has_a_deadline", !leased || self.completed || !matches!(self.deadline, Deadline::None)),
+        ];
+        rules.into_iter().find_map(|(rule, kept)| (!kept).then_some(rule))
     }
 }
 

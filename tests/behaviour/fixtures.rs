@@ -126,15 +126,6 @@ async fn a_mark_is_a_duplicate_until_it_expires(pool: PgPool) -> anyhow::Result<
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_state_that_cannot_be_is_refused_by_the_schema(pool: PgPool) -> anyhow::Result<()> {
-    let impossible = Fixture::indeterminate(&key("a"), "body")?.with_mode(Mode::AtLeastOnce);
-    let error = impossible.write(&pool).await.expect_err("a lease has a deadline");
-    let Error::Database(sqlx::Error::Database(error)) = error else { panic!("{error:?}") };
-    assert_eq!(error.constraint(), Some("unfinished_lease_has_a_deadline"));
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn time_passes_when_told(pool: PgPool) -> anyhow::Result<()> {
     let key = key("a");
     for (move_it, is) in [(0, "completed"), (1, "completed"), (2, "expired"), (3, "expired"), (4, "completed")] {
@@ -182,5 +173,24 @@ async fn what_is_not_there_cannot_be_moved(pool: PgPool) -> anyhow::Result<()> {
         assert!(matches!(moved, Err(Error::Database(sqlx::Error::RowNotFound))), "{moved:?}");
     }
     assert_eq!(once(&pool, &key("a"), "body").await?, Outcome::Replayed(7), "it is as it was");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_state_that_no_call_leaves_behind_is_refused(pool: PgPool) -> anyhow::Result<()> {
+    let key = key("a");
+    let policy = Policy::AtLeastOnce { lease: HOUR };
+    for (impossible, expected) in [
+        (Fixture::completed(&key, "body", &7)?.with_attempt(0), "attempts_count_from_one"),
+        (Fixture::completed(&key, "body", &7)?.with_mode(Mode::Mark), "fingerprint_unless_mark"),
+        (Fixture::marked(&key).with_mode(Mode::Transaction), "fingerprint_unless_mark"),
+        (Fixture::indeterminate(&key, "body")?.with_mode(Mode::AtMostOnce), "unfinished_lease_has_a_deadline"),
+        (Fixture::leased(&key, "body", policy)?.with_mode(Mode::Transaction), "deadline_only_for_leases"),
+    ] {
+        let refused = impossible.write(&pool).await;
+        assert!(matches!(refused, Err(Error::ImpossibleRecord { rule, .. }) if rule == expected), "{refused:?}");
+    }
+    let records: i64 = sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(&pool).await?;
+    assert_eq!(records, 0);
     Ok(())
 }

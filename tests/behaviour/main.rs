@@ -29,5 +29,6 @@ mod perform;
 mod recipes;
 mod responses;
 mod round_trips;
+mod rules;
 mod transactions;
 mod ways;

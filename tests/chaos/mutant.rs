@@ -53,6 +53,12 @@ pub(crate) enum Mutant {
     UnloggedRecord,
     /// sqlx's own `begin` where a future can be dropped.
     PlainBegin,
+    /// A claim that takes no advisory lock, and so meets an owner in the insert.
+    ClaimWithoutLock,
+    /// The crate, with a wait that keeps the lock of a key that has a record.
+    AwaitKeepsLock,
+    /// The crate, with a wait that does not put the caller's `lock_timeout` back.
+    AwaitDoesNotRestore,
 }
 
 use Mutant::*;
@@ -81,9 +87,17 @@ const NAMES: &[(Mutant, &str)] = &[
     (SynchronousCommitOff, "synchronous-commit-off"),
     (UnloggedRecord, "unlogged-record"),
     (PlainBegin, "plain-begin"),
+    (ClaimWithoutLock, "claim-without-lock"),
+    (AwaitKeepsLock, "await-keeps-lock"),
+    (AwaitDoesNotRestore, "await-does-not-restore"),
 ];
 
 impl Mutant {
+    /// Whether it is the crate that calls, and only a function of the schema is broken.
+    pub(crate) fn is_of_the_schema(self) -> bool {
+        matches!(self, AwaitKeepsLock | AwaitDoesNotRestore)
+    }
+
     pub(crate) fn name(self) -> &'static str {
         NAMES.iter().find(|(mutant, _)| *mutant == self).map_or("?", |(_, name)| name)
     }

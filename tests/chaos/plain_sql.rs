@@ -15,6 +15,13 @@ impl Mutant {
             NoConflictTarget | SessionLock => {
                 conn.execute("alter table idempotency.record drop constraint record_pkey").await?;
             }
+            AwaitKeepsLock => {
+                edit_await_key(conn, "raise exception 'a record is there' using errcode = 'IK004'", "return 'look'")
+                    .await?
+            }
+            AwaitDoesNotRestore => {
+                edit_await_key(conn, "perform set_config('lock_timeout', callers, true);", "").await?;
+            }
             UnloggedRecord => {
                 conn.execute("alter table idempotency.record set unlogged").await?;
             }
@@ -225,6 +232,15 @@ impl Mutant {
             _ => None,
         }
     }
+}
+
+/// Breaks the function that waits, in one place.
+async fn edit_await_key(conn: &mut PgConnection, part: &str, broken: &str) -> anyhow::Result<()> {
+    let sql = "select pg_get_functiondef('idempotency.await_key'::regproc)";
+    let source: String = conn.fetch_one(sql).await?.try_get(0)?;
+    anyhow::ensure!(source.contains(part), "the function has no {part:?}:\n{source}");
+    conn.execute(AssertSqlSafe(source.replace(part, broken))).await?;
+    Ok(())
 }
 
 struct Found {

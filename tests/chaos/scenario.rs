@@ -1,5 +1,6 @@
 //! The faults, one file each.
 
+mod bounded_waits;
 mod clock_jumps;
 mod committed_errors;
 mod cut_connections;
@@ -31,6 +32,7 @@ pub(crate) const ALL: &[(&str, u32)] = &[
     ("cut-connections", 3),
     ("duplicate-storm", 2),
     ("lock-conflicts", 2),
+    ("bounded-waits", 2),
     ("committed-errors", 2),
     ("suspended-owners", 3),
     ("suspended-at-most-once", 2),
@@ -56,6 +58,7 @@ pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
         "killed-server" => killed_server::play(stage).await,
         "cut-connections" => cut_connections::play(stage).await,
         "duplicate-storm" => duplicate_storm::play(stage).await,
+        "bounded-waits" => bounded_waits::play(stage).await,
         "lock-conflicts" => lock_conflicts::play(stage).await,
         "committed-errors" => committed_errors::play(stage).await,
         "suspended-owners" => suspended_owners::play(stage, false).await,

@@ -164,6 +164,7 @@ impl Subject {
     pub(crate) async fn attempt(self, pool: &PgPool, request: &Request) -> Result<Outcome<String>, Failure> {
         match self {
             Self::Crate => by_the_crate(pool, request).await,
+            Self::Mutant(mutant) if mutant.is_of_the_schema() => by_the_crate(pool, request).await,
             Self::Mutant(mutant) => mutant.call(pool, request).await,
         }
     }
@@ -171,11 +172,11 @@ impl Subject {
     /// In a transaction of the caller's, who commits.
     pub(crate) async fn within(self, conn: &mut PgConnection, request: &Request) -> Result<Outcome<String>, Failure> {
         match self {
-            Self::Crate => {
+            Self::Mutant(mutant) if !mutant.is_of_the_schema() => mutant.perform(conn, request).await,
+            _ => {
                 let body = request.key.as_str();
                 request.options()?.ensure(conn, &request.key(), body, async |conn| request.effect(conn).await).await
             }
-            Self::Mutant(mutant) => mutant.perform(conn, request).await,
         }
     }
 

@@ -10,21 +10,32 @@ use crate::failure::{Failure, of};
 use crate::{Ending, print};
 
 /// Exit code 1 with a line for each warning: what an alert needs.
-pub(crate) async fn health(database: &Database, max_lag: Duration, as_json: bool) -> Result<Ending, Failure> {
-    let warnings = operator::health(&mut database.connect().await?, max_lag).await.map_err(of)?;
-    print(&if as_json { in_json(&warnings) } else { in_text(&warnings) })?;
+pub(crate) async fn health(
+    database: &Database,
+    max_lag: Duration,
+    deep: bool,
+    as_json: bool,
+) -> Result<Ending, Failure> {
+    let mut conn = database.connect().await?;
+    let mut warnings = operator::health(&mut conn, max_lag).await.map_err(of)?;
+    if deep {
+        warnings.extend(operator::deep_health(&mut conn).await.map_err(of)?);
+    }
+    let compression = operator::response_compression(&mut conn).await.map_err(of)?;
+    print(&if as_json { in_json(&warnings, &compression) } else { in_text(&warnings, &compression) })?;
     if warnings.is_empty() { Ok(Ending::Done) } else { Err(Failure::Unhealthy) }
 }
 
-fn in_json(warnings: &[Warning]) -> String {
+fn in_json(warnings: &[Warning], compression: &str) -> String {
     let warnings: Vec<_> =
         warnings.iter().map(|warning| json!({"name": warning.name(), "message": warning.to_string()})).collect();
-    format!("{}\n", json!({"healthy": warnings.is_empty(), "warnings": warnings}))
+    format!("{}\n", json!({"healthy": warnings.is_empty(), "warnings": warnings, "response_compression": compression}))
 }
 
-fn in_text(warnings: &[Warning]) -> String {
-    if warnings.is_empty() {
-        return "healthy\n".to_owned();
-    }
-    warnings.iter().map(|warning| format!("warning: {warning}\n")).collect()
+fn in_text(warnings: &[Warning], compression: &str) -> String {
+    let verdict: String = match warnings {
+        [] => "healthy\n".to_owned(),
+        _ => warnings.iter().map(|warning| format!("warning: {warning}\n")).collect(),
+    };
+    format!("{verdict}responses are compressed by {compression}\n")
 }

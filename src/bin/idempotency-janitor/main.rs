@@ -55,7 +55,7 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
         Command::Sweep(options) => sweep::sweep(&database, options).await,
         Command::Run(options) => sweep::run(&database, options).await,
         Command::Stats(options) => stats::stats(&database, options).await,
-        Command::Health { max_lag, json } => health::health(&database, max_lag, json).await,
+        Command::Health { max_lag, deep, json } => health::health(&database, max_lag, deep, json).await,
         Command::Unsettled(options) => keys::unsettled(&database, options).await,
         Command::Show { key, json } => keys::show(&database, key, json).await,
         Command::Resolve(options) => settle::resolve(&database, options).await,

@@ -1,0 +1,95 @@
+//! The rules of `migrations/strict.sql`, asked of the records that are there. A test holds the two to each other.
+
+use sqlx::{PgConnection, Row as _};
+
+use crate::Error;
+
+/// A rule that some records break.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    pub(crate) rule: String,
+    pub(crate) records: u64,
+    /// The scope and operation of one of them.
+    pub(crate) scope: String,
+    pub(crate) operation: String,
+}
+
+/// What a step over the table has found.
+#[derive(Debug, Default)]
+pub(crate) struct Step {
+    pub(crate) broken: Vec<Broken>,
+    /// The last key that was looked at; `None` behind the end of the table.
+    pub(crate) last: Option<[String; 3]>,
+}
+
+/// Looks at the next `limit` records after a key, in the order of the keys.
+pub(crate) async fn broken_rules(
+    conn: &mut PgConnection,
+    after: Option<&[String; 3]>,
+    limit: i64,
+) -> Result<Step, Error> {
+    let [scope, operation, key] = after.map_or([""; 3], |[scope, operation, key]| [scope, operation, key]);
+    let rows = sqlx::query(
+        "
+        with step as materialized (
+            select *
+            from idempotency.record
+            where (scope, operation, key) > ($1::text, $2::text, $3::text)
+            order by scope, operation, key
+            limit $4::int8
+        ),
+        broken as (
+            select
+                rule.name,
+                count(*) over (partition by rule.name) as records,
+                row_number() over (partition by rule.name) as number,
+                scope, operation, key
+            from step
+            cross join lateral (
+                values
+                    ('known_mode', mode in ('transaction', 'at_least_once', 'at_most_once', 'mark')),
+                    ('key_length', octet_length(scope) between 1 and 255
+                        and octet_length(operation) between 1 and 255
+                        and octet_length(key) between 1 and 255),
+                    ('fingerprint_unless_mark', (mode = 'mark') = (fingerprint is null)),
+                    ('fingerprint_is_versioned', octet_length(fingerprint) between 2 and 255),
+                    ('attempts_count_from_one', attempt >= 1),
+                    ('mark_is_complete', mode <> 'mark' or completed_at is not null),
+                    ('completed_has_no_lease', completed_at is null or lease_until is null),
+                    ('deadline_only_for_leases', lease_until is null
+                        or mode in ('at_least_once', 'at_most_once')
+                        or (mode = 'transaction' and lease_until = '-infinity')),
+                    ('unfinished_lease_has_a_deadline', mode not in ('at_least_once', 'at_most_once')
+                        or completed_at is not null or lease_until is not null),
+                    ('response_only_when_completed', completed_at is not null
+                        or (response_status is null and response_headers is null and response_body is null))
+            ) as rule (name, kept)
+            -- As in a CHECK, null is no breach.
+            where rule.kept is false
+        )
+        select name, records, scope, operation, key from broken where number = 1
+        union all
+        (select null, 0, scope, operation, key from step order by scope desc, operation desc, key desc limit 1)
+        ",
+    )
+    .persistent(false)
+    .bind(scope)
+    .bind(operation)
+    .bind(key)
+    .bind(limit)
+    .fetch_all(conn)
+    .await
+    .map_err(Error::of_statement)?;
+    let mut step = Step::default();
+    for row in rows {
+        let (scope, operation): (String, String) = (row.try_get("scope")?, row.try_get("operation")?);
+        match row.try_get("name")? {
+            Some(rule) => {
+                let records = row.try_get::<i64, _>("records")?.unsigned_abs();
+                step.broken.push(Broken { rule, records, scope, operation });
+            }
+            None => step.last = Some([scope, operation, row.try_get("key")?]),
+        }
+    }
+    Ok(step)
+}
