@@ -36,7 +36,7 @@ impl<'k> Call<'k> {
                 mode: Mode::Transaction,
                 fingerprint: Some(fingerprint),
                 retention: options.retention,
-                in_flight: options.in_flight,
+                in_flight: options.in_flight()?,
                 lease: None,
                 max_attempts: None,
             },
@@ -168,7 +168,7 @@ impl<'k> Call<'k> {
 
     async fn claim(&self, conn: &mut PgConnection) -> Result<Claimed, Error> {
         let started = Instant::now();
-        let claimed = contend(conn, self.record, &self.terms).await;
+        let claimed = contend(conn, self.record, &self.terms, &mut None).await;
         self.observe_claim(started);
         claimed.inspect_err(|error| self.ending.tell(error))
     }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use crate::answer::{Answer, RETRY_AFTER, answer};
@@ -23,7 +24,7 @@ pub(crate) enum Claimed<W = Claim> {
 /// Claims the key, or finds the response of the call that did, and counts which.
 pub(crate) async fn claim(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Result<Claimed, Error> {
     let started = Instant::now();
-    let claimed = contend(conn, record, terms).await;
+    let claimed = contend(conn, record, terms, &mut None).await;
     observe_claim(terms, record.key, started, claimed.as_ref());
     claimed
 }
@@ -38,11 +39,17 @@ pub(crate) fn observe_claim<W>(terms: &Terms, key: &Key, started: Instant, claim
     }
 }
 
-/// [`claim`], uncounted: for callers that poll.
+/// [`claim`], uncounted: for callers that poll. `asked` is the time of the call's first look, by the database's clock: a record
+/// that expires while a duplicate waits is still that duplicate's answer.
 ///
 /// A claim never waits for another one. Only [`Record::await_key`] waits, for as long as the policy says in all; the
 /// transaction is usable after it.
-pub(crate) async fn contend(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Result<Claimed, Error> {
+pub(crate) async fn contend(
+    conn: &mut PgConnection,
+    record: Record<'_>,
+    terms: &Terms,
+    asked: &mut Option<DateTime<Utc>>,
+) -> Result<Claimed, Error> {
     if let Some(claim) = record.claim(conn, terms).await? {
         return Ok(Claimed::Won(claim));
     }
@@ -50,10 +57,9 @@ pub(crate) async fn contend(conn: &mut PgConnection, record: Record<'_>, terms: 
         InFlight::Reject => None,
         InFlight::Wait(limit) => Some(Instant::now() + limit),
     };
-    let mut asked = None;
     for _ in 0..LOOKS {
-        let look = record.look(conn, asked).await?;
-        asked = Some(look.asked);
+        let look = record.look(conn, *asked).await?;
+        *asked = Some(look.asked);
         let won = match look.standing {
             Standing::Free => record.claim(conn, terms).await?,
             Standing::Held => wait(conn, record, terms, &mut give_up_at).await?,

@@ -56,7 +56,7 @@ use sqlx::{Connection as _, PgConnection};
 use crate::answer::RETRY_AFTER;
 use crate::claim::{Claimed, claim};
 use crate::observe::{call_span, outcome_of, spanned};
-use crate::options::{DEFAULT_WAIT, RETENTION, WAIT, within};
+use crate::options::{RETENTION, WAIT, in_flight_within, within};
 use crate::record::{Awaited, MarkBatch, Record, Seen, Terms};
 use crate::{Deployment, Error, InFlight, InvalidDuration, Key, Mode, observe};
 
@@ -94,11 +94,12 @@ impl Marked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dedup {
     window: Duration,
-    in_flight: InFlight,
+    in_flight: Option<InFlight>,
     deployment: Deployment,
 }
 
-/// Marks a key, in the caller's transaction, for `window`; waits up to 5 seconds for another transaction that is marking it.
+/// Marks a key, in the caller's transaction, for `window`; waits up to 5 seconds, and at most half the window, for another transaction
+/// that is marking it.
 ///
 /// # Errors
 ///
@@ -125,19 +126,22 @@ pub async fn mark_many(conn: &mut PgConnection, keys: &[Key], window: Duration) 
 }
 
 impl Dedup {
-    /// Marks that last for `window`, by the database's clock: to the millisecond, whether or not a sweep comes by.
+    /// Marks that last for `window`, counted from the mark by the database's clock, whether or not a sweep comes by. Make it
+    /// longer than the transaction that marks and processes: a mark whose window ends before its transaction does protects
+    /// nobody who asks after that.
     ///
     /// # Errors
     ///
     /// [`InvalidDuration`] under a millisecond or over ten years.
     pub const fn new(window: Duration) -> Result<Self, InvalidDuration> {
         match within("window", window, RETENTION) {
-            Ok(window) => Ok(Self { window, in_flight: InFlight::Wait(DEFAULT_WAIT), deployment: Deployment::new() }),
+            Ok(window) => Ok(Self { window, in_flight: None, deployment: Deployment::new() }),
             Err(invalid) => Err(invalid),
         }
     }
 
-    /// What to do about a mark whose transaction is still open.
+    /// What to do about a mark whose transaction is still open. The default is to wait for 5 seconds, or half the window where
+    /// that is shorter. A wait that is not shorter than the window is [`Error::InvalidDuration`] when a call is made.
     ///
     /// # Errors
     ///
@@ -148,7 +152,7 @@ impl Dedup {
         {
             return Err(invalid);
         }
-        Ok(Self { in_flight, ..self })
+        Ok(Self { in_flight: Some(in_flight), ..self })
     }
 
     /// How the database is reached: behind a pooler, for one.
@@ -183,7 +187,7 @@ impl Dedup {
             mode: Mode::Mark,
             fingerprint: None,
             retention: self.window,
-            in_flight: self.in_flight,
+            in_flight: in_flight_within(self.in_flight, self.window)?,
             lease: None,
             max_attempts: None,
         };
@@ -272,7 +276,7 @@ impl Dedup {
             return Ok(());
         }
         let locks = open.len() <= MOST_LOCKS;
-        let mut give_up_at = match self.in_flight {
+        let mut give_up_at = match in_flight_within(self.in_flight, self.window)? {
             InFlight::Reject => None,
             InFlight::Wait(limit) => Some(Instant::now() + limit),
         };

@@ -64,7 +64,7 @@ use tokio::time::Instant;
 
 use crate::claim::{Claimed, contend, observe_claim};
 use crate::observe::{Ending, call_span, outcome_of, spanned};
-use crate::options::{DEFAULT_RETENTION, RETENTION, WAIT, within};
+use crate::options::{DEFAULT_RETENTION, RETENTION, WAIT, in_flight_within, within};
 use crate::outcome::{decode, encode};
 use crate::poll::Polls;
 use crate::record::{Actor, Record, Response, Terms};
@@ -231,7 +231,8 @@ impl Leasing {
     }
 
     /// How long to wait for another owner's result before [`Error::InFlight`]. It polls, with jitter, and holds no
-    /// connection between two polls. Zero, the default, does not wait.
+    /// connection between two polls. Zero, the default, does not wait. A wait that is not shorter than the retention is
+    /// [`Error::InvalidDuration`] when a call is made.
     ///
     /// # Errors
     ///
@@ -356,6 +357,7 @@ impl Leasing {
         fingerprint: Fingerprint,
     ) -> Result<Acquired<Response>, Error> {
         let _ = tokio::runtime::Handle::current();
+        in_flight_within(Some(InFlight::Wait(self.wait_for)), self.retention)?;
         let terms = Terms {
             mode: self.policy.mode(),
             fingerprint: Some(fingerprint),
@@ -367,11 +369,14 @@ impl Leasing {
         let record = Record { key, deployment: self.deployment };
         let started = Instant::now();
         let mut polls = Polls::until(started + self.wait_for);
+        let mut asked = None;
         let (claimed_at, claimed) = loop {
             // From before the claim is sent: the owner's clock must run ahead of the database's.
             let claimed_at = Instant::now();
-            let claimed =
-                in_pooled_transaction(pool, Opening::Durable, async |conn| contend(conn, record, &terms).await).await;
+            let claimed = in_pooled_transaction(pool, Opening::Durable, async |conn| {
+                contend(conn, record, &terms, &mut asked).await
+            })
+            .await;
             if !matches!(claimed, Err(Error::InFlight { .. })) || !polls.rest().await {
                 break (claimed_at, claimed);
             }

@@ -37,7 +37,7 @@ pub(crate) const WAIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Dur
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Idempotency {
     pub(crate) retention: Duration,
-    pub(crate) in_flight: InFlight,
+    in_flight: Option<InFlight>,
     pub(crate) deployment: Deployment,
     pub(crate) select_first: bool,
     pub(crate) fewest_round_trips: bool,
@@ -64,20 +64,22 @@ pub enum InFlight {
 }
 
 impl Idempotency {
-    /// A retention of 24 hours, a wait of 5 seconds, a plain [`Deployment`].
+    /// A retention of 24 hours, a wait of at most 5 seconds, a plain [`Deployment`].
     #[must_use]
     pub const fn new() -> Self {
         Self {
             retention: DEFAULT_RETENTION,
-            in_flight: InFlight::Wait(DEFAULT_WAIT),
+            in_flight: None,
             deployment: Deployment::new(),
             select_first: false,
             fewest_round_trips: false,
         }
     }
 
-    /// How long a key is remembered, counted from its claim by the database's clock. **It is the protection window**: a
-    /// repeat that comes later is performed again.
+    /// How long a key is remembered, counted from its claim by the database's clock. The default is 24 hours. **It is the
+    /// protection window**: a repeat that comes later is performed again. Make it longer than the transaction that holds the
+    /// claim: a transaction that outlives it cannot be completed
+    /// ([`OutlivedRetention`](crate::Error::OutlivedRetention)).
     ///
     /// # Errors
     ///
@@ -89,7 +91,11 @@ impl Idempotency {
         }
     }
 
-    /// What to do about a concurrent duplicate.
+    /// What to do about a concurrent duplicate. The default is to wait for 5 seconds, or half the retention where that is
+    /// shorter.
+    ///
+    /// A wait must be shorter than the retention, or the first response could be forgotten meanwhile; because the setters may
+    /// come in any order, a longer one is [`Error::InvalidDuration`](crate::Error::InvalidDuration) when a call is made.
     ///
     /// # Errors
     ///
@@ -100,7 +106,11 @@ impl Idempotency {
         {
             return Err(invalid);
         }
-        Ok(Self { in_flight, ..self })
+        Ok(Self { in_flight: Some(in_flight), ..self })
+    }
+
+    pub(crate) fn in_flight(&self) -> Result<InFlight, InvalidDuration> {
+        in_flight_within(self.in_flight, self.retention)
     }
 
     /// How the database is reached: behind a pooler, for one.
@@ -162,6 +172,17 @@ pub struct InvalidDuration {
     pub shortest: Duration,
     /// The longest that is taken.
     pub longest: Duration,
+}
+
+/// The policy that was chosen, or the default: a wait that is shorter than the time for which a key is remembered.
+pub(crate) fn in_flight_within(chosen: Option<InFlight>, remembered: Duration) -> Result<InFlight, InvalidDuration> {
+    match chosen {
+        None => Ok(InFlight::Wait(DEFAULT_WAIT.min(remembered / 2).max(*WAIT.start()))),
+        Some(InFlight::Wait(limit)) if limit >= remembered => {
+            Err(InvalidDuration { option: "wait", given: limit, shortest: *WAIT.start(), longest: remembered })
+        }
+        Some(in_flight) => Ok(in_flight),
+    }
 }
 
 pub(crate) const fn within(

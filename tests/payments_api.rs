@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::Context as _;
+use pg_idempotency::{Key, testing};
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 use sqlx::postgres::PgConnectOptions;
@@ -205,13 +206,8 @@ async fn a_duplicate_waits_five_seconds_and_is_told_to_retry(
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options).await?;
-    let mut owner = pool.begin().await?;
-    sqlx::query(
-        "insert into idempotency.record (mode, scope, operation, key, fingerprint, token, expires_at)
-         values ('transaction', 'ada', 'POST /payments', 'a-good-key', '\\x0100', 1, now() + interval '1 day')",
-    )
-    .execute(&mut *owner)
-    .await?;
+    let key = Key::new("ada", "POST /payments", "a-good-key")?;
+    let _owner = testing::in_flight(&pool, &key, "another payment").await?;
     let asked = std::time::Instant::now();
     let response = api.pay("ada", "a-good-key", &payment()).await?;
     let waited = asked.elapsed().as_secs_f64();

@@ -55,6 +55,8 @@ fn on_a_throw_away_server() -> anyhow::Error {
 async fn start(url: &str) -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().max_connections(16).connect(url).await.context("cannot connect")?;
     pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    // A proof, not a service: every statement is held to the rules of a record.
+    sqlx::raw_sql(include_str!("../../migrations/strict.sql")).execute(&pool).await?;
     shop::create_table(&pool).await?;
 
     without_a_backstop(&pool).await?;

@@ -18,6 +18,7 @@ use super::rejection::{Misconfigured, Rejection};
 use super::request::{Admission, Refusal, Ticket, admit};
 use super::settings::{Mode, Settings};
 use super::{lease, transaction};
+use crate::options::in_flight_within;
 use crate::{BoxError, Error, InFlight, observe};
 
 /// What [`IdempotencyLayer`](super::IdempotencyLayer) makes of a service.
@@ -112,6 +113,7 @@ where
 
 /// Lets through what is no duplicate of a request that this process performs. Gives what is left of the wait.
 async fn pass(settings: &Settings, ticket: Option<&Ticket>) -> Result<InFlight, Error> {
+    in_flight_within(Some(settings.in_flight), settings.retention)?;
     let Some(ticket) = ticket else { return Ok(settings.in_flight) };
     let passed = settings.in_flight_here.pass(ticket, settings.in_flight).await;
     if let Err(error) = &passed {

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use chrono::{DateTime, Utc};
 use http::{Request, Response};
 use sqlx::PgTransaction;
 use tokio::time::timeout;
@@ -183,7 +184,7 @@ async fn claim(
         InFlight::Wait(limit) => started + limit,
     };
     let mut polls = Polls::until(give_up_at.into());
-    let mut lost = 0;
+    let (mut lost, mut asked) = (0, None);
     let mut look_first = settings.select_first;
     let claimed = loop {
         if look_first {
@@ -196,7 +197,7 @@ async fn claim(
                 Err(error) => break Err(error.into()),
             }
         }
-        let claimed = claim_once(settings, record, &terms).await;
+        let claimed = claim_once(settings, record, &terms, &mut asked).await;
         // Who waits finds the response by the claim, too.
         look_first = false;
         match &claimed {
@@ -213,9 +214,10 @@ async fn claim_once(
     settings: &Settings,
     record: Record<'_>,
     terms: &Terms,
+    asked: &mut Option<DateTime<Utc>>,
 ) -> Result<Claimed<(PgTransaction<'static>, Claim)>, Error> {
     let mut transaction = begin_pooled(&settings.pool).await?;
-    match contend(&mut transaction, record, terms).await {
+    match contend(&mut transaction, record, terms, asked).await {
         Ok(Claimed::Won(claim)) => Ok(Claimed::Won((transaction, claim))),
         Ok(Claimed::Replayed(stored)) => {
             // It wrote nothing. Rolled back here, so that the connection is free before the response is.

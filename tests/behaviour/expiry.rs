@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use pg_idempotency::testing::{Gate, expire_in};
-use pg_idempotency::{Error, Idempotency, Outcome, ensure_idempotent};
+use pg_idempotency::dedup::{Dedup, Marked, mark, mark_many};
+use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::testing::{Gate, expire_in, until_blocked};
+use pg_idempotency::{Error, Idempotency, InFlight, Outcome, ensure_idempotent};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
@@ -172,4 +174,99 @@ fn durations_that_make_no_sense_are_refused() {
     for absurd in [Duration::ZERO, Duration::from_secs(86_400)] {
         options.with_in_flight(pg_idempotency::InFlight::Wait(absurd)).expect_err("absurd");
     }
+}
+
+/// The owner lets its own record expire while the duplicate waits: the duplicate had asked before.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_duplicate_is_judged_as_of_the_moment_it_asked(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let expire = "update idempotency.record set expires_at = clock_timestamp()";
+    let window = Duration::from_secs(3600);
+    for kind in ["ensure", "mark", "mark_many"] {
+        let key = key(kind);
+        let mut first = pool.begin().await?;
+        match kind {
+            "ensure" => {
+                let effect = async |conn: &mut sqlx::PgConnection| leave_effect(conn, "first").await;
+                let _ = ensure_idempotent(&mut first, &key, "body", effect).await?;
+            }
+            _ => assert_eq!(mark(&mut first, &key, window).await?, Marked::First),
+        }
+        let duplicate = tokio::spawn({
+            let (pool, key) = (pool.clone(), key.clone());
+            async move {
+                let mut tx = pool.begin().await?;
+                let duplicate = match kind {
+                    "ensure" => {
+                        let effect = async |conn: &mut sqlx::PgConnection| leave_effect(conn, "second").await;
+                        ensure_idempotent(&mut tx, &key, "body", effect).await?.is_replayed()
+                    }
+                    "mark" => mark(&mut tx, &key, window).await? == Marked::Duplicate,
+                    _ => mark_many(&mut tx, &[key], window).await? == [Marked::Duplicate],
+                };
+                tx.commit().await?;
+                Ok::<_, Error>(duplicate)
+            }
+        });
+        until_blocked(&pool, 1).await?;
+        sqlx::query(expire).execute(&mut *first).await?;
+        first.commit().await?;
+        assert!(duplicate.await??, "{kind}: performed twice within the window");
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_claim_after_a_wait_counts_its_retention_from_itself(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let mut first = pool.begin().await?;
+    let _ = ensure_idempotent(&mut first, &key("a"), "body", async |conn| leave_effect(conn, "first").await).await?;
+    let second = tokio::spawn({
+        let pool = pool.clone();
+        async move { once(&pool, &key("a"), "body").await }
+    });
+    until_blocked(&pool, 1).await?;
+    let asked_before: chrono::DateTime<chrono::Utc> =
+        sqlx::query_scalar("select clock_timestamp()").fetch_one(&pool).await?;
+    first.rollback().await?;
+    assert!(!second.await??.is_replayed());
+    let whole: bool = sqlx::query_scalar("select expires_at >= $1 + interval '24 h' from idempotency.record")
+        .bind(asked_before)
+        .fetch_one(&pool)
+        .await?;
+    assert!(whole, "counted from before the wait");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_wait_is_shorter_than_what_is_remembered(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let second = Duration::from_secs(1);
+    let wait = InFlight::Wait(second);
+    let refused = |error: &Error| matches!(error, Error::InvalidDuration(invalid) if invalid.option == "wait");
+    for options in [
+        Idempotency::new().with_in_flight(wait)?.with_retention(second)?,
+        Idempotency::new().with_retention(second)?.with_in_flight(wait)?,
+    ] {
+        let error = options.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await.expect_err("too long");
+        assert!(refused(&error), "{error:?}");
+    }
+    let dedup = Dedup::new(second)?.with_in_flight(wait)?;
+    let mut tx = pool.begin().await?;
+    assert!(refused(&dedup.mark(&mut tx, &key("a")).await.expect_err("too long")));
+    assert!(refused(&dedup.mark_many(&mut tx, &[key("a")]).await.expect_err("too long")));
+    let lease = Policy::AtLeastOnce { lease: Duration::from_millis(100) };
+    let leasing = Leasing::new(lease)?.with_wait_for(second)?.with_retention(second)?;
+    let error = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await.expect_err("too long");
+    assert!(refused(&error), "{error:?}");
+
+    // The default adapts itself.
+    let mut first = pool.begin().await?;
+    let window = Duration::from_millis(200);
+    assert_eq!(Dedup::new(Duration::from_secs(60))?.mark(&mut first, &key("b")).await?, Marked::First);
+    let started = std::time::Instant::now();
+    let error = Dedup::new(window)?.mark(&mut tx, &key("b")).await.expect_err("in flight");
+    assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
+    assert!(started.elapsed() >= window / 2 && started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    Ok(())
 }

@@ -55,6 +55,38 @@ async fn a_raw_begin_is_refused_and_not_committed(pool: PgPool) -> anyhow::Resul
     Ok(())
 }
 
+/// Dropped at any poll, the call leaves somebody's raw BEGIN open or aborted. Rolled back, it would leave the caller's next
+/// statements in autocommit.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_call_dropped_on_a_raw_begin_never_leaves_autocommit(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let mut refused = 0;
+    for polls in 0..100 {
+        let mut conn = connect(&pool).await;
+        conn.execute("begin").await?;
+        leave_effect(&mut conn, "before").await?;
+        let key_a = key("a");
+        let call = ensure_idempotent(&mut conn, &key_a, "body", async |conn| leave_effect(conn, "ours").await);
+        match cancel_after(polls, call).await {
+            Some(Err(Error::UnknownTransaction)) => refused += 1,
+            Some(other) => panic!("{polls} polls: {other:?}"),
+            None => {}
+        }
+        // What was written after it stands or falls with what was written before.
+        let after = leave_effect(&mut conn, "after").await;
+        let _ = conn.execute("commit").await;
+        let notes: Vec<String> = sqlx::query_scalar("delete from effect returning note").fetch_all(&pool).await?;
+        match after {
+            Ok(_) => assert!(notes == ["before", "after"] || notes.is_empty(), "{polls} polls: {notes:?}"),
+            Err(_) => assert!(notes.is_empty(), "{polls} polls: {notes:?}"),
+        }
+        if refused == 3 {
+            return Ok(());
+        }
+    }
+    panic!("it never completed");
+}
+
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_aborted_raw_transaction_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
