@@ -38,7 +38,8 @@
 //! 4. No key: 400 `missing-key`. One that is malformed, or several: 400 `malformed-key`. `"abc"` and `abc` are one key.
 //! 5. The body is over its limit: 413. It breaks off: 400. Nothing was claimed so far, however slow the upload was.
 //! 6. From here on the run is a task of its own: **a client that hangs up changes nothing**, and finds the answer when it
-//!    asks again. The key is claimed. The database is away: 503, never an unprotected run.
+//!    asks again. The key is claimed. The database is away: 503, never an unprotected run. It refuses what a repeat would
+//!    ask for again, or its table is missing: 500.
 //! 7. The key came with another request (method, path with query, content type, body): 422 `key-reused`. Also while the first
 //!    is in flight, if it is under a lease or in this process; what another process does in a transaction cannot be seen
 //!    before that commits, and is *in flight* until then.
@@ -49,7 +50,8 @@
 //!     headers](IdempotencyLayer::with_replayed_header), the same bytes. Where it was not kept (too large, a stream, a
 //!     secret): 409 `not-replayable`, and nothing runs.
 //! 11. Otherwise the handler performs. Its response
-//!     - **below 400** is stored with the key and committed, and then sent. A commit that fails is a 503.
+//!     - **below 400** is stored with the key and committed, and then sent. A commit that fails is a 500 where the database has
+//!       refused it (a deferred constraint), and a 503 where a repeat may succeed or the connection was lost.
 //!     - of a [chosen status](IdempotencyLayer::with_stored_errors), "card declined", is stored too; what it wrote is undone.
 //!     - of any other status, an error and a panic undo all and free the key: a corrected request may use it.
 //!

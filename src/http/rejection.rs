@@ -30,8 +30,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// | `indeterminate` | 409 | no | the first request's outcome is unknown; somebody has to look |
 /// | `exhausted` | 409 | no | it failed as often as it may |
 /// | `not-replayable` | 409 | no | done, and its response was not kept |
-/// | `unavailable` | 503, `Retry-After` | yes | the database is away, or the transaction could not be committed: ask again |
-/// | `misconfigured` | 500 | no | a mistake of the service's: its log says which |
+/// | `unavailable` | 503, `Retry-After` | yes | the database is away, the connection was lost (also at COMMIT), the lease was lost, or a concurrent transaction won: ask again |
+/// | `misconfigured` | 500 | no | a mistake of the service's, or an error of the database that would come again (a deferred constraint, a missing privilege, a missing table): its log says which |
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -91,13 +91,14 @@ pub enum Rejection {
         /// The first response's status, where it is known.
         status: Option<StatusCode>,
     },
-    /// The database could not be asked, or did not commit. **Whether the operation took effect is open where the COMMIT's
-    /// answer was lost; asking again with the same key tells.**
+    /// The database could not be asked, or the connection was lost, or the transaction lost against a concurrent one: asking
+    /// again may help. **Where the COMMIT's answer was lost, whether the operation took effect is open; asking again with the
+    /// same key tells.**
     #[error("out of order for now; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
-    /// A mistake of the service's. The layer has committed nothing; **what the handler did outside of its transaction, or
-    /// under a lease, stays**.
-    #[error("the service is set up in a way that cannot work; do not repeat it under another key")]
+    /// A mistake of the service's, or an error of the database that a repeat would meet again. The layer has committed
+    /// nothing; **what the handler did outside of its transaction, or under a lease, stays**.
+    #[error("the service failed in a way that asking again does not mend; do not repeat it under another key")]
     Misconfigured(#[source] Arc<Misconfigured>),
 }
 
@@ -123,7 +124,11 @@ pub enum Misconfigured {
     /// The response could not be sealed.
     #[error("the response could not be sealed")]
     Unsealable(#[source] crate::BoxError),
-    /// Anything else that the crate refuses.
+    /// The database refuses a statement of the crate's or the COMMIT, and would refuse it again: a deferred constraint, a
+    /// missing privilege (42501), a key that its encoding does not have (22P05).
+    #[error("the database refused a statement or the commit, and would refuse it again")]
+    DatabaseRefused(#[source] Error),
+    /// Anything else that the crate refuses: the table is missing, the fingerprint is of another version or choice.
     #[error(transparent)]
     Refused(#[from] Error),
 }
@@ -211,15 +216,29 @@ impl Rejection {
             Error::Exhausted { attempts, token, .. } => Self::Exhausted { attempts, token },
             Error::Undecodable { .. } => Self::NotReplayable { status: None },
             Error::InvalidBody { source } => Self::InvalidBody(source),
-            // The client can do nothing about the first four, and an operator everything.
-            Error::SchemaMissing { .. }
-            | Error::UnknownFingerprint { .. }
-            | Error::UnknownMode { .. }
-            | Error::UnknownTransaction
-            | Error::LeaseLost
-            | Error::Retryable(_)
-            | Error::Database(_) => Self::Unavailable(Arc::new(error)),
+            error if may_pass(&error) => Self::Unavailable(Arc::new(error)),
+            // A client that obeys `Retry-After` would ask for ever, and the handler would run each time.
+            Error::Database(_) => Misconfigured::DatabaseRefused(error).into(),
             _ => Misconfigured::Refused(error).into(),
         }
+    }
+}
+
+/// Whether asking again may help: the error is transient, or the connection is lost. A connection that is lost at COMMIT leaves
+/// open whether it took effect, and only asking again tells.
+fn may_pass(error: &Error) -> bool {
+    error.is_transient() || matches!(error, Error::Database(source) if is_lost(source))
+}
+
+/// Whether there is no connection, or none any more.
+fn is_lost(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed => true,
+        // idle_in_transaction_session_timeout and transaction_timeout end the session.
+        error => matches!(sqlstate(error).as_deref(), Some("25P03" | "25P04")),
     }
 }

@@ -3,6 +3,7 @@
 mod bodies;
 mod cancellation;
 mod connections;
+mod failures;
 mod fixtures;
 mod headers;
 mod in_flight;

@@ -71,19 +71,6 @@ async fn a_panic_undoes_all_frees_the_key_and_stays_a_panic(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn a_commit_that_fails_is_never_the_handlers_success(pool: PgPool) {
-    create_effects(&pool).await;
-    sqlx::raw_sql("create table deferred (n int unique deferrable initially deferred)")
-        .execute(&pool)
-        .await
-        .expect("made");
-    let app = app(transactional(&pool));
-    let answer = post_to(&app, "/fail-to-commit", "key-1", "x").await;
-    assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
-    assert_eq!(records(&pool).await, 0);
-}
-
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn an_error_of_the_database_that_the_handler_swallowed_is_not_acknowledged(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
