@@ -38,7 +38,7 @@
 //! 4. No key: 400 `missing-key`. One that is malformed, or several: 400 `malformed-key`. `"abc"` and `abc` are one key.
 //! 5. The body is over its limit: 413. It breaks off: 400. Nothing was claimed so far, however slow the upload was.
 //! 6. From here on the run is a task of its own: **a client that hangs up changes nothing**, and finds the answer when it
-//!    asks again. The key is claimed. The database is away: 503, never an unprotected run. It refuses what a repeat would
+//!    asks again. Too many runs are under way: 503 `overloaded`. The key is claimed. The database is away: 503, never an unprotected run. It refuses what a repeat would
 //!    ask for again, or its table is missing: 500.
 //! 7. The key came with another request (method, path with query, content type, body): 422 `key-reused`. Also while the first
 //!    is in flight, if it is under a lease or in this process; what another process does in a transaction cannot be seen
@@ -53,7 +53,8 @@
 //!     - **below 400** is stored with the key and committed, and then sent. A commit that fails is a 500 where the database has
 //!       refused it (a deferred constraint), and a 503 where a repeat may succeed or the connection was lost.
 //!     - of a [chosen status](IdempotencyLayer::with_stored_errors), "card declined", is stored too; what it wrote is undone.
-//!     - of any other status, an error and a panic undo all and free the key: a corrected request may use it.
+//!     - of any other status, an error, a panic and a handler that takes [too
+//!       long](IdempotencyLayer::with_run_timeout) undo all and free the key: a corrected request may use it.
 //!
 //! Rejections are `application/problem+json`; [`Rejection`] has the table. They can be told [in another
 //! way](IdempotencyLayer::with_rejection).
@@ -84,6 +85,13 @@
 //! The request, with its body whole. In its extensions, what the extractors [`IdempotentTx`] and [`IdempotentLease`] take, and
 //! the [`Key`](crate::Key), where there is one. A panic of the handler's stays a panic, on the connection's task: a client
 //! sees a cut connection, or what a `CatchPanicLayer` further out makes of it.
+//!
+//! # Bounds
+//!
+//! A run outlives its client, so what bounds connections or requests further out does not bound runs. The layer does, in number
+//! and in time: [`with_max_runs`](IdempotencyLayer::with_max_runs), 32 for each connection of the pool by default, beyond
+//! which a request is a 503 `overloaded`; and [`with_run_timeout`](IdempotencyLayer::with_run_timeout), 5 minutes by default,
+//! after which the handler is dropped and the answer is a 503 `timed-out`.
 //!
 //! # Shutdown
 //!

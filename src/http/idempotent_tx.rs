@@ -9,7 +9,8 @@ use http::{Extensions, Request, Response};
 use sqlx::{PgConnection, PgTransaction};
 
 use super::body::Body;
-use super::service::{Ended, caught};
+use super::service::{Ended, handled};
+use super::settings::Settings;
 use crate::Key;
 
 /// The transaction that holds the key. What a handler writes through it commits with the response, or not at all.
@@ -118,6 +119,7 @@ impl fmt::Debug for IdempotentTx {
 
 /// Lends the transaction to the handler and takes it back, with what the handler came to. `None` where the handler kept it.
 pub(super) async fn lend<B, R, E, F>(
+    settings: &Settings,
     transaction: PgTransaction<'static>,
     mut request: Request<Body<B>>,
     handle: impl FnOnce(Request<Body<B>>) -> F,
@@ -127,7 +129,7 @@ where
 {
     let slot = Arc::new(Slot { state: Mutex::new(State::Here(transaction)) });
     request.extensions_mut().insert(Carried(slot.clone()));
-    let answered = caught(async || handle(request).await).await;
+    let answered = handled(settings, request, handle).await;
     let transaction = match slot.swap(State::Closed) {
         State::Here(transaction) => Some(transaction),
         State::Taken | State::Closed => None,

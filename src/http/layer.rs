@@ -28,6 +28,13 @@ use crate::{DEFAULT_RETENTION, InFlight, InvalidDuration, MAX_PART_BYTES};
 const BODY_LIMIT: usize = 1024 * 1024;
 /// The longest common method, OPTIONS, and a space.
 const LONGEST_METHOD: usize = 8;
+/// How many runs there may be for each connection of the pool. A connection serves about 30 transactions of a second each in
+/// the 30 seconds for which sqlx waits for a connection by default: a run further back in the queue would keep its body in
+/// memory, wait, and fail all the same.
+const RUNS_PER_CONNECTION: usize = 32;
+/// How long a handler may take. Common proxies and load balancers give up after a minute, so nobody has waited for the answer
+/// for a while; what takes longer on purpose is work for a queue.
+const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// Makes the requests that pass through it idempotent. What it does stands in the [module's documentation](super).
 ///
@@ -68,6 +75,7 @@ impl IdempotencyLayer {
     }
 
     fn new(pool: PgPool, mode: Mode, scope: Arc<ScopeOf>) -> Self {
+        let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX);
         let settings = Settings {
             pool,
             mode,
@@ -94,6 +102,8 @@ impl IdempotencyLayer {
             documentation: None,
             explicit_begin: false,
             runs: Runs::default(),
+            max_runs: connections.saturating_mul(RUNS_PER_CONNECTION),
+            run_timeout: RUN_TIMEOUT,
         };
         Self { settings }
     }
@@ -314,7 +324,42 @@ impl IdempotencyLayer {
         self.with(|settings| settings.explicit_begin = true)
     }
 
-    /// Counts its runs here, together with those of other layers.
+    /// How many runs there may be at a time. A request beyond it is refused with a 503 and `Retry-After`
+    /// ([`Rejection::Overloaded`]) before anything is spawned or claimed. The default is 32 for each connection that the pool
+    /// may have: 320 for sqlx's default of 10.
+    ///
+    /// A run outlives its client, so limits of connections and `ConcurrencyLimit` further out do not bound it: clients that
+    /// upload a body, hang up and go on with another key would leave runs without limit, each with its body. With the
+    /// default, a run that waits for a connection gets it within the 30 seconds for which sqlx waits, as long as handlers take
+    /// about a second. Raise it for a leased layer whose handlers wait for the outside, and hold no connection meanwhile.
+    ///
+    /// A replay is a run too, and so is a duplicate that waits for a request of another process. One that waits for a
+    /// request of this process is none: it ends with its client.
+    #[must_use]
+    pub fn with_max_runs(self, runs: usize) -> Self {
+        self.with(|settings| settings.max_runs = runs)
+    }
+
+    /// How long a handler may take, from its call to its response. After that it is dropped at its next await, and the
+    /// answer is a 503 with `Retry-After` ([`Rejection::TimedOut`]). In transactional mode its writes are rolled back and the
+    /// key is free; under a lease it is an error of the work: at least once the key is free, at most once it is
+    /// indeterminate. The default is 5 minutes: without any limit, a handler that never returns would keep its connection
+    /// and its key for ever, and common proxies give up after a minute. Choose it longer than a time-out further out, which
+    /// answers the client and leaves the run alone.
+    ///
+    /// Dropping a handler does not cancel its statement: PostgreSQL ends that by its own `statement_timeout`, and the
+    /// transaction and its connection are in use until then. Nor does it stop a task that the handler has spawned.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::Duration`] under a millisecond or over ten years.
+    pub fn with_run_timeout(self, limit: Duration) -> Result<Self, InvalidSetting> {
+        within("run time-out", limit, RETENTION)?;
+        Ok(self.with(|settings| settings.run_timeout = limit))
+    }
+
+    /// Counts its runs here, together with those of other layers. [`with_max_runs`](Self::with_max_runs) then compares with
+    /// the count of all.
     #[must_use]
     pub fn with_runs(self, runs: &Runs) -> Self {
         self.with(|settings| settings.runs = runs.clone())

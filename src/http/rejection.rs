@@ -15,8 +15,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Why a request was refused. **Nothing was performed by this request**, except where it says otherwise.
 ///
 /// It stands in the extensions of the response, for logs and metrics of your own, and goes to the hook of
-/// [`with_rejection`](super::IdempotencyLayer::with_rejection). Its text is for the client; its `source()`, of the last two,
-/// for the service.
+/// [`with_rejection`](super::IdempotencyLayer::with_rejection). Its text is for the client; its `source()`, of
+/// `unavailable` and `misconfigured`, for the service.
 ///
 /// | [`kind`](Self::kind) | status | retry the same request | what happened |
 /// |---|---|---|---|
@@ -31,6 +31,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// | `exhausted` | 409 | no | it failed as often as it may |
 /// | `not-replayable` | 409 | no | done, and its response was not kept |
 /// | `unavailable` | 503, `Retry-After` | yes | the database is away, the connection was lost (also at COMMIT), the lease was lost, or a concurrent transaction won: ask again |
+/// | `overloaded` | 503, `Retry-After` | yes | there are as many [runs](super::IdempotencyLayer::with_max_runs) as there may be |
+/// | `timed-out` | 503, `Retry-After` | yes | the handler took [too long](super::IdempotencyLayer::with_run_timeout) and was dropped |
 /// | `misconfigured` | 500 | no | a mistake of the service's, or an error of the database that would come again (a deferred constraint, a missing privilege, a missing table): its log says which |
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -96,6 +98,21 @@ pub enum Rejection {
     /// same key tells.**
     #[error("out of order for now; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
+    /// There are as many runs as there may be, or more. Nothing was begun.
+    #[error("too many requests are under way; ask again with the same key")]
+    #[non_exhaustive]
+    Overloaded {
+        /// [How many there may be](super::IdempotencyLayer::with_max_runs).
+        limit: usize,
+    },
+    /// The handler took too long and was dropped. In transactional mode nothing is left of it; **what it did outside, or under
+    /// a lease, stays**.
+    #[error("the operation took too long and was given up; ask again with the same key")]
+    #[non_exhaustive]
+    TimedOut {
+        /// [How long it may take](super::IdempotencyLayer::with_run_timeout).
+        limit: Duration,
+    },
     /// A mistake of the service's, or an error of the database that a repeat would meet again. The layer has committed
     /// nothing; **what the handler did outside of its transaction, or under a lease, stays**.
     #[error("the service failed in a way that asking again does not mend; do not repeat it under another key")]
@@ -149,6 +166,8 @@ impl Rejection {
             Self::Exhausted { .. } => "exhausted",
             Self::NotReplayable { .. } => "not-replayable",
             Self::Unavailable(_) => "unavailable",
+            Self::Overloaded { .. } => "overloaded",
+            Self::TimedOut { .. } => "timed-out",
             Self::Misconfigured(_) => "misconfigured",
         }
     }
@@ -166,7 +185,7 @@ impl Rejection {
             | Self::Indeterminate { .. }
             | Self::Exhausted { .. }
             | Self::NotReplayable { .. } => StatusCode::CONFLICT,
-            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unavailable(_) | Self::Overloaded { .. } | Self::TimedOut { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Misconfigured(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -174,7 +193,14 @@ impl Rejection {
     /// Whether the same request, with the same key, may succeed later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::InFlight { .. } | Self::BrokenBody | Self::Unavailable(_))
+        matches!(
+            self,
+            Self::InFlight { .. }
+                | Self::BrokenBody
+                | Self::Unavailable(_)
+                | Self::Overloaded { .. }
+                | Self::TimedOut { .. }
+        )
     }
 
     /// When to ask again, for those that are worth it.
@@ -182,7 +208,7 @@ impl Rejection {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::InFlight { retry_after } => Some(*retry_after),
-            Self::Unavailable(_) => Some(RETRY_AFTER),
+            Self::Unavailable(_) | Self::Overloaded { .. } | Self::TimedOut { .. } => Some(RETRY_AFTER),
             _ => None,
         }
     }

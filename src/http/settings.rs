@@ -48,6 +48,8 @@ pub(super) struct Settings {
     pub(super) documentation: Option<HeaderValue>,
     pub(super) explicit_begin: bool,
     pub(super) runs: Runs,
+    pub(super) max_runs: usize,
+    pub(super) run_timeout: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -41,7 +41,7 @@ where
     F: Future<Output = Result<Response<R>, E>>,
 {
     let transaction = begin_pooled(&settings.pool).await?;
-    let (transaction, answered) = lend(transaction, request, handle).await;
+    let (transaction, answered) = lend(settings, transaction, request, handle).await;
     let response = answered?;
     let Some(transaction) = transaction else { return Err(Misconfigured::TransactionKept.into()) };
     if response.status().as_u16() < 400 && !super::replay::grpc_failed(response.headers()) {
@@ -105,7 +105,7 @@ where
     };
 
     let started = Instant::now();
-    let (transaction, answered) = lend(transaction, request, handle).await;
+    let (transaction, answered) = lend(settings, transaction, request, handle).await;
     observe::performed(Mode::Transaction, ticket.key.operation(), started.elapsed());
     let settled = settle(settings, ticket, record, claim, savepoint, transaction, answered).await;
     observe::outcome(Mode::Transaction, ticket.key.operation(), outcome(&settled));

@@ -1,6 +1,7 @@
 //! The layer for `Idempotency-Key`, by behaviour. Requests go to the service itself, except where the connection matters.
 
 mod bodies;
+mod bounds;
 mod cancellation;
 mod connections;
 mod failures;
