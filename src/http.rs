@@ -62,7 +62,10 @@
 //! # Transactional or leased
 //!
 //! [`IdempotencyLayer::transactional`] is for effects in this database. The handler takes the layer's transaction, an
-//! [`IdempotentTx`], and key, effects and response commit together, before the first byte is sent: exactly once.
+//! [`IdempotentTx`], and key, effects and response commit together, before the first byte is sent: exactly once. A handler that
+//! succeeds under a key without having taken it is a mistake, a 500 and not stored: what it wrote elsewhere would not commit
+//! with the key. For handlers without effects in this database, say
+//! [`with_optional_transaction`](IdempotencyLayer::with_optional_transaction).
 //!
 //! [`IdempotencyLayer::leased`] is for handlers that call the outside. The claim is committed first, the handler runs under a
 //! lease that renews itself, and the response is stored afterwards, as [`lease`](crate::lease) says: at least once or at most
@@ -76,6 +79,9 @@
 //! From the outside in: authentication, limits of size and rate, checks of signatures, **this layer**, the handler. What is
 //! outside runs for a replay too, so a user whose access was revoked reads nothing; what is inside does not. Compression
 //! belongs outside, or the stored body is a compressed one; so does a time-out, whose 408 or 504 then leaves the run alone.
+//! **What retries the handler belongs outside too**: inside, its second attempt would write into the transaction that still
+//! has the first one's writes. So the transaction is lent once for each request; who asks for it again is refused, and
+//! nothing is committed.
 //! In axum add it by `Router::route_layer`, where the matched route is known and unknown paths stay a 404; elsewhere name the
 //! operation by [`with_route`](IdempotencyLayer::with_route). **Give it the feature `axum` there:** without it a nested router
 //! hides the front of the path, and with it whose account a request is for.

@@ -47,7 +47,9 @@ pub struct IdempotencyLayer {
 impl IdempotencyLayer {
     /// For handlers whose effects are in this database: key, effects and response commit in one transaction, which the
     /// handler takes by [`IdempotentTx`](super::IdempotentTx). What it writes elsewhere, by a pool of its own, is not a part
-    /// of it, and happens as often as the handler runs.
+    /// of it, and happens as often as the handler runs. So a handler that succeeds under a key and has not taken the
+    /// transaction is a [mistake](super::Misconfigured::TransactionNotTaken), a 500 and not stored, unless you [say
+    /// otherwise](Self::with_optional_transaction).
     ///
     /// `scope` says whose the request is: tenant, account or user, **from the authenticated identity**, which a layer
     /// further out has put into the request's extensions; never from what the client merely says. An error of it is the
@@ -88,6 +90,7 @@ impl IdempotencyLayer {
             retention: DEFAULT_RETENTION,
             in_flight: InFlight::Reject,
             in_flight_here: InFlightHere::default(),
+            transaction_required: true,
             prepared: true,
             select_first: false,
             combined_commit: false,
@@ -125,6 +128,14 @@ impl IdempotencyLayer {
     #[must_use]
     pub fn with_optional_key(self) -> Self {
         self.with(|settings| settings.key_required = false)
+    }
+
+    /// In transactional mode, lets handlers succeed without taking their [`IdempotentTx`](super::IdempotentTx): for routes
+    /// without effects in this database, whose answers are to be replayed all the same. **A handler with effects that forgets
+    /// it is not noticed then**: it is replayed, and not atomic.
+    #[must_use]
+    pub fn with_optional_transaction(self) -> Self {
+        self.with(|settings| settings.transaction_required = false)
     }
 
     /// Takes the header as a quoted string (RFC 9651) only, as the draft has it. Most clients send bare words.

@@ -132,6 +132,19 @@ pub enum Misconfigured {
     /// The handler's answer came while it, or what it spawned, still had the transaction.
     #[error("the handler answered and still holds its IdempotentTx; drop it before the response is returned")]
     TransactionKept,
+    /// The handler succeeded, below 400, and has not taken the transaction: what it did is not a part of it, and would not
+    /// commit together with the key. Let it take its [`IdempotentTx`](super::IdempotentTx), or, where it has no effects in
+    /// this database, [say so](super::IdempotencyLayer::with_optional_transaction).
+    #[error(
+        "the handler succeeded without its IdempotentTx, so its effects would not commit with the key; let it take it, or          say with_optional_transaction for handlers without effects in this database"
+    )]
+    TransactionNotTaken,
+    /// The transaction was taken, given back, and asked for again: something inside of the layer calls the handler a second
+    /// time, whose first attempt's writes are still in the transaction. Put what retries outside of the layer.
+    #[error(
+        "the IdempotentTx was given back and asked for again; it is lent once, so put what retries outside of the layer"
+    )]
+    TransactionTakenAgain,
     /// A statement of the handler's failed, and the handler answered with a success all the same.
     #[error("a statement of the handler failed, and it answered with a success; let it answer with an error")]
     TransactionAborted(#[source] Error),

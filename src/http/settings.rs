@@ -34,6 +34,7 @@ pub(super) struct Settings {
     pub(super) retention: Duration,
     pub(super) in_flight: InFlight,
     pub(super) in_flight_here: InFlightHere,
+    pub(super) transaction_required: bool,
     pub(super) prepared: bool,
     pub(super) select_first: bool,
     pub(super) combined_commit: bool,

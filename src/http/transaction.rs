@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::body::Body;
 use super::conclusion::{Conclusion, conclude, replayed};
-use super::idempotent_tx::lend;
+use super::idempotent_tx::{Lent, lend};
 use super::rejection::{Misconfigured, Rejection};
 use super::request::Ticket;
 use super::service::{Ended, caught};
@@ -41,9 +41,10 @@ where
     F: Future<Output = Result<Response<R>, E>>,
 {
     let transaction = begin_pooled(&settings.pool).await?;
-    let (transaction, answered) = lend(settings, transaction, request, handle).await;
+    let (lent, answered) = lend(settings, transaction, request, handle).await;
     let response = answered?;
-    let Some(transaction) = transaction else { return Err(Misconfigured::TransactionKept.into()) };
+    // Without a key there is nothing to commit it with: here the transaction may be left alone.
+    let transaction = to_commit(lent, false).await?;
     if response.status().as_u16() < 400 && !super::replay::grpc_failed(response.headers()) {
         commit_unclaimed(transaction).await.map_err(Misconfigured::of_completion)?;
     } else {
@@ -105,9 +106,9 @@ where
     };
 
     let started = Instant::now();
-    let (transaction, answered) = lend(settings, transaction, request, handle).await;
+    let (lent, answered) = lend(settings, transaction, request, handle).await;
     observe::performed(Mode::Transaction, ticket.key.operation(), started.elapsed());
-    let settled = settle(settings, ticket, record, claim, savepoint, transaction, answered).await;
+    let settled = settle(settings, ticket, record, claim, savepoint, lent, answered).await;
     observe::outcome(Mode::Transaction, ticket.key.operation(), outcome(&settled));
     settled
 }
@@ -118,7 +119,7 @@ async fn settle<R, E>(
     record: Record<'_>,
     claim: Claim,
     savepoint: Option<Savepoint>,
-    transaction: Option<PgTransaction<'static>>,
+    lent: Lent,
     answered: Result<Response<R>, Ended<E>>,
 ) -> Result<(Response<Body<R>>, &'static str), Ended<E>>
 where
@@ -136,16 +137,16 @@ where
     let (stored, response, undo) = match concluded {
         Ok(Conclusion::Store { stored, response, undo }) => (stored, response, undo),
         Ok(Conclusion::Free { response }) => {
-            // Where the handler kept the transaction, it is rolled back when that is dropped.
-            roll_back_if_any(transaction).await;
+            roll_back_lent(lent).await;
             return Ok((response, observe::FAILED));
         }
         Err(ended) => {
-            roll_back_if_any(transaction).await;
+            roll_back_lent(lent).await;
             return Err(ended);
         }
     };
-    let Some(mut transaction) = transaction else { return Err(Misconfigured::TransactionKept.into()) };
+    // A chosen error may come before the transaction is needed, and undoes what is in it.
+    let mut transaction = to_commit(lent, settings.transaction_required && !undo).await?;
     let completed = async {
         if let Some(savepoint) = savepoint.filter(|_| undo) {
             savepoint.undo(&mut transaction).await?;
@@ -237,8 +238,22 @@ async fn claim_once(
     }
 }
 
-async fn roll_back_if_any(transaction: Option<PgTransaction<'static>>) {
-    if let Some(transaction) = transaction {
+/// The transaction, where what the handler did with it may be committed.
+async fn to_commit(lent: Lent, required: bool) -> Result<PgTransaction<'static>, Misconfigured> {
+    let mistake = match lent {
+        Lent::GivenBack(transaction) => return Ok(transaction),
+        Lent::NeverTaken(transaction) if !required => return Ok(transaction),
+        Lent::NeverTaken(_) => Misconfigured::TransactionNotTaken,
+        Lent::AskedForAgain(_) => Misconfigured::TransactionTakenAgain,
+        Lent::Kept => Misconfigured::TransactionKept,
+    };
+    roll_back_lent(lent).await;
+    Err(mistake)
+}
+
+/// Where the handler kept the transaction, it is rolled back when that is dropped.
+async fn roll_back_lent(lent: Lent) {
+    if let Some(transaction) = lent.into_transaction() {
         roll_back(transaction).await;
     }
 }

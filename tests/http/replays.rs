@@ -88,7 +88,7 @@ async fn any_response_comes_back_from_the_database_as_it_was(pool: PgPool) {
     let errors = || (400..500).map(|status| StatusCode::from_u16(status).expect("a status"));
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
     let layers = [
-        transactional(&pool).with_stored_errors(errors()).expect("client errors"),
+        transactional(&pool).with_optional_transaction().with_stored_errors(errors()).expect("client errors"),
         IdempotencyLayer::leased(pool.clone(), user, policy)
             .expect("a sensible lease")
             .with_stored_errors(errors())
