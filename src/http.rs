@@ -46,7 +46,7 @@
 //! 8. The first request is in flight: 409 `in-flight` with `Retry-After`; or a [bounded wait](IdempotencyLayer::with_in_flight)
 //!    that holds no connection.
 //! 9. Its outcome is unknown, or it failed as often as it may: 409 `indeterminate`, 409 `exhausted`.
-//! 10. It was answered: **that answer**, with `Idempotency-Replayed: true`: the status, the [allowed
+//! 10. It was answered: **that answer**, with `Idempotency-Replayed: true` (which the layer takes off a first response): the status, the [allowed
 //!     headers](IdempotencyLayer::with_replayed_header), the same bytes. Where it was not kept (too large, a stream, a
 //!     secret): 409 `not-replayable`, and nothing runs.
 //! 11. Otherwise the handler performs. Its response
@@ -85,6 +85,17 @@
 //! In axum add it by `Router::route_layer`, where the matched route is known and unknown paths stay a 404; elsewhere name the
 //! operation by [`with_route`](IdempotencyLayer::with_route). **Give it the feature `axum` there:** without it a nested router
 //! hides the front of the path, and with it whose account a request is for.
+//!
+//! A run is a task of its own, with the span of its request. **Task-locals of layers further out are not there**
+//! (`tokio::task_local!`): hand over by the request's extensions what the handler needs, or set the task-local inside of this
+//! layer.
+//!
+//! # gRPC
+//!
+//! A unary call is a POST whose status is at its end, in the trailers. So the layer reads a response of `application/grpc` to
+//! its end before it commits, with a key and without, kept or not: a call that fails is undone. One that does not come to its
+//! status within a second or 4 MiB is a 500, and undone as well, so long streams do not belong behind the layer. With gRPC-Web,
+//! put the translation outside: inside, the status is in the body, where the layer does not look.
 //!
 //! # What the handler gets
 //!

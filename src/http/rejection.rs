@@ -151,6 +151,14 @@ pub enum Misconfigured {
     /// The body of the handler's response failed.
     #[error("the handler's response could not be read to its end: {0}")]
     BrokenResponse(String),
+    /// A gRPC response has not come to its status, which is at its end, within a second or within 4 MiB (or the [limit for
+    /// responses](super::IdempotencyLayer::with_response_limit), if that is more). Nothing is committed, because the call may
+    /// still fail. Long streams do not belong behind the layer.
+    #[error(
+        "the gRPC response did not come to its status in time, or within the limit, so nobody knows whether the call fails; \
+         keep long streams away from the layer"
+    )]
+    GrpcStatusTooLate,
     /// The response could not be sealed.
     #[error("the response could not be sealed")]
     Unsealable(#[source] crate::BoxError),

@@ -16,6 +16,7 @@ use tracing::Instrument as _;
 use super::body::Body;
 use super::denied::Denied;
 use super::rejection::{Misconfigured, Rejection};
+use super::replay::IDEMPOTENCY_REPLAYED;
 use super::request::{Admission, Refusal, Ticket, admit};
 use super::settings::{Mode, Settings};
 use super::{lease, transaction};
@@ -138,7 +139,15 @@ where
     if let Some(ticket) = &ticket {
         request.extensions_mut().insert(ticket.key.clone());
     }
-    let handle = |request| inner.call(request);
+    let handle = |request| {
+        let answering = inner.call(request);
+        async {
+            let mut response = answering.await?;
+            // A handler may pass on what another service has replayed to it. Here it is the first response.
+            response.headers_mut().remove(IDEMPOTENCY_REPLAYED);
+            Ok(response)
+        }
+    };
     match (settings.mode, &ticket) {
         (Mode::Transactional, Some(ticket)) => transaction::run(settings, ticket, in_flight, request, handle).await,
         (Mode::Transactional, None) => transaction::run_unprotected(settings, request, handle).await,

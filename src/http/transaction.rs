@@ -9,7 +9,7 @@ use sqlx::PgTransaction;
 use tokio::time::timeout;
 
 use super::body::Body;
-use super::conclusion::{Conclusion, conclude, replayed};
+use super::conclusion::{Conclusion, conclude, replayed, succeeded};
 use super::idempotent_tx::{Lent, lend};
 use super::rejection::{Misconfigured, Rejection};
 use super::request::Ticket;
@@ -38,19 +38,36 @@ pub(super) async fn run_unprotected<B, R, E, F>(
     handle: impl FnOnce(Request<Body<B>>) -> F,
 ) -> Result<Response<Body<R>>, Ended<E>>
 where
+    R: http_body::Body<Data = Bytes>,
+    R::Error: Into<BoxError>,
     F: Future<Output = Result<Response<R>, E>>,
 {
     let transaction = begin_pooled(&settings.pool).await?;
     let (lent, answered) = lend(settings, transaction, request, handle).await;
-    let response = answered?;
-    // Without a key there is nothing to commit it with: here the transaction may be left alone.
-    let transaction = to_commit(lent, false).await?;
-    if response.status().as_u16() < 400 && !super::replay::grpc_failed(response.headers()) {
-        commit_unclaimed(transaction).await.map_err(Misconfigured::of_completion)?;
-    } else {
-        roll_back(transaction).await;
+    let judged = match answered {
+        // Its body is the handler's too, and so is a panic in it.
+        Ok(response) => match caught(async || Ok(succeeded(settings, response).await)).await {
+            Ok(judged) => judged.map_err(Ended::from),
+            Err(ended) => Err(ended),
+        },
+        Err(ended) => Err(ended),
+    };
+    match judged {
+        Ok((true, response)) => {
+            // There is no key to commit with it: here the transaction may be left alone.
+            let transaction = to_commit(lent, false).await?;
+            commit_unclaimed(transaction).await.map_err(Misconfigured::of_completion)?;
+            Ok(response)
+        }
+        Ok((false, response)) => {
+            roll_back_lent(lent).await;
+            Ok(response)
+        }
+        Err(ended) => {
+            roll_back_lent(lent).await;
+            Err(ended)
+        }
     }
-    Ok(response.map(Body::untouched))
 }
 
 /// Claims the key, lets the handler perform, stores its response and commits; or replays.
