@@ -97,6 +97,17 @@
 //! status within a second or 4 MiB is a 500, and undone as well, so long streams do not belong behind the layer. With gRPC-Web,
 //! put the translation outside: inside, the status is in the body, where the layer does not look.
 //!
+//! # What makes two requests the same
+//!
+//! Under one key, a request with another method, path, query, content type or body is another request, and refused. Other
+//! headers do not count. **A handler whose effect or answer depends on another header** (an account, a currency) needs
+//! [`with_fingerprinted_header`](IdempotencyLayer::with_fingerprinted_header), or one account gets the other's response; where
+//! it says whose the request is, it belongs into the scope. For clients that build the body anew for each attempt there are
+//! [`with_canonical_json`](IdempotencyLayer::with_canonical_json) and, for bodies with a timestamp,
+//! [`with_json_without`](IdempotencyLayer::with_json_without); [`with_fingerprint`](IdempotencyLayer::with_fingerprint) is the
+//! choice as a whole. A fingerprint is of one choice: after a change of it, a request that repeats one from before is refused
+//! until its key expires, and never gets a response that was meant for another.
+//!
 //! # What the handler gets
 //!
 //! The request, with its body whole. In its extensions, what the extractors [`IdempotentTx`] and [`IdempotentLease`] take, and
@@ -124,6 +135,7 @@
 //! requirements one by one.
 
 mod body;
+mod choice;
 mod conclusion;
 mod denied;
 #[cfg(feature = "axum")]
@@ -144,6 +156,8 @@ mod settings;
 mod transaction;
 
 pub use body::Body;
+#[cfg(feature = "testing")]
+pub(crate) use choice::plain_fingerprint;
 pub use conclusion::{NoStore, NotPerformed};
 pub use denied::Denied;
 pub use header::{IDEMPOTENCY_KEY, MalformedKey, key_value};
@@ -155,8 +169,6 @@ pub use rejection::{Misconfigured, Rejection};
 pub use replay::IDEMPOTENCY_REPLAYED;
 #[cfg(feature = "testing")]
 pub(crate) use replay::plain_response;
-#[cfg(feature = "testing")]
-pub(crate) use request::plain_fingerprint;
 pub use runs::Runs;
 pub use seal::Seal;
 pub use service::IdempotencyService;

@@ -11,6 +11,7 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode, Uri};
 use sqlx::PgPool;
 use tower_layer::Layer;
 
+use super::choice::{Choice, Compared};
 use super::denied::Denied;
 use super::in_flight::InFlightHere;
 use super::problem::problem;
@@ -20,9 +21,10 @@ use super::runs::Runs;
 use super::seal::Seal;
 use super::service::IdempotencyService;
 use super::settings::{InvalidSetting, Mode, OperationFrom, ScopeOf, Settings, ValueFrom};
+use crate::fingerprint::pointer::Pointer;
 use crate::lease::{Leasing, Policy};
 use crate::options::{RETENTION, WAIT, within};
-use crate::{DEFAULT_RETENTION, InFlight, InvalidDuration, MAX_PART_BYTES};
+use crate::{DEFAULT_RETENTION, Fingerprint, InFlight, InvalidBody, InvalidDuration, MAX_PART_BYTES};
 
 /// What a body may have unless told. Two copies of it are in memory while a request runs.
 const BODY_LIMIT: usize = 1024 * 1024;
@@ -94,7 +96,7 @@ impl IdempotencyLayer {
             prepared: true,
             select_first: false,
             combined_commit: false,
-            canonical_json: false,
+            choice: Choice::default(),
             request_limit: BODY_LIMIT,
             response_limit: BODY_LIMIT,
             stored_errors: Vec::new(),
@@ -249,9 +251,72 @@ impl IdempotencyLayer {
     /// request anew for each retry. A
     /// body that is not JSON is refused with a 400. Numbers with more digits than an `f64` keeps make it compare that body
     /// byte by byte.
+    ///
+    /// Of this, [`with_json_without`](Self::with_json_without) and [`with_fingerprint`](Self::with_fingerprint), the last one
+    /// counts.
     #[must_use]
     pub fn with_canonical_json(self) -> Self {
-        self.with(|settings| settings.canonical_json = true)
+        self.with(|settings| settings.choice.compared = Compared::CanonicalJson)
+    }
+
+    /// As [`with_canonical_json`](Self::with_canonical_json), as if what these JSON pointers (RFC 6901) point at were not
+    /// there: for clients that put a timestamp, or a number of the attempt, into each attempt's body.
+    ///
+    /// ```
+    /// # use pg_idempotency::http::{IdempotencyLayer, InvalidSetting};
+    /// # fn f(layer: IdempotencyLayer) -> Result<IdempotencyLayer, InvalidSetting> {
+    /// layer.with_json_without(["/sent_at", "/client/attempt"])
+    /// # }
+    /// ```
+    ///
+    /// A pointer that points at nothing leaves out nothing. **Leave out what the handler does not act upon**: two requests
+    /// that differ in nothing else are one, and the second gets the first one's response.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::NotAPointer`], also for the empty pointer, which is the whole body.
+    pub fn with_json_without<P: Into<String>>(
+        self,
+        pointers: impl IntoIterator<Item = P>,
+    ) -> Result<Self, InvalidSetting> {
+        let parse = |text: String| Pointer::parse(&text).ok_or(InvalidSetting::NotAPointer(text));
+        let pointers = pointers.into_iter().map(|text| parse(text.into())).collect::<Result<_, _>>()?;
+        Ok(self.with(|settings| settings.choice.compared = Compared::JsonWithout(pointers)))
+    }
+
+    /// Chooses what makes two requests the same, as a whole: two requests are the same where the function gives the same
+    /// [`Fingerprint`]. What it does not take does not count, neither method nor path; only the key's scope and operation
+    /// count always, and [further headers](Self::with_fingerprinted_header). An error is a 400.
+    ///
+    /// `name` stands for the function in the fingerprint. **Give it another name with each change**: the layer cannot see what
+    /// a function does, and fingerprints of two functions of the same name are compared.
+    ///
+    /// ```
+    /// # use pg_idempotency::Fingerprint;
+    /// # use pg_idempotency::http::IdempotencyLayer;
+    /// # fn f(layer: IdempotencyLayer) -> IdempotencyLayer {
+    /// // The upload's bytes and the account alone: each attempt signs the query anew.
+    /// layer.with_fingerprint("account and bytes", |parts, body| {
+    ///     let account = parts.headers.get("x-account").map(|account| account.as_bytes());
+    ///     Fingerprint::of_json(&(account, Fingerprint::of_bytes(body).as_bytes()))
+    /// })
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn with_fingerprint<F>(self, name: impl Into<String>, function: F) -> Self
+    where
+        F: Fn(&Parts, &Bytes) -> Result<Fingerprint, InvalidBody> + Send + Sync + 'static,
+    {
+        let chosen = Compared::Function { name: name.into(), function: Arc::new(function) };
+        self.with(|settings| settings.choice.compared = chosen)
+    }
+
+    /// Has this header count too, with all its lines: the same key with another value is
+    /// [`KeyReused`](Rejection::KeyReused). For handlers that pick an account, a currency, a language by a header. Not for what
+    /// a client sends anew with each attempt, as a trace or a date.
+    #[must_use]
+    pub fn with_fingerprinted_header(self, name: HeaderName) -> Self {
+        self.with(|settings| settings.choice.add_header(name))
     }
 
     /// The largest request body, 1 MiB unless told. A larger one is a 413, and nothing is claimed.

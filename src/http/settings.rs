@@ -8,6 +8,7 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use sqlx::PgPool;
 
+use super::choice::Choice;
 use super::denied::Denied;
 use super::in_flight::InFlightHere;
 use super::rejection::Rejection;
@@ -38,7 +39,7 @@ pub(super) struct Settings {
     pub(super) prepared: bool,
     pub(super) select_first: bool,
     pub(super) combined_commit: bool,
-    pub(super) canonical_json: bool,
+    pub(super) choice: Choice,
     pub(super) request_limit: usize,
     pub(super) response_limit: usize,
     pub(super) stored_errors: Vec<StatusCode>,
@@ -91,6 +92,9 @@ pub enum InvalidSetting {
     /// A header of one connection, one session or one moment.
     #[error("the header {0} must not be replayed: it belongs to one connection, one session or one moment")]
     HeaderNotReplayable(HeaderName),
+    /// No JSON pointer to a part of the body.
+    #[error("{0:?} is no JSON pointer to a part of the body (RFC 6901); write /name or /outer/inner")]
+    NotAPointer(String),
     /// The route is too long to be part of a key.
     #[error("the route has {bytes} bytes, and {most} is the most; give the operation a shorter name: with_operation")]
     RouteTooLong {

@@ -13,6 +13,7 @@ mod mistakes;
 mod replays;
 mod requests;
 mod rules;
+mod sameness;
 mod settings;
 mod support;
 mod transactional;
