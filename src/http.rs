@@ -38,11 +38,12 @@
 //! 4. No key: 400 `missing-key`. One that is malformed, or several: 400 `malformed-key`. `"abc"` and `abc` are one key.
 //! 5. The body is over its limit: 413. It breaks off: 400. Nothing was claimed so far, however slow the upload was.
 //! 6. From here on the run is a task of its own: **a client that hangs up changes nothing**, and finds the answer when it
-//!    asks again. Too many runs are under way: 503 `overloaded`. The key is claimed. The database is away: 503, never an unprotected run. It refuses what a repeat would
-//!    ask for again, or its table is missing: 500.
-//! 7. The key came with another request (method, path with query, content type, body): 422 `key-reused`. Also while the first
-//!    is in flight, if it is under a lease or in this process; what another process does in a transaction cannot be seen
-//!    before that commits, and is *in flight* until then.
+//!    asks again. Too many runs are under way: 503 `overloaded`. The key is claimed. The database is away: 503, never an
+//!    unprotected run. It refuses what a repeat would ask for again, or its table is missing: 500.
+//! 7. The key came with another request (method, path with query, content type, body, or [what you
+//!    chose](#what-makes-two-requests-the-same)): 422 `key-reused`. Also while the first is in flight, if it is under a lease
+//!    or in this process; what another process does in a transaction cannot be seen before that commits, and is *in flight*
+//!    until then.
 //! 8. The first request is in flight: 409 `in-flight` with `Retry-After`; or a [bounded wait](IdempotencyLayer::with_in_flight)
 //!    that holds no connection.
 //! 9. Its outcome is unknown, or it failed as often as it may: 409 `indeterminate`, 409 `exhausted`.

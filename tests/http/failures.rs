@@ -123,6 +123,26 @@ async fn a_connection_that_is_lost_at_commit_is_a_503(pool: PgPool) {
     assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
 }
 
+/// 40001, as the database says it where the transaction lost against a concurrent one: the next attempt may win.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_serialization_failure_at_commit_is_a_503(pool: PgPool) {
+    create_effects(&pool).await;
+    sqlx::raw_sql(
+        "create function lose() returns trigger language plpgsql as
+         $$ begin raise exception 'lost' using errcode = '40001'; end $$;
+         create constraint trigger loses after insert on effect deferrable initially deferred
+         for each row execute function lose()",
+    )
+    .execute(&pool)
+    .await
+    .expect("made");
+    let app = app(transactional(&pool).with_optional_key());
+    for key in [Some("key-1"), None] {
+        assert_transient(&send(&app, request("POST", "/effects", key, "x")).await);
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_connection_that_is_lost_under_the_handler_is_a_503(pool: PgPool) {
     create_effects(&pool).await;
