@@ -47,9 +47,9 @@
 //! 8. The first request is in flight: 409 `in-flight` with `Retry-After`; or a [bounded wait](IdempotencyLayer::with_in_flight)
 //!    that holds no connection.
 //! 9. Its outcome is unknown, or it failed as often as it may: 409 `indeterminate`, 409 `exhausted`.
-//! 10. It was answered: **that answer**, with `Idempotency-Replayed: true` (which the layer takes off a first response): the status, the [allowed
-//!     headers](IdempotencyLayer::with_replayed_header), the same bytes. Where it was not kept (too large, a stream, a
-//!     secret): 409 `not-replayable`, and nothing runs.
+//! 10. It was answered: **that answer**, with `Idempotency-Replayed: true`, which a first response never has: the status, the
+//!     [allowed headers](IdempotencyLayer::with_replayed_header), the same bytes. Where it was not kept (too large, a stream,
+//!     a secret): 409 `not-replayable`, and nothing runs.
 //! 11. Otherwise the handler performs. Its response
 //!     - **below 400** is stored with the key and committed, and then sent. A commit that fails is a 500 where the database has
 //!       refused it (a deferred constraint), and a 503 where a repeat may succeed or the connection was lost.

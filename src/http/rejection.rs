@@ -136,7 +136,8 @@ pub enum Misconfigured {
     /// commit together with the key. Let it take its [`IdempotentTx`](super::IdempotentTx), or, where it has no effects in
     /// this database, [say so](super::IdempotencyLayer::with_optional_transaction).
     #[error(
-        "the handler succeeded without its IdempotentTx, so its effects would not commit with the key; let it take it, or          say with_optional_transaction for handlers without effects in this database"
+        "the handler succeeded without its IdempotentTx, so its effects would not commit with the key; let it take it, or \
+         say with_optional_transaction for handlers without effects in this database"
     )]
     TransactionNotTaken,
     /// The transaction was taken, given back, and asked for again: something inside of the layer calls the handler a second
