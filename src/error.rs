@@ -129,9 +129,13 @@ pub enum Error {
         source: InvalidBody,
     },
 
-    /// The record was stored with a fingerprint of a version that this release cannot compute. Nothing was performed.
-    /// It happens while a newer release is being rolled out: send the request there, or retry later.
-    #[error("the record's fingerprint has version {version}, which this release cannot compare; upgrade this process")]
+    /// The record was stored with a fingerprint that this call cannot compare with its own. Nothing was performed. It happens
+    /// while a newer release is being rolled out: send the request there, or retry later. And it happens over HTTP, until the
+    /// key expires, after a change of the choice of what makes two requests the same.
+    #[error(
+        "the record's fingerprint has version {version} and cannot be compared with this request's: a newer release made it, \
+         or another choice of what makes two requests the same"
+    )]
     #[non_exhaustive]
     UnknownFingerprint {
         /// The stored fingerprint's version byte.

@@ -5,6 +5,8 @@ mod member;
 mod number;
 mod object;
 #[cfg(feature = "http")]
+pub(crate) mod pointer;
+#[cfg(feature = "http")]
 pub(crate) mod request;
 
 use std::fmt;
@@ -17,8 +19,14 @@ pub use canonical::InvalidBody;
 
 /// Version 1: SHA-256 of one byte for the kind (`j` canonical JSON, `b` raw bytes, `h` an HTTP request) and the content.
 const VERSION: u8 = 1;
+/// Version 2, over HTTP, where the service has chosen what makes two requests the same: eight bytes that stand for the choice,
+/// and 24 of the SHA-256 of `c`, the choice and what it takes of the request. Fingerprints of two choices are not compared:
+/// equal or not, they would say nothing about the requests.
+const CHOSEN: u8 = 2;
+const CHOICE: std::ops::Range<usize> = 1..9;
 
-/// What makes two requests the same: a version byte and a SHA-256.
+/// What makes two requests the same: a version byte and a SHA-256, of which a choice of the service's own over HTTP takes a
+/// part.
 ///
 /// The version that a record was *stored* with decides how later requests are compared with it, so that a new release
 /// which hashes in another way does not take every key in flight for reused.
@@ -80,6 +88,21 @@ impl Fingerprint {
         Ok(Self::new(content.hash_into(hasher)?))
     }
 
+    /// The fingerprint of a request under a choice of the service's own: the `request` as it is compared, and `further` parts
+    /// of it.
+    #[cfg(feature = "http")]
+    pub(crate) fn of_choice(choice: &[u8], request: &Self, further: &[u8]) -> Self {
+        let mut hasher = Sha256::new_with_prefix(b"c");
+        for part in [choice, request.as_bytes(), further] {
+            hasher.update((part.len() as u64).to_be_bytes());
+            hasher.update(part);
+        }
+        let mut bytes = [CHOSEN; 33];
+        bytes[CHOICE].copy_from_slice(&Sha256::digest(choice)[..CHOICE.len()]);
+        bytes[CHOICE.end..].copy_from_slice(&hasher.finalize()[..33 - CHOICE.end]);
+        Self(bytes)
+    }
+
     fn new(hasher: Sha256) -> Self {
         let mut bytes = [VERSION; 33];
         bytes[1..].copy_from_slice(&hasher.finalize());
@@ -95,8 +118,9 @@ impl Fingerprint {
     /// Compares with a stored one, in the stored one's version.
     pub(crate) fn compare(&self, stored: &[u8]) -> Comparison {
         match stored.first() {
-            Some(&VERSION) if stored == self.0 => Comparison::Same,
-            Some(&VERSION) => Comparison::Other,
+            _ if stored == self.0 => Comparison::Same,
+            Some(&CHOSEN) if stored.get(CHOICE) != self.0.get(CHOICE) => Comparison::UnknownVersion(CHOSEN),
+            Some(&version) if version == self.0[0] => Comparison::Other,
             Some(&version) => Comparison::UnknownVersion(version),
             // Barred by the schema's `fingerprint_is_versioned`.
             None => Comparison::UnknownVersion(0),
@@ -108,7 +132,8 @@ impl Fingerprint {
 impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Fingerprint(v{}:", self.0[0])?;
-        self.0[1..5].iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        let digest = if self.0[0] == CHOSEN { CHOICE.end } else { 1 };
+        self.0[digest..digest + 4].iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
         f.write_str("…)")
     }
 }

@@ -9,13 +9,15 @@ use std::net::Ipv4Addr;
 use std::pin::Pin;
 
 use bytes::{Buf as _, BufMut as _};
+use futures_util::{Stream, StreamExt as _};
 use http::request::Parts;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Rejection};
+use pg_idempotency::testing::{Gate, PATIENCE};
 use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tonic::client::Grpc as Client;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
-use tonic::server::{Grpc, UnaryService};
+use tonic::server::{Grpc, ServerStreamingService, UnaryService};
 use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
@@ -84,6 +86,41 @@ impl UnaryService<String> for Place {
     }
 }
 
+/// `taxi.Orders/Follow`: orders a taxi, and answers with its way there. The status comes after the messages, in the trailers.
+struct Follow(Gate);
+
+impl ServerStreamingService<String> for Follow {
+    type Response = String;
+    type ResponseStream = Pin<Box<dyn Stream<Item = Result<String, Status>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Self::ResponseStream>, Status>> + Send>>;
+
+    fn call(&mut self, request: Request<String>) -> Self::Future {
+        let gate = self.0.clone();
+        Box::pin(async move {
+            let mut tx =
+                IdempotentTx::take(request.extensions()).map_err(|error| Status::internal(error.to_string()))?;
+            sqlx::query("insert into ride (destination) values ($1)")
+                .bind(request.get_ref())
+                .execute(&mut *tx)
+                .await
+                .map_err(|error| Status::internal(error.to_string()))?;
+            let on_the_way = futures_util::stream::iter([Ok("on the way".to_owned())]);
+            let end: Self::ResponseStream = match request.get_ref().as_str() {
+                "moon" => {
+                    Box::pin(futures_util::stream::iter([Err(Status::failed_precondition("no road leads there"))]))
+                }
+                "far" => Box::pin(futures_util::stream::once(async move {
+                    gate.pass().await;
+                    Err(Status::failed_precondition("no road leads there"))
+                })),
+                _ => Box::pin(futures_util::stream::empty()),
+            };
+            let stream: Self::ResponseStream = Box::pin(on_the_way.chain(end));
+            Ok(Response::new(stream))
+        })
+    }
+}
+
 fn layer(pool: PgPool) -> IdempotencyLayer {
     // A stand-in: a real service takes it from the authenticated identity.
     let scope = |parts: &Parts| match parts.headers.get("x-user-id").map(|user| user.to_str()) {
@@ -103,7 +140,8 @@ fn code(rejection: &Rejection) -> Code {
         Rejection::KeyReused => Code::FailedPrecondition,
         Rejection::Indeterminate { .. } | Rejection::NotReplayable { .. } => Code::DataLoss,
         Rejection::Exhausted { .. } | Rejection::BodyTooLarge { .. } => Code::ResourceExhausted,
-        Rejection::Unavailable(_) => Code::Unavailable,
+        Rejection::Unavailable(_) | Rejection::Overloaded { .. } => Code::Unavailable,
+        Rejection::TimedOut { .. } => Code::DeadlineExceeded,
         Rejection::Misconfigured(_) => Code::Internal,
         _ => Code::InvalidArgument,
     }
@@ -111,26 +149,57 @@ fn code(rejection: &Rejection) -> Code {
 
 /// The service, and a client that is connected to it. Both end with the test's runtime.
 async fn connected(pool: &PgPool) -> anyhow::Result<Client<Channel>> {
-    sqlx::raw_sql("create table ride (number bigint generated always as identity, destination text not null)")
-        .execute(pool)
-        .await?;
+    connected_to(pool, layer(pool.clone()), Gate::new()).await
+}
+
+async fn connected_to(pool: &PgPool, layer: IdempotencyLayer, gate: Gate) -> anyhow::Result<Client<Channel>> {
+    sqlx::raw_sql(
+        "create table if not exists ride (number bigint generated always as identity, destination text not null)",
+    )
+    .execute(pool)
+    .await?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let address = listener.local_addr()?;
     let place = async |request: axum::extract::Request| Grpc::new(Text).unary(Place, request).await;
-    let routes = Routes::from(axum::Router::new().route("/taxi.Orders/Place", axum::routing::post(place)));
-    let server = Server::builder().layer(layer(pool.clone())).add_routes(routes);
+    let follow = async move |request: axum::extract::Request| {
+        Grpc::new(Text).server_streaming(Follow(gate.clone()), request).await
+    };
+    let routes = axum::Router::new()
+        .route("/taxi.Orders/Place", axum::routing::post(place))
+        .route("/taxi.Orders/Follow", axum::routing::post(follow));
+    let server = Server::builder().layer(layer).add_routes(Routes::from(routes));
     tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
     Ok(Client::new(Endpoint::from_shared(format!("http://{address}"))?.connect().await?))
 }
 
-async fn place(client: &mut Client<Channel>, key: Option<&str>, to: &str) -> Result<Response<String>, Status> {
+fn asked(key: Option<&str>, to: &str) -> Request<String> {
     let mut request = Request::new(to.to_owned());
     request.metadata_mut().insert("x-user-id", "ada".parse().expect("a word"));
     if let Some(key) = key {
         request.metadata_mut().insert("idempotency-key", key.parse().expect("a word"));
     }
+    request
+}
+
+async fn place(client: &mut Client<Channel>, key: Option<&str>, to: &str) -> Result<Response<String>, Status> {
     client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
-    client.unary(request, "/taxi.Orders/Place".parse().expect("a path"), Text).await
+    client.unary(asked(key, to), "/taxi.Orders/Place".parse().expect("a path"), Text).await
+}
+
+/// The messages, to the end: an error of the trailers is an error here.
+async fn follow(client: &mut Client<Channel>, key: Option<&str>, to: &str) -> Result<Vec<String>, Status> {
+    client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+    let path = "/taxi.Orders/Follow".parse().expect("a path");
+    let mut stream = client.server_streaming(asked(key, to), path, Text).await?.into_inner();
+    let mut messages = Vec::new();
+    while let Some(message) = stream.message().await? {
+        messages.push(message);
+    }
+    Ok(messages)
+}
+
+async fn records(pool: &PgPool) -> sqlx::Result<i64> {
+    sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(pool).await
 }
 
 async fn rides(pool: &PgPool) -> sqlx::Result<i64> {
@@ -176,5 +245,52 @@ async fn a_rejection_is_a_status_of_grpc(pool: PgPool) -> anyhow::Result<()> {
     let reused = place(&mut client, Some("order-1"), "airport").await.expect_err("another request");
     assert_eq!(reused.code(), Code::FailedPrecondition);
     assert_eq!(rides(&pool).await?, 1);
+    Ok(())
+}
+
+/// Where there is a key, and where there is none; where the response is stored, where it is not, and where it is too large.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_failure_in_the_trailers_is_never_committed(pool: PgPool) -> anyhow::Result<()> {
+    let layers = [
+        layer(pool.clone()).with_optional_key(),
+        layer(pool.clone()).with_optional_key().with_no_store(),
+        layer(pool.clone()).with_optional_key().with_response_limit(4),
+    ];
+    for (number, layer) in layers.into_iter().enumerate() {
+        let mut client = connected_to(&pool, layer, Gate::new()).await?;
+        for key in [Some("order-1"), None] {
+            let refused = follow(&mut client, key, "moon").await.expect_err("nobody drives there");
+            assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, "no road leads there"));
+            assert_eq!((rides(&pool).await?, records(&pool).await?), (0, 0), "layer {number}, key {key:?}");
+        }
+    }
+    Ok(())
+}
+
+/// The status is not there in time, so nobody knows whether the call fails, and it would be committed by then.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_call_whose_status_does_not_come_in_time_is_not_committed(pool: PgPool) -> anyhow::Result<()> {
+    let gate = Gate::new();
+    let layers = [layer(pool.clone()), layer(pool.clone()).with_optional_key().with_no_store()];
+    for (layer, key) in layers.into_iter().zip([Some("order-1"), None]) {
+        let mut client = connected_to(&pool, layer, gate.clone()).await?;
+        let refused = tokio::time::timeout(PATIENCE, follow(&mut client, key, "far")).await.expect("in time");
+        let refused = refused.expect_err("no status");
+        assert_eq!(refused.code(), Code::Internal, "{refused}");
+        assert_eq!((rides(&pool).await?, records(&pool).await?), (0, 0));
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_call_that_succeeds_past_the_limit_is_committed_and_not_kept(pool: PgPool) -> anyhow::Result<()> {
+    let layers = [layer(pool.clone()).with_response_limit(4), layer(pool.clone()).with_no_store()];
+    for (layer, key) in layers.into_iter().zip(["order-1", "order-2"]) {
+        let mut client = connected_to(&pool, layer, Gate::new()).await?;
+        assert_eq!(follow(&mut client, Some(key), "station").await?, ["on the way"]);
+        let again = follow(&mut client, Some(key), "station").await.expect_err("not kept");
+        assert_eq!(again.code(), Code::DataLoss);
+    }
+    assert_eq!(rides(&pool).await?, 2);
     Ok(())
 }

@@ -40,7 +40,7 @@ impl Content<'_> {
     }
 }
 
-fn not_json(error: serde_json::Error) -> InvalidBody {
+pub(super) fn not_json(error: serde_json::Error) -> InvalidBody {
     InvalidBody::Serialize(error.to_string())
 }
 

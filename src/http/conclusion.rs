@@ -14,6 +14,10 @@ use crate::{BoxError, Key, record};
 /// How long a response of unknown length may take to end before it counts as a stream. The transaction is open meanwhile.
 const STREAM_PATIENCE: Duration = Duration::from_secs(1);
 
+/// How much of a gRPC response is read to come to its status, which is at its end. gRPC's implementations take messages of up
+/// to 4 MiB unless they are configured otherwise; the rest is for its frame.
+const GRPC_LIMIT: usize = 4 * 1024 * 1024 + 1024;
+
 /// Marks a response that is sent and not stored: put it into the response's extensions. With axum:
 /// `(Extension(NoStore), secret).into_response()`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,9 +56,11 @@ where
     let (parts, body) = response.into_parts();
     // An upgraded connection is nothing to repeat.
     let kept = !settings.no_store && parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
-    let limit = Limit { bytes: settings.response_limit, patience: Some(STREAM_PATIENCE) };
-    let read = if kept {
-        read(body, limit).await.map_err(|error| Misconfigured::BrokenResponse(error.into().to_string()))?
+    let grpc = replay::is_grpc(&parts.headers);
+    let read = if grpc {
+        read_grpc(body, settings.response_limit).await?
+    } else if kept {
+        read_up_to(body, settings.response_limit).await?
     } else {
         Read::Unfinished(Body::untouched(body))
     };
@@ -63,13 +69,61 @@ where
             if trailers.as_ref().is_some_and(replay::grpc_failed) {
                 return Ok(Conclusion::Free { response: Response::from_parts(parts, Body::whole(data, trailers)) });
             }
-            let body = Some((sealed(settings, key, &data)?, trailers.as_ref()));
+            let body = match kept && data.len() <= settings.response_limit {
+                true => Some((sealed(settings, key, &data)?, trailers.as_ref())),
+                false => None,
+            };
             let stored = replay::stored(&parts, body, &settings.replayed_headers);
             (stored, Body::whole(data, trailers))
         }
         Read::Unfinished(body) => (replay::stored(&parts, None, &settings.replayed_headers), body),
     };
     Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo })
+}
+
+/// Whether a response without a key is a success, as far as [`conclude`] would say so.
+pub(super) async fn succeeded<B>(
+    settings: &Settings,
+    response: Response<B>,
+) -> Result<(bool, Response<Body<B>>), Misconfigured>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    let fine = response.status().as_u16() < 400 && !replay::grpc_failed(response.headers());
+    if !fine || !replay::is_grpc(response.headers()) {
+        return Ok((fine, response.map(Body::untouched)));
+    }
+    let (parts, body) = response.into_parts();
+    let (fine, body) = match read_grpc(body, settings.response_limit).await? {
+        Read::Whole { data, trailers } => {
+            (!trailers.as_ref().is_some_and(replay::grpc_failed), Body::whole(data, trailers))
+        }
+        Read::Unfinished(body) => (fine, body),
+    };
+    Ok((fine, Response::from_parts(parts, body)))
+}
+
+/// Reads a gRPC response to its end, kept or not: a call that failed says so in the trailers, and what is committed by then
+/// would stay.
+async fn read_grpc<B>(body: B, response_limit: usize) -> Result<Read<B>, Misconfigured>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    match read_up_to(body, response_limit.max(GRPC_LIMIT)).await? {
+        Read::Unfinished(_) => Err(Misconfigured::GrpcStatusTooLate),
+        whole => Ok(whole),
+    }
+}
+
+async fn read_up_to<B>(body: B, bytes: usize) -> Result<Read<B>, Misconfigured>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    let limit = Limit { bytes, patience: Some(STREAM_PATIENCE) };
+    read(body, limit).await.map_err(|error| Misconfigured::BrokenResponse(error.into().to_string()))
 }
 
 fn sealed(settings: &Settings, key: &Key, data: &Bytes) -> Result<Vec<u8>, Misconfigured> {

@@ -11,6 +11,7 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode, Uri};
 use sqlx::PgPool;
 use tower_layer::Layer;
 
+use super::choice::{Choice, Compared};
 use super::denied::Denied;
 use super::in_flight::InFlightHere;
 use super::problem::problem;
@@ -20,14 +21,22 @@ use super::runs::Runs;
 use super::seal::Seal;
 use super::service::IdempotencyService;
 use super::settings::{InvalidSetting, Mode, OperationFrom, ScopeOf, Settings, ValueFrom};
+use crate::fingerprint::pointer::Pointer;
 use crate::lease::{Leasing, Policy};
 use crate::options::{RETENTION, WAIT, within};
-use crate::{DEFAULT_RETENTION, Deployment, InFlight, InvalidDuration, MAX_PART_BYTES};
+use crate::{DEFAULT_RETENTION, Deployment, Fingerprint, InFlight, InvalidBody, InvalidDuration, MAX_PART_BYTES};
 
 /// What a body may have unless told. Two copies of it are in memory while a request runs.
 const BODY_LIMIT: usize = 1024 * 1024;
 /// The longest common method, OPTIONS, and a space.
 const LONGEST_METHOD: usize = 8;
+/// How many runs there may be for each connection of the pool. A connection serves about 30 transactions of a second each in
+/// the 30 seconds for which sqlx waits for a connection by default: a run further back in the queue would keep its body in
+/// memory, wait, and fail all the same.
+const RUNS_PER_CONNECTION: usize = 32;
+/// How long a handler may take. Common proxies and load balancers give up after a minute, so nobody has waited for the answer
+/// for a while; what takes longer on purpose is work for a queue.
+const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// Makes the requests that pass through it idempotent. What it does stands in the [module's documentation](super).
 ///
@@ -40,7 +49,9 @@ pub struct IdempotencyLayer {
 impl IdempotencyLayer {
     /// For handlers whose effects are in this database: key, effects and response commit in one transaction, which the
     /// handler takes by [`IdempotentTx`](super::IdempotentTx). What it writes elsewhere, by a pool of its own, is not a part
-    /// of it, and happens as often as the handler runs.
+    /// of it, and happens as often as the handler runs. So a handler that succeeds under a key and has not taken the
+    /// transaction is a [mistake](super::Misconfigured::TransactionNotTaken), a 500 and not stored, unless you [say
+    /// otherwise](Self::with_optional_transaction).
     ///
     /// `scope` says whose the request is: tenant, account or user, **from the authenticated identity**, which a layer
     /// further out has put into the request's extensions; never from what the client merely says. An error of it is the
@@ -68,6 +79,7 @@ impl IdempotencyLayer {
     }
 
     fn new(pool: PgPool, mode: Mode, scope: Arc<ScopeOf>) -> Self {
+        let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX);
         let settings = Settings {
             pool,
             mode,
@@ -80,10 +92,11 @@ impl IdempotencyLayer {
             retention: DEFAULT_RETENTION,
             in_flight: InFlight::Reject,
             in_flight_here: InFlightHere::default(),
+            transaction_required: true,
             deployment: Deployment::new(),
             select_first: false,
             fewest_round_trips: false,
-            canonical_json: false,
+            choice: Choice::default(),
             request_limit: BODY_LIMIT,
             response_limit: BODY_LIMIT,
             stored_errors: Vec::new(),
@@ -94,6 +107,8 @@ impl IdempotencyLayer {
             documentation: None,
             explicit_begin: false,
             runs: Runs::default(),
+            max_runs: connections.saturating_mul(RUNS_PER_CONNECTION),
+            run_timeout: RUN_TIMEOUT,
         };
         Self { settings }
     }
@@ -115,6 +130,14 @@ impl IdempotencyLayer {
     #[must_use]
     pub fn with_optional_key(self) -> Self {
         self.with(|settings| settings.key_required = false)
+    }
+
+    /// In transactional mode, lets handlers succeed without taking their [`IdempotentTx`](super::IdempotentTx): for routes
+    /// without effects in this database, whose answers are to be replayed all the same. **A handler with effects that forgets
+    /// it is not noticed then**: it is replayed, and not atomic.
+    #[must_use]
+    pub fn with_optional_transaction(self) -> Self {
+        self.with(|settings| settings.transaction_required = false)
     }
 
     /// Takes the header as a quoted string (RFC 9651) only, as the draft has it. Most clients send bare words.
@@ -230,9 +253,72 @@ impl IdempotencyLayer {
     /// request anew for each retry. A
     /// body that is not JSON is refused with a 400. Numbers with more digits than an `f64` keeps make it compare that body
     /// byte by byte.
+    ///
+    /// Of this, [`with_json_without`](Self::with_json_without) and [`with_fingerprint`](Self::with_fingerprint), the last one
+    /// counts.
     #[must_use]
     pub fn with_canonical_json(self) -> Self {
-        self.with(|settings| settings.canonical_json = true)
+        self.with(|settings| settings.choice.compared = Compared::CanonicalJson)
+    }
+
+    /// As [`with_canonical_json`](Self::with_canonical_json), as if what these JSON pointers (RFC 6901) point at were not
+    /// there: for clients that put a timestamp, or a number of the attempt, into each attempt's body.
+    ///
+    /// ```
+    /// # use pg_idempotency::http::{IdempotencyLayer, InvalidSetting};
+    /// # fn f(layer: IdempotencyLayer) -> Result<IdempotencyLayer, InvalidSetting> {
+    /// layer.with_json_without(["/sent_at", "/client/attempt"])
+    /// # }
+    /// ```
+    ///
+    /// A pointer that points at nothing leaves out nothing. **Leave out what the handler does not act upon**: two requests
+    /// that differ in nothing else are one, and the second gets the first one's response.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::NotAPointer`], also for the empty pointer, which is the whole body.
+    pub fn with_json_without<P: Into<String>>(
+        self,
+        pointers: impl IntoIterator<Item = P>,
+    ) -> Result<Self, InvalidSetting> {
+        let parse = |text: String| Pointer::parse(&text).ok_or(InvalidSetting::NotAPointer(text));
+        let pointers = pointers.into_iter().map(|text| parse(text.into())).collect::<Result<_, _>>()?;
+        Ok(self.with(|settings| settings.choice.compared = Compared::JsonWithout(pointers)))
+    }
+
+    /// Chooses what makes two requests the same, as a whole: two requests are the same where the function gives the same
+    /// [`Fingerprint`]. What it does not take does not count, neither method nor path; only the key's scope and operation
+    /// count always, and [further headers](Self::with_fingerprinted_header). An error is a 400.
+    ///
+    /// `name` stands for the function in the fingerprint. **Give it another name with each change**: the layer cannot see what
+    /// a function does, and fingerprints of two functions of the same name are compared.
+    ///
+    /// ```
+    /// # use pg_idempotency::Fingerprint;
+    /// # use pg_idempotency::http::IdempotencyLayer;
+    /// # fn f(layer: IdempotencyLayer) -> IdempotencyLayer {
+    /// // The upload's bytes and the account alone: each attempt signs the query anew.
+    /// layer.with_fingerprint("account and bytes", |parts, body| {
+    ///     let account = parts.headers.get("x-account").map(|account| account.as_bytes());
+    ///     Fingerprint::of_json(&(account, Fingerprint::of_bytes(body).as_bytes()))
+    /// })
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn with_fingerprint<F>(self, name: impl Into<String>, function: F) -> Self
+    where
+        F: Fn(&Parts, &Bytes) -> Result<Fingerprint, InvalidBody> + Send + Sync + 'static,
+    {
+        let chosen = Compared::Function { name: name.into(), function: Arc::new(function) };
+        self.with(|settings| settings.choice.compared = chosen)
+    }
+
+    /// Has this header count too, with all its lines: the same key with another value is
+    /// [`KeyReused`](Rejection::KeyReused). For handlers that pick an account, a currency, a language by a header. Not for what
+    /// a client sends anew with each attempt, as a trace or a date.
+    #[must_use]
+    pub fn with_fingerprinted_header(self, name: HeaderName) -> Self {
+        self.with(|settings| settings.choice.add_header(name))
     }
 
     /// The largest request body, 1 MiB unless told. A larger one is a 413, and nothing is claimed.
@@ -316,7 +402,42 @@ impl IdempotencyLayer {
         self.with(|settings| settings.explicit_begin = true)
     }
 
-    /// Counts its runs here, together with those of other layers.
+    /// How many runs there may be at a time. A request beyond it is refused with a 503 and `Retry-After`
+    /// ([`Rejection::Overloaded`]) before anything is spawned or claimed. The default is 32 for each connection that the pool
+    /// may have: 320 for sqlx's default of 10.
+    ///
+    /// A run outlives its client, so limits of connections and `ConcurrencyLimit` further out do not bound it: clients that
+    /// upload a body, hang up and go on with another key would leave runs without limit, each with its body. With the
+    /// default, a run that waits for a connection gets it within the 30 seconds for which sqlx waits, as long as handlers take
+    /// about a second. Raise it for a leased layer whose handlers wait for the outside, and hold no connection meanwhile.
+    ///
+    /// A replay is a run too, and so is a duplicate that waits for a request of another process. One that waits for a
+    /// request of this process is none: it ends with its client.
+    #[must_use]
+    pub fn with_max_runs(self, runs: usize) -> Self {
+        self.with(|settings| settings.max_runs = runs)
+    }
+
+    /// How long a handler may take, from its call to its response. After that it is dropped at its next await, and the
+    /// answer is a 503 with `Retry-After` ([`Rejection::TimedOut`]). In transactional mode its writes are rolled back and the
+    /// key is free; under a lease it is an error of the work: at least once the key is free, at most once it is
+    /// indeterminate. The default is 5 minutes: without any limit, a handler that never returns would keep its connection
+    /// and its key for ever, and common proxies give up after a minute. Choose it longer than a time-out further out, which
+    /// answers the client and leaves the run alone.
+    ///
+    /// Dropping a handler does not cancel its statement: PostgreSQL ends that by its own `statement_timeout`, and the
+    /// transaction and its connection are in use until then. Nor does it stop a task that the handler has spawned.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::Duration`] under a millisecond or over ten years.
+    pub fn with_run_timeout(self, limit: Duration) -> Result<Self, InvalidSetting> {
+        within("run time-out", limit, RETENTION)?;
+        Ok(self.with(|settings| settings.run_timeout = limit))
+    }
+
+    /// Counts its runs here, together with those of other layers. [`with_max_runs`](Self::with_max_runs) then compares with
+    /// the count of all.
     #[must_use]
     pub fn with_runs(self, runs: &Runs) -> Self {
         self.with(|settings| settings.runs = runs.clone())

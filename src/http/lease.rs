@@ -12,7 +12,7 @@ use super::body::Body;
 use super::conclusion::{Conclusion, NotPerformed, conclude, replayed};
 use super::rejection::Rejection;
 use super::request::Ticket;
-use super::service::{Ended, caught};
+use super::service::{Ended, caught, handled};
 use super::settings::Settings;
 use crate::lease::{Acquired, Leasing, Owner, unless_lost};
 use crate::{BoxError, Error, InFlight, Key, observe};
@@ -108,7 +108,7 @@ where
     let started = Instant::now();
     // The response's body is a part of the work: it may call the outside too.
     let concluded: Option<Result<_, Ended<E>>> = unless_lost(&lease, async {
-        let response = caught(async || handle(request).await).await?;
+        let response = handled(settings, request, handle).await?;
         let not_performed = response.extensions().get::<NotPerformed>().is_some();
         let status = response.status();
         let concluded = caught(async || Ok(conclude(settings, &ticket.key, response).await)).await?;
@@ -144,6 +144,7 @@ impl<E> Ended<E> {
     fn reason(&self) -> &'static str {
         match self {
             Self::Rejected(Rejection::Misconfigured(_)) => "the handler's response could not be stored",
+            Self::Rejected(Rejection::TimedOut { .. }) => "the handler ran into the layer's time-out",
             Self::Rejected(_) => "the layer refused the response",
             Self::Failed(_) => "the handler failed",
             Self::Panicked(_) => "the handler panicked",

@@ -15,8 +15,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Why a request was refused. **Nothing was performed by this request**, except where it says otherwise.
 ///
 /// It stands in the extensions of the response, for logs and metrics of your own, and goes to the hook of
-/// [`with_rejection`](super::IdempotencyLayer::with_rejection). Its text is for the client; its `source()`, of the last two,
-/// for the service.
+/// [`with_rejection`](super::IdempotencyLayer::with_rejection). Its text is for the client; its `source()`, of
+/// `unavailable` and `misconfigured`, for the service.
 ///
 /// | [`kind`](Self::kind) | status | retry the same request | what happened |
 /// |---|---|---|---|
@@ -30,8 +30,10 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// | `indeterminate` | 409 | no | the first request's outcome is unknown; somebody has to look |
 /// | `exhausted` | 409 | no | it failed as often as it may |
 /// | `not-replayable` | 409 | no | done, and its response was not kept |
-/// | `unavailable` | 503, `Retry-After` | yes | the database is away, or the transaction could not be committed: ask again |
-/// | `misconfigured` | 500 | no | a mistake of the service's: its log says which |
+/// | `unavailable` | 503, `Retry-After` | yes | the database is away, the connection was lost (also at COMMIT), the lease was lost, or a concurrent transaction won: ask again |
+/// | `overloaded` | 503, `Retry-After` | yes | there are as many [runs](super::IdempotencyLayer::with_max_runs) as there may be |
+/// | `timed-out` | 503, `Retry-After` | yes | the handler took [too long](super::IdempotencyLayer::with_run_timeout) and was dropped |
+/// | `misconfigured` | 500 | no | a mistake of the service's, or an error of the database that would come again (a deferred constraint, a missing privilege, a missing table): its log says which |
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -91,13 +93,29 @@ pub enum Rejection {
         /// The first response's status, where it is known.
         status: Option<StatusCode>,
     },
-    /// The database could not be asked, or did not commit. **Whether the operation took effect is open where the COMMIT's
-    /// answer was lost; asking again with the same key tells.**
+    /// The database could not be asked, or the connection was lost, or the transaction lost against a concurrent one: asking
+    /// again may help. **Where the COMMIT's answer was lost, whether the operation took effect is open; asking again with the
+    /// same key tells.**
     #[error("out of order for now; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
-    /// A mistake of the service's. The layer has committed nothing; **what the handler did outside of its transaction, or
-    /// under a lease, stays**.
-    #[error("the service is set up in a way that cannot work; do not repeat it under another key")]
+    /// There are as many runs as there may be, or more. Nothing was begun.
+    #[error("too many requests are under way; ask again with the same key")]
+    #[non_exhaustive]
+    Overloaded {
+        /// [How many there may be](super::IdempotencyLayer::with_max_runs).
+        limit: usize,
+    },
+    /// The handler took too long and was dropped. In transactional mode nothing is left of it; **what it did outside, or under
+    /// a lease, stays**.
+    #[error("the operation took too long and was given up; ask again with the same key")]
+    #[non_exhaustive]
+    TimedOut {
+        /// [How long it may take](super::IdempotencyLayer::with_run_timeout).
+        limit: Duration,
+    },
+    /// A mistake of the service's, or an error of the database that a repeat would meet again. The layer has committed
+    /// nothing; **what the handler did outside of its transaction, or under a lease, stays**.
+    #[error("the service failed in a way that asking again does not mend; do not repeat it under another key")]
     Misconfigured(#[source] Arc<Misconfigured>),
 }
 
@@ -114,16 +132,42 @@ pub enum Misconfigured {
     /// The handler's answer came while it, or what it spawned, still had the transaction.
     #[error("the handler answered and still holds its IdempotentTx; drop it before the response is returned")]
     TransactionKept,
+    /// The handler succeeded, below 400, and has not taken the transaction: what it did is not a part of it, and would not
+    /// commit together with the key. Let it take its [`IdempotentTx`](super::IdempotentTx), or, where it has no effects in
+    /// this database, [say so](super::IdempotencyLayer::with_optional_transaction).
+    #[error(
+        "the handler succeeded without its IdempotentTx, so its effects would not commit with the key; let it take it, or \
+         say with_optional_transaction for handlers without effects in this database"
+    )]
+    TransactionNotTaken,
+    /// The transaction was taken, given back, and asked for again: something inside of the layer calls the handler a second
+    /// time, whose first attempt's writes are still in the transaction. Put what retries outside of the layer.
+    #[error(
+        "the IdempotentTx was given back and asked for again; it is lent once, so put what retries outside of the layer"
+    )]
+    TransactionTakenAgain,
     /// A statement of the handler's failed, and the handler answered with a success all the same.
     #[error("a statement of the handler failed, and it answered with a success; let it answer with an error")]
     TransactionAborted(#[source] Error),
     /// The body of the handler's response failed.
     #[error("the handler's response could not be read to its end: {0}")]
     BrokenResponse(String),
+    /// A gRPC response has not come to its status, which is at its end, within a second or within 4 MiB (or the [limit for
+    /// responses](super::IdempotencyLayer::with_response_limit), if that is more). Nothing is committed, because the call may
+    /// still fail. Long streams do not belong behind the layer.
+    #[error(
+        "the gRPC response did not come to its status in time, or within the limit, so nobody knows whether the call fails; \
+         keep long streams away from the layer"
+    )]
+    GrpcStatusTooLate,
     /// The response could not be sealed.
     #[error("the response could not be sealed")]
     Unsealable(#[source] crate::BoxError),
-    /// Anything else that the crate refuses.
+    /// The database refuses a statement of the crate's or the COMMIT, and would refuse it again: a deferred constraint, a
+    /// missing privilege (42501), a key that its encoding does not have (22P05).
+    #[error("the database refused a statement or the commit, and would refuse it again")]
+    DatabaseRefused(#[source] Error),
+    /// Anything else that the crate refuses: the table is missing, the fingerprint is of another version or choice.
     #[error(transparent)]
     Refused(#[from] Error),
 }
@@ -144,6 +188,8 @@ impl Rejection {
             Self::Exhausted { .. } => "exhausted",
             Self::NotReplayable { .. } => "not-replayable",
             Self::Unavailable(_) => "unavailable",
+            Self::Overloaded { .. } => "overloaded",
+            Self::TimedOut { .. } => "timed-out",
             Self::Misconfigured(_) => "misconfigured",
         }
     }
@@ -161,7 +207,7 @@ impl Rejection {
             | Self::Indeterminate { .. }
             | Self::Exhausted { .. }
             | Self::NotReplayable { .. } => StatusCode::CONFLICT,
-            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unavailable(_) | Self::Overloaded { .. } | Self::TimedOut { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Misconfigured(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -169,7 +215,14 @@ impl Rejection {
     /// Whether the same request, with the same key, may succeed later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::InFlight { .. } | Self::BrokenBody | Self::Unavailable(_))
+        matches!(
+            self,
+            Self::InFlight { .. }
+                | Self::BrokenBody
+                | Self::Unavailable(_)
+                | Self::Overloaded { .. }
+                | Self::TimedOut { .. }
+        )
     }
 
     /// When to ask again, for those that are worth it.
@@ -177,7 +230,7 @@ impl Rejection {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::InFlight { retry_after } => Some(*retry_after),
-            Self::Unavailable(_) => Some(RETRY_AFTER),
+            Self::Unavailable(_) | Self::Overloaded { .. } | Self::TimedOut { .. } => Some(RETRY_AFTER),
             _ => None,
         }
     }
@@ -211,15 +264,29 @@ impl Rejection {
             Error::Exhausted { attempts, token, .. } => Self::Exhausted { attempts, token },
             Error::Undecodable { .. } => Self::NotReplayable { status: None },
             Error::InvalidBody { source } => Self::InvalidBody(source),
-            // The client can do nothing about the first four, and an operator everything.
-            Error::SchemaMissing { .. }
-            | Error::UnknownFingerprint { .. }
-            | Error::UnknownMode { .. }
-            | Error::UnknownTransaction
-            | Error::LeaseLost
-            | Error::Retryable(_)
-            | Error::Database(_) => Self::Unavailable(Arc::new(error)),
+            error if may_pass(&error) => Self::Unavailable(Arc::new(error)),
+            // A client that obeys `Retry-After` would ask for ever, and the handler would run each time.
+            Error::Database(_) => Misconfigured::DatabaseRefused(error).into(),
             _ => Misconfigured::Refused(error).into(),
         }
+    }
+}
+
+/// Whether asking again may help: the error is transient, or the connection is lost. A connection that is lost at COMMIT leaves
+/// open whether it took effect, and only asking again tells.
+fn may_pass(error: &Error) -> bool {
+    error.is_transient() || matches!(error, Error::Database(source) if is_lost(source))
+}
+
+/// Whether there is no connection, or none any more.
+fn is_lost(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed => true,
+        // idle_in_transaction_session_timeout and transaction_timeout end the session.
+        error => matches!(sqlstate(error).as_deref(), Some("25P03" | "25P04")),
     }
 }

@@ -56,6 +56,12 @@ pub(super) fn may_be_replayed(name: &HeaderName) -> bool {
     !NEVER_REPLAYED.contains(name)
 }
 
+/// Whether the status of the call may still come, in the trailers.
+pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    content_type.is_some_and(|value| value.starts_with(b"application/grpc")) && !headers.contains_key(GRPC_STATUS)
+}
+
 /// A gRPC call that failed, although its HTTP status is 200.
 pub(super) fn grpc_failed(fields: &HeaderMap) -> bool {
     fields.get(GRPC_STATUS).is_some_and(|status| status != "0")

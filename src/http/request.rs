@@ -1,16 +1,15 @@
 //! Which requests the layer is for, and under which key they run.
 
 use bytes::Bytes;
+use http::Request;
 use http::request::Parts;
-use http::{HeaderMap, Method, Request, header};
 
 use super::body::{Body, Limit, Read, read};
 use super::denied::Denied;
 use super::header::{MalformedKey, key_value};
 use super::rejection::{Misconfigured, Rejection};
 use super::settings::{OperationFrom, Settings, ValueFrom};
-use crate::fingerprint::request::Content;
-use crate::{Fingerprint, InvalidBody, Key, KeyPart};
+use crate::{Fingerprint, Key, KeyPart};
 
 /// What becomes of a request.
 pub(super) enum Admission<B> {
@@ -97,42 +96,8 @@ fn ticket(
         KeyPart::Value => Rejection::from(MalformedKey::from(invalid)),
         KeyPart::Scope | KeyPart::Operation => Misconfigured::Refused(invalid.into()).into(),
     })?;
-    let content = if settings.canonical_json { Content::Json(data) } else { Content::Bytes(data) };
-    let fingerprint = fingerprint(&parts.method, &target(parts), &parts.headers, content);
-    let fingerprint = fingerprint.map_err(Rejection::InvalidBody)?;
+    let fingerprint = settings.choice.fingerprint(parts, data).map_err(Rejection::InvalidBody)?;
     Ok(Ticket { key, fingerprint })
-}
-
-fn fingerprint(
-    method: &Method,
-    target: &str,
-    headers: &HeaderMap,
-    content: Content<'_>,
-) -> Result<Fingerprint, InvalidBody> {
-    let content_type = match content {
-        // It is JSON, whatever it says: a charset that comes and goes is no other request.
-        Content::Json(_) => None,
-        Content::Bytes(_) => headers.get(header::CONTENT_TYPE),
-    };
-    let content_type = content_type.map_or(&b""[..], |value| value.as_bytes());
-    Fingerprint::of_request([method.as_str().as_bytes(), target.as_bytes(), content_type], content)
-}
-
-/// The fingerprint of a request as a layer without further settings takes it.
-#[cfg(feature = "testing")]
-pub(crate) fn plain_fingerprint<B: AsRef<[u8]>>(request: &Request<B>) -> Result<Fingerprint, InvalidBody> {
-    let target = request.uri().path_and_query().map_or("", |target| target.as_str());
-    fingerprint(request.method(), target, request.headers(), Content::Bytes(request.body().as_ref()))
-}
-
-/// The path with its query, from the root: a nested router of axum's has cut the front off `uri`, and with it whose account
-/// it is.
-fn target(parts: &Parts) -> String {
-    #[cfg(feature = "axum")]
-    let uri = parts.extensions.get::<axum::extract::OriginalUri>().map_or(&parts.uri, |original| &original.0);
-    #[cfg(not(feature = "axum"))]
-    let uri = &parts.uri;
-    uri.path_and_query().map_or_else(String::new, |target| target.as_str().to_owned())
 }
 
 fn operation(settings: &Settings, parts: &Parts) -> Result<String, Misconfigured> {

@@ -42,9 +42,15 @@ impl Runs {
         let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
     }
 
-    pub(super) fn begin(&self) -> Running {
-        self.running.send_modify(|running| *running += 1);
-        Running { running: self.running.clone() }
+    /// Counts one more, unless there are `most` already.
+    pub(super) fn begin(&self, most: usize) -> Option<Running> {
+        // Compared and counted under one lock: two requests never take the last place both.
+        let begun = self.running.send_if_modified(|running| {
+            let fits = *running < most;
+            *running += usize::from(fits);
+            fits
+        });
+        begun.then(|| Running { running: self.running.clone() })
     }
 }
 

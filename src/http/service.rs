@@ -9,12 +9,14 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::{Request, Response, header};
+use tokio::time::timeout;
 use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::body::Body;
 use super::denied::Denied;
 use super::rejection::{Misconfigured, Rejection};
+use super::replay::IDEMPOTENCY_REPLAYED;
 use super::request::{Admission, Refusal, Ticket, admit};
 use super::settings::{Mode, Settings};
 use super::{lease, transaction};
@@ -87,7 +89,9 @@ where
                 Ok(in_flight) => in_flight,
                 Err(error) => return Ok(rejected(&settings, Rejection::of(error))),
             };
-            let running = settings.runs.begin();
+            let Some(running) = settings.runs.begin(settings.max_runs) else {
+                return Ok(rejected(&settings, Rejection::Overloaded { limit: settings.max_runs }));
+            };
             // Detached: when the client hangs up, this future is dropped, and the run goes on to its end.
             let run = tokio::spawn({
                 let settings = settings.clone();
@@ -137,18 +141,42 @@ where
     if let Some(ticket) = &ticket {
         request.extensions_mut().insert(ticket.key.clone());
     }
-    let mut handle = |request| inner.call(request);
+    let handle = |request| {
+        let answering = inner.call(request);
+        async {
+            let mut response = answering.await?;
+            // A handler may pass on what another service has replayed to it. Here it is the first response.
+            response.headers_mut().remove(IDEMPOTENCY_REPLAYED);
+            Ok(response)
+        }
+    };
     match (settings.mode, &ticket) {
         (Mode::Transactional, Some(ticket)) => transaction::run(settings, ticket, in_flight, request, handle).await,
         (Mode::Transactional, None) => transaction::run_unprotected(settings, request, handle).await,
         (Mode::Leased(leasing), Some(ticket)) => {
             lease::run(settings, leasing, ticket, in_flight, request, handle).await
         }
-        (Mode::Leased(_), None) => Ok(caught(async || handle(request).await).await?.map(Body::untouched)),
+        (Mode::Leased(_), None) => Ok(handled(settings, request, handle).await?.map(Body::untouched)),
     }
 }
 
-/// Calls the handler, and takes its panic as one way to end: the key is to be freed then too.
+/// Calls the handler, for as long as it may take. After that it is dropped, and with it what it has not given back.
+pub(super) async fn handled<B, R, E, F>(
+    settings: &Settings,
+    request: Request<Body<B>>,
+    handle: impl FnOnce(Request<Body<B>>) -> F,
+) -> Result<Response<R>, Ended<E>>
+where
+    F: Future<Output = Result<Response<R>, E>>,
+{
+    let limit = settings.run_timeout;
+    match timeout(limit, caught(async || handle(request).await)).await {
+        Ok(answered) => answered,
+        Err(_) => Err(Rejection::TimedOut { limit }.into()),
+    }
+}
+
+/// Calls what is the handler's, and takes its panic as one way to end: the key is to be freed then too.
 pub(super) async fn caught<T, E>(handle: impl AsyncFnOnce() -> Result<T, E>) -> Result<T, Ended<E>> {
     let mut handling = pin!(handle());
     // Nothing of the handler's is looked at after a panic but what the handler lent out, and that is rolled back.
@@ -174,6 +202,9 @@ fn rejected<R>(settings: &Settings, rejection: Rejection) -> Response<Body<R>> {
                 error = &**error as &dyn std::error::Error,
                 "a request met a mistake in the service's set-up"
             );
+        }
+        Rejection::TimedOut { limit } => {
+            tracing::warn!(?limit, "a handler ran into the layer's time-out, and was dropped");
         }
         Rejection::Indeterminate { token } | Rejection::Exhausted { token, .. } => {
             tracing::warn!(token, "a request met an operation that waits for an operator");

@@ -8,6 +8,7 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use sqlx::PgPool;
 
+use super::choice::Choice;
 use super::denied::Denied;
 use super::in_flight::InFlightHere;
 use super::rejection::Rejection;
@@ -34,10 +35,11 @@ pub(super) struct Settings {
     pub(super) retention: Duration,
     pub(super) in_flight: InFlight,
     pub(super) in_flight_here: InFlightHere,
+    pub(super) transaction_required: bool,
     pub(super) deployment: Deployment,
     pub(super) select_first: bool,
     pub(super) fewest_round_trips: bool,
-    pub(super) canonical_json: bool,
+    pub(super) choice: Choice,
     pub(super) request_limit: usize,
     pub(super) response_limit: usize,
     pub(super) stored_errors: Vec<StatusCode>,
@@ -48,6 +50,8 @@ pub(super) struct Settings {
     pub(super) documentation: Option<HeaderValue>,
     pub(super) explicit_begin: bool,
     pub(super) runs: Runs,
+    pub(super) max_runs: usize,
+    pub(super) run_timeout: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +92,9 @@ pub enum InvalidSetting {
     /// A header of one connection, one session or one moment.
     #[error("the header {0} must not be replayed: it belongs to one connection, one session or one moment")]
     HeaderNotReplayable(HeaderName),
+    /// No JSON pointer to a part of the body.
+    #[error("{0:?} is no JSON pointer to a part of the body (RFC 6901); write /name or /outer/inner")]
+    NotAPointer(String),
     /// The route is too long to be part of a key.
     #[error("the route has {bytes} bytes, and {most} is the most; give the operation a shorter name: with_operation")]
     RouteTooLong {

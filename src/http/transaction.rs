@@ -10,8 +10,8 @@ use sqlx::PgTransaction;
 use tokio::time::timeout;
 
 use super::body::Body;
-use super::conclusion::{Conclusion, conclude, replayed};
-use super::idempotent_tx::lend;
+use super::conclusion::{Conclusion, conclude, replayed, succeeded};
+use super::idempotent_tx::{Lent, lend};
 use super::rejection::{Misconfigured, Rejection};
 use super::request::Ticket;
 use super::service::{Ended, caught};
@@ -38,18 +38,36 @@ pub(super) async fn run_unprotected<B, R, E, F>(
     handle: impl FnOnce(Request<Body<B>>) -> F,
 ) -> Result<Response<Body<R>>, Ended<E>>
 where
+    R: http_body::Body<Data = Bytes>,
+    R::Error: Into<BoxError>,
     F: Future<Output = Result<Response<R>, E>>,
 {
     let transaction = begin_pooled(&settings.pool).await?;
-    let (transaction, answered) = lend(transaction, request, handle).await;
-    let response = answered?;
-    let Some(transaction) = transaction else { return Err(Misconfigured::TransactionKept.into()) };
-    if response.status().as_u16() < 400 && !super::replay::grpc_failed(response.headers()) {
-        commit_unclaimed(transaction).await.map_err(Misconfigured::of_completion)?;
-    } else {
-        roll_back(transaction).await;
+    let (lent, answered) = lend(settings, transaction, request, handle).await;
+    let judged = match answered {
+        // Its body is the handler's too, and so is a panic in it.
+        Ok(response) => match caught(async || Ok(succeeded(settings, response).await)).await {
+            Ok(judged) => judged.map_err(Ended::from),
+            Err(ended) => Err(ended),
+        },
+        Err(ended) => Err(ended),
+    };
+    match judged {
+        Ok((true, response)) => {
+            // There is no key to commit with it: here the transaction may be left alone.
+            let transaction = to_commit(lent, false).await?;
+            commit_unclaimed(transaction).await.map_err(Misconfigured::of_completion)?;
+            Ok(response)
+        }
+        Ok((false, response)) => {
+            roll_back_lent(lent).await;
+            Ok(response)
+        }
+        Err(ended) => {
+            roll_back_lent(lent).await;
+            Err(ended)
+        }
     }
-    Ok(response.map(Body::untouched))
 }
 
 /// Claims the key, lets the handler perform, stores its response and commits; or replays.
@@ -105,9 +123,9 @@ where
     };
 
     let started = Instant::now();
-    let (transaction, answered) = lend(transaction, request, handle).await;
+    let (lent, answered) = lend(settings, transaction, request, handle).await;
     observe::performed(Mode::Transaction, ticket.key.operation(), started.elapsed());
-    let settled = settle(settings, ticket, record, claim, savepoint, transaction, answered).await;
+    let settled = settle(settings, ticket, record, claim, savepoint, lent, answered).await;
     observe::outcome(Mode::Transaction, ticket.key.operation(), outcome(&settled));
     settled
 }
@@ -118,7 +136,7 @@ async fn settle<R, E>(
     record: Record<'_>,
     claim: Claim,
     savepoint: Option<Savepoint>,
-    transaction: Option<PgTransaction<'static>>,
+    lent: Lent,
     answered: Result<Response<R>, Ended<E>>,
 ) -> Result<(Response<Body<R>>, &'static str), Ended<E>>
 where
@@ -136,16 +154,16 @@ where
     let (stored, response, undo) = match concluded {
         Ok(Conclusion::Store { stored, response, undo }) => (stored, response, undo),
         Ok(Conclusion::Free { response }) => {
-            // Where the handler kept the transaction, it is rolled back when that is dropped.
-            roll_back_if_any(transaction).await;
+            roll_back_lent(lent).await;
             return Ok((response, observe::FAILED));
         }
         Err(ended) => {
-            roll_back_if_any(transaction).await;
+            roll_back_lent(lent).await;
             return Err(ended);
         }
     };
-    let Some(mut transaction) = transaction else { return Err(Misconfigured::TransactionKept.into()) };
+    // A chosen error may come before the transaction is needed, and undoes what is in it.
+    let mut transaction = to_commit(lent, settings.transaction_required && !undo).await?;
     if let Some(savepoint) = savepoint.filter(|_| undo)
         && let Err(error) = savepoint.undo(&mut transaction).await
     {
@@ -231,8 +249,22 @@ async fn claim_once(
     }
 }
 
-async fn roll_back_if_any(transaction: Option<PgTransaction<'static>>) {
-    if let Some(transaction) = transaction {
+/// The transaction, where what the handler did with it may be committed.
+async fn to_commit(lent: Lent, required: bool) -> Result<PgTransaction<'static>, Misconfigured> {
+    let mistake = match lent {
+        Lent::GivenBack(transaction) => return Ok(transaction),
+        Lent::NeverTaken(transaction) if !required => return Ok(transaction),
+        Lent::NeverTaken(_) => Misconfigured::TransactionNotTaken,
+        Lent::AskedForAgain(_) => Misconfigured::TransactionTakenAgain,
+        Lent::Kept => Misconfigured::TransactionKept,
+    };
+    roll_back_lent(lent).await;
+    Err(mistake)
+}
+
+/// Where the handler kept the transaction, it is rolled back when that is dropped.
+async fn roll_back_lent(lent: Lent) {
+    if let Some(transaction) = lent.into_transaction() {
         roll_back(transaction).await;
     }
 }

@@ -4,8 +4,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::StatusCode;
-use pg_idempotency::http::Runs;
+use axum::extract::Request;
+use axum::http::{Extensions, StatusCode};
+use axum::middleware::{Next, from_fn};
+use axum::routing::post;
+use pg_idempotency::http::{IdempotentTx, Runs};
 use pg_idempotency::testing::{Gate, PATIENCE};
 use sqlx::PgPool;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -162,4 +165,21 @@ async fn http_2_is_served_alike(pool: PgPool) {
     drop(client);
     server.end().await;
     assert_eq!(effects(&pool).await, 1);
+}
+
+tokio::task_local! { static TRACE: &'static str; }
+
+/// A run is a task of its own.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn task_locals_stay_outside_and_extensions_come_along(pool: PgPool) {
+    let handler = async |_: IdempotentTx, extensions: Extensions| {
+        let local = TRACE.try_with(|trace| *trace).unwrap_or("none");
+        format!("{local}, {}", extensions.get::<&'static str>().unwrap_or(&"none"))
+    };
+    let outer = async |mut request: Request, next: Next| {
+        request.extensions_mut().insert("extension");
+        TRACE.scope("task-local", next.run(request)).await
+    };
+    let app = Router::new().route("/where", post(handler)).layer(transactional(&pool)).layer(from_fn(outer));
+    assert_eq!(post_to(&app, "/where", "key-1", "x").await.body, "none, extension");
 }

@@ -1,12 +1,14 @@
 //! Handlers and functions of the service that do what they should not: never a success that was not committed, and no
 //! connection that is worse for it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Router, body::Bytes};
-use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Misconfigured, NoTransaction, Rejection};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgPool};
 
@@ -73,6 +75,7 @@ async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(p
         IdempotencyLayer::transactional(pool.clone(), |_| panic!("the scope")),
         transactional(&pool).with_key_from(|_, _| panic!("the key")),
         transactional(&pool).with_operation(|_| panic!("the operation")),
+        transactional(&pool).with_fingerprint("panics", |_, _| panic!("the fingerprint")),
         transactional(&pool).with_shortest_key(100).with_rejection(|_| panic!("the rejection")),
     ];
     for layer in layers {
@@ -172,4 +175,98 @@ async fn a_pool_of_one_connection_is_enough(_: PgPoolOptions, options: PgConnect
         assert_eq!(replayed, 9);
     }
     assert_eq!((effects(&pool).await, records(&pool).await), (1, 2));
+}
+
+/// It writes by a pool of its own: it would be replayed, and look right, and not be atomic.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_handler_that_never_takes_the_transaction_is_the_services_mistake(pool: PgPool) {
+    create_effects(&pool).await;
+    let handler = {
+        let pool = pool.clone();
+        async move |body: Bytes| {
+            let status = StatusCode::from_u16(str::from_utf8(&body).expect("text").parse().expect("a number"));
+            sqlx::query("insert into effect (note) values ('apart')").execute(&pool).await.expect("an effect");
+            (status.expect("a status"), "done, it believes")
+        }
+    };
+    let layer = transactional(&pool).with_stored_errors([StatusCode::PAYMENT_REQUIRED]).expect("a client error");
+    let app = Router::new().route("/apart", post(handler.clone())).layer(layer.clone());
+    for status in ["200", "201", "303"] {
+        let answer = post_to(&app, "/apart", "key-1", status).await;
+        assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+        let Some(Rejection::Misconfigured(mistake)) = answer.rejection else { panic!("another rejection") };
+        assert!(matches!(*mistake, Misconfigured::TransactionNotTaken), "{mistake:?}");
+        assert_eq!(records(&pool).await, 0, "nothing is stored");
+    }
+    // An error may come before the transaction is needed: an extractor's refusal, a declined card.
+    for status in ["400", "402", "500"] {
+        let answer = post_to(&app, "/apart", &format!("key-{status}"), status).await;
+        assert_eq!(answer.status.as_str(), status);
+        assert!(answer.rejection.is_none());
+    }
+    // By choice, for handlers without effects in this database.
+    let app = Router::new().route("/apart", post(handler)).layer(layer.with_optional_transaction());
+    assert!(!post_to(&app, "/apart", "key-2", "200").await.is_replayed());
+    assert!(post_to(&app, "/apart", "key-2", "200").await.is_replayed());
+}
+
+/// Inside of the layer, as a middleware that retries has it: until it is no 503, at most three times.
+async fn retried(
+    request: axum::extract::Request,
+    next: axum::middleware::Next,
+) -> Result<axum::response::Response, StatusCode> {
+    let (parts, body) = request.into_parts();
+    let body = axum::body::to_bytes(body, 1000).await.map_err(|_| StatusCode::BAD_REQUEST)?;
+    let mut last = Err(StatusCode::SERVICE_UNAVAILABLE);
+    for _ in 0..3 {
+        let mut again = axum::extract::Request::new(axum::body::Body::from(body.clone()));
+        *again.method_mut() = parts.method.clone();
+        *again.uri_mut() = parts.uri.clone();
+        *again.extensions_mut() = parts.extensions.clone();
+        let response = next.clone().run(again).await;
+        let done = response.status() != StatusCode::SERVICE_UNAVAILABLE;
+        last = Ok(response);
+        if done {
+            break;
+        }
+    }
+    last
+}
+
+/// The first attempt's writes are still in the transaction when the second one begins.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_retry_inside_the_layer_does_not_write_twice(pool: PgPool) {
+    create_effects(&pool).await;
+    let attempts = Arc::new(AtomicU32::new(0));
+    let counted = attempts.clone();
+    let fails_once = async move |mut tx: IdempotentTx| {
+        insert(&mut tx, "an attempt").await;
+        match counted.fetch_add(1, Ordering::SeqCst) {
+            0 => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::CREATED,
+        }
+    };
+    let ignores = async |extensions: axum::http::Extensions| {
+        let mut tx = IdempotentTx::take(&extensions).expect("the first time");
+        insert(&mut tx, "once").await;
+        drop(tx);
+        assert_eq!(IdempotentTx::take(&extensions).err(), Some(NoTransaction::GivenBack));
+        StatusCode::CREATED
+    };
+    let layer = transactional(&pool).with_optional_key();
+    let app = Router::new()
+        .route("/fails-once", post(fails_once))
+        .layer(axum::middleware::from_fn(retried))
+        .route("/ignores", post(ignores))
+        .layer(layer);
+    for key in [Some("key-1"), None] {
+        attempts.store(0, Ordering::SeqCst);
+        let answer = send(&app, request("POST", "/fails-once", key, "x")).await;
+        assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+        let answer = send(&app, request("POST", "/ignores", key, "x")).await;
+        assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+        let Some(Rejection::Misconfigured(mistake)) = answer.rejection else { panic!("another rejection") };
+        assert!(matches!(*mistake, Misconfigured::TransactionTakenAgain), "{mistake:?}");
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }

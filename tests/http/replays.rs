@@ -16,7 +16,7 @@ use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
 use sqlx::PgPool;
 
-use crate::support::{Answer, app, create_effects, effects, post_to, transactional, user};
+use crate::support::{Answer, app, create_effects, effects, post_to, request, send, transactional, user};
 
 fn values<'a>(answer: &'a Answer, name: &str) -> Vec<&'a [u8]> {
     answer.headers.get_all(name).iter().map(|value| value.as_bytes()).collect()
@@ -88,7 +88,7 @@ async fn any_response_comes_back_from_the_database_as_it_was(pool: PgPool) {
     let errors = || (400..500).map(|status| StatusCode::from_u16(status).expect("a status"));
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
     let layers = [
-        transactional(&pool).with_stored_errors(errors()).expect("client errors"),
+        transactional(&pool).with_optional_transaction().with_stored_errors(errors()).expect("client errors"),
         IdempotencyLayer::leased(pool.clone(), user, policy)
             .expect("a sensible lease")
             .with_stored_errors(errors())
@@ -226,6 +226,32 @@ async fn a_record_that_makes_no_response_is_not_performed_again(pool: PgPool) {
         sqlx::raw_sql(spoil).execute(&pool).await.expect("spoilt");
         assert_eq!(post_to(&app, "/effects", "key-1", "x").await.problem(), "not-replayable", "{spoil}");
         assert_eq!(effects(&pool).await, 1);
+    }
+}
+
+/// A handler that passes on what another service has replayed to it.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_first_response_never_says_that_it_is_a_replay(pool: PgPool) {
+    let handler = async |headers: HeaderMap| {
+        let status = if headers.contains_key("x-fail") { StatusCode::BAD_REQUEST } else { StatusCode::OK };
+        (status, [("idempotency-replayed", "true")], "performed")
+    };
+    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
+    let layers = [
+        transactional(&pool).with_optional_transaction().with_optional_key(),
+        IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease").with_optional_key(),
+    ];
+    for (mode, layer) in layers.into_iter().enumerate() {
+        let app = Router::new().route("/claims", post(handler)).layer(layer);
+        let key = format!("key-{mode}");
+        let mut failing = request("POST", "/claims", Some(&key), "x");
+        failing.headers_mut().insert("x-fail", HeaderValue::from_static("yes"));
+        for request in [failing, request("POST", "/claims", Some(&key), "x"), request("POST", "/claims", None, "x")] {
+            let first = send(&app, request).await;
+            assert_eq!(first.body, "performed");
+            assert!(!first.headers.contains_key("idempotency-replayed"), "{first:?}");
+        }
+        assert_eq!(values(&post_to(&app, "/claims", &key, "x").await, "idempotency-replayed"), [b"true"]);
     }
 }
 

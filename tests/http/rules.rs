@@ -112,15 +112,11 @@ async fn a_scope_that_fails_answers_itself_and_first(pool: PgPool) {
 async fn a_store_that_is_away_is_never_an_unprotected_run(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_optional_key());
-    sqlx::raw_sql("alter table idempotency.record rename to hidden").execute(&pool).await.expect("renamed");
-    let answer = post_to(&app, "/effects", "key-1", "x").await;
-    assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
-    assert_eq!(answer.headers["retry-after"], "1");
-    assert_eq!(effects(&pool).await, 0);
     pool.close().await;
     for key in [Some("key-1"), None] {
         let answer = send(&app, request("POST", "/effects", key, "x")).await;
         assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
+        assert_eq!(answer.headers["retry-after"], "1");
     }
 }
 

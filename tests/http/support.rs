@@ -67,7 +67,7 @@ pub(crate) fn app_without_layer() -> Router {
         .route("/keep", post(keep))
         .route("/commit", post(commit))
         .route("/swallow", post(swallow))
-        .route("/echo", post(async |body: Bytes| body))
+        .route("/echo", post(async |_: IdempotentTx, body: Bytes| body))
         .route("/fail-to-commit", post(fail_to_commit))
         .route("/read", get(async || "read"))
 }

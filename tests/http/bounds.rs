@@ -1,0 +1,171 @@
+//! Runs are bounded in number and in time: a run outlives its client, so no limit on connections holds it.
+
+use std::future::{Future as _, pending};
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::post;
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, InvalidSetting, Rejection, Runs};
+use pg_idempotency::lease::Policy;
+use pg_idempotency::testing::{Gate, PATIENCE};
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use tokio::time::timeout;
+use tower::ServiceExt as _;
+
+use crate::support::{
+    Answer, app, app_without_layer, create_effects, effects, insert, post_to, records, request, send, stops_at,
+    transactional, user,
+};
+
+const LIMIT: Duration = Duration::from_millis(100);
+
+fn assert_is(answer: &Answer, kind: &str) {
+    assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, kind));
+    assert_eq!(answer.headers["retry-after"], "1");
+    assert!(answer.rejection.as_ref().is_some_and(Rejection::is_retryable));
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_run_too_many_is_refused_before_it_begins(pool: PgPool) {
+    create_effects(&pool).await;
+    let gate = Gate::new();
+    let layer = transactional(&pool).with_max_runs(1);
+    let runs = layer.runs();
+    let app = stops_at(&gate).merge(app_without_layer()).layer(layer.with_optional_key());
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { post_to(&app, "/gate", "key-1", "x").await }
+    });
+    gate.reached().await;
+    for key in [Some("key-2"), None] {
+        let refused = send(&app, request("POST", "/effects", key, "x")).await;
+        assert_is(&refused, "overloaded");
+        assert!(matches!(refused.rejection, Some(Rejection::Overloaded { limit: 1, .. })));
+    }
+    assert_eq!(runs.count(), 1);
+    // What needs no run is told as ever.
+    assert_eq!(post_to(&app, "/gate", "key-1", "x").await.problem(), "in-flight");
+    assert_eq!(post_to(&app, "/gate", "key-1", "y").await.problem(), "key-reused");
+    assert_eq!(send(&app, request("GET", "/read", None, "")).await.body, "read");
+    gate.open();
+    assert_eq!(first.await.expect("joined").status, StatusCode::OK);
+    assert_eq!(post_to(&app, "/effects", "key-2", "x").await.status, StatusCode::CREATED);
+    assert_eq!((effects(&pool).await, records(&pool).await), (2, 2));
+}
+
+/// Each uploads under a key of its own, hangs up, and leaves a run that waits for the only connection.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn clients_that_hang_up_leave_a_bounded_number_of_runs(_: PgPoolOptions, options: PgConnectOptions) {
+    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(60));
+    let pool = pool.connect_with(options).await.expect("a pool");
+    create_effects(&pool).await;
+    let layer = transactional(&pool);
+    let runs = layer.runs();
+    let app = app(layer);
+    let held = pool.acquire().await.expect("the only connection");
+    for number in 0..100 {
+        let mut call = pin!(app.clone().oneshot(request("POST", "/effects", Some(&format!("key-{number}")), "x")));
+        // One poll reads the body and spawns the run, or refuses it.
+        let _ = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    }
+    assert_eq!(runs.count(), 32, "by default 32 for each connection of the pool");
+    drop(held);
+    timeout(PATIENCE, runs.finished()).await.expect("in time");
+    assert_eq!((effects(&pool).await, records(&pool).await), (32, 32));
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn layers_that_count_together_are_bounded_together(pool: PgPool) {
+    create_effects(&pool).await;
+    let (gate, runs) = (Gate::new(), Runs::default());
+    let gated = stops_at(&gate).layer(transactional(&pool).with_runs(&runs).with_max_runs(5));
+    let other = app(transactional(&pool).with_runs(&runs).with_max_runs(1));
+    let first = tokio::spawn(async move { post_to(&gated, "/gate", "key-1", "x").await });
+    gate.reached().await;
+    assert_is(&post_to(&other, "/effects", "key-2", "x").await, "overloaded");
+    gate.open();
+    assert_eq!(first.await.expect("joined").status, StatusCode::OK);
+    assert_eq!(post_to(&other, "/effects", "key-2", "x").await.status, StatusCode::CREATED);
+}
+
+/// The pool has one connection: what a handler kept would be missed.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_handler_that_never_returns_is_dropped_and_undone(_: PgPoolOptions, options: PgConnectOptions) {
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.expect("a pool");
+    create_effects(&pool).await;
+    let never = async |mut tx: IdempotentTx| {
+        insert(&mut tx, "never").await;
+        pending::<&'static str>().await
+    };
+    let layer = transactional(&pool).with_optional_key().with_run_timeout(LIMIT).expect("a time-out");
+    let runs = layer.runs();
+    let app = app_without_layer().route("/never", post(never)).layer(layer);
+    for key in [Some("key-1"), None] {
+        let answer = send(&app, request("POST", "/never", key, "x")).await;
+        assert_is(&answer, "timed-out");
+        assert!(matches!(answer.rejection, Some(Rejection::TimedOut { limit: LIMIT, .. })));
+    }
+    assert_eq!(runs.count(), 0);
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED, "the key is free");
+}
+
+/// Under a lease it is as an error of the work: nobody knows what was done outside.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn under_a_lease_a_handler_that_never_returns_is_a_failure(pool: PgPool) {
+    let lease = Duration::from_secs(60);
+    for (policy, key) in [(Policy::AtLeastOnce { lease }, "released"), (Policy::AtMostOnce { lease }, "indeterminate")]
+    {
+        let layer = IdempotencyLayer::leased(pool.clone(), user, policy).expect("a lease");
+        let layer = layer.with_optional_key().with_run_timeout(LIMIT).expect("a time-out");
+        let app = Router::new().route("/never", post(async || pending::<&'static str>().await)).layer(layer);
+        assert_is(&post_to(&app, "/never", key, "x").await, "timed-out");
+        assert_is(&send(&app, request("POST", "/never", None, "x")).await, "timed-out");
+        let (released, reason): (bool, String) =
+            sqlx::query_as("select lease_until = '-infinity', last_error from idempotency.record where key = $1")
+                .bind(key)
+                .fetch_one(&pool)
+                .await
+                .expect("a record");
+        assert_eq!((released, &*reason), (key == "released", "the handler ran into the layer's time-out"));
+        if key == "indeterminate" {
+            assert_eq!(post_to(&app, "/never", key, "x").await.problem(), "indeterminate");
+        }
+    }
+}
+
+/// A task of the handler's that keeps the transaction keeps the key for as long; the answer does not wait for it.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_time_out_is_told_though_a_task_still_has_the_transaction(pool: PgPool) {
+    create_effects(&pool).await;
+    let gate = Gate::new();
+    let gated = gate.clone();
+    let spawns = async move |mut tx: IdempotentTx| {
+        insert(&mut tx, "kept").await;
+        let kept = tokio::spawn(async move {
+            gated.pass().await;
+            drop(tx);
+        });
+        kept.await.expect("joined");
+        "done"
+    };
+    let layer = transactional(&pool).with_run_timeout(LIMIT).expect("a time-out");
+    let app = Router::new().route("/spawns", post(spawns)).layer(layer);
+    assert_is(&post_to(&app, "/spawns", "key-1", "x").await, "timed-out");
+    gate.open();
+    crate::support::until(
+        &pool,
+        "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'",
+    )
+    .await;
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
+#[sqlx::test(migrations = false)]
+async fn a_time_out_of_nothing_is_refused(pool: PgPool) {
+    assert!(matches!(transactional(&pool).with_run_timeout(Duration::ZERO), Err(InvalidSetting::Duration(_))));
+}

@@ -1,0 +1,197 @@
+//! What the database refuses: a 503 where asking again may help, a 500 where it cannot. A client that obeys `Retry-After`
+//! would otherwise ask for ever, and the handler would run each time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::post;
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
+use pg_idempotency::lease::Policy;
+use pg_idempotency::testing::Gate;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, PgPool};
+
+use crate::support::{Answer, app, create_effects, effects, insert, post_to, records, request, send, transactional};
+
+/// The answer says to stop: no `Retry-After`, and not retryable.
+fn assert_permanent(answer: &Answer) {
+    assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+    assert!(!answer.headers.contains_key("retry-after"), "{answer:?}");
+    assert!(answer.rejection.as_ref().is_some_and(|rejection| !rejection.is_retryable()));
+}
+
+/// The answer says when to ask again.
+fn assert_transient(answer: &Answer) {
+    assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
+    assert_eq!(answer.headers["retry-after"], "1");
+    assert!(answer.rejection.as_ref().is_some_and(|rejection| rejection.is_retryable()));
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_constraint_that_fails_at_commit_is_a_500(pool: PgPool) {
+    create_effects(&pool).await;
+    sqlx::raw_sql("create table deferred (n int unique deferrable initially deferred)")
+        .execute(&pool)
+        .await
+        .expect("made");
+    let app = app(transactional(&pool).with_optional_key());
+    for key in [Some("key-1"), None] {
+        assert_permanent(&send(&app, request("POST", "/fail-to-commit", key, "x")).await);
+    }
+    assert_eq!(records(&pool).await, 0);
+}
+
+/// 42501: the role may not write the record. Granting is for a person to do.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_missing_privilege_is_a_500(_: PgPoolOptions, options: PgConnectOptions) {
+    let pool = PgPool::connect_with(options.clone()).await.expect("a pool");
+    create_effects(&pool).await;
+    let backend: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&pool).await.expect("a backend");
+    let role = format!("reader_{backend}");
+    let create = format!(
+        "create role {role} login; grant usage on schema idempotency to {role};
+         grant select on idempotency.record to {role}"
+    );
+    sqlx::raw_sql(AssertSqlSafe(create)).execute(&pool).await.expect("created");
+    let as_reader = PgPool::connect_with(options.username(&role)).await.expect("a pool");
+    let answer = post_to(&app(transactional(&as_reader)), "/effects", "key-1", "x").await;
+    as_reader.close().await;
+    let drop = format!("drop owned by {role}; drop role {role}");
+    sqlx::raw_sql(AssertSqlSafe(drop)).execute(&pool).await.expect("dropped");
+    assert_permanent(&answer);
+    assert_eq!(effects(&pool).await, 0);
+}
+
+/// 22P05: a key that the database's encoding does not have.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_key_outside_the_databases_encoding_is_a_500(_: PgPoolOptions, options: PgConnectOptions) {
+    let pool = PgPool::connect_with(options.clone()).await.expect("a pool");
+    let backend: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&pool).await.expect("a backend");
+    let database = format!("latin_{backend}");
+    let create = format!("create database {database} encoding 'LATIN1' template template0 lc_collate 'C' lc_ctype 'C'");
+    sqlx::raw_sql(AssertSqlSafe(create)).execute(&pool).await.expect("created");
+    let latin = PgPool::connect_with(options.database(&database)).await.expect("a pool");
+    pg_idempotency::migrate(&mut latin.acquire().await.expect("a connection")).await.expect("migrated");
+    let ran = Arc::new(AtomicU32::new(0));
+    let counted = ran.clone();
+    let handler = async move |_: IdempotentTx| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        "done"
+    };
+    let layer = transactional(&latin).with_key_from(|_, body| Ok(Some(String::from_utf8_lossy(body).into_owned())));
+    let app = Router::new().route("/any", post(handler)).layer(layer);
+    let strange = post_to(&app, "/any", "unused", "\u{2603}").await;
+    let plain = post_to(&app, "/any", "unused", "key-1").await;
+    latin.close().await;
+    sqlx::raw_sql(AssertSqlSafe(format!("drop database {database}"))).execute(&pool).await.expect("dropped");
+    assert_permanent(&strange);
+    assert_eq!(plain.status, StatusCode::OK);
+    assert_eq!(ran.load(Ordering::SeqCst), 1);
+}
+
+/// Permanent until somebody migrates, and never an unprotected run.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_missing_table_is_a_500(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    sqlx::raw_sql("alter table idempotency.record rename to hidden").execute(&pool).await.expect("renamed");
+    assert_permanent(&post_to(&app, "/effects", "key-1", "x").await);
+    assert_eq!(effects(&pool).await, 0);
+}
+
+/// Nobody knows whether the COMMIT took effect: asking again with the same key tells.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_connection_that_is_lost_at_commit_is_a_503(pool: PgPool) {
+    create_effects(&pool).await;
+    sqlx::raw_sql(
+        "create function hang_up() returns trigger language plpgsql as
+         $$ begin if new.note = 'cut' then perform pg_terminate_backend(pg_backend_pid()); end if; return new; end $$;
+         create constraint trigger hangs_up after insert on effect deferrable initially deferred
+         for each row execute function hang_up()",
+    )
+    .execute(&pool)
+    .await
+    .expect("made");
+    let app = app(transactional(&pool).with_optional_key());
+    for key in [Some("key-1"), None] {
+        assert_transient(&send(&app, request("POST", "/effects", key, "cut")).await);
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
+}
+
+/// 40001, as the database says it where the transaction lost against a concurrent one: the next attempt may win.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_serialization_failure_at_commit_is_a_503(pool: PgPool) {
+    create_effects(&pool).await;
+    sqlx::raw_sql(
+        "create function lose() returns trigger language plpgsql as
+         $$ begin raise exception 'lost' using errcode = '40001'; end $$;
+         create constraint trigger loses after insert on effect deferrable initially deferred
+         for each row execute function lose()",
+    )
+    .execute(&pool)
+    .await
+    .expect("made");
+    let app = app(transactional(&pool).with_optional_key());
+    for key in [Some("key-1"), None] {
+        assert_transient(&send(&app, request("POST", "/effects", key, "x")).await);
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_connection_that_is_lost_under_the_handler_is_a_503(pool: PgPool) {
+    create_effects(&pool).await;
+    let handler = async |mut tx: IdempotentTx| {
+        insert(&mut tx, "cut").await;
+        let _ = sqlx::query("select pg_terminate_backend(pg_backend_pid())").execute(&mut *tx).await;
+        "done, it believes"
+    };
+    let app = Router::new().route("/cut", post(handler)).layer(transactional(&pool).with_optional_key());
+    for key in [Some("key-1"), None] {
+        assert_transient(&send(&app, request("POST", "/cut", key, "x")).await);
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
+/// The session ends with the transaction (25P03), which the handler has left idle for too long.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_session_that_the_server_has_ended_is_a_503(pool: PgPool) {
+    create_effects(&pool).await;
+    let gate = Gate::new();
+    let gated = gate.clone();
+    let handler = async move |mut tx: IdempotentTx| {
+        sqlx::query("set local idle_in_transaction_session_timeout = 1").execute(&mut *tx).await.expect("set");
+        insert(&mut tx, "idle").await;
+        gated.pass().await;
+        "done, it believes"
+    };
+    let app = Router::new().route("/idle", post(handler)).layer(transactional(&pool));
+    let answer = tokio::spawn(async move { post_to(&app, "/idle", "key-1", "x").await });
+    gate.reached().await;
+    crate::support::until(
+        &pool,
+        "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'",
+    )
+    .await;
+    gate.open();
+    assert_transient(&answer.await.expect("joined"));
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
+/// What was done outside may be done again by the next owner: the refusal must not ask for that.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_leased_response_that_the_database_refuses_is_a_500(pool: PgPool) {
+    sqlx::raw_sql("alter table idempotency.record add constraint small check (octet_length(response_body) < 4)")
+        .execute(&pool)
+        .await
+        .expect("altered");
+    let policy = Policy::AtLeastOnce { lease: Duration::from_millis(300) };
+    let layer = IdempotencyLayer::leased(pool.clone(), crate::support::user, policy).expect("a lease");
+    let app = Router::new().route("/sms", post(async || "sent")).layer(layer);
+    assert_permanent(&post_to(&app, "/sms", "key-1", "x").await);
+}

@@ -1,0 +1,190 @@
+//! What the service chooses to make two requests the same, and what becomes of a record that was made under another choice.
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::{HeaderMap, HeaderName, StatusCode};
+use axum::routing::post;
+use pg_idempotency::Fingerprint;
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, InvalidSetting};
+use sqlx::PgPool;
+
+use crate::support::{Answer, app, create_effects, effects, insert, post_to, request, send, transactional};
+
+const ACCOUNT: HeaderName = HeaderName::from_static("x-account");
+
+async fn post_with(app: &Router, key: &str, account: Option<&str>, body: &str) -> Answer {
+    let mut request = request("POST", "/effects", Some(key), body);
+    if let Some(account) = account {
+        request.headers_mut().insert(ACCOUNT, account.parse().expect("a value"));
+    }
+    send(app, request).await
+}
+
+fn without(pool: &PgPool, pointers: &[&str]) -> IdempotencyLayer {
+    transactional(pool).with_json_without(pointers.iter().copied()).expect("pointers")
+}
+
+/// A handler that picks the account by a header: without its header in the fingerprint, one account would get the other's
+/// response.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_fingerprinted_header_tells_two_accounts_apart(pool: PgPool) {
+    create_effects(&pool).await;
+    let handler = async |headers: HeaderMap, mut tx: IdempotentTx, _: Bytes| {
+        let account = headers.get(ACCOUNT).map_or("none", |value| value.to_str().expect("text")).to_owned();
+        insert(&mut tx, &account).await;
+        account
+    };
+    let app =
+        Router::new().route("/effects", post(handler)).layer(transactional(&pool).with_fingerprinted_header(ACCOUNT));
+    assert_eq!(post_with(&app, "key-1", Some("1"), "x").await.body, "1");
+    for other in [Some("2"), Some(""), None] {
+        assert_eq!(post_with(&app, "key-1", other, "x").await.problem(), "key-reused");
+    }
+    assert_eq!(post_with(&app, "key-1", Some("1"), "y").await.problem(), "key-reused", "the rest counts as ever");
+    let replay = post_with(&app, "key-1", Some("1"), "x").await;
+    assert_eq!((replay.is_replayed(), &*replay.body), (true, &b"1"[..]));
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn several_headers_and_several_lines_of_one_are_kept_apart(pool: PgPool) {
+    create_effects(&pool).await;
+    let [a, b] = ["x-a", "x-b"].map(HeaderName::from_static);
+    let layer = transactional(&pool).with_fingerprinted_header(a.clone()).with_fingerprinted_header(b.clone());
+    let app = app(layer);
+    let with = |lines: &[(&HeaderName, &str)]| {
+        let mut request = request("POST", "/effects", Some("key-1"), "x");
+        for (name, value) in lines {
+            request.headers_mut().append(*name, value.parse().expect("a value"));
+        }
+        request
+    };
+    assert_eq!(send(&app, with(&[(&a, "1"), (&b, "2")])).await.status, StatusCode::CREATED);
+    assert!(send(&app, with(&[(&b, "2"), (&a, "1")])).await.is_replayed(), "their order on the wire does not count");
+    for other in [&[(&a, "2"), (&b, "1")][..], &[(&a, "1"), (&a, "2")], &[(&a, "12")], &[(&b, "1"), (&b, "2")], &[]] {
+        assert_eq!(send(&app, with(other)).await.problem(), "key-reused");
+    }
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn members_that_differ_in_each_attempt_may_be_left_out(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(without(&pool, &["/sent_at", "/client/at~1by"]));
+    let first = r#"{"cents": 1250, "sent_at": 1763769600.1234567, "client": {"at/by": [1], "name": "a"}}"#;
+    assert_eq!(post_to(&app, "/effects", "key-1", first).await.status, StatusCode::CREATED);
+    for same in [
+        r#"{"sent_at": "later", "client": {"name": "a", "at\/by": {}}, "cents": 125e1}"#,
+        r#"{"client":{"name":"a"},"cents":1250}"#,
+        r#"{"sent\u005fat":1,"cents":1250,"client":{"name":"a"}}"#,
+    ] {
+        assert!(post_to(&app, "/effects", "key-1", same).await.is_replayed(), "{same}");
+    }
+    for other in [
+        r#"{"cents":1251,"client":{"name":"a"}}"#,
+        r#"{"cents":1250,"client":{"name":"a","sent_at":1}}"#,
+        r#"{"cents":1250,"client":{"name":"a"},"at":1}"#,
+        r#"[{"cents":1250,"client":{"name":"a"}}]"#,
+    ] {
+        assert_eq!(post_to(&app, "/effects", "key-1", other).await.problem(), "key-reused", "{other}");
+    }
+    for body in ["", "not json", "{\"sent_at\":}", "{\"sent_at\":1,}", "{\"a\":1,\"a\":2}"] {
+        let refused = post_to(&app, "/effects", "key-2", body).await;
+        assert_eq!((refused.status, &*refused.problem()), (StatusCode::BAD_REQUEST, "invalid-body"), "{body}");
+    }
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_whole_choice_may_be_the_services(pool: PgPool) {
+    create_effects(&pool).await;
+    // The first word alone.
+    let layer = transactional(&pool).with_fingerprint("first word", |_, body| {
+        Ok(Fingerprint::of_bytes(body.split(|byte| *byte == b' ').next().unwrap_or_default()))
+    });
+    let app = app(layer.with_fingerprinted_header(ACCOUNT));
+    let post = async |uri: &'static str, body| send(&app, request("POST", uri, Some("key-1"), body)).await;
+    assert_eq!(post("/accounts/1/effects", "tea now").await.status, StatusCode::CREATED);
+    assert!(post("/accounts/2/effects?fast=yes", "tea later").await.is_replayed(), "not even the path counts");
+    assert_eq!(post("/accounts/1/effects", "milk now").await.problem(), "key-reused");
+    // Added to whatever was chosen.
+    assert_eq!(post_with(&app, "key-2", Some("1"), "tea").await.status, StatusCode::CREATED);
+    assert_eq!(post_with(&app, "key-2", Some("2"), "tea").await.problem(), "key-reused");
+    assert_eq!(effects(&pool).await, 2);
+}
+
+/// Every choice, with the same request, against the records of every other: an error each time, and never a replay.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_record_that_was_made_under_another_choice_is_never_replayed(pool: PgPool) {
+    create_effects(&pool).await;
+    let body = |_: &axum::http::request::Parts, body: &Bytes| Ok(Fingerprint::of_bytes(body));
+    let choices = [
+        transactional(&pool),
+        transactional(&pool).with_canonical_json(),
+        transactional(&pool).with_fingerprinted_header(ACCOUNT),
+        transactional(&pool).with_fingerprinted_header(HeaderName::from_static("x-other")),
+        transactional(&pool).with_fingerprinted_header(ACCOUNT).with_canonical_json(),
+        without(&pool, &["/sent_at"]),
+        without(&pool, &["/at"]),
+        without(&pool, &["/at", "/sent_at"]),
+        transactional(&pool).with_fingerprint("body", body),
+        transactional(&pool).with_fingerprint("body, second edition", body),
+    ];
+    let apps = choices.map(app);
+    for (made, maker) in apps.iter().enumerate() {
+        let key = format!("key-{made}");
+        assert_eq!(post_to(maker, "/effects", &key, "{}").await.status, StatusCode::CREATED);
+        for (asked, other) in apps.iter().enumerate() {
+            let answer = post_to(other, "/effects", &key, "{}").await;
+            if made == asked {
+                assert!(answer.is_replayed());
+                continue;
+            }
+            // Only where both are choices of the first version does the record not say which one it was made under.
+            let expected = if made < 2 && asked < 2 { "key-reused" } else { "misconfigured" };
+            assert_eq!(answer.problem(), expected, "made under {made}, asked for under {asked}");
+        }
+    }
+    assert_eq!(effects(&pool).await, 10);
+}
+
+/// However it is said, one choice is one choice.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_order_in_which_a_choice_is_told_does_not_count(pool: PgPool) {
+    create_effects(&pool).await;
+    let [a, b] = ["x-a", "x-b"].map(HeaderName::from_static);
+    let one =
+        app(without(&pool, &["/a", "/b"]).with_fingerprinted_header(a.clone()).with_fingerprinted_header(b.clone()));
+    let same = transactional(&pool).with_fingerprinted_header(b.clone()).with_fingerprinted_header(a.clone());
+    let same = app(same.with_fingerprinted_header(b).with_json_without(["/b", "/a", "/b"]).expect("pointers"));
+    assert_eq!(post_to(&one, "/effects", "key-1", "{}").await.status, StatusCode::CREATED);
+    assert!(post_to(&same, "/effects", "key-1", "{}").await.is_replayed());
+}
+
+/// As stored by 0.1.0 so far: a digest that changed would take every key in flight for reused.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_default_digests_are_what_they_were(pool: PgPool) {
+    create_effects(&pool).await;
+    let layers = [transactional(&pool), transactional(&pool).with_canonical_json()];
+    for (layer, expected) in layers.into_iter().zip([
+        "0184911aacf15b6fca4e99f18eba3cebf3c83fd1e0c36bd0aa1b8c61a74543b167",
+        "01335372c2f1cab19e3da8885d1feac911ebdc16a0395e93881391a057b12900fb",
+    ]) {
+        let mut request = request("POST", "/accounts/7/effects?fast=yes", Some("key-1"), r#"{"b": 1.50, "a": "x"}"#);
+        request.headers_mut().insert("content-type", "application/json".parse().expect("a value"));
+        sqlx::raw_sql("delete from idempotency.record").execute(&pool).await.expect("empty");
+        assert_eq!(send(&app(layer), request).await.status, StatusCode::CREATED);
+        let fingerprint: String = sqlx::query_scalar("select encode(fingerprint, 'hex') from idempotency.record")
+            .fetch_one(&pool)
+            .await
+            .expect("a record");
+        assert_eq!(fingerprint, expected);
+    }
+}
+
+#[sqlx::test(migrations = false)]
+async fn what_is_no_pointer_is_refused(pool: PgPool) {
+    for pointer in ["", "sent_at", "#/sent_at", "/a~2b", "/a~"] {
+        let refused = transactional(&pool).with_json_without(["/fine", pointer]).err();
+        assert_eq!(refused, Some(InvalidSetting::NotAPointer(pointer.to_owned())));
+    }
+}
