@@ -109,6 +109,28 @@ async fn a_lapsed_claim_is_indeterminate_at_most_once_until_resolved(pool: PgPoo
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn an_operator_never_touches_a_completed_record(pool: PgPool) -> anyhow::Result<()> {
+    let token = acquired(&pool, AT_MOST_ONCE).await.token();
+    // As the HTTP layer completes it.
+    let completed = "update idempotency.record
+        set completed_at = now(), lease_until = null, expires_at = now() + interval '1 day',
+            response_status = 201, response_headers = '[[\"location\", \"/payments/7\"]]', response_body = '\"sent\"'";
+    pool.execute(completed).await?;
+    let row = async || -> sqlx::Result<String> {
+        sqlx::query_scalar("select record::text from idempotency.record").fetch_one(&pool).await
+    };
+    let before = row().await?;
+    for response in ["sent", "not sent"] {
+        let error = resolve(&pool, &key("a"), token, &response.to_owned(), LEASE).await.expect_err("it is completed");
+        assert!(matches!(error, Error::LeaseLost), "{error:?}");
+    }
+    let error = release(&pool, &key("a"), token, "looked it up").await.expect_err("it is completed");
+    assert!(matches!(error, Error::LeaseLost), "{error:?}");
+    assert_eq!(row().await?, before);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn an_indeterminate_operation_can_be_released(pool: PgPool) -> anyhow::Result<()> {
     let held = acquired(&pool, AT_MOST_ONCE).await.token();
     let early = release(&pool, &key("a"), held, "too early").await.expect_err("under a live lease");
