@@ -16,7 +16,7 @@ pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: LEASE };
 const POLICIES: [Policy; 2] = [AT_LEAST_ONCE, AT_MOST_ONCE];
 
 #[derive(Debug, thiserror::Error)]
-enum WorkError {
+pub(crate) enum WorkError {
     #[error("gateway said no")]
     Gateway,
     #[error(transparent)]

@@ -1,5 +1,6 @@
 //! What the crate promises, on a real PostgreSQL: one behaviour per test, one theme per file.
 
+mod proxy;
 mod support;
 
 mod answers;
@@ -27,4 +28,5 @@ mod recipes;
 mod responses;
 mod round_trips;
 mod transactions;
+mod vanished_network;
 mod ways;
