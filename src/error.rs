@@ -9,10 +9,42 @@ use crate::{InvalidBody, InvalidDuration, InvalidKey, Key, Mode};
 /// An error from another library, kept as the cause.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
+/// A session that holds a lock, as far as the server shows it to every role.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockHolder {
+    /// Its process: what `pg_terminate_backend` takes.
+    pub pid: i32,
+    /// The role that it logged in as.
+    pub role: Option<String>,
+    /// Its `application_name`, where it has one.
+    pub application: Option<String>,
+}
+
+impl std::fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "process {}", self.pid)?;
+        if let Some(role) = &self.role {
+            write!(f, ", role {role:?}")?;
+        }
+        if let Some(application) = &self.application {
+            write!(f, ", application {application:?}")?;
+        }
+        Ok(())
+    }
+}
+
 /// Why an operation was neither performed nor replayed.
 ///
 /// Database errors are told apart by SQLSTATE alone. **An error while committing is ambiguous**: the effect and its response
 /// are either both there or both not, and only asking again with the same key tells.
+///
+/// # What to do on each
+///
+/// *Transient* is what [`is_transient`](Self::is_transient) says: the same call may succeed in a moment. The HTTP status is the
+/// one that the layer of the feature `http` gives; a 409 of `InFlight` and every 503 come with `Retry-After`.
+///
+#[doc = include_str!("error.md")]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -64,12 +96,18 @@ pub enum Error {
     #[error("this transaction has claimed the key before without completing it; roll back and start over")]
     AlreadyInTransaction,
 
+    /// The transaction that was to be [committed](crate::commit()) was aborted: an earlier statement in it had failed, and its
+    /// error was not let out. Nothing was saved, and the transaction is rolled back. Acknowledge nothing.
+    #[error("the transaction was aborted by an earlier error, so nothing was saved; let errors of its statements out")]
+    TransactionAborted(#[source] sqlx::Error),
+
     /// There is no transaction where one is needed.
     ///
     /// - A mark was asked for on a connection in autocommit: begin one, and process in it.
     /// - The transaction that holds the claim was gone when the response was to be stored, because `perform` ended it: a
     ///   COMMIT, a ROLLBACK, or a nested `conn.begin()` whose future was dropped while it waited. Nothing was acknowledged;
     ///   **what `perform` wrote outside the transaction stays**.
+    /// - The transaction that was to be [committed](crate::commit()) had ended before, in one of these ways.
     #[error(
         "the connection is not in the transaction that is needed, so nothing was stored; mark inside a transaction, \
          and let `perform` neither commit, roll back nor drop a pending begin"
@@ -111,6 +149,10 @@ pub enum Error {
     },
 
     /// The response cannot be encoded as JSON, or not so that it can be decoded again. Nothing was stored: roll back.
+    ///
+    /// So it is with a float that is not finite, and with a `Some` whose value is `null` in JSON (`Some(())`, `Some(None)`,
+    /// `Some(Value::Null)`): it would be replayed as `None`. **Two things go unnoticed**: a field under `#[serde(skip)]` is
+    /// replayed as its default, and an `#[serde(untagged)]` enum as the first of its variants that can read the JSON.
     #[error("the response cannot be stored as JSON and read back, so a repeat could not get it; change its type")]
     #[non_exhaustive]
     Unencodable {
@@ -182,6 +224,20 @@ pub enum Error {
         source: sqlx::Error,
     },
 
+    /// Another session has held the lock of [`migrate`](crate::migrate()) for longer than that waits. Any role can take that
+    /// lock: where no migration is under way, look at the session, and end it by `pg_terminate_backend`.
+    #[error(
+        "another session has held the lock of the migration for {waited:.1?}{}; try again, or end that session",
+        holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
+    )]
+    #[non_exhaustive]
+    MigrationLocked {
+        /// Who it is; `None` where it let go while it was looked up.
+        holder: Option<LockHolder>,
+        /// How long this call has waited.
+        waited: Duration,
+    },
+
     /// A serialization failure (SQLSTATE 40001), a deadlock (40P01), or, under [`InFlight::Reject`](crate::InFlight::Reject),
     /// a row that was locked (55P03). Nothing was stored and the transaction is aborted: retry all of it.
     #[error("the transaction lost against a concurrent one; retry the whole transaction")]
@@ -199,7 +255,7 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::InFlight { .. } | Self::LeaseLost | Self::Retryable(_) => true,
+            Self::InFlight { .. } | Self::LeaseLost | Self::Retryable(_) | Self::MigrationLocked { .. } => true,
             Self::Database(sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut) => true,
             // 08: connection exceptions. 53: insufficient resources. 57P: the server shuts down or starts up.
             Self::Database(error) => sqlstate(error)
@@ -230,4 +286,98 @@ impl From<sqlx::Error> for Error {
 
 pub(crate) fn sqlstate(error: &sqlx::Error) -> Option<String> {
     Some(error.as_database_error()?.code()?.into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The name of its row, and one sample of each row. A new variant does not compile before it has both.
+    fn row(error: &Error) -> &'static str {
+        match error {
+            Error::KeyReused { .. } => "KeyReused",
+            Error::InFlight { .. } => "InFlight",
+            Error::Indeterminate { .. } => "Indeterminate",
+            Error::Exhausted { .. } => "Exhausted",
+            Error::LeaseLost => "LeaseLost",
+            Error::Retryable(_) => "Retryable",
+            Error::Database(_) if error.is_transient() => "Database, transient",
+            Error::Database(_) => "Database, any other",
+            Error::SchemaMissing { .. } => "SchemaMissing",
+            Error::MigrationLocked { .. } => "MigrationLocked",
+            Error::Undecodable { .. } => "Undecodable",
+            Error::Unencodable { .. } => "Unencodable",
+            Error::InvalidKey(_) => "InvalidKey",
+            Error::InvalidBody { .. } => "InvalidBody",
+            Error::InvalidDuration(_) => "InvalidDuration",
+            Error::OtherMode { .. } => "OtherMode",
+            Error::UnknownFingerprint { .. } => "UnknownFingerprint",
+            Error::UnknownMode { .. } => "UnknownMode",
+            Error::TransactionAborted(_) => "TransactionAborted",
+            Error::NotInTransaction => "NotInTransaction",
+            Error::AlreadyInTransaction => "AlreadyInTransaction",
+            Error::OutlivedRetention => "OutlivedRetention",
+            Error::UnknownTransaction => "UnknownTransaction",
+        }
+    }
+
+    fn samples() -> Vec<Error> {
+        let key = || Key::new("scope", "operation", "value").expect("a key");
+        let cause = || sqlx::Error::RowNotFound;
+        let undone = || BoxError::from("undone");
+        vec![
+            Error::KeyReused { key: key() },
+            Error::InFlight { retry_after: Duration::ZERO },
+            Error::Indeterminate { attempt: 1, claimed_at: DateTime::UNIX_EPOCH, last_error: None, token: 0 },
+            Error::Exhausted { attempts: 1, last_error: None, token: 0 },
+            Error::LeaseLost,
+            Error::Retryable(cause()),
+            Error::Database(sqlx::Error::PoolTimedOut),
+            Error::Database(cause()),
+            Error::SchemaMissing { source: cause() },
+            Error::MigrationLocked { holder: None, waited: Duration::ZERO },
+            Error::Undecodable { source: undone() },
+            Error::Unencodable { source: undone() },
+            Error::InvalidKey(Key::new("", "", "").expect_err("empty")),
+            Error::InvalidBody { source: InvalidBody::NotFinite },
+            Error::InvalidDuration(crate::Idempotency::new().with_retention(Duration::ZERO).expect_err("too short")),
+            Error::OtherMode { key: key(), stored: Mode::Mark, asked: Mode::Transaction },
+            Error::UnknownFingerprint { version: 9 },
+            Error::UnknownMode { mode: "later".to_owned() },
+            Error::TransactionAborted(cause()),
+            Error::NotInTransaction,
+            Error::AlreadyInTransaction,
+            Error::OutlivedRetention,
+            Error::UnknownTransaction,
+        ]
+    }
+
+    /// Name, whether transient, HTTP status, what to do.
+    fn table() -> Vec<[&'static str; 4]> {
+        let cells = |line: &'static str| {
+            let mut cells = line.trim_matches('|').split('|').map(str::trim);
+            std::array::from_fn(|_| cells.next().expect("four columns"))
+        };
+        include_str!("error.md").lines().skip(2).map(cells).collect()
+    }
+
+    #[test]
+    fn the_table_of_errors_is_what_the_code_does() {
+        let table = table();
+        let mut named = Vec::new();
+        for error in samples() {
+            let (variant, kind) = row(&error).split_once(", ").unwrap_or((row(&error), ""));
+            let name = format!("[`{variant}`](Error::{variant}){}{kind}", if kind.is_empty() { "" } else { ", " });
+            let told = table.iter().find(|cells| cells[0] == name).unwrap_or_else(|| panic!("no row {name}"));
+            assert_eq!(told[1], if error.is_transient() { "yes" } else { "no" }, "{name}");
+            // A client repeats a 503 and a 409 that say when, and nothing else.
+            let status: u16 = told[2].parse().unwrap_or_else(|_| panic!("{name}: {}", told[2]));
+            let repeated = status == 503 || matches!(error, Error::InFlight { .. });
+            assert_eq!(repeated, error.is_transient(), "{name}: {status}");
+            assert!(!told[3].is_empty(), "{name}");
+            named.push(name);
+        }
+        let rows: Vec<_> = table.iter().map(|cells| cells[0]).collect();
+        assert_eq!(rows, named, "each row once, in the order of the samples");
+    }
 }

@@ -39,7 +39,7 @@ pub use chrono;
 pub use sqlx;
 
 pub use ensure::{ensure_idempotent, ensure_isolated};
-pub use error::{BoxError, Error};
+pub use error::{BoxError, Error, LockHolder};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};

@@ -9,6 +9,7 @@ mod claim;
 mod combined;
 mod inspect;
 mod lease;
+mod lock;
 mod mark;
 mod setup;
 mod sweep;
@@ -28,9 +29,10 @@ pub(crate) use claim::{Claim, Terms, wait_error};
 pub(crate) use combined::is_taken;
 pub(crate) use inspect::{groups, size, unsettled};
 pub(crate) use lease::Actor;
+pub(crate) use lock::{INSTALLER, SINGLE_RUNNER, holder, try_lock};
 pub(crate) use mark::{MarkBatch, Standing};
 pub(crate) use setup::{commit_settings, setup, without_autovacuum};
-pub(crate) use sweep::{Batch, Due, count_due, leaves, oldest_due, sweep, sweep_distributed, try_single_runner};
+pub(crate) use sweep::{Batch, Due, count_due, leaves, oldest_due, sweep, sweep_distributed};
 
 /// The record of one key.
 #[derive(Clone, Copy)]
