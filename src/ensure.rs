@@ -37,7 +37,7 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///         .await?)
 /// })
 /// .await?;
-/// tx.commit().await?;
+/// pg_idempotency::commit(tx).await?;
 /// Ok(outcome.into_inner())
 /// # }
 /// ```

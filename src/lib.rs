@@ -4,6 +4,7 @@
 mod answer;
 mod call;
 mod claim;
+mod commit;
 mod connections;
 pub mod dedup;
 mod ensure;
@@ -38,6 +39,7 @@ pub mod testing;
 pub use chrono;
 pub use sqlx;
 
+pub use commit::commit;
 pub use ensure::{ensure_idempotent, ensure_isolated};
 pub use error::{BoxError, Error, LockHolder};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};

@@ -6,6 +6,7 @@ mod support;
 mod answers;
 mod assertions;
 mod cancellation;
+mod commits;
 mod distributed;
 mod ensure;
 mod expiry;
