@@ -92,7 +92,7 @@ impl Finding {
 
     pub(crate) fn with(world: &World, violations: Vec<String>) -> Self {
         let calls = world.history.calls();
-        let violations = violations.into_iter().chain(world.shortfall()).collect();
+        let violations = world.shortfall().into_iter().chain(violations).collect();
         Self {
             operations: calls.len(),
             faults: world.faults(),
