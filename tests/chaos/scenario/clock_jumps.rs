@@ -1,6 +1,8 @@
 //! The server's clock jumps by an hour, forth and back: every lease lapses at once, or none does for an hour. Needs
 //! libfaketime.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -86,5 +88,7 @@ async fn local_time(world: &World) -> sqlx::Result<pg_idempotency::chrono::Naive
 fn set(clock: &Path, time: &str) -> anyhow::Result<()> {
     let new = clock.with_extension("new");
     std::fs::write(&new, time)?;
+    // The server may be another user's, whatever the umask of this one.
+    std::fs::set_permissions(&new, Permissions::from_mode(0o644))?;
     Ok(std::fs::rename(new, clock)?)
 }
