@@ -42,7 +42,7 @@ impl std::fmt::Display for LockHolder {
 /// # What to do on each
 ///
 /// *Transient* is what [`is_transient`](Self::is_transient) says: the same call may succeed in a moment. The HTTP status is the
-/// one that the layer of the feature `http` gives; a 409 of `InFlight` and every 503 come with `Retry-After`.
+/// one to answer with, and the layer of the feature `http` does; a 409 of `InFlight` and every 503 come with `Retry-After`.
 ///
 #[doc = include_str!("error.md")]
 #[derive(Debug, thiserror::Error)]
@@ -256,10 +256,7 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::InFlight { .. } | Self::LeaseLost | Self::Retryable(_) | Self::MigrationLocked { .. } => true,
-            Self::Database(sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut) => true,
-            // 08: connection exceptions. 53: insufficient resources. 57P: the server shuts down or starts up.
-            Self::Database(error) => sqlstate(error)
-                .is_some_and(|state| state.starts_with("08") || state.starts_with("53") || state.starts_with("57P")),
+            Self::Database(error) => is_lost(error),
             _ => false,
         }
     }
@@ -281,6 +278,20 @@ impl From<sqlx::Error> for Error {
             Some("40001" | "40P01") => Self::Retryable(error),
             _ => Self::Database(error),
         }
+    }
+}
+
+/// Whether there is no connection, or none any more, or the server has no room. A connection that is lost at COMMIT leaves open
+/// whether it took effect, and only asking again tells.
+fn is_lost(error: &sqlx::Error) -> bool {
+    use sqlx::Error::{Io, PoolClosed, PoolTimedOut, Protocol, Tls};
+    match error {
+        Io(_) | Tls(_) | Protocol(_) | PoolTimedOut | PoolClosed => true,
+        // 08: connection exceptions. 53: insufficient resources. 57P: the server shuts down or starts up. 25P03 and 25P04: a
+        // time-out has ended the session.
+        error => sqlstate(error).is_some_and(|state| {
+            ["08", "53", "57P"].iter().any(|class| state.starts_with(class)) || matches!(&*state, "25P03" | "25P04")
+        }),
     }
 }
 
@@ -359,6 +370,19 @@ mod tests {
             std::array::from_fn(|_| cells.next().expect("four columns"))
         };
         include_str!("error.md").lines().skip(2).map(cells).collect()
+    }
+
+    #[test]
+    fn a_connection_that_is_lost_is_transient() {
+        let io = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        for lost in
+            [sqlx::Error::PoolTimedOut, sqlx::Error::PoolClosed, sqlx::Error::Protocol(String::new()), io.into()]
+        {
+            assert!(Error::Database(lost).is_transient());
+        }
+        for refused in [sqlx::Error::RowNotFound, sqlx::Error::ColumnNotFound(String::new())] {
+            assert!(!Error::Database(refused).is_transient());
+        }
     }
 
     #[test]

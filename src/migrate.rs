@@ -206,10 +206,10 @@ async fn missing(conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Err
         }
     }
     if dropped.try_get(0)? && missing.is_empty() {
-        return Err(Error::Database(sqlx::Error::Protocol(
+        return Err(Error::Database(sqlx::Error::Configuration(
             "idempotency._sqlx_migrations says that idempotency.record was created, and it is not there; \
              drop the schema idempotency and migrate again, or restore the table"
-                .to_owned(),
+                .into(),
         )));
     }
     Ok(missing)
