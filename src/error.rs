@@ -1,38 +1,19 @@
 //! What can go wrong, told apart by what the caller should do about it.
 
+mod lock_holder;
+#[cfg(test)]
+mod table;
+
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
 use crate::{InvalidBody, InvalidDuration, InvalidKey, Key, Mode};
 
+pub use lock_holder::LockHolder;
+
 /// An error from another library, kept as the cause.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-/// A session that holds a lock, as far as the server shows it to every role.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LockHolder {
-    /// Its process: what `pg_terminate_backend` takes.
-    pub pid: i32,
-    /// The role that it logged in as.
-    pub role: Option<String>,
-    /// Its `application_name`, where it has one.
-    pub application: Option<String>,
-}
-
-impl std::fmt::Display for LockHolder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "process {}", self.pid)?;
-        if let Some(role) = &self.role {
-            write!(f, ", role {role:?}")?;
-        }
-        if let Some(application) = &self.application {
-            write!(f, ", application {application:?}")?;
-        }
-        Ok(())
-    }
-}
 
 /// Why an operation was neither performed nor replayed.
 ///
@@ -44,7 +25,7 @@ impl std::fmt::Display for LockHolder {
 /// *Transient* is what [`is_transient`](Self::is_transient) says: the same call may succeed in a moment. The HTTP status is the
 /// one to answer with, and the layer of the feature `http` does; a 409 of `InFlight` and every 503 come with `Retry-After`.
 ///
-#[doc = include_str!("error.md")]
+#[doc = include_str!("error/table.md")]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -297,111 +278,4 @@ fn is_lost(error: &sqlx::Error) -> bool {
 
 pub(crate) fn sqlstate(error: &sqlx::Error) -> Option<String> {
     Some(error.as_database_error()?.code()?.into_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The name of its row, and one sample of each row. A new variant does not compile before it has both.
-    fn row(error: &Error) -> &'static str {
-        match error {
-            Error::KeyReused { .. } => "KeyReused",
-            Error::InFlight { .. } => "InFlight",
-            Error::Indeterminate { .. } => "Indeterminate",
-            Error::Exhausted { .. } => "Exhausted",
-            Error::LeaseLost => "LeaseLost",
-            Error::Retryable(_) => "Retryable",
-            Error::Database(_) if error.is_transient() => "Database, transient",
-            Error::Database(_) => "Database, any other",
-            Error::SchemaMissing { .. } => "SchemaMissing",
-            Error::MigrationLocked { .. } => "MigrationLocked",
-            Error::Undecodable { .. } => "Undecodable",
-            Error::Unencodable { .. } => "Unencodable",
-            Error::InvalidKey(_) => "InvalidKey",
-            Error::InvalidBody { .. } => "InvalidBody",
-            Error::InvalidDuration(_) => "InvalidDuration",
-            Error::OtherMode { .. } => "OtherMode",
-            Error::UnknownFingerprint { .. } => "UnknownFingerprint",
-            Error::UnknownMode { .. } => "UnknownMode",
-            Error::TransactionAborted(_) => "TransactionAborted",
-            Error::NotInTransaction => "NotInTransaction",
-            Error::AlreadyInTransaction => "AlreadyInTransaction",
-            Error::OutlivedRetention => "OutlivedRetention",
-            Error::UnknownTransaction => "UnknownTransaction",
-        }
-    }
-
-    fn samples() -> Vec<Error> {
-        let key = || Key::new("scope", "operation", "value").expect("a key");
-        let cause = || sqlx::Error::RowNotFound;
-        let undone = || BoxError::from("undone");
-        vec![
-            Error::KeyReused { key: key() },
-            Error::InFlight { retry_after: Duration::ZERO },
-            Error::Indeterminate { attempt: 1, claimed_at: DateTime::UNIX_EPOCH, last_error: None, token: 0 },
-            Error::Exhausted { attempts: 1, last_error: None, token: 0 },
-            Error::LeaseLost,
-            Error::Retryable(cause()),
-            Error::Database(sqlx::Error::PoolTimedOut),
-            Error::Database(cause()),
-            Error::SchemaMissing { source: cause() },
-            Error::MigrationLocked { holder: None, waited: Duration::ZERO },
-            Error::Undecodable { source: undone() },
-            Error::Unencodable { source: undone() },
-            Error::InvalidKey(Key::new("", "", "").expect_err("empty")),
-            Error::InvalidBody { source: InvalidBody::NotFinite },
-            Error::InvalidDuration(crate::Idempotency::new().with_retention(Duration::ZERO).expect_err("too short")),
-            Error::OtherMode { key: key(), stored: Mode::Mark, asked: Mode::Transaction },
-            Error::UnknownFingerprint { version: 9 },
-            Error::UnknownMode { mode: "later".to_owned() },
-            Error::TransactionAborted(cause()),
-            Error::NotInTransaction,
-            Error::AlreadyInTransaction,
-            Error::OutlivedRetention,
-            Error::UnknownTransaction,
-        ]
-    }
-
-    /// Name, whether transient, HTTP status, what to do.
-    fn table() -> Vec<[&'static str; 4]> {
-        let cells = |line: &'static str| {
-            let mut cells = line.trim_matches('|').split('|').map(str::trim);
-            std::array::from_fn(|_| cells.next().expect("four columns"))
-        };
-        include_str!("error.md").lines().skip(2).map(cells).collect()
-    }
-
-    #[test]
-    fn a_connection_that_is_lost_is_transient() {
-        let io = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
-        for lost in
-            [sqlx::Error::PoolTimedOut, sqlx::Error::PoolClosed, sqlx::Error::Protocol(String::new()), io.into()]
-        {
-            assert!(Error::Database(lost).is_transient());
-        }
-        for refused in [sqlx::Error::RowNotFound, sqlx::Error::ColumnNotFound(String::new())] {
-            assert!(!Error::Database(refused).is_transient());
-        }
-    }
-
-    #[test]
-    fn the_table_of_errors_is_what_the_code_does() {
-        let table = table();
-        let mut named = Vec::new();
-        for error in samples() {
-            let (variant, kind) = row(&error).split_once(", ").unwrap_or((row(&error), ""));
-            let name = format!("[`{variant}`](Error::{variant}){}{kind}", if kind.is_empty() { "" } else { ", " });
-            let told = table.iter().find(|cells| cells[0] == name).unwrap_or_else(|| panic!("no row {name}"));
-            assert_eq!(told[1], if error.is_transient() { "yes" } else { "no" }, "{name}");
-            // A client repeats a 503 and a 409 that say when, and nothing else.
-            let status: u16 = told[2].parse().unwrap_or_else(|_| panic!("{name}: {}", told[2]));
-            let repeated = status == 503 || matches!(error, Error::InFlight { .. });
-            assert_eq!(repeated, error.is_transient(), "{name}: {status}");
-            assert!(!told[3].is_empty(), "{name}");
-            named.push(name);
-        }
-        let rows: Vec<_> = table.iter().map(|cells| cells[0]).collect();
-        assert_eq!(rows, named, "each row once, in the order of the samples");
-    }
 }

@@ -61,8 +61,12 @@ async fn a_server_of_a_checkout_that_its_user_cannot_enter_starts() -> anyhow::R
     let preload = checkout.join("preloaded library.so");
     copy(&library()?, &preload)?;
 
+    // The server that this checkout has found or fetched: another would have to be fetched once more.
+    let found = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("script/postgres")).arg("bindir").output()?;
+    let bindir = String::from_utf8(found.stdout)?;
     let mut serving = Command::new(checkout.join("script/postgres"));
-    serving.arg("serve").env("PG_PRELOAD", &preload).env("PG_FSYNC", "off");
+    serving.arg("serve").env("PG_BINDIR", bindir.trim_end_matches('\n'));
+    serving.env("PG_PRELOAD", &preload).env("PG_FSYNC", "off");
     let mut server = Server(serving.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?);
     let mut url = String::new();
     BufReader::new(server.0.stdout.take().expect("piped")).read_line(&mut url)?;
