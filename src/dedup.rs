@@ -16,7 +16,7 @@
 //! if mark(&mut tx, &key, Duration::from_secs(7 * 24 * 3600)).await? == Marked::First {
 //!     sqlx::query("insert into …").execute(&mut *tx).await?;
 //! }
-//! tx.commit().await?; // and only now tell the sender that the event has arrived
+//! pg_idempotency::commit(tx).await?; // and only now tell the sender that the event has arrived
 //! # Ok(())
 //! # }
 //! ```
@@ -35,11 +35,11 @@
 //! # What the mark cannot see
 //!
 //! It is made before the processing, and nothing is written after it: so it cannot notice what becomes of the transaction.
-//! A SQL error that the processing swallows has aborted it, and then `commit()` says `Ok` and saves nothing; a COMMIT, a
+//! A SQL error that the processing swallows has aborted it, and then `tx.commit()` says `Ok` and saves nothing; a COMMIT, a
 //! ROLLBACK, or a nested `conn.begin()` whose future is dropped while it waits (sqlx 0.9 then rolls back the *outer*
-//! transaction) leave the rest in autocommit, without the mark. Let errors of the processing out with `?`, and put no
-//! `timeout` around a nested `begin`. Where that is not enough, [`ensure_idempotent`](crate::ensure_idempotent()) ends in a
-//! fenced write, which fails in all of these cases.
+//! transaction) leave the rest in autocommit, without the mark. [`commit`](crate::commit()) is an error in all of these cases;
+//! so commit by it, before anything is acknowledged. One case remains: a raw COMMIT that is followed by a raw BEGIN. There
+//! [`ensure_idempotent`](crate::ensure_idempotent()) helps, which ends in a fenced write.
 //!
 //! # Which mode?
 //!

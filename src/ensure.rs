@@ -37,7 +37,7 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///         .await?)
 /// })
 /// .await?;
-/// tx.commit().await?;
+/// pg_idempotency::commit(tx).await?;
 /// Ok(outcome.into_inner())
 /// # }
 /// ```
@@ -47,7 +47,8 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// Any type that serde can take apart and put together again, stored as JSON text. A replay decodes that text into the type
 /// of *now*: a struct with a new field would be encoded differently than before. Where the client must see the same bytes
 /// across releases, make the response a `Box<serde_json::value::RawValue>` (serde_json's feature `raw_value`), which is the
-/// stored text itself, as `examples/payments_api` does.
+/// stored text itself, as `examples/payments_api` does. What would come back as another value is refused before it is stored,
+/// with the exceptions that [`Error::Unencodable`] lists.
 ///
 /// # The closure
 ///

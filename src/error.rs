@@ -1,10 +1,16 @@
 //! What can go wrong, told apart by what the caller should do about it.
 
+mod lock_holder;
+#[cfg(test)]
+mod table;
+
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
 use crate::{InvalidBody, InvalidDuration, InvalidKey, Key, Mode};
+
+pub use lock_holder::LockHolder;
 
 /// An error from another library, kept as the cause.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -13,6 +19,13 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// Database errors are told apart by SQLSTATE alone. **An error while committing is ambiguous**: the effect and its response
 /// are either both there or both not, and only asking again with the same key tells.
+///
+/// # What to do on each
+///
+/// *Transient* is what [`is_transient`](Self::is_transient) says: the same call may succeed in a moment. The HTTP status is the
+/// one to answer with, and the layer of the feature `http` does; a 409 of `InFlight` and every 503 come with `Retry-After`.
+///
+#[doc = include_str!("error/table.md")]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -62,12 +75,18 @@ pub enum Error {
     #[error("this transaction has claimed the key before without completing it; roll back and start over")]
     AlreadyInTransaction,
 
+    /// The transaction that was to be [committed](crate::commit()) was aborted: an earlier statement in it had failed, and its
+    /// error was not let out. Nothing was saved, and the transaction is rolled back. Acknowledge nothing.
+    #[error("the transaction was aborted by an earlier error, so nothing was saved; let errors of its statements out")]
+    TransactionAborted(#[source] sqlx::Error),
+
     /// There is no transaction where one is needed.
     ///
     /// - A mark was asked for on a connection in autocommit: begin one, and process in it.
     /// - The transaction that holds the claim was gone when the response was to be stored, because `perform` ended it: a
     ///   COMMIT, a ROLLBACK, or a nested `conn.begin()` whose future was dropped while it waited. Nothing was acknowledged;
     ///   **what `perform` wrote outside the transaction stays**.
+    /// - The transaction that was to be [committed](crate::commit()) had ended before, in one of these ways.
     #[error(
         "the connection is not in the transaction that is needed, so nothing was stored; mark inside a transaction, \
          and let `perform` neither commit, roll back nor drop a pending begin"
@@ -109,6 +128,10 @@ pub enum Error {
     },
 
     /// The response cannot be encoded as JSON, or not so that it can be decoded again. Nothing was stored: roll back.
+    ///
+    /// So it is with a float that is not finite, and with a `Some` whose value is `null` in JSON (`Some(())`, `Some(None)`,
+    /// `Some(Value::Null)`): it would be replayed as `None`. **Two things go unnoticed**: a field under `#[serde(skip)]` is
+    /// replayed as its default, and an `#[serde(untagged)]` enum as the first of its variants that can read the JSON.
     #[error("the response cannot be stored as JSON and read back, so a repeat could not get it; change its type")]
     #[non_exhaustive]
     Unencodable {
@@ -184,6 +207,20 @@ pub enum Error {
         source: sqlx::Error,
     },
 
+    /// Another session has held the lock of [`migrate`](crate::migrate()) for longer than that waits. Any role can take that
+    /// lock: where no migration is under way, look at the session, and end it by `pg_terminate_backend`.
+    #[error(
+        "another session has held the lock of the migration for {waited:.1?}{}; try again, or end that session",
+        holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
+    )]
+    #[non_exhaustive]
+    MigrationLocked {
+        /// Who it is; `None` where it let go while it was looked up.
+        holder: Option<LockHolder>,
+        /// How long this call has waited.
+        waited: Duration,
+    },
+
     /// A serialization failure (SQLSTATE 40001) or a deadlock (40P01). Nothing was stored and the transaction is aborted: retry
     /// all of it.
     #[error("the transaction lost against a concurrent one; retry the whole transaction")]
@@ -213,11 +250,8 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::InFlight { .. } | Self::LeaseLost | Self::Retryable(_) => true,
-            Self::Database(sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut) => true,
-            // 08: connection exceptions. 53: insufficient resources. 57P: the server shuts down or starts up.
-            Self::Database(error) => sqlstate(error)
-                .is_some_and(|state| state.starts_with("08") || state.starts_with("53") || state.starts_with("57P")),
+            Self::InFlight { .. } | Self::LeaseLost | Self::Retryable(_) | Self::MigrationLocked { .. } => true,
+            Self::Database(error) => is_lost(error),
             _ => false,
         }
     }
@@ -239,6 +273,20 @@ impl From<sqlx::Error> for Error {
             Some("40001" | "40P01") => Self::Retryable(error),
             _ => Self::Database(error),
         }
+    }
+}
+
+/// Whether there is no connection, or none any more, or the server has no room. A connection that is lost at COMMIT leaves open
+/// whether it took effect, and only asking again tells.
+fn is_lost(error: &sqlx::Error) -> bool {
+    use sqlx::Error::{Io, PoolClosed, PoolTimedOut, Protocol, Tls};
+    match error {
+        Io(_) | Tls(_) | Protocol(_) | PoolTimedOut | PoolClosed => true,
+        // 08: connection exceptions. 53: insufficient resources. 57P: the server shuts down or starts up. 25P03 and 25P04: a
+        // time-out has ended the session.
+        error => sqlstate(error).is_some_and(|state| {
+            ["08", "53", "57P"].iter().any(|class| state.starts_with(class)) || matches!(&*state, "25P03" | "25P04")
+        }),
     }
 }
 

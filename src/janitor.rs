@@ -56,7 +56,8 @@ pub struct Swept {
     pub batches: u64,
     /// Whether the limit or a shutdown ended the sweep while more was due.
     pub limited: bool,
-    /// Whether another [single runner](Janitor::with_single_runner) had the floor.
+    /// Whether another session had the lock of the [single runner](Janitor::with_single_runner), so that this sweep ended. The
+    /// log names that session.
     pub yielded: bool,
     /// How long it took.
     pub duration: Duration,
@@ -240,11 +241,12 @@ impl Janitor {
         since: Option<DateTime<Utc>>,
         distributed: bool,
     ) -> Result<Option<(Batch, Option<DateTime<Utc>>)>, Error> {
-        if self.options.single_runner && !record::try_single_runner(conn).await? {
+        if self.options.single_runner && !record::try_lock(conn, record::SINGLE_RUNNER).await? {
+            observe::yielded(record::holder(conn, record::SINGLE_RUNNER).await?.as_ref());
             return Ok(None);
         }
         if distributed {
-            return Ok(Some((record::sweep_distributed(conn, rows).await?, None)));
+            return record::sweep_distributed(conn, rows, since).await.map(Some);
         }
         record::sweep(conn, leaf, rows, since).await.map(Some)
     }

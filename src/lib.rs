@@ -4,6 +4,7 @@
 mod answer;
 mod call;
 mod claim;
+mod commit;
 mod connections;
 pub mod dedup;
 mod deployment;
@@ -40,9 +41,10 @@ pub mod testing;
 pub use chrono;
 pub use sqlx;
 
+pub use commit::commit;
 pub use deployment::Deployment;
 pub use ensure::{ensure_idempotent, ensure_isolated};
-pub use error::{BoxError, Error};
+pub use error::{BoxError, Error, LockHolder};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};

@@ -2,16 +2,20 @@
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{Connection, Executor, PgConnection, Row, SqlSafeStr as _};
 
-use crate::Error;
 use crate::error::sqlstate;
 use crate::transaction::{Opening, in_own_transaction};
+use crate::{Error, record};
 
 /// The table in which sqlx's migrator records what is applied; a schema of our own keeps it apart from the application's.
 const APPLIED: &str = "idempotency._sqlx_migrations";
+
+/// A migration is over in a second; a larger table takes longer.
+const LOCK_WAIT: Duration = Duration::from_secs(60);
 
 /// All migrations, oldest first. One that was released is never edited: the checksums are recorded.
 static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
@@ -44,7 +48,8 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 /// right on the schema but to read it; so services may call it at every start. Migrations of a newer release are passed over.
 ///
 /// Safe to call from many processes at once, in a transaction, through PgBouncer, and beside the application's own
-/// migrations. `search_path` is neither read nor changed.
+/// migrations. `search_path` is neither read nor changed. It waits for another session that migrates: for a minute, or for as
+/// long as the connection's `lock_timeout` says, where that is shorter.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
@@ -56,7 +61,8 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 /// # Errors
 ///
 /// [`Error::Database`], most often for want of the right to create a schema: have a DBA run [`schema_sql`]. An applied
-/// migration whose checksum is not this release's own is an error too, and nothing is changed.
+/// migration whose checksum is not this release's own is an error too, and nothing is changed. [`Error::MigrationLocked`]
+/// where another session has the lock for longer than the wait.
 ///
 /// # Cancellation
 ///
@@ -112,8 +118,7 @@ create table if not exists idempotency._sqlx_migrations (
 ";
 
 async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
-    // One installer at a time: `if not exists` alone fails when two create at once. The number is ASCII for "pgidempo".
-    conn.execute("select pg_advisory_xact_lock(8099558334768443503)").await?;
+    lock(conn).await?;
     let missing = missing(conn).await?;
     if missing.is_empty() {
         return Ok(());
@@ -135,6 +140,32 @@ async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
         .await?;
     }
     Ok(())
+}
+
+/// One installer at a time: `if not exists` alone fails when two create at once.
+///
+/// It asks again and again, because a wait for the lock that ran out would abort the caller's transaction; and it sleeps on
+/// the server, because a sleep here would ask for a runtime.
+async fn lock(conn: &mut PgConnection) -> Result<(), Error> {
+    let started = Instant::now();
+    while !record::try_lock(conn, record::INSTALLER).await? {
+        let waited = started.elapsed();
+        if waited >= longest_wait(conn).await? {
+            return Err(Error::MigrationLocked { holder: record::holder(conn, record::INSTALLER).await?, waited });
+        }
+        conn.execute("select pg_catalog.pg_sleep(0.05)").await?;
+    }
+    Ok(())
+}
+
+/// The caller's `lock_timeout` may shorten it; 0 is none.
+async fn longest_wait(conn: &mut PgConnection) -> Result<Duration, Error> {
+    let timeout =
+        conn.fetch_one("select setting::int8 from pg_catalog.pg_settings where name = 'lock_timeout'").await?;
+    Ok(match timeout.try_get::<i64, _>(0)?.unsigned_abs() {
+        0 => LOCK_WAIT,
+        milliseconds => LOCK_WAIT.min(Duration::from_millis(milliseconds)),
+    })
 }
 
 /// Whether the schema is this release's.
@@ -175,10 +206,10 @@ async fn missing(conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Err
         }
     }
     if dropped.try_get(0)? && missing.is_empty() {
-        return Err(Error::Database(sqlx::Error::Protocol(
+        return Err(Error::Database(sqlx::Error::Configuration(
             "idempotency._sqlx_migrations says that idempotency.record was created, and it is not there; \
              drop the schema idempotency and migrate again, or restore the table"
-                .to_owned(),
+                .into(),
         )));
     }
     Ok(missing)

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tracing::{Instrument as _, Span};
 
 use crate::record::Batch;
-use crate::{Error, Key, Mode, Outcome};
+use crate::{Error, Key, LockHolder, Mode, Outcome};
 
 /// A span of one call, disabled where nobody listens. Each has its name written out, which is a part of its static metadata.
 macro_rules! call_span {
@@ -129,6 +129,18 @@ pub(crate) fn swept(batch: &Batch, took: Duration) {
     }
     #[cfg(not(feature = "metrics"))]
     let _ = (batch, took);
+}
+
+/// A sweep that ended because another session has the single runner's lock. Any role can take that lock, so it is named.
+pub(crate) fn yielded(holder: Option<&LockHolder>) {
+    tracing::info!(
+        pid = holder.map(|holder| holder.pid),
+        role = holder.and_then(|holder| holder.role.as_deref()),
+        application = holder.and_then(|holder| holder.application.as_deref()),
+        "a sweep yields to another session, which has the lock of the single runner"
+    );
+    #[cfg(feature = "metrics")]
+    metrics::counter!("idempotency_cleanup_yields_total").increment(1);
 }
 
 /// For how long the oldest expired record has been due; 0 where none is.

@@ -1,10 +1,13 @@
 //! What a call gives back when it succeeds, and how a response is stored.
 
+mod faithful;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Error;
 use crate::record::Response;
+use faithful::Faithful;
 
 /// The response, and whether this call made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,13 +44,21 @@ pub enum Verdict<T> {
     Undo(T),
 }
 
-/// Encodes a response, and reads it back: what cannot be replayed must not commit. (NaN becomes `null`, `skip_serializing`
-/// loses a field: without this, every repeat would be undecodable for as long as the key is remembered.)
+/// Encodes a response, and reads it back: what cannot be replayed must not commit. (`skip_serializing` loses a field: without
+/// this, every repeat would be undecodable for as long as the key is remembered.)
 pub(crate) fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<Response, Error> {
-    let unencodable = |error: serde_json::Error| Error::Unencodable { source: error.into() };
-    let encoded = serde_json::to_vec(response).map_err(unencodable)?;
+    let encoded = to_json(response)?;
     serde_json::from_slice::<T>(&encoded).map_err(unencodable)?;
     Ok(Response { body: Some(encoded), ..Response::default() })
+}
+
+/// The response as it is stored, unless it would come back as another one.
+pub(crate) fn to_json<T: Serialize + ?Sized>(response: &T) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(&Faithful::new(response)).map_err(unencodable)
+}
+
+fn unencodable(error: serde_json::Error) -> Error {
+    Error::Unencodable { source: error.into() }
 }
 
 pub(crate) fn decode<T: DeserializeOwned>(response: &Response) -> Result<T, Error> {

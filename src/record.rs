@@ -8,6 +8,7 @@ mod claim;
 mod complete;
 mod inspect;
 mod lease;
+mod lock;
 mod look;
 mod mark;
 mod rules;
@@ -26,11 +27,12 @@ use crate::{Deployment, Key};
 pub(crate) use claim::{Awaited, Claim, TakeOver, Terms, draw_token};
 pub(crate) use inspect::{groups, size, unsettled};
 pub(crate) use lease::Actor;
+pub(crate) use lock::{INSTALLER, SINGLE_RUNNER, holder, try_lock};
 pub(crate) use look::{Found, Lease, Standing};
 pub(crate) use mark::{MarkBatch, Seen};
 pub(crate) use rules::{Broken, broken_rules};
 pub(crate) use setup::{commit_settings, response_compression, setup, without_autovacuum};
-pub(crate) use sweep::{Batch, Due, count_due, leaves, oldest_due, sweep, sweep_distributed, try_single_runner};
+pub(crate) use sweep::{Batch, Due, count_due, leaves, oldest_due, sweep, sweep_distributed};
 
 /// The record of one key.
 #[derive(Clone, Copy)]

@@ -89,7 +89,7 @@ pub(crate) async fn sell(pool: &PgPool, player: Player, request: &str) -> anyhow
     let answer = sell_in(&mut tx, player, request).await?;
     // What was not applied must leave no mark.
     match answer {
-        Answer::Applied { .. } => tx.commit().await?,
+        Answer::Applied { .. } => pg_idempotency::commit(tx).await?,
         _ => tx.rollback().await?,
     }
     Ok(answer)
@@ -121,7 +121,7 @@ pub(crate) async fn find_sword(pool: &PgPool, player: Player, request: &str) -> 
     .bind(player.id)
     .fetch_one(&mut *tx)
     .await?;
-    tx.commit().await?;
+    pg_idempotency::commit(tx).await?;
     Ok(Answer::Applied { swords })
 }
 

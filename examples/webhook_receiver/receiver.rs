@@ -75,8 +75,9 @@ async fn receive(State(endpoint): State<Endpoint>, headers: HeaderMap, body: Byt
             return Err(Refusal::Failed);
         }
     }
-    // Should the COMMIT go through and its answer get lost, the sender hears of an error and delivers again: a duplicate.
-    tx.commit().await?;
+    // Not `tx.commit()`, which says Ok after an error that somebody has swallowed, and saves nothing. Should the COMMIT go
+    // through and its answer get lost, the sender hears of an error and delivers again: a duplicate.
+    pg_idempotency::commit(tx).await?;
 
     // Only now: who acknowledges an event that is not committed will not get it again.
     Ok(Json(Received { duplicate: marked == Marked::Duplicate }))

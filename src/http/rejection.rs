@@ -256,7 +256,7 @@ impl Misconfigured {
 
 impl Rejection {
     /// Of an error of the crate's own statements. No `From`: an error of the handler's own is for the handler to judge.
-    pub(super) fn of(error: Error) -> Self {
+    pub(crate) fn of(error: Error) -> Self {
         match error {
             Error::KeyReused { .. } => Self::KeyReused,
             Error::InFlight { retry_after } => Self::InFlight { retry_after },
@@ -264,29 +264,10 @@ impl Rejection {
             Error::Exhausted { attempts, token, .. } => Self::Exhausted { attempts, token },
             Error::Undecodable { .. } => Self::NotReplayable { status: None },
             Error::InvalidBody { source } => Self::InvalidBody(source),
-            error if may_pass(&error) => Self::Unavailable(Arc::new(error)),
+            error if error.is_transient() => Self::Unavailable(Arc::new(error)),
             // A client that obeys `Retry-After` would ask for ever, and the handler would run each time.
             Error::Database(_) => Misconfigured::DatabaseRefused(error).into(),
             _ => Misconfigured::Refused(error).into(),
         }
-    }
-}
-
-/// Whether asking again may help: the error is transient, or the connection is lost. A connection that is lost at COMMIT leaves
-/// open whether it took effect, and only asking again tells.
-fn may_pass(error: &Error) -> bool {
-    error.is_transient() || matches!(error, Error::Database(source) if is_lost(source))
-}
-
-/// Whether there is no connection, or none any more.
-fn is_lost(error: &sqlx::Error) -> bool {
-    match error {
-        sqlx::Error::Io(_)
-        | sqlx::Error::Tls(_)
-        | sqlx::Error::Protocol(_)
-        | sqlx::Error::PoolTimedOut
-        | sqlx::Error::PoolClosed => true,
-        // idle_in_transaction_session_timeout and transaction_timeout end the session.
-        error => matches!(sqlstate(error).as_deref(), Some("25P03" | "25P04")),
     }
 }

@@ -48,16 +48,26 @@ impl Janitor {
                         rows = swept.rows(),
                         batches = swept.batches,
                         unfinished = swept.unfinished,
+                        yielded = swept.yielded,
                         seconds = swept.duration.as_secs_f64(),
                         "swept"
                     );
                     #[cfg(feature = "metrics")]
                     self.observe_records().await;
                     if backlog.grows(&swept) {
-                        tracing::warn!(
-                            oldest_seconds = swept.oldest_after.unwrap_or_default().as_secs_f64(),
-                            "the backlog of expired records grows: raise the batch size, or lower pause or interval"
-                        );
+                        let oldest_seconds = swept.oldest_after.unwrap_or_default().as_secs_f64();
+                        if swept.yielded {
+                            tracing::warn!(
+                                oldest_seconds,
+                                "the backlog of expired records grows while this janitor yields: look at the session that \
+                                 has the lock of the single runner"
+                            );
+                        } else {
+                            tracing::warn!(
+                                oldest_seconds,
+                                "the backlog of expired records grows: raise the batch size, or lower pause or interval"
+                            );
+                        }
                     }
                     batch_size = batch_size.saturating_mul(2).min(self.options.batch_size);
                     retry = FIRST_RETRY;

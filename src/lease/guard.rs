@@ -196,6 +196,8 @@ impl Lease {
     /// Gives the claim up unperformed: the next caller may claim at once, under either policy. Only for work that did
     /// nothing, or whose effect may repeat. `reason` is kept with the record.
     ///
+    /// It is tried once, for as long as the lease was asked for at most. A claim that could not be released lapses.
+    ///
     /// # Errors
     ///
     /// As [`complete`](Self::complete).
@@ -204,10 +206,10 @@ impl Lease {
     ///
     /// Released, or left to lapse.
     pub async fn release(mut self, reason: &str) -> Result<(), Error> {
-        let released = committed(&self.pool, Opening::Plain, async |conn| {
+        let giving_up = committed(&self.pool, Opening::Plain, async |conn| {
             self.record().give_up(conn, self.owner.token, reason, Actor::Owner).await
-        })
-        .await;
+        });
+        let released = self.for_a_lease(giving_up).await;
         self.settled = released.is_ok() || matches!(released, Err(Error::LeaseLost));
         released
     }
@@ -222,11 +224,18 @@ impl Lease {
             return;
         }
         let retention = self.leasing.retention;
-        let lapsed = committed(&self.pool, Opening::Durable, async |conn| {
+        let lapsing = committed(&self.pool, Opening::Durable, async |conn| {
             self.record().lapse(conn, self.owner.token, reason, retention).await
-        })
-        .await;
+        });
+        let lapsed = self.for_a_lease(lapsing).await;
         self.settled = lapsed.is_ok();
+    }
+
+    /// Ends a statement that takes as long as the lease: a network that swallows everything would hold it for as long as TCP
+    /// is patient, and the claim lapses meanwhile, which says the same.
+    async fn for_a_lease(&self, statement: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
+        let timed_out = || Err(Error::Database(sqlx::Error::PoolTimedOut));
+        timeout(self.leasing.policy.lease(), statement).await.unwrap_or_else(|_| timed_out())
     }
 
     #[cfg(feature = "http")]

@@ -266,5 +266,6 @@ impl Record<'_> {
 
 fn mode(row: &PgRow) -> sqlx::Result<Mode> {
     let mode: &str = row.try_get("mode")?;
-    Mode::from_column(mode).map_err(|_| sqlx::Error::Protocol(format!("unknown mode {mode:?} in idempotency.record")))
+    Mode::from_column(mode)
+        .map_err(|_| sqlx::Error::Decode(format!("unknown mode {mode:?} in idempotency.record").into()))
 }

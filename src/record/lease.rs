@@ -55,7 +55,9 @@ impl Record<'_> {
 
     /// Stores the result, and counts the retention from now. `false` where the claim is gone.
     ///
-    /// A result that is stored under this token already is this call's own, from a commit whose answer was lost.
+    /// A completed record is never changed. An owner that finds its own result stored under its token has had a commit whose
+    /// answer was lost, so the statement counts that as stored. An operator has no claim to such a record: the same body may
+    /// be half of somebody's HTTP response.
     pub(crate) async fn resolve(
         self,
         conn: &mut PgConnection,
@@ -75,7 +77,13 @@ impl Record<'_> {
                     expires_at = case when completed_at is null then statement_timestamp() + $6::interval else expires_at end
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
-                    and (completed_at is null or response_body is not distinct from $5::bytea)
+                    and (
+                        completed_at is null
+                        or $7::bool
+                            and response_body is not distinct from $5::bytea
+                            and response_status is not distinct from $8::int2
+                            and response_headers is not distinct from $9::text::jsonb
+                    )
                     and ($7::bool or lease_until is null or lease_until <= statement_timestamp())
                 ",
             )

@@ -88,11 +88,18 @@ pub(crate) async fn sweep(
 /// [`sweep`] for a distributed table (Citus), which refuses `ctid` and `for update skip locked`: everything that is due up to
 /// the end of the `limit`th record. Records of one and the same end are deleted together, so it may be some more; and it waits
 /// for one that somebody has locked, who may prolong it: its new version is judged then, by the same predicate.
-pub(crate) async fn sweep_distributed(conn: &mut PgConnection, limit: u32) -> Result<Batch, Error> {
+///
+/// `since` and the second value are those of [`sweep`]. Records of one end are deleted together, so none of that end is left.
+pub(crate) async fn sweep_distributed(
+    conn: &mut PgConnection,
+    limit: u32,
+    since: Option<DateTime<Utc>>,
+) -> Result<(Batch, Option<DateTime<Utc>>), Error> {
     let deleted = sqlx::query(
         "
         delete from idempotency.record
         where expires_at <= statement_timestamp()
+            and expires_at >= coalesce($2::timestamptz, '-infinity')
             and (lease_until is null or lease_until <= statement_timestamp())
             and expires_at <= (
                 select max(due.expires_at)
@@ -100,28 +107,36 @@ pub(crate) async fn sweep_distributed(conn: &mut PgConnection, limit: u32) -> Re
                     select expires_at
                     from idempotency.record
                     where expires_at <= statement_timestamp()
+                        and expires_at >= coalesce($2::timestamptz, '-infinity')
                         and (lease_until is null or lease_until <= statement_timestamp())
                     order by expires_at
                     limit $1::int8
                 ) as due
             )
-        returning mode = 'mark' as marks, mode <> 'mark' and completed_at is not null as completed
+        returning
+            mode = 'mark' as marks,
+            mode <> 'mark' and completed_at is not null as completed,
+            -- An end that somebody has set to -infinity is more than a client can read.
+            nullif(expires_at, '-infinity') as expires_at
         ",
     )
     .persistent(false)
     .bind(i64::from(limit))
+    .bind(since)
     .fetch_all(conn)
     .await
     .map_err(Error::of_statement)?;
     let mut batch = Batch::default();
+    let mut until = None;
     for row in deleted {
+        until = until.max(row.try_get("expires_at")?);
         match (row.try_get("marks")?, row.try_get("completed")?) {
             (true, _) => batch.marks += 1,
             (false, true) => batch.completed += 1,
             (false, false) => batch.unfinished += 1,
         }
     }
-    Ok(batch)
+    Ok((batch, until))
 }
 
 /// The leaves of a partitioned table; a single `None` for one that is not.
@@ -186,13 +201,4 @@ pub(crate) async fn oldest_due(conn: &mut PgConnection) -> Result<Option<Duratio
     .await
     .map_err(Error::of_statement)?;
     Ok(seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
-}
-
-/// Whether this transaction may sweep where only one may at a time. The number is ASCII for "pgisweep".
-pub(crate) async fn try_single_runner(conn: &mut PgConnection) -> Result<bool, Error> {
-    sqlx::query_scalar("select pg_try_advisory_xact_lock(8099558399494415728)")
-        .persistent(false)
-        .fetch_one(conn)
-        .await
-        .map_err(Error::of_statement)
 }

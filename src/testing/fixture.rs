@@ -326,5 +326,5 @@ pub(super) fn microseconds(duration: Duration) -> i64 {
 }
 
 pub(super) fn encode<T: Serialize + ?Sized>(response: &T) -> Result<Vec<u8>, Error> {
-    serde_json::to_vec(response).map_err(|error| Error::Unencodable { source: error.into() })
+    crate::outcome::to_json(response)
 }

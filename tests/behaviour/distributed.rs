@@ -85,3 +85,31 @@ async fn keeps_what_is_taken_over_while_the_sweep_waits_for_it(pool: PgPool) {
     assert_eq!(sweep.await.expect("joined").expect("swept").rows(), 0);
     assert_eq!(left(&pool).await, ["taken over"]);
 }
+
+/// Each batch begins where the one before ended, so that it does not walk over the index entries of what is deleted. It shows
+/// by a record whose end is earlier still and that turns up in between: it is left to the next sweep.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_batch_begins_where_the_one_before_ended(pool: PgPool) {
+    refuse_ctid(&pool).await;
+    sqlx::raw_sql(
+        "
+        insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+        select 'mark', 's', 'o', n, n, now(), now() - n * interval '1 s' from generate_series(1, 30) as n;
+        create function turn_up() returns trigger language plpgsql as $$
+        begin
+            insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+            values ('mark', 's', 'o', 'turned up', 0, now(), now() - interval '1 h');
+            return null;
+        end $$;
+        create trigger turn_up after delete on idempotency.record
+            for each row when (old.key = '30') execute function turn_up();
+        ",
+    )
+    .execute(&pool)
+    .await
+    .expect("records");
+    let janitor = Janitor::new(pool.clone()).with_batch_size(10).expect("a batch size");
+    assert_eq!(janitor.sweep_once(u64::MAX).await.expect("swept").rows(), 30);
+    assert_eq!(left(&pool).await, ["turned up"]);
+    assert_eq!(janitor.sweep_once(u64::MAX).await.expect("swept").rows(), 1);
+}

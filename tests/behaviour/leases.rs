@@ -16,7 +16,7 @@ pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: LEASE };
 const POLICIES: [Policy; 2] = [AT_LEAST_ONCE, AT_MOST_ONCE];
 
 #[derive(Debug, thiserror::Error)]
-enum WorkError {
+pub(crate) enum WorkError {
     #[error("gateway said no")]
     Gateway,
     #[error(transparent)]
@@ -105,6 +105,28 @@ async fn a_lapsed_claim_is_indeterminate_at_most_once_until_resolved(pool: PgPoo
     assert_eq!(work(&pool, AT_MOST_ONCE, "second").await?, Outcome::Replayed("sent".to_owned()));
     let again = resolve(&pool, &key("a"), held, &"not sent".to_owned(), LEASE).await.expect_err("one result");
     assert!(matches!(again, Error::LeaseLost), "{again:?}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_operator_never_touches_a_completed_record(pool: PgPool) -> anyhow::Result<()> {
+    let token = acquired(&pool, AT_MOST_ONCE).await.token();
+    // As the HTTP layer completes it.
+    let completed = "update idempotency.record
+        set completed_at = now(), lease_until = null, expires_at = now() + interval '1 day',
+            response_status = 201, response_headers = '[[\"location\", \"/payments/7\"]]', response_body = '\"sent\"'";
+    pool.execute(completed).await?;
+    let row = async || -> sqlx::Result<String> {
+        sqlx::query_scalar("select record::text from idempotency.record").fetch_one(&pool).await
+    };
+    let before = row().await?;
+    for response in ["sent", "not sent"] {
+        let error = resolve(&pool, &key("a"), token, &response.to_owned(), LEASE).await.expect_err("it is completed");
+        assert!(matches!(error, Error::LeaseLost), "{error:?}");
+    }
+    let error = release(&pool, &key("a"), token, "looked it up").await.expect_err("it is completed");
+    assert!(matches!(error, Error::LeaseLost), "{error:?}");
+    assert_eq!(row().await?, before);
     Ok(())
 }
 

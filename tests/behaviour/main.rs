@@ -1,5 +1,6 @@
 //! What the crate promises, on a real PostgreSQL: one behaviour per test, one theme per file.
 
+mod proxy;
 #[path = "../support/strict.rs"]
 mod strict;
 mod support;
@@ -8,6 +9,7 @@ mod answers;
 mod assertions;
 mod cancellation;
 mod claims;
+mod commits;
 mod distributed;
 mod ensure;
 mod expiry;
@@ -31,4 +33,5 @@ mod responses;
 mod round_trips;
 mod rules;
 mod transactions;
+mod vanished_network;
 mod ways;

@@ -6,7 +6,7 @@ use pg_idempotency::operator::health;
 use pg_idempotency::testing::backend;
 use pg_idempotency::{Error, MIGRATOR, migrate, schema_sql};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Executor as _, PgPool};
+use sqlx::{Connection as _, Executor as _, PgPool};
 
 use crate::support::{connect, create_effects, once, setting, wide_pool};
 
@@ -36,6 +36,58 @@ async fn a_migration_is_part_of_the_callers_transaction(pool: PgPool) -> anyhow:
     let mut tx = pool.begin().await?;
     migrate(&mut tx).await?;
     tx.commit().await?;
+    works(&pool).await;
+    Ok(())
+}
+
+/// Any role can take its lock, and a session may hold it for ever.
+#[sqlx::test(migrations = false)]
+async fn a_migration_says_who_keeps_it_waiting(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = wide_pool(&options.clone().application_name("a tool of somebody's"), 1).await;
+    let mut other = pool.begin().await?;
+    sqlx::query("select pg_advisory_xact_lock($1)").bind(i64::from_be_bytes(*b"pgidempo")).execute(&mut *other).await?;
+    let held_by = backend(&mut other).await?;
+
+    let mut conn = connect(&pool).await;
+    conn.execute("set lock_timeout = '300ms'").await?;
+    for in_transaction in [false, true] {
+        let mut tx = None;
+        let error = if in_transaction {
+            let tx = tx.insert(conn.begin().await?);
+            migrate(tx).await.expect_err("the lock is taken")
+        } else {
+            migrate(&mut conn).await.expect_err("the lock is taken")
+        };
+        assert!(error.is_transient());
+        let said = error.to_string();
+        let Error::MigrationLocked { holder: Some(holder), waited, .. } = error else { panic!("{error:?}") };
+        assert_eq!(holder.pid, held_by);
+        assert_eq!(holder.role.as_deref(), Some("postgres"));
+        assert_eq!(holder.application.as_deref(), Some("a tool of somebody's"));
+        assert!(waited >= Duration::from_millis(300), "{waited:?}");
+        assert!(said.contains(&held_by.to_string()) && said.contains("a tool of somebody's"), "{said}");
+        if let Some(mut tx) = tx {
+            tx.execute("select 1").await.expect("the caller's transaction is usable");
+        }
+    }
+    assert_eq!(setting(&mut conn, "lock_timeout").await, "300ms");
+    other.rollback().await?;
+    migrate(&mut conn).await?;
+    works(&pool).await;
+    Ok(())
+}
+
+#[sqlx::test(migrations = false)]
+async fn a_migration_waits_for_another(pool: PgPool) -> anyhow::Result<()> {
+    let mut other = pool.begin().await?;
+    migrate(&mut other).await?;
+    let waiting = tokio::spawn({
+        let pool = pool.clone();
+        async move { migrate(&mut *pool.acquire().await?).await }
+    });
+    crate::support::until(&pool, "select count(*) > 0 from pg_stat_activity where query like '%pg_sleep(0.05)'").await;
+    other.commit().await?;
+    waiting.await??;
     works(&pool).await;
     Ok(())
 }

@@ -96,3 +96,72 @@ async fn a_response_that_could_not_be_replayed_is_not_stored(pool: PgPool) -> an
     assert!(!respond(&pool, "a", 1).await?.is_replayed(), "nothing was stored");
     Ok(())
 }
+
+/// Refuses them, and stores nothing.
+async fn does_not_come_back<T: Serialize + DeserializeOwned + std::fmt::Debug>(pool: &PgPool, response: T) {
+    let shown = format!("{response:?}");
+    match respond(pool, "a", response).await {
+        Err(Error::Unencodable { source, .. }) => assert!(!source.to_string().is_empty()),
+        other => panic!("{shown}: {other:?}"),
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Quote {
+    rate: Option<f64>,
+    note: Option<Option<String>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Nothing;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Wrapped(Option<f64>);
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum Priced {
+    Tuple(Option<f64>, u8),
+    Struct { rate: Option<f32> },
+    Newtype(Option<()>),
+}
+
+/// Each of them is `null` in JSON, or has a `null` in it, and `null` decodes as `None`.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_response_that_would_come_back_as_another_is_not_stored(pool: PgPool) -> anyhow::Result<()> {
+    does_not_come_back(&pool, Some(f64::NAN)).await;
+    does_not_come_back(&pool, Some(f32::INFINITY)).await;
+    does_not_come_back(&pool, Some(())).await;
+    does_not_come_back(&pool, Some(None::<i32>)).await;
+    does_not_come_back(&pool, Some(Nothing)).await;
+    does_not_come_back(&pool, Some(serde_json::Value::Null)).await;
+    does_not_come_back(&pool, Some(serde_json::value::RawValue::from_string(" null".to_owned())?)).await;
+    does_not_come_back(&pool, Some(Wrapped(None))).await;
+    does_not_come_back(&pool, vec![Some(1.5), Some(f64::NEG_INFINITY)]).await;
+    does_not_come_back(&pool, BTreeMap::from([("a".to_owned(), Some(()))])).await;
+    does_not_come_back(&pool, Wrapped(Some(f64::NAN))).await;
+    does_not_come_back(&pool, Quote { rate: Some(f64::NAN), note: None }).await;
+    does_not_come_back(&pool, Quote { rate: None, note: Some(None) }).await;
+    does_not_come_back(&pool, Priced::Tuple(Some(f64::NAN), 1)).await;
+    does_not_come_back(&pool, Priced::Struct { rate: Some(f32::NAN) }).await;
+    does_not_come_back(&pool, Priced::Newtype(Some(()))).await;
+    assert!(!respond(&pool, "a", 1).await?.is_replayed(), "nothing was stored");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn what_is_null_and_decodes_as_it_was_is_stored(pool: PgPool) {
+    comes_back(&pool, "none", None::<f64>, Some(1.0)).await;
+    comes_back(&pool, "some", Some(1.0), None).await;
+    comes_back(&pool, "none in some list", Some(vec![None, Some(1)]), None).await;
+    comes_back(&pool, "unit struct", Nothing, Nothing).await;
+    comes_back(&pool, "null", serde_json::Value::Null, serde_json::json!(1)).await;
+    comes_back(
+        &pool,
+        "fields",
+        Quote { rate: Some(-0.0), note: Some(Some("x".to_owned())) },
+        Quote { rate: None, note: None },
+    )
+    .await;
+    comes_back(&pool, "variant", Priced::Tuple(None, 1), Priced::Newtype(None)).await;
+    comes_back(&pool, "128 bits", (u128::MAX, i128::MIN), (0, 0)).await;
+}

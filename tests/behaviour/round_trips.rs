@@ -1,9 +1,5 @@
-//! Round trips, counted on the wire: a proxy passes the bytes on and counts the server's `ReadyForQuery`, of which
-//! PostgreSQL sends one for each time the client waits.
+//! Round trips, counted on the wire.
 
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use pg_idempotency::dedup::{Marked, mark, mark_many};
@@ -11,84 +7,9 @@ use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::{Deployment, Error, Idempotency, Key, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream, UnixStream};
 
+use crate::proxy::Proxy;
 use crate::support::{create_effects, key, leave_effect, rejecting, wide_pool};
-
-#[derive(Clone)]
-struct Proxy {
-    round_trips: Arc<AtomicUsize>,
-    options: PgConnectOptions,
-}
-
-impl Proxy {
-    async fn before(server: &PgConnectOptions) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let port = listener.local_addr()?.port();
-        let round_trips = Arc::new(AtomicUsize::new(0));
-        tokio::spawn({
-            let (round_trips, server) = (round_trips.clone(), server.clone());
-            async move {
-                while let Ok((client, _)) = listener.accept().await {
-                    tokio::spawn(pass(client, server.clone(), round_trips.clone()));
-                }
-            }
-        });
-        let options = PgConnectOptions::new_without_pgpass()
-            .host("127.0.0.1")
-            .port(port)
-            .username(server.get_username())
-            .database(server.get_database().unwrap_or("postgres"))
-            .ssl_mode(sqlx::postgres::PgSslMode::Disable);
-        Ok(Self { round_trips, options })
-    }
-
-    fn take(&self) -> usize {
-        self.round_trips.swap(0, Ordering::SeqCst)
-    }
-}
-
-async fn pass(client: TcpStream, server: PgConnectOptions, round_trips: Arc<AtomicUsize>) -> std::io::Result<()> {
-    match server.get_socket() {
-        Some(directory) => {
-            let path: PathBuf = directory.join(format!(".s.PGSQL.{}", server.get_port()));
-            let (read, write) = UnixStream::connect(path).await?.into_split();
-            relay(client, read, write, round_trips).await
-        }
-        None => {
-            let (read, write) = TcpStream::connect((server.get_host(), server.get_port())).await?.into_split();
-            relay(client, read, write, round_trips).await
-        }
-    }
-}
-
-async fn relay(
-    client: TcpStream,
-    mut from_server: impl AsyncRead + Unpin,
-    mut to_server: impl AsyncWrite + Unpin,
-    round_trips: Arc<AtomicUsize>,
-) -> std::io::Result<()> {
-    client.set_nodelay(true)?;
-    let (mut from_client, mut to_client) = client.into_split();
-    let up = async { tokio::io::copy(&mut from_client, &mut to_server).await.map(drop) };
-    let down = async {
-        loop {
-            // One message: its kind, its length with these four bytes, its body.
-            let kind = from_server.read_u8().await?;
-            let length = from_server.read_u32().await?;
-            let mut message = vec![0; length as usize + 1];
-            message[0] = kind;
-            message[1..5].copy_from_slice(&length.to_be_bytes());
-            from_server.read_exact(&mut message[5..]).await?;
-            if kind == b'Z' {
-                round_trips.fetch_add(1, Ordering::SeqCst);
-            }
-            to_client.write_all(&message).await?;
-        }
-    };
-    tokio::select! { result = up => result, result = down => result }
-}
 
 /// The same work without the crate.
 async fn bare(conn: &mut PgConnection) -> Result<(), Error> {

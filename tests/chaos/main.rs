@@ -38,6 +38,9 @@ use stage::{Finding, Stage};
 
 /// In which a scenario can do something at all: a server takes a second to come up again.
 const LEAST: Duration = Duration::from_millis(1500);
+/// How much longer one may take on a busy machine, for its faults to happen.
+const PATIENCE: Duration = Duration::from_secs(90);
+
 #[tokio::main]
 async fn main() -> ExitCode {
     match start().await {
@@ -71,7 +74,7 @@ async fn play_all(cluster: &Arc<Cluster>, arguments: &Arguments) -> anyhow::Resu
     for (name, weight) in scenarios {
         let time = (Duration::from_secs(arguments.seconds) * weight / weights).max(LEAST);
         println!("{name}, for {:.1} s, of {}", time.as_secs_f64(), arguments.subject.name());
-        let finding = play(name, Stage::new(cluster.clone(), arguments.subject, arguments.seed, time)).await;
+        let finding = play(name, Stage::new(cluster.clone(), arguments.subject, arguments.seed, time, PATIENCE)).await;
         told(name, &finding);
         rows.push(Row { name: name.to_owned(), finding });
     }

@@ -16,13 +16,20 @@ pub(crate) struct Stage {
     pub(crate) subject: Subject,
     pub(crate) seed: u64,
     pub(crate) time: Duration,
+    /// How much longer it may take, for what must happen at least.
+    pub(crate) patience: Duration,
     /// The world that is being played, for who tells how far it is.
     shown: Mutex<Weak<World>>,
 }
 
 impl Stage {
-    pub(crate) fn new(cluster: Arc<Cluster>, subject: Subject, seed: u64, time: Duration) -> Self {
-        Self { cluster, subject, seed, time, shown: Mutex::default() }
+    pub(crate) fn new(cluster: Arc<Cluster>, subject: Subject, seed: u64, time: Duration, patience: Duration) -> Self {
+        Self { cluster, subject, seed, time, patience, shown: Mutex::default() }
+    }
+
+    /// The same on this server, for so long.
+    pub(crate) fn part(&self, cluster: &Arc<Cluster>, time: Duration) -> Self {
+        Self::new(cluster.clone(), self.subject, self.seed, time, self.patience)
     }
 
     pub(crate) fn show(&self, world: &Arc<World>) {
@@ -85,6 +92,7 @@ impl Finding {
 
     pub(crate) fn with(world: &World, violations: Vec<String>) -> Self {
         let calls = world.history.calls();
+        let violations = world.shortfall().into_iter().chain(violations).collect();
         Self {
             operations: calls.len(),
             faults: world.faults(),

@@ -7,10 +7,10 @@ use crate::arguments::Arguments;
 use crate::cluster::Cluster;
 use crate::mutant::Mutant;
 use crate::mutant::Mutant::*;
-use crate::play;
 use crate::scenario;
 use crate::stage::{Finding, Stage};
 use crate::subject::Subject;
+use crate::{PATIENCE, play};
 
 /// A mutant, where it has to be caught, and by which words. Those that are `None` must pass.
 pub(crate) struct Trial {
@@ -100,8 +100,11 @@ pub(crate) async fn hold(cluster: &Arc<Cluster>, arguments: &Arguments) -> anyho
 async fn hold_one(cluster: &Arc<Cluster>, seed: u64, trial: &Trial) -> (Finding, u64) {
     for attempt in 1.. {
         let seed = seed.wrapping_add(attempt);
-        let finding =
-            play(trial.scenario, Stage::new(cluster.clone(), Subject::Mutant(trial.mutant), seed, TIME)).await;
+        // A mutant may keep the faults themselves from happening, and then it is tried again; one that must pass, must pass
+        // under all of them.
+        let patience = if trial.violation.is_some() { Duration::ZERO } else { PATIENCE };
+        let stage = Stage::new(cluster.clone(), Subject::Mutant(trial.mutant), seed, TIME, patience);
+        let finding = play(trial.scenario, stage).await;
         let done = trial.violation.is_none_or(|words| finding.violations.iter().any(|said| said.contains(words)));
         if done || attempt == TRIES || finding.skipped.is_some() {
             return (finding, attempt);

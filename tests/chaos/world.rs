@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,12 @@ pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(8);
 /// Until a refused caller asks again.
 pub(crate) const PAUSE: Duration = Duration::from_millis(3);
 
+/// The faults that a scenario must have injected before it ends, and how many of each.
+pub(crate) type Least = &'static [(&'static str, u64)];
+
+/// Calls that must have been made.
+const LEAST_CALLS: u64 = 100;
+
 pub(crate) struct World {
     /// Straight to the database, past all that is put in the way of the callers.
     pub(crate) options: PgConnectOptions,
@@ -34,6 +40,11 @@ pub(crate) struct World {
     pub(crate) subject: Subject,
     pub(crate) seed: u64,
     pub(crate) until: Instant,
+    /// How much longer it may take for what must happen at least.
+    patience: Duration,
+    least: Least,
+    /// What had not happened when the patience was at its end.
+    missing: OnceLock<Vec<String>>,
     pub(crate) faults: Mutex<BTreeMap<&'static str, u64>>,
     asked: AtomicU64,
     turns: Option<Turns>,
@@ -58,18 +69,26 @@ impl World {
             seed,
             // Until it is killed.
             until: Instant::now() + Duration::from_secs(24 * 60 * 60),
+            patience: Duration::ZERO,
+            least: &[],
+            missing: OnceLock::new(),
             faults: Mutex::default(),
             asked: AtomicU64::new(0),
             turns: Some(turns),
         })
     }
 
-    pub(crate) async fn create(stage: &Stage, name: &str) -> anyhow::Result<Arc<Self>> {
-        Self::on(stage.cluster.create_database(name).await?, stage, name).await
+    pub(crate) async fn create(stage: &Stage, name: &str, least: Least) -> anyhow::Result<Arc<Self>> {
+        Self::on(stage.cluster.create_database(name).await?, stage, name, least).await
     }
 
     /// In a database that is there already.
-    pub(crate) async fn on(options: PgConnectOptions, stage: &Stage, name: &str) -> anyhow::Result<Arc<Self>> {
+    pub(crate) async fn on(
+        options: PgConnectOptions,
+        stage: &Stage,
+        name: &str,
+        least: Least,
+    ) -> anyhow::Result<Arc<Self>> {
         let observer = pool(&options, 4);
         let mut conn = observer.acquire().await?;
         pg_idempotency::migrate(&mut conn).await?;
@@ -91,6 +110,9 @@ impl World {
             subject: stage.subject,
             seed: stage.seed,
             until: Instant::now() + stage.time,
+            patience: stage.patience,
+            least,
+            missing: OnceLock::new(),
             faults: Mutex::default(),
             asked: AtomicU64::new(0),
             turns: None,
@@ -108,14 +130,54 @@ impl World {
             subject: self.subject,
             seed: self.seed,
             until: self.until,
+            patience: self.patience,
+            least: self.least,
+            missing: self.missing.clone(),
             faults: Mutex::new(self.faults().into_iter().collect()),
             asked: AtomicU64::new(0),
             turns: self.turns,
         })
     }
 
+    /// When the time is up and what must happen has happened: on a busy machine that takes longer. It does not take for ever;
+    /// what is missing then is a violation.
     pub(crate) fn is_over(&self) -> bool {
-        Instant::now() >= self.until
+        let now = Instant::now();
+        if now < self.until {
+            return false;
+        }
+        let missing = self.missing();
+        if now < self.until + self.patience {
+            return missing.is_empty();
+        }
+        let _ = self.missing.set(missing);
+        true
+    }
+
+    /// Waits until it is over, but for this long before.
+    pub(crate) async fn nearly_over(&self, before: Duration) {
+        sleep(self.until.saturating_duration_since(Instant::now() + before)).await;
+        while !self.missing().is_empty() && !self.is_over() {
+            sleep(PAUSE).await;
+        }
+    }
+
+    fn missing(&self) -> Vec<String> {
+        let faults: BTreeMap<_, _> = self.faults().into_iter().collect();
+        let calls = u64::try_from(self.history.len() / 2).unwrap_or(u64::MAX);
+        let wanted =
+            self.least.iter().map(|(kind, least)| (*kind, faults.get(kind).copied().unwrap_or_default(), *least));
+        wanted
+            .chain([("calls", calls, LEAST_CALLS)])
+            .filter(|(_, had, least)| had < least)
+            .map(|(kind, had, least)| format!("{kind}: {had} of at least {least}"))
+            .collect()
+    }
+
+    /// What must have happened and has not. Where nobody had the patience, nothing is asked for.
+    pub(crate) fn shortfall(&self) -> Option<String> {
+        let missing = self.missing.get().filter(|missing| !missing.is_empty() && !self.patience.is_zero())?;
+        Some(format!("too little happened within {:?} more than its time: {}", self.patience, missing.join(", ")))
     }
 
     pub(crate) fn random(&self, chooser: &str) -> Random {

@@ -15,6 +15,7 @@ use crate::subject::{Failure, Request, ending};
 use crate::world::{World, pool};
 
 const CLIENTS: u64 = 8;
+const LEAST: &[(&str, u64)] = &[("rolled back", 20), ("slow owner", 2)];
 /// Longer than the wait of a call, so that what is not put back shows.
 const CALLERS: &str = "7s";
 /// Of the caller's under Reject: a call that waits for an owner who sleeps fails by it.
@@ -31,7 +32,7 @@ struct Left {
 }
 
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "bounded-waits").await?;
+    let world = World::create(stage, "bounded-waits", LEAST).await?;
     let pool = pool(&world.options, u32::try_from(CLIENTS)?);
     let (left, asked) = (Arc::new(Left::default()), Arc::new(AtomicU64::new(0)));
     let clients = (0..CLIENTS).map(|client| {

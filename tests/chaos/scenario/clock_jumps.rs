@@ -1,6 +1,8 @@
 //! The server's clock jumps by an hour, forth and back: every lease lapses at once, or none does for an hour. Needs
 //! libfaketime.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -14,13 +16,15 @@ use crate::cluster::{Cluster, root};
 use crate::lease::{self, Leased};
 use crate::stage::{Finding, Stage};
 use crate::subject::EVERY_DOOR;
-use crate::world::{World, pool};
+use crate::world::{Least, World, pool};
 
 const CLIENTS: u64 = 6;
 const LEASED: Leased = Leased { at_most_once: false, lease: Duration::from_secs(30), work: 30 };
 const JUMPS: &[&str] = &["+0", "+1h", "-1h"];
 /// Past all leases that were claimed at any of these.
 const AFTER_ALL: &str = "+3h";
+
+const LEAST: Least = &[("clock set", 5)];
 
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let found = Command::new(root().join("script/find-libfaketime")).stderr(Stdio::null()).output()?;
@@ -30,7 +34,7 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let library = String::from_utf8(found.stdout)?;
     // The server works in its data directory, and finds the file there.
     let environment = [
-        ("LD_PRELOAD", library.trim()),
+        ("PG_PRELOAD", library.trim_end_matches('\n')),
         ("FAKETIME_TIMESTAMP_FILE", "clock"),
         ("FAKETIME_NO_CACHE", "1"),
         ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
@@ -38,9 +42,9 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     ];
     let cluster = Arc::new(Cluster::start(&environment).await?);
     let clock = cluster.data().join("clock");
-    let half = Stage::new(cluster.clone(), stage.subject, stage.seed, stage.time / 2);
+    let half = stage.part(&cluster, stage.time / 2);
 
-    let world = World::create(&half, "clock-jumps").await?;
+    let world = World::create(&half, "clock-jumps", LEAST).await?;
     stage.show(&world);
     let callers = pool(&world.options, 6);
     let clients = world.crowd(&callers, CLIENTS, |random, request| request.door = random.of(EVERY_DOOR));
@@ -48,7 +52,7 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     callers.close().await;
     let mut finding = Finding::of(&world).await?;
 
-    let world = World::create(&half, "clock-jumps-leases").await?;
+    let world = World::create(&half, "clock-jumps-leases", LEAST).await?;
     stage.show(&world);
     let callers = pool(&world.options, 6);
     let owner = |number| tokio::spawn(lease::client(world.clone(), callers.clone(), format!("owner-{number}"), LEASED));
@@ -84,5 +88,7 @@ async fn local_time(world: &World) -> sqlx::Result<pg_idempotency::chrono::Naive
 fn set(clock: &Path, time: &str) -> anyhow::Result<()> {
     let new = clock.with_extension("new");
     std::fs::write(&new, time)?;
+    // The server may be another user's, whatever the umask of this one.
+    std::fs::set_permissions(&new, Permissions::from_mode(0o644))?;
     Ok(std::fs::rename(new, clock)?)
 }

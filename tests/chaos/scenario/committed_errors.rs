@@ -12,7 +12,7 @@ use crate::history::What;
 use crate::random::Random;
 use crate::stage::{Finding, Stage};
 use crate::subject::{EVERY_DOOR, Ends, Failure, Request, SAFE_TO_DROP, ending};
-use crate::world::{PAUSE, World, pool};
+use crate::world::{Least, PAUSE, World, pool};
 
 const CLIENTS: usize = 6;
 /// One call in so many: the others find what it has left.
@@ -21,8 +21,17 @@ const MISTAKES: u64 = 5;
 const MOST_POLLS: u64 = 12;
 const ENDS: &[Ends] = &[Ends::Commit, Ends::CommitAndBegin, Ends::Rollback, Ends::DroppedBegin];
 
+const LEAST: Least = &[
+    ("committed after a dropped call", 1),
+    ("committed after an error", 1),
+    ("COMMIT in perform", 1),
+    ("COMMIT and BEGIN in perform", 1),
+    ("ROLLBACK in perform", 1),
+    ("nested begin dropped in perform", 1),
+];
+
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "committed-errors").await?;
+    let world = World::create(stage, "committed-errors", LEAST).await?;
     let pool = pool(&world.options, 8);
     let clients = (0..CLIENTS).map(|client| {
         let (world, pool) = (world.clone(), pool.clone());

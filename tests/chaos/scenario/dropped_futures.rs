@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use crate::history::What;
 use crate::stage::{Finding, Stage};
 use crate::subject::{Request, SAFE_TO_DROP};
-use crate::world::{World, pool};
+use crate::world::{Least, World, pool};
 
 /// Few, so that whatever a dropped call leaves on a connection is met by the next.
 const CONNECTIONS: u32 = 3;
@@ -17,8 +17,10 @@ const CLIENTS: usize = 5;
 /// A call is polled about 15 times.
 const MOST_POLLS: u64 = 24;
 
+const LEAST: Least = &[("future dropped", 50)];
+
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "dropped-futures").await?;
+    let world = World::create(stage, "dropped-futures", LEAST).await?;
     let pool = pool(&world.options, CONNECTIONS);
     let clients = (0..CLIENTS).map(|client| {
         let (world, pool) = (world.clone(), pool.clone());

@@ -9,13 +9,15 @@ use tokio::time::sleep;
 
 use crate::stage::{Finding, Stage};
 use crate::subject::SAFE_TO_DROP;
-use crate::world::{World, pool};
+use crate::world::{Least, World, pool};
 
 const CLIENTS: u64 = 24;
 const CONNECTIONS: u32 = 6;
 
+const LEAST: Least = &[("transaction leaked", 5)];
+
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "duplicate-storm").await?;
+    let world = World::create(stage, "duplicate-storm", LEAST).await?;
     let pool = pool(&world.options, CONNECTIONS);
     let asked = Arc::new(AtomicU64::new(0));
     let mut clients = world.crowd(&pool, CLIENTS, move |random, request| {

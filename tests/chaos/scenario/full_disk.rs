@@ -12,11 +12,13 @@ use crate::cluster::{Cluster, root};
 use crate::history::What;
 use crate::stage::{Finding, Stage};
 use crate::subject::SAFE_TO_DROP;
-use crate::world::{World, pool};
+use crate::world::{Least, World, pool};
 
 const CLIENTS: u32 = 6;
 /// How long it is full, or free.
 const PHASE: std::ops::Range<u64> = 100..400;
+
+const LEAST: Least = &[("disk filled", 2)];
 
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     // Room for what the callers write in that time, which must not fill it for good.
@@ -31,8 +33,8 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let serve = format!("{mount} && chown \"$(id -un postgres 2>/dev/null || echo nobody)\" /mnt/space && exec \"$@\"");
     command.args(["-m", "sh", "-c", &serve, "serve"]).arg(root().join("script/postgres"));
     let cluster = Arc::new(Cluster::start_by(command, &[]).await?);
-    let stage_of_this = Stage::new(cluster, stage.subject, stage.seed, stage.time);
-    let world = World::create(&stage_of_this, "full-disk").await?;
+    let stage_of_this = stage.part(&cluster, stage.time);
+    let world = World::create(&stage_of_this, "full-disk", LEAST).await?;
     stage.show(&world);
     world.observer.execute("create tablespace space location '/mnt/space'").await?;
     for move_there in [

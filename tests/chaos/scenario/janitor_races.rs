@@ -10,7 +10,7 @@ use pg_idempotency::Janitor;
 use crate::checker::violations_with_brief_retention;
 use crate::stage::{Finding, Stage};
 use crate::subject::{SAFE_TO_DROP, Subject};
-use crate::world::{World, pool};
+use crate::world::{Least, World, pool};
 
 const CLIENTS: u64 = 8;
 const JANITORS: usize = 2;
@@ -19,8 +19,10 @@ const BRIEF: Duration = Duration::from_millis(12);
 /// Enough for a key to expire and be taken over some times before it is to last.
 const REPEATS: u64 = 60;
 
+const LEAST: Least = &[("record purged", 20)];
+
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "janitor-races").await?;
+    let world = World::create(stage, "janitor-races", LEAST).await?;
     let pool = pool(&world.options, 10);
     let asked = Arc::new(AtomicU64::new(0));
     let mut tasks = world.crowd(&pool, CLIENTS, move |random, request| {

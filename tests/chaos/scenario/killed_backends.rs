@@ -5,12 +5,14 @@ use tokio::time::sleep;
 
 use crate::stage::{Finding, Stage};
 use crate::subject::EVERY_DOOR;
-use crate::world::{World, pool};
+use crate::world::{Least, World, pool};
 
 const CLIENTS: u32 = 6;
 
+const LEAST: Least = &[("backend terminated", 10), ("statement cancelled", 10)];
+
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "killed-backends").await?;
+    let world = World::create(stage, "killed-backends", LEAST).await?;
     let pool = pool(&world.options.clone().application_name("chaos-client"), CLIENTS);
     let clients = world.crowd(&pool, CLIENTS.into(), |random, request| {
         request.door = random.of(EVERY_DOOR);

@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 use crate::cluster::signal;
 use crate::stage::{Finding, Stage};
 use crate::subject::EVERY_DOOR;
-use crate::world::{World, pool_that_waits};
+use crate::world::{Least, World, pool_that_waits};
 
 const CLIENTS: u32 = 6;
 /// Short, for the callers to be back before the next crash.
@@ -17,8 +17,10 @@ const WAIT: Duration = Duration::from_millis(250);
 /// A server that recovers from the death of a backend does so within a second.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+const LEAST: Least = &[("backend killed -9", 1), ("postmaster killed -9", 1)];
+
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "killed-server").await?;
+    let world = World::create(stage, "killed-server", LEAST).await?;
     let options = world.options.clone().application_name("chaos-client");
     let pool = pool_that_waits(&options, CLIENTS, WAIT);
     let clients = world.crowd(&pool, CLIENTS.into(), |random, request| {

@@ -4,12 +4,14 @@ use tokio::time::sleep;
 
 use crate::stage::{Finding, Stage};
 use crate::worker::Crew;
-use crate::world::World;
+use crate::world::{Least, World};
 
 const WORKERS: usize = 4;
 
+const LEAST: Least = &[("worker killed", 10)];
+
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "killed-workers").await?;
+    let world = World::create(stage, "killed-workers", LEAST).await?;
     let mut random = world.random("killer");
     let mut crew = Crew::start(&world, WORKERS, None)?;
     while !world.is_over() {

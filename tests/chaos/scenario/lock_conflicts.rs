@@ -11,7 +11,7 @@ use crate::history::What;
 use crate::random::Random;
 use crate::stage::{Finding, Stage};
 use crate::subject::{Failure, Request, ending};
-use crate::world::{World, pool};
+use crate::world::{Least, World, pool};
 
 const CLIENTS: u32 = 6;
 const ISOLATION: &[&str] = &[
@@ -20,8 +20,10 @@ const ISOLATION: &[&str] = &[
     "set transaction isolation level serializable",
 ];
 
+const LEAST: Least = &[("deadlock", 1), ("serialization failure", 10)];
+
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "lock-conflicts").await?;
+    let world = World::create(stage, "lock-conflicts", LEAST).await?;
     // A deadlock is found after so long, and each costs it.
     let pool = pool(&world.options.clone().options([("deadlock_timeout", "10ms")]), CLIENTS);
     let clients = (0..CLIENTS).map(|client| {

@@ -6,15 +6,17 @@ use tokio::time::sleep;
 use crate::pooler::{Pooler, binary};
 use crate::stage::{Finding, Stage};
 use crate::subject::EVERY_DOOR;
-use crate::world::{World, pool};
+use crate::world::{Least, World, pool};
 
 const CLIENTS: u32 = 10;
+
+const LEAST: Least = &[("backend terminated", 5)];
 
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let Some(binary) = binary() else {
         return Ok(Finding::skipped("script/find-server gives no pgbouncer"));
     };
-    let world = World::create(stage, "pooled-transactions").await?;
+    let world = World::create(stage, "pooled-transactions", LEAST).await?;
     let pooler = Pooler::before(&world.options, &binary).await?;
     let pool = pool(&pooler.options, CLIENTS);
     let clients = world.crowd(&pool, CLIENTS.into(), |random, request| {

@@ -7,12 +7,14 @@ use tokio::time::sleep;
 use crate::history::What;
 use crate::stage::{Finding, Stage};
 use crate::subject::{EVERY_DOOR, Request};
-use crate::world::{World, pool};
+use crate::world::{Least, World, pool};
 
 const CLIENTS: u32 = 6;
 
+const LEAST: Least = &[("transaction left prepared", 5)];
+
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "prepared-transactions").await?;
+    let world = World::create(stage, "prepared-transactions", LEAST).await?;
     let pool = pool(&world.options, CLIENTS);
     let clients = world.crowd(&pool, CLIENTS.into(), |random, request| {
         request.door = random.of(EVERY_DOOR);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use crate::checker::{lost, violations};
 use crate::pair::Pair;
@@ -19,10 +19,10 @@ const SEPARATED: Duration = Duration::from_millis(250);
 pub(crate) async fn play(stage: &Stage, synchronous: bool) -> anyhow::Result<Finding> {
     let name = if synchronous { "promoted-standby" } else { "promoted-async-standby" };
     let pair = Pair::start(synchronous).await?;
-    let world = World::on(pair.primary.create_database(name).await?, stage, name).await?;
+    let world = World::on(pair.primary.create_database(name).await?, stage, name, &[]).await?;
     let pool = pool(&world.options, CLIENTS);
     let clients = world.crowd(&pool, CLIENTS.into(), |random, request| request.door = random.of(SAFE_TO_DROP));
-    sleep(world.until.saturating_duration_since(Instant::now() + SEPARATED)).await;
+    world.nearly_over(SEPARATED).await;
     let receiver = pair.separate().await?;
     sleep(SEPARATED).await;
     pair.promote(receiver).await?;

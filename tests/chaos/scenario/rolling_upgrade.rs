@@ -17,7 +17,7 @@ use crate::random::Random;
 use crate::release_checker::{NEWER, NEWER_ONLY, violations_beside_a_newer_release};
 use crate::stage::{Finding, Stage};
 use crate::subject::{EVERY_DOOR, Request, Subject};
-use crate::world::{PAUSE, World, pool};
+use crate::world::{Least, PAUSE, World, pool};
 
 const CLIENTS: u64 = 6;
 const NEWER_CLIENTS: usize = 2;
@@ -36,8 +36,15 @@ const EXPAND: &str = "
     create index record_note on idempotency.record (note);
 ";
 
+const LEAST: Least = &[
+    ("column added under load", 1),
+    ("newer migration under load", 1),
+    ("service started", 10),
+    ("record of a newer release", 10),
+];
+
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "rolling-upgrade").await?;
+    let world = World::create(stage, "rolling-upgrade", LEAST).await?;
     world.observer.execute("alter table idempotency.record drop column last_error").await?;
     let callers = pool(&world.options, 8);
     let clients = world.crowd(&callers, CLIENTS, |random, request| {
@@ -138,6 +145,9 @@ async fn newer_client(world: &World, pool: &PgPool, client: usize) -> anyhow::Re
         let request = Request::new(&key, &name);
         world.history.add(&name, &key, What::Invoked);
         let what = newer_call(pool, &request, mode, version).await?;
+        if name.starts_with(NEWER_ONLY) && matches!(what, What::Performed(_)) {
+            world.fault("record of a newer release");
+        }
         world.history.add(&name, &key, what);
         sleep(PAUSE).await;
     }

@@ -10,7 +10,7 @@ use crate::world::{World, pool};
 const CLIENTS: u32 = 12;
 
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "slow-network").await?;
+    let world = World::create(stage, "slow-network", &[]).await?;
     let proxy = Proxy::before(&world, slow(1..12)).await?;
     let pool = pool(&proxy.options, CLIENTS);
     let clients = world.crowd(&pool, CLIENTS.into(), |random, request| {

@@ -7,13 +7,15 @@ use tokio::time::sleep;
 use crate::lease::Leased;
 use crate::stage::{Finding, Stage};
 use crate::worker::Crew;
-use crate::world::World;
+use crate::world::{Least, World};
 
 const WORKERS: usize = 4;
 
+const LEAST: Least = &[("owner suspended", 5)];
+
 pub(crate) async fn play(stage: &Stage, at_most_once: bool) -> anyhow::Result<Finding> {
     let name = if at_most_once { "suspended-at-most-once" } else { "suspended-owners" };
-    let world = World::create(stage, name).await?;
+    let world = World::create(stage, name, LEAST).await?;
     let leased = Leased { at_most_once, lease: Duration::from_millis(150), work: 100 };
     let mut random = world.random("suspender");
     let mut crew = Crew::start(&world, WORKERS, Some(leased))?;

@@ -5,7 +5,6 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use pg_idempotency::operator::{Warning, health};
 use sqlx::{AssertSqlSafe, Executor as _};
-use tokio::time::sleep;
 
 use crate::checker::{lost, violations};
 use crate::stage::{Finding, Stage};
@@ -15,7 +14,7 @@ use crate::world::{World, pool};
 const CLIENTS: u32 = 6;
 
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let half = Stage::new(stage.cluster.clone(), stage.subject, stage.seed, stage.time / 2);
+    let half = stage.part(&stage.cluster, stage.time / 2);
     let asynchronous = "alter database \"asynchronous-commit\" set synchronous_commit = off";
     let mut finding = crash(&half, "asynchronous-commit", asynchronous, Warning::SynchronousCommitOff).await?;
     let unlogged = "alter table idempotency.record set unlogged; alter table effect set unlogged";
@@ -24,12 +23,12 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
 }
 
 async fn crash(stage: &Stage, name: &'static str, weaken: &'static str, expected: Warning) -> anyhow::Result<Finding> {
-    let world = World::create(stage, name).await?;
+    let world = World::create(stage, name, &[]).await?;
     world.observer.execute(AssertSqlSafe(weaken)).await?;
     let pool = pool(&world.options, CLIENTS);
     let warned = health(&mut *pool.acquire().await?, Duration::from_secs(3600)).await?.contains(&expected);
     let clients = world.crowd(&pool, CLIENTS.into(), |random, request| request.door = random.of(SAFE_TO_DROP));
-    sleep(stage.time).await;
+    world.nearly_over(Duration::ZERO).await;
     stage.cluster.kill()?;
     stage.cluster.start_again().await?;
     world.fault("postmaster killed -9");

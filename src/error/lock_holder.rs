@@ -1,0 +1,28 @@
+//! Who holds a lock that somebody waits for.
+
+use std::fmt::{Display, Formatter};
+
+/// A session that holds a lock, as far as the server shows it to every role.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockHolder {
+    /// Its process: what `pg_terminate_backend` takes.
+    pub pid: i32,
+    /// The role that it logged in as.
+    pub role: Option<String>,
+    /// Its `application_name`, where it has one.
+    pub application: Option<String>,
+}
+
+impl Display for LockHolder {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "process {}", self.pid)?;
+        if let Some(role) = &self.role {
+            write!(f, ", role {role:?}")?;
+        }
+        if let Some(application) = &self.application {
+            write!(f, ", application {application:?}")?;
+        }
+        Ok(())
+    }
+}

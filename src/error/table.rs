@@ -1,0 +1,115 @@
+//! The table of errors in the documentation, held to the code.
+
+use std::time::Duration;
+
+use chrono::DateTime;
+
+use crate::{BoxError, Error, InvalidBody, Key, Mode};
+
+/// The name of its row, and one sample of each row. A new variant does not compile before it has both.
+fn row(error: &Error) -> &'static str {
+    match error {
+        Error::KeyReused { .. } => "KeyReused",
+        Error::InFlight { .. } => "InFlight",
+        Error::Indeterminate { .. } => "Indeterminate",
+        Error::Exhausted { .. } => "Exhausted",
+        Error::LeaseLost => "LeaseLost",
+        Error::Retryable(_) => "Retryable",
+        Error::Database(_) if error.is_transient() => "Database, transient",
+        Error::Database(_) => "Database, any other",
+        Error::SchemaMissing { .. } => "SchemaMissing",
+        Error::MigrationLocked { .. } => "MigrationLocked",
+        Error::Undecodable { .. } => "Undecodable",
+        Error::Unencodable { .. } => "Unencodable",
+        Error::InvalidKey(_) => "InvalidKey",
+        Error::InvalidBody { .. } => "InvalidBody",
+        Error::InvalidDuration(_) => "InvalidDuration",
+        Error::OtherMode { .. } => "OtherMode",
+        Error::UnknownFingerprint { .. } => "UnknownFingerprint",
+        Error::UnknownMode { .. } => "UnknownMode",
+        Error::TransactionAborted(_) => "TransactionAborted",
+        Error::NotInTransaction => "NotInTransaction",
+        Error::AlreadyInTransaction => "AlreadyInTransaction",
+        Error::OutlivedRetention => "OutlivedRetention",
+        Error::UnknownTransaction => "UnknownTransaction",
+        // Of tests alone; it has no row.
+        #[cfg(feature = "testing")]
+        Error::ImpossibleRecord { .. } => "",
+    }
+}
+
+fn samples() -> Vec<Error> {
+    let key = || Key::new("scope", "operation", "value").expect("a key");
+    let cause = || sqlx::Error::RowNotFound;
+    let undone = || BoxError::from("undone");
+    vec![
+        Error::KeyReused { key: key() },
+        Error::InFlight { retry_after: Duration::ZERO },
+        Error::Indeterminate { attempt: 1, claimed_at: DateTime::UNIX_EPOCH, last_error: None, token: 0 },
+        Error::Exhausted { attempts: 1, last_error: None, token: 0 },
+        Error::LeaseLost,
+        Error::Retryable(cause()),
+        Error::Database(sqlx::Error::PoolTimedOut),
+        Error::Database(cause()),
+        Error::SchemaMissing { source: cause() },
+        Error::MigrationLocked { holder: None, waited: Duration::ZERO },
+        Error::Undecodable { source: undone() },
+        Error::Unencodable { source: undone() },
+        Error::InvalidKey(Key::new("", "", "").expect_err("empty")),
+        Error::InvalidBody { source: InvalidBody::NotFinite },
+        Error::InvalidDuration(crate::Idempotency::new().with_retention(Duration::ZERO).expect_err("too short")),
+        Error::OtherMode { key: key(), stored: Mode::Mark, asked: Mode::Transaction },
+        Error::UnknownFingerprint { version: 9 },
+        Error::UnknownMode { mode: "later".to_owned() },
+        Error::TransactionAborted(cause()),
+        Error::NotInTransaction,
+        Error::AlreadyInTransaction,
+        Error::OutlivedRetention,
+        Error::UnknownTransaction,
+    ]
+}
+
+/// Name, whether transient, HTTP status, what to do.
+fn table() -> Vec<[&'static str; 4]> {
+    let cells = |line: &'static str| {
+        let mut cells = line.trim_matches('|').split('|').map(str::trim);
+        std::array::from_fn(|_| cells.next().expect("four columns"))
+    };
+    include_str!("table.md").lines().skip(2).map(cells).collect()
+}
+
+#[test]
+fn a_connection_that_is_lost_is_transient() {
+    let io = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+    for lost in [sqlx::Error::PoolTimedOut, sqlx::Error::PoolClosed, sqlx::Error::Protocol(String::new()), io.into()] {
+        assert!(Error::Database(lost).is_transient());
+    }
+    for refused in [sqlx::Error::RowNotFound, sqlx::Error::ColumnNotFound(String::new())] {
+        assert!(!Error::Database(refused).is_transient());
+    }
+}
+
+#[test]
+fn the_table_of_errors_is_what_the_code_does() {
+    let table = table();
+    let mut named = Vec::new();
+    for error in samples() {
+        let (variant, kind) = row(&error).split_once(", ").unwrap_or((row(&error), ""));
+        let name = format!("[`{variant}`](Error::{variant}){}{kind}", if kind.is_empty() { "" } else { ", " });
+        let told = table.iter().find(|cells| cells[0] == name).unwrap_or_else(|| panic!("no row {name}"));
+        assert_eq!(told[1], if error.is_transient() { "yes" } else { "no" }, "{name}");
+        // A client repeats a 503 and a 409 that say when, and nothing else.
+        let status: u16 = told[2].parse().unwrap_or_else(|_| panic!("{name}: {}", told[2]));
+        let repeated = status == 503 || matches!(error, Error::InFlight { .. });
+        assert_eq!(repeated, error.is_transient(), "{name}: {status}");
+        assert!(!told[3].is_empty(), "{name}");
+        // Of a key that the service itself has made, the layer says 500; it takes the client's apart before.
+        #[cfg(feature = "http")]
+        if !matches!(error, Error::InvalidKey(_)) {
+            assert_eq!(crate::http::Rejection::of(error).status().as_u16(), status, "{name}: the layer's status");
+        }
+        named.push(name);
+    }
+    let rows: Vec<_> = table.iter().map(|cells| cells[0]).collect();
+    assert_eq!(rows, named, "each row once, in the order of the samples");
+}

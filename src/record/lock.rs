@@ -1,0 +1,52 @@
+//! The advisory locks that have a number of their own. Any role can take them, so no wait for one is without an end.
+
+use sqlx::{PgConnection, Row as _};
+
+use crate::{Error, LockHolder};
+
+/// ASCII for "pgidempo": one installer at a time.
+pub(crate) const INSTALLER: i64 = i64::from_be_bytes(*b"pgidempo");
+/// ASCII for "pgisweep": one sweep at a time, where that was asked for.
+pub(crate) const SINGLE_RUNNER: i64 = i64::from_be_bytes(*b"pgisweep");
+
+/// Takes the lock until the end of the transaction, or says at once that another session has it.
+pub(crate) async fn try_lock(conn: &mut PgConnection, lock: i64) -> Result<bool, Error> {
+    sqlx::query_scalar("select pg_catalog.pg_try_advisory_xact_lock($1::int8)")
+        .persistent(false)
+        .bind(lock)
+        .fetch_one(conn)
+        .await
+        .map_err(Error::of_statement)
+}
+
+/// The session that has the lock; `None` where it has let go meanwhile. Every role may see process, role and application of
+/// every session.
+pub(crate) async fn holder(conn: &mut PgConnection, lock: i64) -> Result<Option<LockHolder>, Error> {
+    let row = sqlx::query(
+        "
+        select held.pid, session.usename::text as role, session.application_name as application
+        from pg_catalog.pg_locks as held
+        left join pg_catalog.pg_stat_activity as session on session.pid = held.pid
+        where held.locktype = 'advisory' and held.granted
+            and held.database = (select oid from pg_catalog.pg_database where datname = current_database())
+            -- A lock of one number has its halves in two columns, and 1 in the third.
+            and held.classid::int8 = $1::int8 >> 32 and held.objid::int8 = $1::int8 & 4294967295 and held.objsubid = 1
+            and held.pid <> pg_backend_pid()
+        limit 1
+        ",
+    )
+    .persistent(false)
+    .bind(lock)
+    .fetch_optional(conn)
+    .await
+    .map_err(Error::of_statement)?;
+    row.map(|row| {
+        Ok(LockHolder {
+            pid: row.try_get("pid")?,
+            role: row.try_get("role")?,
+            application: row.try_get::<Option<String>, _>("application")?.filter(|name| !name.is_empty()),
+        })
+    })
+    .transpose()
+    .map_err(Error::of_statement)
+}

@@ -1,0 +1,189 @@
+//! The COMMIT of a consumer's own transaction: it says `Ok` only where something was saved.
+
+use std::time::Duration;
+
+use pg_idempotency::dedup::{Marked, mark};
+use pg_idempotency::testing::cancel_after;
+use pg_idempotency::{Error, Key, commit};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
+
+use crate::proxy::Proxy;
+use crate::support::{connect, create_effects, effects, key, leave_effect, setting};
+
+const WINDOW: Duration = Duration::from_secs(3600);
+
+/// An event that comes for the first time is marked and processed.
+async fn process(conn: &mut PgConnection, event: &Key) -> Result<(), Error> {
+    assert_eq!(mark(conn, event, WINDOW).await?, Marked::First);
+    leave_effect(conn, "processed").await?;
+    Ok(())
+}
+
+async fn records(pool: &PgPool) -> i64 {
+    sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(pool).await.expect("a count")
+}
+
+/// In no transaction, for sqlx and for the server.
+async fn assert_idle(conn: &mut PgConnection) {
+    assert!(!conn.is_in_transaction());
+    conn.execute("savepoint none").await.expect_err("outside a transaction there is none");
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_transaction_that_is_well_is_committed(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let mut tx = pool.begin().await?;
+    process(&mut tx, &key("pooled")).await?;
+    commit(tx).await?;
+    let mut conn = connect(&pool).await;
+    let mut tx = conn.begin().await?;
+    process(&mut tx, &key("borrowed")).await?;
+    commit(tx).await?;
+    assert_idle(&mut conn).await;
+    commit(conn.begin().await?).await?;
+    assert_idle(&mut conn).await;
+    assert_eq!((effects(&pool).await, records(&pool).await), (2, 2));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_aborted_transaction_is_not_committed(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let swallowing = async |tx: &mut PgConnection| -> Result<(), Error> {
+        process(tx, &key("a")).await?;
+        tx.execute("select 1 / 0").await.expect_err("swallowed");
+        Ok(())
+    };
+    let mut tx = pool.begin().await?;
+    swallowing(&mut tx).await?;
+    tx.commit().await.expect("what sqlx says");
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0), "and what it has saved");
+
+    let mut conn = connect(&pool).await;
+    let mut tx = conn.begin().await?;
+    swallowing(&mut tx).await?;
+    let error = commit(tx).await.expect_err("aborted");
+    assert!(matches!(error, Error::TransactionAborted(_)), "{error:?}");
+    assert!(!error.is_transient());
+    assert_idle(&mut conn).await;
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    let mut tx = conn.begin().await?;
+    process(&mut tx, &key("a")).await.expect("delivered again");
+    commit(tx).await?;
+    assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_transaction_that_has_ended_is_not_committed(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for raw in ["commit", "rollback"] {
+        let mut conn = connect(&pool).await;
+        let mut tx = conn.begin().await?;
+        tx.execute(raw).await?;
+        leave_effect(&mut tx, "in autocommit").await?;
+        let error = commit(tx).await.expect_err("ended");
+        assert!(matches!(error, Error::NotInTransaction), "{raw}: {error:?}");
+        assert_idle(&mut conn).await;
+    }
+    // sqlx rolls back the transaction around a `begin` that is dropped while it waits.
+    let mut conn = connect(&pool).await;
+    let mut tx = conn.begin().await?;
+    process(&mut tx, &key("a")).await?;
+    // The answer to the sleep comes first, so the begin waits for sure.
+    cancel_after(1, tx.execute("select pg_sleep(0.02)")).await;
+    assert!(cancel_after(1, tx.begin()).await.is_none());
+    leave_effect(&mut tx, "in autocommit").await?;
+    let error = commit(tx).await.expect_err("ended");
+    assert!(matches!(error, Error::NotInTransaction), "{error:?}");
+    assert_idle(&mut conn).await;
+    assert_eq!((effects(&pool).await, records(&pool).await), (3, 0));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_raw_commit_followed_by_a_begin_goes_unnoticed(pool: PgPool) -> anyhow::Result<()> {
+    let mut tx = pool.begin().await?;
+    tx.execute("commit and chain").await?;
+    commit(tx).await.expect("it looks like the caller's own");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_error_of_the_commit_itself_comes_back(pool: PgPool) -> anyhow::Result<()> {
+    pool.execute("create table deferred (n int unique deferrable initially deferred)").await?;
+    let mut tx = pool.begin().await?;
+    tx.execute("insert into deferred values (1), (1)").await?;
+    let error = commit(tx).await.expect_err("a deferred constraint");
+    let Error::Database(cause) = &error else { panic!("{error:?}") };
+    assert_eq!(cause.as_database_error().and_then(|error| error.code()).as_deref(), Some("23505"));
+
+    // Two that read what the other writes.
+    let serializable = "begin isolation level serializable";
+    let (mut one, mut two) = (pool.begin_with(serializable).await?, pool.begin_with(serializable).await?);
+    for (tx, n) in [(&mut one, 1), (&mut two, 2)] {
+        tx.execute("select * from deferred").await?;
+        sqlx::query("insert into deferred values ($1)").bind(n).execute(&mut **tx).await?;
+    }
+    commit(one).await?;
+    let error = commit(two).await.expect_err("write skew");
+    assert!(matches!(error, Error::Retryable(_)), "{error:?}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_savepoint_is_released_and_commits_nothing(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let mut tx = pool.begin().await?;
+    let mut savepoint = tx.begin().await?;
+    process(&mut savepoint, &key("kept")).await?;
+    commit(savepoint).await?;
+    assert_eq!(records(&pool).await, 0, "the transaction around it is open");
+
+    let mut savepoint = tx.begin().await?;
+    process(&mut savepoint, &key("undone")).await?;
+    savepoint.execute("select 1 / 0").await.expect_err("swallowed");
+    let error = commit(savepoint).await.expect_err("aborted");
+    assert!(matches!(error, Error::TransactionAborted(_)), "{error:?}");
+    commit(tx).await?;
+    assert_eq!((effects(&pool).await, records(&pool).await), (1, 1), "rolled back to the savepoint");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_commit_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let mut conn = connect(&pool).await;
+    for polls in 0..100 {
+        let event = key(&polls.to_string());
+        let mut tx = conn.begin().await?;
+        process(&mut tx, &event).await?;
+        let committed = cancel_after(polls, commit(tx)).await.transpose()?.is_some();
+        assert_idle(&mut conn).await;
+        assert_eq!(effects(&pool).await, records(&pool).await, "both, or neither, after {polls} polls");
+        if committed {
+            return Ok(());
+        }
+    }
+    panic!("it never completed");
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn it_takes_one_round_trip_more_and_changes_no_setting(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let proxy = Proxy::before(&server).await?;
+    let mut conn = PgConnection::connect_with(&proxy.options).await?;
+    let tx = conn.begin().await?;
+    proxy.take();
+    tx.commit().await?;
+    assert_eq!(proxy.take(), 1);
+    let tx = conn.begin().await?;
+    proxy.take();
+    commit(tx).await?;
+    assert_eq!(proxy.take(), 2);
+    assert_eq!(setting(&mut conn, "lock_timeout").await, "0");
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! A network between client and server. It passes the bytes on, counts the round trips, and can vanish.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+
+#[derive(Clone)]
+pub(crate) struct Proxy {
+    pub(crate) options: PgConnectOptions,
+    wire: Wire,
+}
+
+#[derive(Clone, Default)]
+struct Wire {
+    /// The server sends one `ReadyForQuery` for each time the client waits.
+    round_trips: Arc<AtomicUsize>,
+    vanished: Arc<AtomicBool>,
+}
+
+impl Proxy {
+    pub(crate) async fn before(server: &PgConnectOptions) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let port = listener.local_addr()?.port();
+        let wire = Wire::default();
+        tokio::spawn({
+            let (wire, server) = (wire.clone(), server.clone());
+            async move {
+                while let Ok((client, _)) = listener.accept().await {
+                    tokio::spawn(pass(client, server.clone(), wire.clone()));
+                }
+            }
+        });
+        let options = PgConnectOptions::new_without_pgpass()
+            .host("127.0.0.1")
+            .port(port)
+            .username(server.get_username())
+            .database(server.get_database().unwrap_or("postgres"))
+            .ssl_mode(PgSslMode::Disable);
+        Ok(Self { options, wire })
+    }
+
+    /// The round trips since the last time that this was asked.
+    pub(crate) fn take(&self) -> usize {
+        self.wire.round_trips.swap(0, Ordering::SeqCst)
+    }
+
+    /// From now on every byte is swallowed, in both directions, and no connection is closed.
+    pub(crate) fn vanish(&self) {
+        self.wire.vanished.store(true, Ordering::SeqCst);
+    }
+}
+
+async fn pass(client: TcpStream, server: PgConnectOptions, wire: Wire) -> std::io::Result<()> {
+    match server.get_socket() {
+        Some(directory) => {
+            let path: PathBuf = directory.join(format!(".s.PGSQL.{}", server.get_port()));
+            let (read, write) = UnixStream::connect(path).await?.into_split();
+            relay(client, read, write, wire).await
+        }
+        None => {
+            let (read, write) = TcpStream::connect((server.get_host(), server.get_port())).await?.into_split();
+            relay(client, read, write, wire).await
+        }
+    }
+}
+
+async fn relay(
+    client: TcpStream,
+    mut from_server: impl AsyncRead + Unpin,
+    mut to_server: impl AsyncWrite + Unpin,
+    wire: Wire,
+) -> std::io::Result<()> {
+    client.set_nodelay(true)?;
+    let (mut from_client, mut to_client) = client.into_split();
+    let up = async {
+        let mut bytes = [0; 8192];
+        loop {
+            match from_client.read(&mut bytes).await? {
+                0 => return Ok(()),
+                _ if wire.vanished.load(Ordering::SeqCst) => {}
+                read => to_server.write_all(&bytes[..read]).await?,
+            }
+        }
+    };
+    let down = async {
+        loop {
+            // One message: its kind, its length with these four bytes, its body.
+            let kind = from_server.read_u8().await?;
+            let length = from_server.read_u32().await?;
+            let mut message = vec![0; length as usize + 1];
+            message[0] = kind;
+            message[1..5].copy_from_slice(&length.to_be_bytes());
+            from_server.read_exact(&mut message[5..]).await?;
+            if wire.vanished.load(Ordering::SeqCst) {
+                continue;
+            }
+            if kind == b'Z' {
+                wire.round_trips.fetch_add(1, Ordering::SeqCst);
+            }
+            to_client.write_all(&message).await?;
+        }
+    };
+    tokio::select! { result = up => result, result = down => result }
+}

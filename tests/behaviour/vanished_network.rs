@@ -1,0 +1,73 @@
+//! A network that vanishes after the claim: nothing is refused and nothing is answered, and TCP takes a quarter of an hour
+//! to notice.
+
+use std::time::Duration;
+
+use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::testing::{PATIENCE, lapse};
+use pg_idempotency::{Error, Outcome};
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use tokio::time::timeout;
+
+use crate::leases::{WorkError, acquired};
+use crate::proxy::Proxy;
+use crate::support::{key, wide_pool};
+
+/// Long enough for a claim on a busy machine.
+const LEASE: Duration = Duration::from_secs(3);
+const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
+const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: LEASE };
+
+/// Through a network, with a pool that would wait for hours.
+async fn behind(server: &PgConnectOptions) -> anyhow::Result<(Proxy, PgPool)> {
+    let proxy = Proxy::before(server).await?;
+    let pool = PgPoolOptions::new().max_connections(2).acquire_timeout(PATIENCE * 100);
+    let pool = pool.connect_with(proxy.options.clone()).await?;
+    Ok((proxy, pool))
+}
+
+async fn fail_when_it_vanishes(server: &PgConnectOptions, policy: Policy, name: &str) -> anyhow::Result<()> {
+    let (proxy, pool) = behind(server).await?;
+    let leasing = Leasing::new(policy)?;
+    let key = key(name);
+    let call = leasing.ensure(&pool, &key, "body", async |_| -> Result<i64, WorkError> {
+        proxy.vanish();
+        Err(WorkError::Gateway)
+    });
+    let error = timeout(PATIENCE, call).await.expect("within the lease, more or less").expect_err("the work fails");
+    assert!(matches!(error, WorkError::Gateway), "{error:?}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_error_of_the_work_comes_back_within_the_lease(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    tokio::try_join!(
+        fail_when_it_vanishes(&server, AT_LEAST_ONCE, "at least once"),
+        fail_when_it_vanishes(&server, AT_MOST_ONCE, "at most once"),
+    )?;
+    // Lapsing says what the release could not.
+    let pool = wide_pool(&server, 2).await;
+    for name in ["at least once", "at most once"] {
+        lapse(&pool, &key(name)).await?;
+    }
+    let again =
+        async |policy, name| Leasing::new(policy)?.ensure(&pool, &key(name), "body", async |_| Ok::<_, Error>(7)).await;
+    assert_eq!(again(AT_LEAST_ONCE, "at least once").await?, Outcome::Performed(7));
+    let error = again(AT_MOST_ONCE, "at most once").await.expect_err("nobody could say what became of it");
+    assert!(matches!(error, Error::Indeterminate { .. }), "{error:?}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_release_gives_up_within_the_lease(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
+    let (proxy, pool) = behind(&server).await?;
+    let lease = acquired(&pool, AT_MOST_ONCE).await;
+    proxy.vanish();
+    let error = timeout(PATIENCE, lease.release("the gateway is away")).await.expect("within the lease, more or less");
+    assert!(error.as_ref().is_err_and(Error::is_transient), "{error:?}");
+    Ok(())
+}
