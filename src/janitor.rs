@@ -142,8 +142,10 @@ impl Janitor {
     ///
     /// [`Error::Database`] and [`Error::SchemaMissing`].
     pub async fn dry_run(&self) -> Result<DueRecords, Error> {
-        let Due { completed, unfinished, marks } =
-            in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record::count_due(conn).await).await?;
+        let Due { completed, unfinished, marks } = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| {
+            record::count_due(conn, self.options.grace).await
+        })
+        .await?;
         Ok(DueRecords { completed, unfinished, marks })
     }
 
@@ -246,12 +248,15 @@ impl Janitor {
             return Ok(None);
         }
         if distributed {
-            return record::sweep_distributed(conn, rows, since).await.map(Some);
+            return record::sweep_distributed(conn, rows, since, self.options.grace).await.map(Some);
         }
-        record::sweep(conn, leaf, rows, since).await.map(Some)
+        record::sweep(conn, leaf, rows, since, self.options.grace).await.map(Some)
     }
 
     async fn oldest(&self) -> Result<Option<Duration>, Error> {
-        in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record::oldest_due(conn).await).await
+        in_pooled_transaction(&self.pool, Opening::Plain, async |conn| {
+            record::oldest_due(conn, self.options.grace).await
+        })
+        .await
     }
 }

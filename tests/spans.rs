@@ -117,8 +117,8 @@ async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Re
     let undo = async |_: &mut sqlx::PgConnection| Ok::<_, Error>(Verdict::Undo(1));
     let _ = Idempotency::new().run_isolated(&pool, &key("POST /cards"), "", undo).await?;
     sqlx::query("update idempotency.record set expires_at = now() - interval '1 s'").execute(&pool).await?;
-    assert_eq!(Janitor::new(pool.clone()).sweep_once(1).await?.rows(), 1);
-    assert_eq!(Janitor::new(pool.clone()).sweep_once(9).await?.rows(), 1);
+    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(1).await?.rows(), 1);
+    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(9).await?.rows(), 1);
 
     assert_eq!(
         listener.spans(),
@@ -198,7 +198,7 @@ async fn a_sweep_that_yields_tells_to_whom(pool: PgPool) -> anyhow::Result<()> {
     sqlx::raw_sql("set application_name = 'the other runner'").execute(&mut *other).await?;
     sqlx::query("select pg_advisory_xact_lock($1)").bind(i64::from_be_bytes(*b"pgisweep")).execute(&mut *other).await?;
     let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut *other).await?;
-    let swept = Janitor::new(pool.clone()).with_single_runner(true).sweep_once(10).await?;
+    let swept = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_single_runner(true).sweep_once(10).await?;
     assert!(swept.yielded);
     assert_eq!(listener.spans(), ["janitor.sweep batches=0 outcome=yielded rows=0"]);
     let text = listener.text();

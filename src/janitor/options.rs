@@ -22,6 +22,9 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// Under a second the empty passes cost more than they find; past a day it is cron's job.
 const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 60 * 60);
 
+/// Twice the default wait: a duplicate that asked before the end of the retention still finds the record when its wait is over.
+const GRACE: Duration = Duration::from_secs(10);
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
     pub(super) batch_size: u32,
@@ -29,6 +32,7 @@ pub(super) struct Options {
     pub(super) interval: Duration,
     pub(super) max_rows_per_second: Option<NonZeroU32>,
     pub(super) single_runner: bool,
+    pub(super) grace: Duration,
 }
 
 impl Default for Options {
@@ -39,6 +43,7 @@ impl Default for Options {
             interval: INTERVAL,
             max_rows_per_second: None,
             single_runner: false,
+            grace: GRACE,
         }
     }
 }
@@ -105,6 +110,15 @@ impl Janitor {
     #[must_use]
     pub fn with_single_runner(mut self, single_runner: bool) -> Self {
         self.options.single_runner = single_runner;
+        self
+    }
+
+    /// How long an expired record is left alone. The default is 10 seconds. An expired key is new at once, whatever this is; the
+    /// grace is for duplicates that asked before and still wait: for them the record is the answer. Make it longer than the
+    /// longest wait of your service.
+    #[must_use]
+    pub fn with_grace(mut self, grace: Duration) -> Self {
+        self.options.grace = grace;
         self
     }
 

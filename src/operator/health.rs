@@ -209,7 +209,7 @@ async fn look(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Er
     warnings.extend((!setup.autovacuum).then_some(Warning::AutovacuumOff));
     let tables = record::without_autovacuum(conn).await?;
     warnings.extend(tables.into_iter().map(|table| Warning::TableAutovacuumOff { table }));
-    let oldest = record::oldest_due(conn).await?.filter(|oldest| *oldest > lag);
+    let oldest = record::oldest_due(conn, Duration::ZERO).await?.filter(|oldest| *oldest > lag);
     warnings.extend(oldest.map(|oldest| Warning::SweepLags { oldest }));
     Ok(warnings)
 }

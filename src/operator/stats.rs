@@ -85,7 +85,7 @@ async fn read_stats(conn: &mut PgConnection, exact: bool) -> Result<Stats, Error
         table_bytes: size.table_bytes.unsigned_abs(),
         index_bytes: size.index_bytes.unsigned_abs(),
         dead_rows: size.dead_rows.unsigned_abs(),
-        oldest_expired: record::oldest_due(conn).await?,
+        oldest_expired: record::oldest_due(conn, Duration::ZERO).await?,
         groups,
     })
 }

@@ -6,6 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::types::Oid;
 use sqlx::{PgConnection, Row as _};
 
+use super::interval;
 use crate::Error;
 
 /// What one batch deleted, by kind.
@@ -30,7 +31,7 @@ impl Batch {
     }
 }
 
-/// Deletes at most `limit` records that are past their retention and under no live lease, oldest first.
+/// Deletes at most `limit` records that are past their retention by the `grace` and under no live lease, oldest first.
 ///
 /// Rows that somebody is taking over are skipped, and the predicate stands outside once more: the row version that is
 /// deleted is judged, not the one that was selected. By `ctid` and an array, because `in (select … limit)` may run the
@@ -45,6 +46,7 @@ pub(crate) async fn sweep(
     leaf: Option<u32>,
     limit: u32,
     since: Option<DateTime<Utc>>,
+    grace: Duration,
 ) -> Result<(Batch, Option<DateTime<Utc>>), Error> {
     sqlx::query(
         "
@@ -53,7 +55,7 @@ pub(crate) async fn sweep(
             where ctid = any (array(
                     select ctid
                     from idempotency.record
-                    where expires_at <= statement_timestamp()
+                    where expires_at <= statement_timestamp() - $4::interval
                         and expires_at >= coalesce($3::timestamptz, '-infinity')
                         and (lease_until is null or lease_until <= statement_timestamp())
                         and ($2::oid is null or tableoid = $2::oid)
@@ -61,7 +63,7 @@ pub(crate) async fn sweep(
                     limit $1::int8
                     for update skip locked
                 ))
-                and expires_at <= statement_timestamp()
+                and expires_at <= statement_timestamp() - $4::interval
                 and (lease_until is null or lease_until <= statement_timestamp())
                 and ($2::oid is null or tableoid = $2::oid)
             returning mode, completed_at, expires_at
@@ -79,6 +81,7 @@ pub(crate) async fn sweep(
     .bind(i64::from(limit))
     .bind(leaf.map(Oid))
     .bind(since)
+    .bind(interval(grace))
     .fetch_one(conn)
     .await
     .and_then(|row| Ok((Batch::of(&row)?, row.try_get("until")?)))
@@ -94,11 +97,12 @@ pub(crate) async fn sweep_distributed(
     conn: &mut PgConnection,
     limit: u32,
     since: Option<DateTime<Utc>>,
+    grace: Duration,
 ) -> Result<(Batch, Option<DateTime<Utc>>), Error> {
     let deleted = sqlx::query(
         "
         delete from idempotency.record
-        where expires_at <= statement_timestamp()
+        where expires_at <= statement_timestamp() - $3::interval
             and expires_at >= coalesce($2::timestamptz, '-infinity')
             and (lease_until is null or lease_until <= statement_timestamp())
             and expires_at <= (
@@ -106,7 +110,7 @@ pub(crate) async fn sweep_distributed(
                 from (
                     select expires_at
                     from idempotency.record
-                    where expires_at <= statement_timestamp()
+                    where expires_at <= statement_timestamp() - $3::interval
                         and expires_at >= coalesce($2::timestamptz, '-infinity')
                         and (lease_until is null or lease_until <= statement_timestamp())
                     order by expires_at
@@ -123,6 +127,7 @@ pub(crate) async fn sweep_distributed(
     .persistent(false)
     .bind(i64::from(limit))
     .bind(since)
+    .bind(interval(grace))
     .fetch_all(conn)
     .await
     .map_err(Error::of_statement)?;
@@ -163,7 +168,7 @@ pub(crate) async fn leaves(conn: &mut PgConnection) -> Result<Vec<Option<u32>>, 
 }
 
 /// Counts what is due.
-pub(crate) async fn count_due(conn: &mut PgConnection) -> Result<Due, Error> {
+pub(crate) async fn count_due(conn: &mut PgConnection, grace: Duration) -> Result<Due, Error> {
     sqlx::query(
         "
         select
@@ -171,11 +176,12 @@ pub(crate) async fn count_due(conn: &mut PgConnection) -> Result<Due, Error> {
             count(*) filter (where completed_at is null) as unfinished,
             count(*) filter (where mode = 'mark') as marks
         from idempotency.record
-        where expires_at <= statement_timestamp()
+        where expires_at <= statement_timestamp() - $1::interval
             and (lease_until is null or lease_until <= statement_timestamp())
         ",
     )
     .persistent(false)
+    .bind(interval(grace))
     .fetch_one(conn)
     .await
     .and_then(|row| Batch::of(&row))
@@ -183,20 +189,21 @@ pub(crate) async fn count_due(conn: &mut PgConnection) -> Result<Due, Error> {
 }
 
 /// For how long the oldest expired record has been due; `None` where none is.
-pub(crate) async fn oldest_due(conn: &mut PgConnection) -> Result<Option<Duration>, Error> {
+pub(crate) async fn oldest_due(conn: &mut PgConnection, grace: Duration) -> Result<Option<Duration>, Error> {
     let seconds: Option<f64> = sqlx::query_scalar(
         "
         -- An end that somebody has set to -infinity is no number of seconds ago: its claim is.
         select extract(epoch from
             statement_timestamp() - case when isfinite(expires_at) then expires_at else claimed_at end)::float8
         from idempotency.record
-        where expires_at <= statement_timestamp()
+        where expires_at <= statement_timestamp() - $1::interval
             and (lease_until is null or lease_until <= statement_timestamp())
         order by expires_at
         limit 1
         ",
     )
     .persistent(false)
+    .bind(interval(grace))
     .fetch_optional(conn)
     .await
     .map_err(Error::of_statement)?;

@@ -1,5 +1,7 @@
 //! The sweep of a table that refuses `ctid` in a delete, as a distributed one does. A trigger refuses in its place.
 
+use std::time::Duration;
+
 use pg_idempotency::Janitor;
 use pg_idempotency::testing::until_blocked;
 use sqlx::PgPool;
@@ -49,7 +51,7 @@ async fn is_swept_in_batches_and_counted_by_kind(pool: PgPool) {
     .execute(&pool)
     .await
     .expect("records");
-    let janitor = Janitor::new(pool.clone()).with_batch_size(300).expect("a batch size");
+    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(300).expect("a batch size");
     let limited = janitor.sweep_once(600).await.expect("swept");
     assert_eq!((limited.rows(), limited.limited), (600, true));
     let swept = janitor.sweep_once(u64::MAX).await.expect("swept");
@@ -77,7 +79,7 @@ async fn keeps_what_is_taken_over_while_the_sweep_waits_for_it(pool: PgPool) {
     });
     let _ = outcome.await.expect("taken over");
     let sweep = tokio::spawn({
-        let janitor = Janitor::new(pool.clone());
+        let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO);
         async move { janitor.sweep_once(u64::MAX).await }
     });
     until_blocked(&pool, 1).await.expect("blocked");
@@ -108,7 +110,7 @@ async fn a_batch_begins_where_the_one_before_ended(pool: PgPool) {
     .execute(&pool)
     .await
     .expect("records");
-    let janitor = Janitor::new(pool.clone()).with_batch_size(10).expect("a batch size");
+    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(10).expect("a batch size");
     assert_eq!(janitor.sweep_once(u64::MAX).await.expect("swept").rows(), 30);
     assert_eq!(left(&pool).await, ["turned up"]);
     assert_eq!(janitor.sweep_once(u64::MAX).await.expect("swept").rows(), 1);

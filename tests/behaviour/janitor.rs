@@ -45,18 +45,18 @@ async fn deletes_what_is_expired_and_counts_it_by_kind(pool: PgPool) -> anyhow::
         fill(&pool, "at_most_once", false, Some("1 min"), expired, 7).await;
         fill(&pool, "mark", true, None, expired, 4).await;
     }
-    let swept = Janitor::new(pool.clone()).sweep_once(u64::MAX).await?;
+    let swept = Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(u64::MAX).await?;
     assert_eq!((swept.completed, swept.unfinished, swept.marks), (5, 6, 4));
     assert_eq!((swept.rows(), swept.batches, swept.limited), (15, 1, false));
     assert_eq!(left(&pool).await, 22 + 7, "what is not expired, and what is under a live lease");
-    assert_eq!(Janitor::new(pool.clone()).sweep_once(u64::MAX).await?.rows(), 0);
+    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(u64::MAX).await?.rows(), 0);
     Ok(())
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn works_in_batches_and_stops_at_its_limit(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 3500).await;
-    let janitor = Janitor::new(pool.clone());
+    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO);
     let swept = janitor.sweep_once(1200).await?;
     assert_eq!((swept.rows(), swept.batches, swept.limited), (1200, 2, true));
     let swept = janitor.sweep_once(u64::MAX).await?;
@@ -78,7 +78,11 @@ async fn never_deletes_more_than_its_limit_whatever_the_plan(pool: PgPool) -> an
             .after_connect(move |conn, _| Box::pin(async move { conn.execute(settings).await.map(drop) }))
             .connect_with((*pool.connect_options()).clone())
             .await?;
-        assert_eq!(Janitor::new(pool.clone()).sweep_once(10).await?.rows(), 10, "{settings}");
+        assert_eq!(
+            Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(10).await?.rows(),
+            10,
+            "{settings}"
+        );
     }
     assert_eq!(left(&pool).await, 2000 - 30);
     Ok(())
@@ -104,12 +108,12 @@ async fn skips_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result
         }
     });
     gate.reached().await;
-    let janitor = Janitor::new(pool.clone());
+    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO);
     let swept = tokio::time::timeout(PATIENCE, janitor.sweep_once(10)).await.expect("it does not wait")?;
     assert_eq!(swept.rows(), 1, "only the other one");
     gate.open();
     let _ = taker.await??;
-    assert_eq!(Janitor::new(pool.clone()).sweep_once(10).await?.rows(), 0);
+    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(10).await?.rows(), 0);
     assert!(once(&pool, &key("a"), "body").await?.is_replayed());
     assert_eq!(effects(&pool).await, 3);
     Ok(())
@@ -119,7 +123,7 @@ async fn skips_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result
 /// none that a client can read.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<()> {
-    let janitor = Janitor::new(pool.clone()).with_batch_size(2)?.with_pause(Duration::ZERO);
+    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(2)?.with_pause(Duration::ZERO);
     fill(&pool, "transaction", true, None, true, 5).await;
     fill(&pool, "mark", true, None, true, 3).await;
     pool.execute("update idempotency.record set expires_at = '-infinity' where mode = 'mark'").await?;
@@ -161,7 +165,7 @@ async fn races_with_claims_and_take_overs_lose_nothing(
         .collect();
     let janitors: Vec<_> = (0..4)
         .map(|_| {
-            let janitor = Janitor::new(pool.clone());
+            let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO);
             tokio::spawn(async move {
                 loop {
                     janitor.sweep_once(100).await.expect("a sweep");
@@ -184,7 +188,7 @@ async fn races_with_claims_and_take_overs_lose_nothing(
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn tells_how_old_the_oldest_is_before_and_after(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 30).await;
-    let janitor = Janitor::new(pool.clone()).with_batch_size(10)?;
+    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(10)?;
     let swept = janitor.sweep_once(20).await?;
     assert!(swept.oldest_before.is_some_and(|age| age >= Duration::from_secs(60)), "{swept:?}");
     assert!(swept.oldest_after.is_some() && swept.duration > Duration::ZERO, "{swept:?}");
@@ -201,7 +205,7 @@ async fn a_dry_run_counts_and_deletes_nothing(pool: PgPool) -> anyhow::Result<()
     fill(&pool, "at_most_once", false, Some("1 min"), true, 9).await;
     fill(&pool, "mark", true, None, true, 2).await;
     fill(&pool, "mark", true, None, false, 9).await;
-    let due = Janitor::new(pool.clone()).dry_run().await?;
+    let due = Janitor::new(pool.clone()).with_grace(Duration::ZERO).dry_run().await?;
     assert_eq!((due.completed, due.unfinished, due.marks), (5, 3, 2));
     assert_eq!(left(&pool).await, 28);
     Ok(())
@@ -225,7 +229,7 @@ async fn sweeps_a_partitioned_table_leaf_by_leaf(pool: PgPool) -> anyhow::Result
          from generate_series(1, 3000) as n",
     )
     .await?;
-    let janitor = Janitor::new(pool.clone()).with_batch_size(50)?.with_pause(Duration::ZERO);
+    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(50)?.with_pause(Duration::ZERO);
     let swept = janitor.sweep_once(120).await?;
     assert_eq!((swept.rows(), swept.limited), (120, true));
     let swept = janitor.sweep_once(u64::MAX).await?;
@@ -242,13 +246,17 @@ async fn sweeps_a_partitioned_table_leaf_by_leaf(pool: PgPool) -> anyhow::Result
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_single_runner_leaves_the_floor_to_the_one_who_has_it(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 30).await;
-    let single = Janitor::new(pool.clone()).with_batch_size(10)?.with_single_runner(true);
+    let single = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(10)?.with_single_runner(true);
     let mut other = pool.begin().await?;
     // The lock of whoever sweeps at this moment.
     sqlx::query("select pg_advisory_xact_lock($1)").bind(i64::from_be_bytes(*b"pgisweep")).execute(&mut *other).await?;
     let swept = single.sweep_once(u64::MAX).await?;
     assert_eq!((swept.rows(), swept.limited, swept.yielded), (0, false, true));
-    assert_eq!(Janitor::new(pool.clone()).sweep_once(10).await?.rows(), 10, "others do not ask");
+    assert_eq!(
+        Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(10).await?.rows(),
+        10,
+        "others do not ask"
+    );
     other.rollback().await?;
     assert_eq!(single.sweep_once(u64::MAX).await?.rows(), 20);
     Ok(())
@@ -258,7 +266,7 @@ async fn a_single_runner_leaves_the_floor_to_the_one_who_has_it(pool: PgPool) ->
 async fn runs_until_it_is_told_to_stop(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 500).await;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let janitor = Janitor::new(pool.clone()).with_interval(Duration::from_secs(1))?;
+    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_interval(Duration::from_secs(1))?;
     let running = tokio::spawn(janitor.run(async { drop(stopped.await) }));
     crate::support::until(&pool, "select count(*) = 0 from idempotency.record").await;
     fill(&pool, "mark", true, None, true, 500).await;
@@ -274,6 +282,7 @@ async fn stops_within_a_batch_when_told(pool: PgPool) -> anyhow::Result<()> {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     // It would take longer than anybody's patience.
     let janitor = Janitor::new(pool.clone())
+        .with_grace(Duration::ZERO)
         .with_interval(Duration::from_secs(1))?
         .with_batch_size(10)?
         .with_pause(Duration::from_secs(3600));
@@ -288,7 +297,7 @@ async fn stops_within_a_batch_when_told(pool: PgPool) -> anyhow::Result<()> {
 #[sqlx::test(migrations = false)]
 async fn goes_on_after_errors(pool: PgPool) -> anyhow::Result<()> {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let janitor = Janitor::new(pool.clone()).with_interval(Duration::from_secs(1))?;
+    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_interval(Duration::from_secs(1))?;
     let running = tokio::spawn(janitor.run(async { drop(stopped.await) }));
     // There is no table at first, and then its sweeps are killed.
     crate::support::until(
@@ -328,7 +337,9 @@ async fn a_batch_that_takes_too_long_is_halved(pool: PgPool) -> anyhow::Result<(
     )
     .await?;
     let options = (*pool.connect_options()).clone().options([("statement_timeout", "100ms")]);
-    let janitor = Janitor::new(PgPool::connect_with(options).await?).with_interval(Duration::from_secs(1))?;
+    let janitor = Janitor::new(PgPool::connect_with(options).await?)
+        .with_grace(Duration::ZERO)
+        .with_interval(Duration::from_secs(1))?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let running = tokio::spawn(janitor.run(async { drop(stopped.await) }));
     crate::support::until(&pool, "select count(*) = 0 from idempotency.record").await;
@@ -339,7 +350,7 @@ async fn a_batch_that_takes_too_long_is_halved(pool: PgPool) -> anyhow::Result<(
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn keeps_up_by_the_arithmetic_of_its_documentation(pool: PgPool) -> anyhow::Result<()> {
-    let janitor = Janitor::new(pool);
+    let janitor = Janitor::new(pool).with_grace(Duration::ZERO);
     let capacity = janitor.capacity(Duration::from_millis(10));
     assert!((16_000.0..17_000.0).contains(&capacity), "{capacity}");
     let large = janitor.clone().with_batch_size(10_000)?;
@@ -365,6 +376,7 @@ async fn keeps_up_by_the_arithmetic_of_its_documentation(pool: PgPool) -> anyhow
 async fn a_sweep_keeps_its_pace_and_its_time(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 300).await;
     let paced = Janitor::new(pool.clone())
+        .with_grace(Duration::ZERO)
         .with_batch_size(100)?
         .with_pause(Duration::ZERO)
         .with_max_rows_per_second(std::num::NonZeroU32::new(500).expect("not zero"));
@@ -373,8 +385,37 @@ async fn a_sweep_keeps_its_pace_and_its_time(pool: PgPool) -> anyhow::Result<()>
     assert_eq!(seen, [100, 200]);
     assert!(swept.duration >= Duration::from_millis(190), "200 rows at 500 a second: {:?}", swept.duration);
 
-    let slow = Janitor::new(pool.clone()).with_batch_size(10)?.with_pause(Duration::from_secs(3600));
+    let slow = Janitor::new(pool.clone())
+        .with_grace(Duration::ZERO)
+        .with_batch_size(10)?
+        .with_pause(Duration::from_secs(3600));
     let swept = slow.sweep_until(u64::MAX, tokio::time::sleep(Duration::from_millis(100)), |_| {}).await?;
     assert_eq!((swept.rows(), swept.limited), (10, true));
     Ok(())
+}
+
+/// A duplicate that asked before still waits, and the record is its answer.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn what_has_just_expired_is_left_alone_for_a_grace(pool: PgPool) -> anyhow::Result<()> {
+    expired_mark(&pool, "fresh", "1 s").await?;
+    expired_mark(&pool, "old", "1 min").await?;
+    let janitor = Janitor::new(pool.clone());
+    assert_eq!(janitor.dry_run().await?.marks, 1);
+    assert_eq!(janitor.sweep_once(10).await?.marks, 1);
+    let left: Vec<String> = sqlx::query_scalar("select key from idempotency.record").fetch_all(&pool).await?;
+    assert_eq!(left, ["fresh"]);
+    assert_eq!(janitor.with_grace(Duration::ZERO).sweep_once(10).await?.marks, 1);
+    Ok(())
+}
+
+async fn expired_mark(pool: &PgPool, value: &str, expired_since: &str) -> sqlx::Result<()> {
+    sqlx::query(
+        "insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+         values ('mark', 'tenant', 'operation', $1, 1, now(), now() - $2::interval)",
+    )
+    .bind(value)
+    .bind(expired_since)
+    .execute(pool)
+    .await
+    .map(drop)
 }

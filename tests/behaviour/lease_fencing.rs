@@ -94,7 +94,7 @@ async fn every_order_of_steps_keeps_one_result_and_one_owner(pool: PgPool) -> an
                     model.expired = !model.gone;
                 }
                 Step::Sweep => {
-                    Janitor::new(pool.clone()).sweep_once(10).await?;
+                    Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(10).await?;
                     if model.expired && !model.live() {
                         model.gone = true;
                     }
@@ -198,7 +198,7 @@ async fn a_stale_owner_cannot_complete_the_claim_made_after_a_purge(pool: PgPool
     let stale = acquired(&pool, AT_LEAST_ONCE).await;
     lapse(&pool, &key("a")).await?;
     expire_in(&pool, &key("a"), Duration::ZERO).await?;
-    assert_eq!(Janitor::new(pool.clone()).sweep_once(10).await?.unfinished, 1);
+    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(10).await?.unfinished, 1);
     let fresh = acquired(&pool, AT_LEAST_ONCE).await;
     assert_eq!(fresh.attempt(), 1);
     assert!(matches!(stale.complete(&"stale".to_owned()).await, Err(Error::LeaseLost)));

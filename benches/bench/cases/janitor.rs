@@ -31,7 +31,7 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     let affordable = bench.scale.expired as f64 / 2.0 / (bench.scale.rounds + 1) as f64 / PACED_ROWS_PER_SECOND;
     let slice = Duration::from_secs_f64(affordable).min(bench.scale.slice * 4);
     let pool = setting.pool(2).await?;
-    let janitor = Janitor::new(pool.clone());
+    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO);
     let mut team = team(setting, 8, None).await?;
     let way = library::first_call(response(300).into());
     let nothing = |name| Measured::of_rounds(Way::new(name, |_, _| Box::pin(async { Ok(()) })));
@@ -68,7 +68,7 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     report.target(NAME, "Janitor, paced: rows a second", told, Told, Some(median(swept)));
 
     settle(&mut conn).await?;
-    let janitor = Janitor::new(pool).with_batch_size(10_000)?.with_pause(Duration::ZERO);
+    let janitor = Janitor::new(pool).with_grace(Duration::ZERO).with_batch_size(10_000)?.with_pause(Duration::ZERO);
     let swept = janitor.sweep_once(u64::MAX).await?;
     let rate = swept.rows() as f64 / swept.duration.as_secs_f64();
     report.target(NAME, "Janitor, unpaced: rows a second", told, AtLeast(100_000.0), Some(rate));

@@ -23,6 +23,7 @@ fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Result<Janitor, Failure> {
     let janitor = Janitor::new(pool)
         .with_batch_size(pace.batch_size)?
         .with_pause(pace.pause)
+        .with_grace(pace.grace)
         .with_single_runner(pace.single_runner);
     Ok(match pace.max_rows_per_second {
         Some(rate) => janitor.with_max_rows_per_second(rate),

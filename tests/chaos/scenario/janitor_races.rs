@@ -36,7 +36,7 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     for _ in 0..JANITORS {
         let (world, pool) = (world.clone(), pool.clone());
         tasks.push(tokio::spawn(async move {
-            let janitor = Janitor::new(pool.clone()).with_pause(Duration::ZERO);
+            let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_pause(Duration::ZERO);
             while !world.is_over() {
                 let broken = match world.subject {
                     Subject::Mutant(mutant) => mutant.sweep(&pool).await,
