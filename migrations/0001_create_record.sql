@@ -77,15 +77,18 @@ $$;
 
 -- Waits until no open transaction holds the key whose advisory lock is $4, for $5 milliseconds at most. Returns
 --   'claim'    nothing is there; the lock is kept, so that exactly one of those who waited claims the key;
---   'look'     a record is there; the lock is not kept, so that replays do not queue;
+--   'look'     a record is there. The lock is kept if the record can be taken over (it had expired at $6, or is released, or has
+--              lapsed), so that exactly one takes it over. Otherwise it is not kept, so that replays do not queue;
 --   'timeout'  the wait took too long; nothing is kept.
 -- In every case the caller's transaction is usable, and its lock_timeout is what it was: what the exception block sets and
 -- locks is undone with it.
-create function idempotency.await_key(text, text, text, int8, int8)
+create function idempotency.await_key(text, text, text, int8, int8, timestamptz)
 returns text language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     callers text := current_setting('lock_timeout');
     callers_ms numeric := extract(epoch from callers::interval) * 1000;
+    free bool;
+    answer text;
 begin
     perform set_config(
         'lock_timeout',
@@ -94,11 +97,20 @@ begin
         true
     );
     perform pg_advisory_xact_lock($4);
-    if exists (select from idempotency.record where scope = $1 and operation = $2 and key = $3) then
+    select
+        (expires_at <= least($6, statement_timestamp())
+            and (lease_until is null or lease_until <= statement_timestamp()))
+        or (completed_at is null and lease_until = '-infinity')
+        or (mode = 'at_least_once' and completed_at is null and lease_until <= statement_timestamp())
+    into free
+    from idempotency.record
+    where scope = $1 and operation = $2 and key = $3;
+    if found and free is not true then
         raise exception 'a record is there' using errcode = 'IK004';
     end if;
+    answer := case when found then 'look' else 'claim' end;
     perform set_config('lock_timeout', callers, true);
-    return 'claim';
+    return answer;
 exception
     when sqlstate 'IK004' then return 'look';
     when lock_not_available then return 'timeout';

@@ -1,17 +1,17 @@
 //! How a claim is won or lost: claim; else look, and do what the answer says; else wait for the owner, and go on.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use crate::answer::{Answer, RETRY_AFTER, answer};
 use crate::fingerprint::Comparison;
-use crate::record::{Awaited, Claim, Record, Response, Standing, TakeOver, Terms};
+use crate::record::{Awaited, Claim, Record, Response, Standing, TakeOver, Terms, wait_for_row};
 use crate::{Error, InFlight, Key, observe};
 
-/// How often a call looks. Each look but the first means that another owner began or ended between two statements of this
-/// call; a key that turns over faster than that is better retried later.
+/// How often a call looks without waiting. Each look but the first means that another owner began or ended between two
+/// statements of this call; a key that turns over faster than that is better retried later.
 const LOOKS: usize = 10;
 
 /// What a claim came to.
@@ -53,54 +53,84 @@ pub(crate) async fn contend(
     if let Some(claim) = record.claim(conn, terms).await? {
         return Ok(Claimed::Won(claim));
     }
-    let mut give_up_at = match terms.in_flight {
-        InFlight::Reject => None,
-        InFlight::Wait(limit) => Some(Instant::now() + limit),
-    };
-    for _ in 0..LOOKS {
+    let mut patience = Patience::of(terms.in_flight);
+    // Counted are the looks that followed no wait: that many owners have begun or ended between two statements of this call.
+    let mut looks = 0;
+    while looks < LOOKS {
         let look = record.look(conn, *asked).await?;
         *asked = Some(look.asked);
-        let won = match look.standing {
-            Standing::Free => record.claim(conn, terms).await?,
-            Standing::Held => wait(conn, record, terms, &mut give_up_at).await?,
+        looks += 1;
+        let held = match look.standing {
+            Standing::Free => match record.claim(conn, terms).await? {
+                Some(claim) => return Ok(Claimed::Won(claim)),
+                None => continue,
+            },
+            Standing::Held => Held::Key,
             Standing::Found(found) => {
                 let token = found.token;
-                match answer(found, terms, record.key)? {
+                let attempt = match answer(found, terms, record.key)? {
                     Answer::Replay(response) => return Ok(Claimed::Replayed(response)),
-                    Answer::TakeOver { attempt } => {
-                        match record.take_over(conn, terms, look.asked, token, attempt).await? {
-                            TakeOver::Won(claim) => Some(claim),
-                            TakeOver::Overtaken => None,
-                            TakeOver::Held => wait(conn, record, terms, &mut give_up_at).await?,
-                        }
-                    }
+                    Answer::TakeOver { attempt } => attempt,
+                };
+                match record.take_over(conn, terms, look.asked, token, attempt).await? {
+                    TakeOver::Won(claim) => return Ok(Claimed::Won(claim)),
+                    TakeOver::Overtaken => continue,
+                    TakeOver::Held => Held::Key,
+                    TakeOver::Locked => Held::Row,
                 }
             }
         };
-        if let Some(claim) = won {
-            return Ok(Claimed::Won(claim));
+        let Some(left) = patience.left() else {
+            match held {
+                Held::Key => break,
+                // A sweep's transaction ends soon, and leaves nothing.
+                Held::Row => continue,
+            }
+        };
+        looks = 0;
+        match held {
+            Held::Row => wait_for_row(conn, record.deployment).await?,
+            Held::Key => match record.await_key(conn, left, *asked).await? {
+                Awaited::Look => {}
+                Awaited::Claim => {
+                    if let Some(claim) = record.claim(conn, terms).await? {
+                        return Ok(Claimed::Won(claim));
+                    }
+                }
+                // One more look: the owner may have ended at this moment.
+                Awaited::TimedOut => patience.end(),
+            },
         }
     }
     Err(Error::InFlight { retry_after: RETRY_AFTER })
 }
 
-/// Waits for the open transaction that holds the key, and claims where it left nothing. `None`: look again.
-async fn wait(
-    conn: &mut PgConnection,
-    record: Record<'_>,
-    terms: &Terms,
-    give_up_at: &mut Option<Instant>,
-) -> Result<Option<Claim>, Error> {
-    let in_flight = Error::InFlight { retry_after: RETRY_AFTER };
-    let left = give_up_at.ok_or(in_flight)?.saturating_duration_since(Instant::now());
-    match record.await_key(conn, left).await? {
-        Awaited::Claim => record.claim(conn, terms).await,
-        Awaited::Look => Ok(None),
-        Awaited::TimedOut => {
-            // One more look: the owner may have ended at this moment.
-            *give_up_at = None;
-            Ok(None)
-        }
+/// What an open transaction holds.
+enum Held {
+    Key,
+    /// The row alone: a sweep's, an operator's, or a large batch of marks.
+    Row,
+}
+
+/// Until when a call waits.
+pub(crate) struct Patience(Option<Instant>);
+
+impl Patience {
+    pub(crate) fn of(in_flight: InFlight) -> Self {
+        Self(match in_flight {
+            InFlight::Reject => None,
+            InFlight::Wait(limit) => Some(Instant::now() + limit),
+        })
+    }
+
+    /// What is left of it; `None` where the call does not wait, or not any more.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        let left = self.0?.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.0 = None;
     }
 }
 

@@ -48,16 +48,16 @@
 //! database, that is a [`lease`](crate::lease). A key belongs to one mode; asked for in another, it is
 //! [`Error::OtherMode`].
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sqlx::{Connection as _, PgConnection};
 
 use crate::answer::RETRY_AFTER;
-use crate::claim::{Claimed, claim};
+use crate::claim::{Claimed, Patience, claim};
 use crate::observe::{call_span, outcome_of, spanned};
 use crate::options::{RETENTION, WAIT, in_flight_within, within};
-use crate::record::{Awaited, MarkBatch, Record, Seen, Terms};
+use crate::record::{Awaited, MarkBatch, Record, Seen, Terms, wait_for_row};
 use crate::{Deployment, Error, InFlight, InvalidDuration, Key, Mode, observe};
 
 /// Keys per statement. From 100 to 1000 the throughput still grows by a third, and past that by nothing; a thousand rows are
@@ -211,7 +211,8 @@ impl Dedup {
     /// [`mark`](Self::mark). **Beyond a hundred**, advisory locks would fill the server's lock table, so a batch takes none:
     /// - it waits for another transaction that is marking one of its keys as long as the session's `lock_timeout` allows, also
     ///   under [`InFlight::Reject`]; when that expires, the transaction is aborted (SQLSTATE 55P03);
-    /// - a call of any kind that claims one of its keys waits for the batch's transaction in the same way.
+    /// - a call of any kind that claims one of its keys waits for the batch's transaction in the same way;
+    /// - a batch with new and with expired keys may deadlock with others, which is [`Error::Retryable`].
     ///
     /// # Errors
     ///
@@ -276,13 +277,12 @@ impl Dedup {
             return Ok(());
         }
         let locks = open.len() <= MOST_LOCKS;
-        let mut give_up_at = match in_flight_within(self.in_flight, self.window)? {
-            InFlight::Reject => None,
-            InFlight::Wait(limit) => Some(Instant::now() + limit),
-        };
+        let mut patience = Patience::of(in_flight_within(self.in_flight, self.window)?);
         let mut asked = None;
-        // Each round but the last settles a key that was held, or one that was purged or taken over at that moment.
-        for _ in 0..ROUNDS + open.len().min(MOST_LOCKS) {
+        // Counted are the rounds that followed no wait: others were committing, purging or taking over at that moment.
+        let mut rounds = 0;
+        while rounds < ROUNDS {
+            rounds += 1;
             let held = match locks {
                 true => self.claim_in_order(conn, keys, open, marked, asked).await?,
                 false => self.claim_at_once(conn, keys, open, marked).await?,
@@ -300,19 +300,30 @@ impl Dedup {
                 }
                 open.retain(|&place| marked[place] == Marked::Duplicate);
             }
-            let Some(held) = held.filter(|held| open.contains(held)) else {
-                if open.is_empty() {
-                    return Ok(());
+            if open.is_empty() {
+                return Ok(());
+            }
+            // What is neither held nor settled is expired, and its row locked; or it is asked for again at once.
+            let held = held.filter(|held| open.contains(held));
+            let Some(left) = patience.left() else {
+                match held {
+                    Some(_) => return Ok(()),
+                    None => continue,
+                }
+            };
+            let Some(held) = held else {
+                if !expired.is_empty() {
+                    wait_for_row(conn, self.deployment).await?;
+                    rounds = 0;
                 }
                 continue;
             };
-            let Some(give_up) = give_up_at else { return Ok(()) };
             let record = Record { key: &keys[held], deployment: self.deployment };
-            let left = give_up.saturating_duration_since(Instant::now());
-            if let Awaited::TimedOut = record.await_key(conn, left).await? {
+            if let Awaited::TimedOut = record.await_key(conn, left, asked).await? {
                 // Once more: the owner may have ended at this moment.
-                give_up_at = None;
+                patience.end();
             }
+            rounds = 0;
         }
         Ok(())
     }

@@ -12,11 +12,10 @@ use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgTransaction, SqlSafeStr
 use crate::call::Call;
 use crate::error::sqlstate;
 use crate::record::{Claim, Record, Response, Terms, draw_token};
-use crate::transaction::{NotBegun, begin_and_lend};
+use crate::transaction::{NotBegun, begin_and_lend, is_taken};
 use crate::{Error, Fingerprint, Key, Outcome};
 
-/// What the functions of the schema fail with.
-const TAKEN: &str = "IK001";
+/// What `idempotency.complete` fails with.
 const NOT_IN_TRANSACTION: &str = "IK002";
 const OUTLIVED_RETENTION: &str = "IK003";
 
@@ -44,8 +43,11 @@ impl Call<'_> {
         let started = Instant::now();
         let (claim, claiming) = claim_text(record, terms)?;
         let begin = format!("{CHECK}; {claiming}; begin", CHECK = crate::transaction::CHECK);
-        let ended =
-            begin_and_lend(conn, AssertSqlSafe(begin).into_sql_str(), async |mut transaction: PgTransaction<'_>| {
+        let ended = begin_and_lend(
+            conn,
+            AssertSqlSafe(begin).into_sql_str(),
+            true,
+            async |mut transaction: PgTransaction<'_>| {
                 self.observe_claim(started);
                 let perform = perform.take().ok_or(Error::UnknownTransaction)?;
                 let (response, encoded) = match self.perform(&mut transaction, perform).await {
@@ -58,11 +60,12 @@ impl Call<'_> {
                 let completed = complete_and_commit(transaction, record, claim, &encoded).await;
                 completed.map_err(|error| self.failed(error))?;
                 Ok(Outcome::Performed(response))
-            })
-            .await;
+            },
+        )
+        .await;
         match ended {
             Ok(ended) => Ok(ended),
-            Err(NotBegun::Failed(error)) if sqlstate(&error).as_deref() == Some(TAKEN) => {
+            Err(NotBegun::Failed(error)) if is_taken(&error) => {
                 self.selecting_first().ensure_alone(conn, perform).await
             }
             Err(NotBegun::Failed(error)) => Ok(Err(self.failed(Error::of_statement(error)).into())),

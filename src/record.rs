@@ -24,7 +24,7 @@ use sqlx::query::Query;
 
 use crate::{Deployment, Key};
 
-pub(crate) use claim::{Awaited, Claim, TakeOver, Terms, draw_token};
+pub(crate) use claim::{Awaited, Claim, TakeOver, Terms, draw_token, wait_for_row};
 pub(crate) use inspect::{groups, size, unsettled};
 pub(crate) use lease::Actor;
 pub(crate) use lock::{INSTALLER, SINGLE_RUNNER, holder, try_lock};

@@ -167,7 +167,7 @@ where
     E: From<Error>,
     F: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
 {
-    let ended = begin_and_lend(conn, opening.sql(), async |mut transaction: PgTransaction<'_>| {
+    let ended = begin_and_lend(&mut *conn, opening.sql(), false, async |mut transaction: PgTransaction<'_>| {
         match work(&mut transaction).await {
             Ok(value) => transaction.commit().await.map(|()| value).map_err(|error| Error::from(error).into()),
             Err(error) => {
@@ -177,10 +177,16 @@ where
             }
         }
     });
-    Ok(ended.await?)
+    let ended = ended.await?;
+    // sqlx has released a savepoint in place of the COMMIT: the work has begun a nested transaction and forgotten its guard.
+    if ended.is_ok() && conn.is_in_transaction() {
+        conn.execute("rollback").await.map_err(Error::from)?;
+        return Ok(Err(Error::NotInTransaction.into()));
+    }
+    Ok(ended)
 }
 
-/// Begins a transaction and gives it to `work`, which ends it.
+/// Begins a transaction and gives it to `work`, which ends it. `claims` says that `begin` contains a claim, which may be taken.
 ///
 /// # Cancellation
 ///
@@ -189,6 +195,7 @@ where
 pub(crate) async fn begin_and_lend<R, E, F>(
     conn: &mut PgConnection,
     begin: SqlStr,
+    claims: bool,
     work: F,
 ) -> Result<Result<R, E>, NotBegun>
 where
@@ -204,8 +211,14 @@ where
         if error.as_database_error().is_none() {
             return Err(error.into());
         }
-        if let Err(not_begun) = clear(guard.conn, error).await {
+        // A claim that has met a record, by design. Nothing is left of it.
+        if claims && is_taken(&error) {
             stage.ended.store(true, Ordering::Relaxed);
+            return Err(error.into());
+        }
+        if let Err(not_begun) = clear(guard.conn).await {
+            // What has failed may have begun; what is somebody else's stays aborted.
+            stage.ended.store(matches!(not_begun, NotBegun::Foreign), Ordering::Relaxed);
             return Err(not_begun);
         }
         guard.conn.begin_with(begin).await?
@@ -216,15 +229,16 @@ where
     Ok(ended)
 }
 
+/// The SQLSTATE with which `idempotency.claim` fails where the key is taken.
+pub(crate) fn is_taken(error: &sqlx::Error) -> bool {
+    sqlstate(error).as_deref() == Some("IK001")
+}
+
 /// Makes the connection fit for another `begin` after one that failed.
 ///
 /// The error may be a stale one, of a statement that was under way when its future was dropped, and then the `begin` itself
 /// may have succeeded. So all errors are read first. An error of the opening's own comes again at the second try.
-async fn clear(conn: &mut PgConnection, error: sqlx::Error) -> Result<(), NotBegun> {
-    // Of the class that only functions of this crate raise: a claim that has met a record, by design.
-    if sqlstate(&error).is_some_and(|state| state.starts_with("IK")) {
-        return Err(NotBegun::Failed(error));
-    }
+async fn clear(conn: &mut PgConnection) -> Result<(), NotBegun> {
     for _ in 0..STALE_ERRORS {
         if conn.ping().await.is_ok() {
             break;

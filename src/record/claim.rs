@@ -11,7 +11,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
 
 use super::{Record, interval};
-use crate::{Error, Fingerprint, InFlight, Mode};
+use crate::{Deployment, Error, Fingerprint, InFlight, Mode};
 
 /// The right to perform: for as long as the claiming transaction lasts, or the lease.
 #[derive(Clone, Copy, Debug)]
@@ -36,10 +36,12 @@ pub(crate) struct Terms {
 /// What became of a [take-over](Record::take_over).
 pub(crate) enum TakeOver {
     Won(Claim),
-    /// An open transaction has the key, or, for a caller that must not wait, the row.
+    /// An open transaction has the key.
     Held,
     /// The record is not what it was: look again.
     Overtaken,
+    /// The row is gone, or locked by a transaction without the key: a sweep, an operator, a large batch of marks.
+    Locked,
 }
 
 /// How a [wait](Record::await_key) ended. The transaction is usable in every case.
@@ -101,18 +103,14 @@ impl Record<'_> {
         let row = self
             .query(
                 "
-                with mine as materialized (
-                    select case
-                        when not pg_catalog.pg_try_advisory_xact_lock($7::int8) then false
-                        -- A sweep may be deleting the row: a caller that must not wait skips it.
-                        when $13::bool then exists (
-                            select
-                            from idempotency.record
-                            where scope = $1::text and operation = $2::text and key = $3::text
-                            for update skip locked
-                        )
-                        else true
-                    end as mine
+                with mine as materialized (select pg_catalog.pg_try_advisory_xact_lock($7::int8) as mine),
+                -- A row that a sweep is deleting is skipped: no call waits for a row.
+                free as materialized (
+                    select record.token
+                    from mine, idempotency.record
+                    where mine.mine
+                        and record.scope = $1::text and record.operation = $2::text and record.key = $3::text
+                    for update of record skip locked
                 ),
                 taken as (
                     update idempotency.record
@@ -123,12 +121,11 @@ impl Record<'_> {
                         expires_at = pg_catalog.statement_timestamp() + $6::interval,
                         response_status = null, response_headers = null, response_body = null,
                         last_error = case when $12::int4 > 1 then last_error end
-                    from mine
-                    where mine.mine
-                        and scope = $1::text and operation = $2::text and key = $3::text
-                        and token = $10::int8
+                    from free
+                    where scope = $1::text and operation = $2::text and key = $3::text
+                        and record.token = $10::int8
                         and (
-                            (expires_at <= $11::timestamptz
+                            (expires_at <= least($11::timestamptz, pg_catalog.statement_timestamp())
                                 and (lease_until is null or lease_until <= pg_catalog.statement_timestamp()))
                             or (completed_at is null and lease_until = '-infinity')
                             or (mode = 'at_least_once' and completed_at is null
@@ -136,7 +133,7 @@ impl Record<'_> {
                         )
                     returning true
                 )
-                select mine.mine, exists (select from taken) as taken
+                select mine.mine, exists (select from free) as free, exists (select from taken) as taken
                 from mine
                 ",
             )
@@ -149,24 +146,32 @@ impl Record<'_> {
             .bind(found_token)
             .bind(asked)
             .bind(attempt)
-            .bind(terms.in_flight == InFlight::Reject)
             .fetch_one(conn)
             .await
             .map_err(Error::of_statement)?;
-        Ok(match (row.try_get("mine")?, row.try_get("taken")?) {
-            (false, _) => TakeOver::Held,
-            (true, false) => TakeOver::Overtaken,
-            (true, true) => TakeOver::Won(Claim { token, attempt }),
+        let (mine, free, taken): (bool, bool, bool) =
+            (row.try_get("mine")?, row.try_get("free")?, row.try_get("taken")?);
+        Ok(match (mine, free, taken) {
+            (false, ..) => TakeOver::Held,
+            (true, _, true) => TakeOver::Won(Claim { token, attempt }),
+            (true, true, false) => TakeOver::Overtaken,
+            (true, false, false) => TakeOver::Locked,
         })
     }
 
     /// Waits for the open transaction that holds the key, `limit` at most, or the caller's own `lock_timeout` where that is
     /// shorter. Of all who wait for an owner that rolls back, one is told to claim.
-    pub(crate) async fn await_key(self, conn: &mut PgConnection, limit: Duration) -> Result<Awaited, Error> {
+    pub(crate) async fn await_key(
+        self,
+        conn: &mut PgConnection,
+        limit: Duration,
+        asked: Option<DateTime<Utc>>,
+    ) -> Result<Awaited, Error> {
         let row = self
-            .query("select idempotency.await_key($1::text, $2::text, $3::text, $4::int8, $5::int8)")
+            .query("select idempotency.await_key($1::text, $2::text, $3::text, $4::int8, $5::int8, $6::timestamptz)")
             .bind(self.key.lock_id())
             .bind(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX).max(1))
+            .bind(asked)
             .fetch_one(conn)
             .await
             .map_err(Error::of_statement)?;
@@ -176,6 +181,13 @@ impl Record<'_> {
             _ => Awaited::TimedOut,
         })
     }
+}
+
+/// Waits a moment for a row that is locked by a transaction without the key. No lock tells its end, and such transactions are
+/// short; on the server, because this crate does not choose the runtime.
+pub(crate) async fn wait_for_row(conn: &mut PgConnection, deployment: Deployment) -> Result<(), Error> {
+    let pause = sqlx::query("select pg_catalog.pg_sleep(0.01)").persistent(deployment.prepared);
+    pause.execute(conn).await.map(drop).map_err(Error::of_statement)
 }
 
 /// Random, from the operating system: a forked or restored process draws no token twice.

@@ -96,20 +96,20 @@ pub(crate) async fn groups(conn: &mut PgConnection, percent: f32) -> Result<Vec<
         select
             operation,
             case
-                when expires_at <= statement_timestamp()
-                    and (lease_until is null or lease_until <= statement_timestamp()) then 'expired'
+                when expires_at <= pg_catalog.statement_timestamp()
+                    and (lease_until is null or lease_until <= pg_catalog.statement_timestamp()) then 'expired'
                 when mode = 'mark' then 'mark'
                 when completed_at is not null then 'completed'
                 when lease_until = '-infinity' then 'released'
-                when lease_until > statement_timestamp() then 'in_flight'
+                when lease_until > pg_catalog.statement_timestamp() then 'in_flight'
                 when mode = 'at_least_once' then 'lapsed'
                 else 'indeterminate'
             end as state,
             case
-                when claimed_at > statement_timestamp() - interval '1 minute' then 0
-                when claimed_at > statement_timestamp() - interval '1 hour' then 1
-                when claimed_at > statement_timestamp() - interval '1 day' then 2
-                when claimed_at > statement_timestamp() - interval '7 days' then 3
+                when claimed_at > pg_catalog.statement_timestamp() - interval '1 minute' then 0
+                when claimed_at > pg_catalog.statement_timestamp() - interval '1 hour' then 1
+                when claimed_at > pg_catalog.statement_timestamp() - interval '1 day' then 2
+                when claimed_at > pg_catalog.statement_timestamp() - interval '7 days' then 3
                 else 4
             end as age,
             count(*) as records,
@@ -158,12 +158,12 @@ pub(crate) async fn unsettled(
             end as state
         from idempotency.record
         where completed_at is null
-            and expires_at > statement_timestamp()
+            and expires_at > pg_catalog.statement_timestamp()
             and (
                 lease_until is null
-                or (mode = 'at_most_once' and lease_until > '-infinity' and lease_until <= statement_timestamp())
+                or (mode = 'at_most_once' and lease_until > '-infinity' and lease_until <= pg_catalog.statement_timestamp())
                 or (mode in ('at_least_once', 'at_most_once')
-                    and lease_until <= statement_timestamp()
+                    and lease_until <= pg_catalog.statement_timestamp()
                     and attempt >= $2::int4)
             )
         order by claimed_at, scope, operation, key
@@ -203,18 +203,18 @@ impl Record<'_> {
                 "
                 select
                     mode, fingerprint, token, attempt, claimed_at, completed_at, expires_at, last_error,
-                    octet_length(response_body) as response_bytes,
-                    extract(epoch from expires_at - statement_timestamp())::float8 as seconds_left,
-                    case when lease_until > statement_timestamp()
-                        then extract(epoch from lease_until - statement_timestamp())::float8
+                    pg_catalog.octet_length(response_body) as response_bytes,
+                    extract(epoch from expires_at - pg_catalog.statement_timestamp())::float8 as seconds_left,
+                    case when lease_until > pg_catalog.statement_timestamp()
+                        then extract(epoch from lease_until - pg_catalog.statement_timestamp())::float8
                     end as lease_seconds_left,
                     case
-                        when expires_at <= statement_timestamp()
-                            and (lease_until is null or lease_until <= statement_timestamp()) then 'expired'
+                        when expires_at <= pg_catalog.statement_timestamp()
+                            and (lease_until is null or lease_until <= pg_catalog.statement_timestamp()) then 'expired'
                         when mode = 'mark' then 'mark'
                         when completed_at is not null then 'completed'
                         when lease_until = '-infinity' then 'released'
-                        when lease_until > statement_timestamp() then 'in_flight'
+                        when lease_until > pg_catalog.statement_timestamp() then 'in_flight'
                         when mode = 'at_least_once' then 'lapsed'
                         else 'indeterminate'
                     end as state
@@ -253,7 +253,7 @@ impl Record<'_> {
                 delete from idempotency.record
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
-                    and (lease_until is null or lease_until <= statement_timestamp())
+                    and (lease_until is null or lease_until <= pg_catalog.statement_timestamp())
                 ",
             )
             .bind(token)

@@ -34,10 +34,10 @@ impl Record<'_> {
             self.query(
                 "
                 update idempotency.record
-                set lease_until = statement_timestamp() + $5::interval,
+                set lease_until = pg_catalog.statement_timestamp() + $5::interval,
                     expires_at = case
-                        when expires_at < statement_timestamp() + $5::interval + $5::interval
-                        then statement_timestamp() + $6::interval
+                        when expires_at < pg_catalog.statement_timestamp() + $5::interval + $5::interval
+                        then pg_catalog.statement_timestamp() + $6::interval
                         else expires_at
                     end
                 where scope = $1::text and operation = $2::text and key = $3::text
@@ -71,10 +71,10 @@ impl Record<'_> {
             self.query(
                 "
                 update idempotency.record
-                set completed_at = coalesce(completed_at, statement_timestamp()),
+                set completed_at = coalesce(completed_at, pg_catalog.statement_timestamp()),
                     lease_until = null,
                     response_body = $5::bytea, response_status = $8::int2, response_headers = $9::text::jsonb,
-                    expires_at = case when completed_at is null then statement_timestamp() + $6::interval else expires_at end
+                    expires_at = case when completed_at is null then pg_catalog.statement_timestamp() + $6::interval else expires_at end
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
                     and (
@@ -84,7 +84,7 @@ impl Record<'_> {
                             and response_status is not distinct from $8::int2
                             and response_headers is not distinct from $9::text::jsonb
                     )
-                    and ($7::bool or lease_until is null or lease_until <= statement_timestamp())
+                    and ($7::bool or lease_until is null or lease_until <= pg_catalog.statement_timestamp())
                 ",
             )
             .bind(token)
@@ -115,7 +115,7 @@ impl Record<'_> {
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
                     and completed_at is null
-                    and ($7::bool or lease_until is null or lease_until <= statement_timestamp())
+                    and ($7::bool or lease_until is null or lease_until <= pg_catalog.statement_timestamp())
                 ",
             )
             .bind(token)
@@ -140,8 +140,8 @@ impl Record<'_> {
             self.query(
                 "
                 update idempotency.record
-                set lease_until = statement_timestamp(), token = $5::int8, last_error = $6::text,
-                    expires_at = greatest(expires_at, statement_timestamp() + $7::interval)
+                set lease_until = pg_catalog.statement_timestamp(), token = $5::int8, last_error = $6::text,
+                    expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $7::interval)
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
                     and completed_at is null

@@ -80,7 +80,8 @@ impl Record<'_> {
                 record.response_headers::text as response_headers,
                 record.response_body,
                 record.last_error
-            from (select coalesce($5::timestamptz, pg_catalog.statement_timestamp()) as at) as asked
+            -- The smaller, because the clock may have jumped back: a record must not expire before its time.
+            from (select least($5::timestamptz, pg_catalog.statement_timestamp()) as at) as asked
             left join idempotency.record
                 on record.scope = $1::text and record.operation = $2::text and record.key = $3::text
             ",

@@ -53,7 +53,8 @@ impl<'k> MarkBatch<'k> {
     }
 
     /// Marks the keys that are new or expired, up to the first that an open transaction holds. So a batch that waits for that
-    /// one has no key behind it, for which another batch might wait. It waits for nothing itself.
+    /// one has no key behind it, for which another batch might wait. It waits for nothing itself: an expired record whose row is
+    /// locked is left alone.
     pub(crate) async fn claim_in_order(
         &self,
         conn: &mut PgConnection,
@@ -69,7 +70,7 @@ impl<'k> MarkBatch<'k> {
                     -- `limit 1` keeps this an index probe for each key, whatever the planner believes of the table.
                     left join lateral (
                         select
-                            record.expires_at <= coalesce($6::timestamptz, pg_catalog.statement_timestamp())
+                            record.expires_at <= least($6::timestamptz, pg_catalog.statement_timestamp())
                                 and (record.lease_until is null
                                     or record.lease_until <= pg_catalog.statement_timestamp()) as expired
                         from idempotency.record
@@ -80,7 +81,7 @@ impl<'k> MarkBatch<'k> {
                     ) as found on true
                 ),
                 open as materialized (
-                    select array_agg(place order by place) as places, array_agg(lock order by place) as locks
+                    select pg_catalog.array_agg(place order by place) as places, pg_catalog.array_agg(lock order by place) as locks
                     from asked
                     where expired is not false
                 ),
@@ -90,7 +91,7 @@ impl<'k> MarkBatch<'k> {
                     union all
                     select tried.step + 1, pg_catalog.pg_try_advisory_xact_lock(open.locks[tried.step + 1])
                     from tried, open
-                    where tried.mine and tried.step < cardinality(open.locks)
+                    where tried.mine and tried.step < pg_catalog.cardinality(open.locks)
                 ),
                 mine as materialized (
                     select asked.place, asked.scope, asked.operation, asked.key, asked.expired
@@ -108,19 +109,27 @@ impl<'k> MarkBatch<'k> {
                     on conflict (scope, operation, key) do nothing
                     returning token - $4::int8 as place
                 ),
+                -- In order, because an update visits rows in any order. A row that a sweep is deleting is skipped.
+                free as materialized (
+                    select mine.place, record.scope, record.operation, record.key
+                    from mine, idempotency.record
+                    where mine.expired
+                        and record.scope = mine.scope and record.operation = mine.operation and record.key = mine.key
+                    order by mine.place
+                    for update of record skip locked
+                ),
                 taken as (
                     update idempotency.record
-                    set mode = 'mark', fingerprint = null, token = $4::int8 + mine.place, attempt = 1,
+                    set mode = 'mark', fingerprint = null, token = $4::int8 + free.place, attempt = 1,
                         claimed_at = pg_catalog.now(), lease_until = null,
                         completed_at = pg_catalog.statement_timestamp(),
                         expires_at = pg_catalog.statement_timestamp() + $5::interval,
                         response_status = null, response_headers = null, response_body = null, last_error = null
-                    from mine
-                    where mine.expired
-                        and record.scope = mine.scope and record.operation = mine.operation and record.key = mine.key
-                        and record.expires_at <= coalesce($6::timestamptz, pg_catalog.statement_timestamp())
+                    from free
+                    where record.scope = free.scope and record.operation = free.operation and record.key = free.key
+                        and record.expires_at <= least($6::timestamptz, pg_catalog.statement_timestamp())
                         and (record.lease_until is null or record.lease_until <= pg_catalog.statement_timestamp())
-                    returning mine.place
+                    returning free.place
                 )
                 select place, true as won from inserted
                 union all
@@ -182,14 +191,14 @@ impl<'k> MarkBatch<'k> {
         let rows = sqlx::query(
             "
             select
-                coalesce($4::timestamptz, pg_catalog.statement_timestamp()) as asked,
+                least($4::timestamptz, pg_catalog.statement_timestamp()) as asked,
                 found.mode,
                 found.expired
             from unnest($1::text[], $2::text[], $3::text[]) with ordinality as asked (scope, operation, key, place)
             left join lateral (
                 select
                     record.mode,
-                    record.expires_at <= coalesce($4::timestamptz, pg_catalog.statement_timestamp())
+                    record.expires_at <= least($4::timestamptz, pg_catalog.statement_timestamp())
                         and (record.lease_until is null
                             or record.lease_until <= pg_catalog.statement_timestamp()) as expired
                 from idempotency.record
@@ -240,7 +249,7 @@ impl<'k> MarkBatch<'k> {
                     select asked.place, record.scope, record.operation, record.key
                     from asked, idempotency.record
                     where record.scope = asked.scope and record.operation = asked.operation and record.key = asked.key
-                        and record.expires_at <= $6::timestamptz
+                        and record.expires_at <= least($6::timestamptz, pg_catalog.statement_timestamp())
                         and (record.lease_until is null or record.lease_until <= pg_catalog.statement_timestamp())
                     order by asked.place
                     for update of record
@@ -253,7 +262,7 @@ impl<'k> MarkBatch<'k> {
                     response_status = null, response_headers = null, response_body = null, last_error = null
                 from locked
                 where record.scope = locked.scope and record.operation = locked.operation and record.key = locked.key
-                    and record.expires_at <= $6::timestamptz
+                    and record.expires_at <= least($6::timestamptz, pg_catalog.statement_timestamp())
                     and (record.lease_until is null or record.lease_until <= pg_catalog.statement_timestamp())
                 returning locked.place
                 ",

@@ -48,11 +48,11 @@ pub(crate) async fn broken_rules(
             cross join lateral (
                 values
                     ('known_mode', mode in ('transaction', 'at_least_once', 'at_most_once', 'mark')),
-                    ('key_length', octet_length(scope) between 1 and 255
-                        and octet_length(operation) between 1 and 255
-                        and octet_length(key) between 1 and 255),
+                    ('key_length', pg_catalog.octet_length(scope) between 1 and 255
+                        and pg_catalog.octet_length(operation) between 1 and 255
+                        and pg_catalog.octet_length(key) between 1 and 255),
                     ('fingerprint_unless_mark', (mode = 'mark') = (fingerprint is null)),
-                    ('fingerprint_is_versioned', octet_length(fingerprint) between 2 and 255),
+                    ('fingerprint_is_versioned', pg_catalog.octet_length(fingerprint) between 2 and 255),
                     ('attempts_count_from_one', attempt >= 1),
                     ('mark_is_complete', mode <> 'mark' or completed_at is not null),
                     ('completed_has_no_lease', completed_at is null or lease_until is null),

@@ -55,16 +55,16 @@ pub(crate) async fn sweep(
             where ctid = any (array(
                     select ctid
                     from idempotency.record
-                    where expires_at <= statement_timestamp() - $4::interval
+                    where expires_at <= pg_catalog.statement_timestamp() - $4::interval
                         and expires_at >= coalesce($3::timestamptz, '-infinity')
-                        and (lease_until is null or lease_until <= statement_timestamp())
+                        and (lease_until is null or lease_until <= pg_catalog.statement_timestamp())
                         and ($2::oid is null or tableoid = $2::oid)
                     order by expires_at
                     limit $1::int8
                     for update skip locked
                 ))
-                and expires_at <= statement_timestamp() - $4::interval
-                and (lease_until is null or lease_until <= statement_timestamp())
+                and expires_at <= pg_catalog.statement_timestamp() - $4::interval
+                and (lease_until is null or lease_until <= pg_catalog.statement_timestamp())
                 and ($2::oid is null or tableoid = $2::oid)
             returning mode, completed_at, expires_at
         )
@@ -102,17 +102,17 @@ pub(crate) async fn sweep_distributed(
     let deleted = sqlx::query(
         "
         delete from idempotency.record
-        where expires_at <= statement_timestamp() - $3::interval
+        where expires_at <= pg_catalog.statement_timestamp() - $3::interval
             and expires_at >= coalesce($2::timestamptz, '-infinity')
-            and (lease_until is null or lease_until <= statement_timestamp())
+            and (lease_until is null or lease_until <= pg_catalog.statement_timestamp())
             and expires_at <= (
                 select max(due.expires_at)
                 from (
                     select expires_at
                     from idempotency.record
-                    where expires_at <= statement_timestamp() - $3::interval
+                    where expires_at <= pg_catalog.statement_timestamp() - $3::interval
                         and expires_at >= coalesce($2::timestamptz, '-infinity')
-                        and (lease_until is null or lease_until <= statement_timestamp())
+                        and (lease_until is null or lease_until <= pg_catalog.statement_timestamp())
                     order by expires_at
                     limit $1::int8
                 ) as due
@@ -176,8 +176,8 @@ pub(crate) async fn count_due(conn: &mut PgConnection, grace: Duration) -> Resul
             count(*) filter (where completed_at is null) as unfinished,
             count(*) filter (where mode = 'mark') as marks
         from idempotency.record
-        where expires_at <= statement_timestamp() - $1::interval
-            and (lease_until is null or lease_until <= statement_timestamp())
+        where expires_at <= pg_catalog.statement_timestamp() - $1::interval
+            and (lease_until is null or lease_until <= pg_catalog.statement_timestamp())
         ",
     )
     .persistent(false)
@@ -194,10 +194,10 @@ pub(crate) async fn oldest_due(conn: &mut PgConnection, grace: Duration) -> Resu
         "
         -- An end that somebody has set to -infinity is no number of seconds ago: its claim is.
         select extract(epoch from
-            statement_timestamp() - case when isfinite(expires_at) then expires_at else claimed_at end)::float8
+            pg_catalog.statement_timestamp() - case when isfinite(expires_at) then expires_at else claimed_at end)::float8
         from idempotency.record
-        where expires_at <= statement_timestamp() - $1::interval
-            and (lease_until is null or lease_until <= statement_timestamp())
+        where expires_at <= pg_catalog.statement_timestamp() - $1::interval
+            and (lease_until is null or lease_until <= pg_catalog.statement_timestamp())
         order by expires_at
         limit 1
         ",

@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use pg_idempotency::dedup::mark;
+use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::testing::{Gate, cancel_after, until_blocked};
-use pg_idempotency::{Error, Idempotency, Outcome, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, Janitor, Outcome, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 use tokio::time::timeout;
 
 use crate::support::{
-    connect, create_effects, effects, key, leave_effect, once, rejecting, setting, waiting, wide_pool,
+    SLEEPS, connect, create_effects, effects, key, leave_effect, once, rejecting, setting, until, waiting, wide_pool,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -292,21 +293,95 @@ async fn no_claim_waits_for_an_uncommitted_update_or_delete_of_the_record(pool: 
     Ok(())
 }
 
-/// Such a wait is for a row, and a sweep's transaction is short.
+/// A sweep's transaction is short: a call that may wait asks again until it ends, and never waits for the row itself.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_take_over_that_may_wait_waits_for_the_sweep(pool: PgPool) -> anyhow::Result<()> {
+async fn a_take_over_that_may_wait_claims_what_a_sweep_has_deleted(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
     sqlx::query("update idempotency.record set expires_at = clock_timestamp()").execute(&pool).await?;
     let mut sweep = pool.begin().await?;
     sweep.execute("delete from idempotency.record").await?;
+
+    let mut tx = pool.begin().await?;
+    let error = replays(&mut tx, waiting(Duration::from_millis(100)), "a").await.expect_err("it is being deleted");
+    assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
+    assert_eq!(setting(&mut tx, "lock_timeout").await, "0", "the transaction is usable");
+    tx.rollback().await?;
+
     let taker = tokio::spawn({
         let pool = pool.clone();
         async move { once(&pool, &key("a"), "body").await }
     });
-    until_blocked(&pool, 1).await?;
+    until(&pool, SLEEPS).await;
     sweep.commit().await?;
     assert!(!taker.await??.is_replayed());
+    Ok(())
+}
+
+/// Many who wait to take over what is expired or released, behind an owner that rolls back: exactly one performs, and nobody
+/// hears *in flight*. On several threads, because a slow client hides it.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn of_many_who_wait_to_take_over_one_performs_and_the_others_replay(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    const CALLS: i64 = 60;
+    let observer = PgPool::connect_with(options.clone()).await?;
+    create_effects(&observer).await;
+    for state in [
+        "expires_at = clock_timestamp()",
+        "completed_at = null, response_body = null, lease_until = '-infinity'",
+        "expires_at = clock_timestamp(), completed_at = null, response_body = null",
+    ] {
+        sqlx::raw_sql("truncate idempotency.record, effect").execute(&observer).await?;
+        let _ = once(&observer, &key("a"), "body").await?;
+        let update = format!("update idempotency.record set {state}");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(update)).execute(&observer).await?;
+        let first = owner(&observer, "a").await;
+        let options = options.clone();
+        let takers = std::thread::spawn(move || -> anyhow::Result<(i64, i64)> {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()?;
+            runtime.block_on(async move {
+                let pool = PgPoolOptions::new().max_connections(u32::try_from(CALLS)?).connect_with(options).await?;
+                let calls: Vec<_> = (0..CALLS)
+                    .map(|_| {
+                        let pool = pool.clone();
+                        tokio::spawn(async move {
+                            let perform = async |conn: &mut PgConnection| leave_effect(conn, "effect").await;
+                            waiting(PATIENCE).run(&pool, &key("a"), "body", perform).await
+                        })
+                    })
+                    .collect();
+                let (mut performed, mut replayed) = (0, 0);
+                for call in calls {
+                    *if call.await??.is_replayed() { &mut replayed } else { &mut performed } += 1;
+                }
+                pool.close().await;
+                Ok((performed, replayed))
+            })
+        });
+        until_blocked(&observer, CALLS).await?;
+        first.rollback().await?;
+        let ended = tokio::task::spawn_blocking(|| takers.join()).await?;
+        let (performed, replayed) = ended.map_err(|_| anyhow::anyhow!("a panic"))??;
+        assert_eq!((performed, replayed), (1, CALLS - 1), "{state}");
+        assert_eq!(effects(&observer).await, 2, "{state}: the first one, and one more");
+    }
+    Ok(())
+}
+
+/// A clock that has jumped back since the call asked must not end a record before its time.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_time_of_asking_ahead_of_the_clock_ends_nothing_that_is_live(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let _ = once(&pool, &key("a"), "body").await?;
+    let mut tx = pool.begin().await?;
+    let wait = "select idempotency.await_key('tenant', 'operation', 'a', 1, 1000, now() + interval '48 h')";
+    let answer: String = sqlx::query_scalar(wait).fetch_one(&mut *tx).await?;
+    assert_eq!((answer.as_str(), locks(&mut tx).await), ("look", 0), "it cannot be taken over");
+    sqlx::query("update idempotency.record set expires_at = clock_timestamp()").execute(&pool).await?;
+    let answer: String = sqlx::query_scalar(wait).fetch_one(&mut *tx).await?;
+    assert_eq!((answer.as_str(), locks(&mut tx).await), ("look", 1), "it can, and by one");
     Ok(())
 }
 
@@ -390,6 +465,7 @@ async fn a_hostile_search_path_changes_nothing(_: PgPoolOptions, options: PgConn
          create function evil.pg_advisory_xact_lock(int8) returns void language sql as '';
          create function evil.current_setting(text) returns text language sql as 'select ''evil''';
          create function evil.set_config(text, text, bool) returns text language sql as 'select ''evil''';
+         create function evil.pg_sleep(float8) returns void language sql as '';
          create function evil.pg_current_xact_id_if_assigned() returns xid8 language sql as 'select null::xid8'",
     )
     .execute(&observer)
@@ -410,6 +486,16 @@ async fn a_hostile_search_path_changes_nothing(_: PgPoolOptions, options: PgConn
         assert_eq!(marked, [pg_idempotency::dedup::Marked::First; 2]);
         tx.commit().await?;
     }
+    // A lease that is claimed and completed, one that is live, and a sweep.
+    let leasing = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(60) })?;
+    let Acquired::Lease(lease) = leasing.acquire::<i64, _>(&pool, &key("leased"), "body").await? else { panic!() };
+    lease.complete(&7).await?;
+    let Acquired::Lease(_live) = leasing.acquire::<i64, _>(&pool, &key("live"), "body").await? else { panic!() };
+    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(100).await?.rows(), 0);
+    let lapsed: i64 = sqlx::query_scalar("select count(*) from idempotency.record where lease_until < now()")
+        .fetch_one(&observer)
+        .await?;
+    assert_eq!(lapsed, 0);
     let expired: i64 = sqlx::query_scalar(
         "select count(*) from idempotency.record where expires_at < now() or claimed_at < '2001-01-01'",
     )

@@ -9,7 +9,7 @@ use pg_idempotency::{Error, InFlight, Janitor, Key};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{connect, key, setting, wide_pool};
+use crate::support::{SLEEPS, connect, key, setting, until, wide_pool};
 
 const WINDOW: Duration = Duration::from_secs(300);
 use Marked::{Duplicate, First};
@@ -268,6 +268,67 @@ async fn a_batchs_wait_ends_at_its_limit_with_the_transaction_usable(pool: PgPoo
     assert_eq!(setting(&mut tx, "lock_timeout").await, "0");
     owner.rollback().await?;
     assert_eq!(waiting.mark_many(&mut tx, &keys(["a", "b", "c", "d"])).await?, [Duplicate, First, First, First]);
+    Ok(())
+}
+
+/// A sweep that deletes an expired mark holds its row, and not its key.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_batch_never_waits_for_the_row_of_an_expired_mark(pool: PgPool) -> anyhow::Result<()> {
+    marked(&pool, &keys(["b", "c"])).await?;
+    sqlx::query("update idempotency.record set expires_at = clock_timestamp()").execute(&pool).await?;
+    let mut sweep = pool.begin().await?;
+    sqlx::query("delete from idempotency.record where key = 'b'").execute(&mut *sweep).await?;
+    for in_flight in [InFlight::Reject, InFlight::Wait(Duration::from_millis(50))] {
+        let mut tx = pool.begin().await?;
+        let error = Dedup::new(WINDOW)?.with_in_flight(in_flight)?.mark_many(&mut tx, &keys(["a", "b", "c"])).await;
+        assert!(matches!(error, Err(Error::InFlight { .. })), "{in_flight:?}: {error:?}");
+        assert_eq!(setting(&mut tx, "lock_timeout").await, "0", "the transaction is usable");
+    }
+    let batch = tokio::spawn({
+        let pool = pool.clone();
+        async move { marked(&pool, &keys(["a", "b", "c"])).await }
+    });
+    until(&pool, SLEEPS).await;
+    sweep.commit().await?;
+    assert_eq!(batch.await??, [First; 3]);
+    Ok(())
+}
+
+/// On a small table that was analyzed, where an update without an order would go through the heap.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn small_and_large_batches_of_expired_keys_do_not_deadlock(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = wide_pool(&options, 8).await;
+    for round in 0..6 {
+        // In the heap in the opposite order of the keys.
+        sqlx::raw_sql(
+            "truncate idempotency.record;
+             insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+             select 'mark', 'tenant', 'operation', lpad(n::text, 4, '0'), n, now(), now() - interval '1 h'
+             from generate_series(300, 1, -1) as n;
+             analyze idempotency.record",
+        )
+        .execute(&pool)
+        .await?;
+        let consumers: Vec<_> = (0..8_usize)
+            .map(|consumer| {
+                let (pool, size) = (pool.clone(), if consumer % 2 == 0 { 90 } else { 250 });
+                tokio::spawn(async move {
+                    let input = keys((1..=size).map(|n| format!("{:04}", n + consumer)));
+                    let result = marked(&pool, &input).await?;
+                    Ok::<_, Error>(result.into_iter().filter(|marked| *marked == First).count())
+                })
+            })
+            .collect();
+        let mut firsts = 0;
+        for consumer in consumers {
+            firsts += consumer.await??;
+        }
+        assert_eq!(firsts, 257, "round {round}: keys 1 to 257, each once");
+    }
+    pool.close().await;
     Ok(())
 }
 

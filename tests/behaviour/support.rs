@@ -80,3 +80,8 @@ pub(crate) async fn until(pool: &PgPool, question: &'static str) {
         assert!(started.elapsed() < PATIENCE, "never true: {question}");
     }
 }
+
+/// Whether somebody rests before asking again for a row that another transaction has locked.
+pub(crate) const SLEEPS: &str = "select exists (
+    select from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep'
+)";

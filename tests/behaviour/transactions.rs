@@ -255,3 +255,24 @@ async fn a_stale_error_is_not_taken_for_a_foreign_transaction(pool: PgPool) -> a
     }
     Ok(())
 }
+
+/// sqlx then releases a savepoint in place of the COMMIT.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_nested_transaction_whose_guard_is_forgotten_is_not_acknowledged(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for way in WAYS_ON_A_CONNECTION {
+        let error = way
+            .run(&pool, &key("a"), "body", async |conn| -> Result<i64, Error> {
+                let mut nested = conn.begin().await?;
+                let id = leave_effect(&mut nested, "lost").await?;
+                std::mem::forget(nested);
+                Ok(id)
+            })
+            .await
+            .expect_err("nothing is committed");
+        assert!(matches!(error, Error::NotInTransaction), "{error:?}");
+        assert_eq!(effects(&pool).await, 0);
+    }
+    assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
+    Ok(())
+}

@@ -64,7 +64,7 @@ impl ByHand {
             begin_durable: holding(&in_lease_mode, "begin")?,
             claim: holding(&in_transaction_mode, "insert into idempotency.record")?,
             look: holding(&in_transaction_mode, "left join idempotency.record")?,
-            complete: holding(&in_transaction_mode, "set completed_at = statement_timestamp()")?,
+            complete: holding(&in_transaction_mode, "set completed_at = pg_catalog.statement_timestamp()")?,
             resolve: holding(&in_lease_mode, "set completed_at = coalesce")?,
         })
     }
@@ -75,8 +75,8 @@ impl ByHand {
             Box::pin(async move {
                 let key = key(call)?;
                 let mut tx = client.conn.begin_with(self.begin).await?;
-                let (token, row) = self.claim(&mut tx, &key, "transaction", None).await?;
-                ensure!(row.is_some(), "every key is new");
+                let (token, won) = self.claim(&mut tx, &key, "transaction", None).await?;
+                ensure!(won, "every key is new");
                 effect(&mut tx).await?;
                 // As the closure makes it for the crate.
                 let response = response.to_string();
@@ -100,9 +100,10 @@ impl ByHand {
             Box::pin(async move {
                 let key = key?;
                 let mut tx = client.conn.begin_with(self.begin).await?;
-                let (_, row) = self.claim(&mut tx, &key, "transaction", None).await?;
-                ensure!(row.is_none(), "every key is there");
-                let stored = read(&of(&key, self.look).fetch_one(&mut *tx).await?)?;
+                let (_, won) = self.claim(&mut tx, &key, "transaction", None).await?;
+                ensure!(!won, "every key is there");
+                let look = of(&key, self.look).bind(lock_of(&key)?).bind(None::<DateTime<Utc>>);
+                let stored = read(&look.fetch_one(&mut *tx).await?)?;
                 tx.commit().await?;
                 let _: String = serde_json::from_slice(&stored)?;
                 Ok(())
@@ -117,8 +118,8 @@ impl ByHand {
             Box::pin(async move {
                 let key = key(call)?;
                 let mut tx = pool.begin_with(self.begin_durable).await?;
-                let (token, row) = self.claim(&mut tx, &key, "at_least_once", Some(LEASE)).await?;
-                ensure!(row.is_some(), "every key is new");
+                let (token, won) = self.claim(&mut tx, &key, "at_least_once", Some(LEASE)).await?;
+                ensure!(won, "every key is new");
                 tx.commit().await?;
                 let response = serde_json::to_vec(&response.to_string())?;
                 let mut tx = pool.begin_with(self.begin_durable).await?;
@@ -145,30 +146,23 @@ impl ByHand {
         key: &Key,
         mode: &str,
         lease: Option<PgInterval>,
-    ) -> anyhow::Result<(i64, Option<PgRow>)> {
+    ) -> anyhow::Result<(i64, bool)> {
         let token = getrandom::u64()?.cast_signed();
-        let digest = Sha256::digest(key.value());
-        let lock = digest[..8].try_into().map(i64::from_be_bytes)?;
         let query = of(key, self.claim)
             .bind(Fingerprint::of_json(BODY)?.as_bytes().to_vec())
             .bind(token)
             .bind(DAY)
-            .bind(lock)
-            .bind("5000ms")
-            .bind(mode)
-            .bind(lease);
-        let row = query.fetch_optional(conn).await?;
-        if let Some(row) = &row {
-            ensure!(row.try_get::<bool, _>("locked")?, "nobody else has the lock of a new key");
-        }
-        Ok((token, row))
+            .bind(lock_of(key)?)
+            .bind(lease)
+            .bind(mode);
+        Ok((token, query.execute(conn).await?.rows_affected() == 1))
     }
 
     /// A first call for pgbench, which prepares one statement at a time: BEGIN is alone.
     pub(crate) fn script(self, response: &str) -> String {
         let fingerprint = "'\\x01e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'";
         let day = "'1 day'";
-        let claim = [":key", fingerprint, ":token", day, ":lock", "'5000ms'", "'transaction'", "null"];
+        let claim = [":key", fingerprint, ":token", day, ":lock", "null", "'transaction'"];
         let complete = [":key", ":token", &format!("'\"{response}\"'"), "null", "null"];
         format!(
             "\\set key random(1, 9223372036854775806)\n\\set token random(1, 9223372036854775806)\n\
@@ -178,6 +172,12 @@ impl ByHand {
             filled(self.complete, &complete),
         )
     }
+}
+
+/// A hash of the key, though not the crate's.
+fn lock_of(key: &Key) -> anyhow::Result<i64> {
+    let digest = Sha256::digest(key.value());
+    Ok(digest[..8].try_into().map(i64::from_be_bytes)?)
 }
 
 fn of<'q>(key: &'q Key, sql: &'static str) -> Query<'q, Postgres, PgArguments> {
