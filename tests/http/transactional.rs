@@ -5,7 +5,8 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::Key;
 use pg_idempotency::http::{IdempotentTx, NoTransaction};
-use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{PgPool, Row as _};
 
 use crate::support::{app, create_effects, effects, insert, post_to, records, transactional};
 
@@ -160,4 +161,31 @@ async fn a_connection_with_somebody_elses_transaction_on_it_is_not_used(pool: Pg
         .await
         .expect("a count");
     assert_eq!((foreign, effects(&pool).await), (0, 8), "what is not ours was not committed");
+}
+
+/// The server fails the message that begins, after somebody has shadowed an operator: as a cancelled statement, for one.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_begin_that_fails_leaves_its_connection_in_no_transaction(_: PgPoolOptions, options: PgConnectOptions) {
+    let observer = PgPool::connect_with(options.clone()).await.expect("a pool");
+    create_effects(&observer).await;
+    sqlx::raw_sql(
+        "create schema evil;
+         create function evil.fail(int, int) returns int language plpgsql as $$
+             begin raise exception 'cancelled' using errcode = '57014'; end $$;
+         create operator evil./ (leftarg = int, rightarg = int, function = evil.fail)",
+    )
+    .execute(&observer)
+    .await
+    .expect("made");
+    let spoilt = options.options([("search_path", "evil, pg_catalog, public")]);
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(spoilt).await.expect("a pool");
+    let app = app(transactional(&pool));
+    for attempt in 0..3 {
+        let answer = post_to(&app, "/effects", &format!("key-{attempt}"), "x").await;
+        assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+        let asked = sqlx::raw_sql("select now() = statement_timestamp()").fetch_one(&pool).await.expect("it is usable");
+        let idle: bool = asked.try_get(0).expect("an answer");
+        assert!(idle, "no transaction is open on it");
+    }
+    assert_eq!(effects(&observer).await, 0);
 }
