@@ -127,8 +127,8 @@ pub async fn mark_many(conn: &mut PgConnection, keys: &[Key], window: Duration) 
 
 impl Dedup {
     /// Marks that last for `window`, counted from the mark by the database's clock, whether or not a sweep comes by. Make it
-    /// longer than the transaction that marks and processes: a mark whose window ends before its transaction does protects
-    /// nobody who asks after that.
+    /// longer than the transaction that marks and processes: a mark whose window ends before its transaction does is expired as
+    /// soon as others can see it.
     ///
     /// # Errors
     ///
