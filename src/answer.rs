@@ -20,8 +20,8 @@ pub(crate) enum Answer {
 
 /// Reads the table of DESIGN.md from the top: the first line that matches is the answer.
 ///
-/// Who is past its retention is dead, in whatever mode and state, so that no answer depends on whether a sweep came by.
-/// *Key reused* is told before *in flight*: a client that made a mistake should not wait to hear of it.
+/// An expired record is ignored, in any mode and state, so that no answer depends on whether a sweep came by.
+/// *Key reused* comes before *in flight*: a client that made a mistake should not have to wait for that answer.
 pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, Error> {
     if found.expired {
         return Ok(Answer::TakeOver { attempt: 1 });

@@ -1,7 +1,7 @@
 //! Transaction mode: the effect and its response commit together, once per key.
 //!
-//! The protocol is `claim → perform → complete`, or a replay. What this file does not know stands in
-//! [`claim`](crate::claim()) (how a claim is won or lost) and [`record`](crate::record) (the statements).
+//! The protocol is `claim → perform → complete`, or a replay. [`claim`](crate::claim()) describes how a claim is won or lost,
+//! [`record`](crate::record) has the statements.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -74,7 +74,7 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// - An error of `perform` comes back untouched. In the caller's own transaction **the caller must then roll back**; who
 ///   commits all the same leaves the key [indeterminate](Error::Indeterminate).
-/// - What stands under the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight),
+/// - What the key's record says: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight),
 ///   [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
 ///   [`AlreadyInTransaction`](Error::AlreadyInTransaction), [`UnknownFingerprint`](Error::UnknownFingerprint),
 ///   [`UnknownMode`](Error::UnknownMode). Nothing was performed.
@@ -222,7 +222,7 @@ impl Idempotency {
         spanned(span, call, |result| ending.observe(key, result)).await
     }
 
-    /// [`ensure`](Self::ensure) for a caller with no transaction of his own: takes a connection from the pool, begins,
+    /// [`ensure`](Self::ensure) for a caller with no transaction of its own: takes a connection from the pool, begins,
     /// performs or replays, commits.
     ///
     /// A connection on which somebody left an open transaction is closed, not committed, and another one taken, three
@@ -262,7 +262,7 @@ impl Idempotency {
         spanned(span, call, |result| ending.observe(key, result)).await
     }
 
-    /// [`ensure_isolated`](Self::ensure_isolated) for a caller with no transaction of his own, as [`run`](Self::run). An error
+    /// [`ensure_isolated`](Self::ensure_isolated) for a caller with no transaction of its own, as [`run`](Self::run). An error
     /// of `perform` rolls all back, as it does there; [`Verdict::Undo`] stores the response and undoes the rest.
     ///
     /// # Errors

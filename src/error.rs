@@ -215,7 +215,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     MigrationLocked {
-        /// Who it is; `None` where it let go while it was looked up.
+        /// The session; `None` where it let go while it was looked up.
         holder: Option<LockHolder>,
         /// How long this call has waited.
         waited: Duration,

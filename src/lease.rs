@@ -259,7 +259,7 @@ impl Leasing {
     /// # Errors
     ///
     /// - An error of `work` comes back untouched; its text is kept with the record, as `last_error`.
-    /// - What stands under the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight) with what is left of the
+    /// - What the key's record says: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight) with what is left of the
     ///   lease, [`Indeterminate`](Error::Indeterminate), [`Exhausted`](Error::Exhausted), [`OtherMode`](Error::OtherMode),
     ///   [`Undecodable`](Error::Undecodable), [`UnknownFingerprint`](Error::UnknownFingerprint),
     ///   [`UnknownMode`](Error::UnknownMode). No work was done.

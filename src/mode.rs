@@ -19,7 +19,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Reads the column `mode`, whose values a CHECK bounds: a newer release's may know more of them.
+    /// Reads the column `mode`. A newer release may know more values.
     pub(crate) fn from_column(text: &str) -> Result<Self, UnknownMode> {
         [Self::Transaction, Self::AtLeastOnce, Self::AtMostOnce, Self::Mark]
             .into_iter()
@@ -27,7 +27,7 @@ impl Mode {
             .ok_or_else(|| UnknownMode(text.to_owned()))
     }
 
-    /// As it stands in the column `mode`.
+    /// The text in the column `mode`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::Deployment;
 
-/// How long a key is remembered unless told. A day: what Stripe documents for its idempotency keys, and longer than any sane
+/// The default retention. A day: what Stripe documents for its idempotency keys, and longer than any sane
 /// client retries.
 pub const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 /// From the smallest unit in which anybody plans to ten years, past which a typing error is likelier than a plan.

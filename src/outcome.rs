@@ -20,7 +20,7 @@ pub enum Outcome<T> {
 }
 
 impl<T> Outcome<T> {
-    /// The response, whoever made it.
+    /// The response, whichever call made it.
     #[must_use]
     pub fn into_inner(self) -> T {
         match self {

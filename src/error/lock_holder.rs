@@ -1,4 +1,4 @@
-//! Who holds a lock that somebody waits for.
+//! The session that holds a lock for which a call waits.
 
 use std::fmt::{Display, Formatter};
 

@@ -26,7 +26,7 @@ use crate::lease::{Leasing, Policy};
 use crate::options::{RETENTION, WAIT, within};
 use crate::{DEFAULT_RETENTION, Deployment, Fingerprint, InFlight, InvalidBody, InvalidDuration, MAX_PART_BYTES};
 
-/// What a body may have unless told. Two copies of it are in memory while a request runs.
+/// The default limit of a body. Two copies of it are in memory while a request runs.
 const BODY_LIMIT: usize = 1024 * 1024;
 /// The longest common method, OPTIONS, and a space.
 const LONGEST_METHOD: usize = 8;
@@ -38,7 +38,7 @@ const RUNS_PER_CONNECTION: usize = 32;
 /// for a while; what takes longer on purpose is work for a queue.
 const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// Makes the requests that pass through it idempotent. What it does stands in the [module's documentation](super).
+/// Makes the requests that pass through it idempotent. The [module's documentation](super) describes what it does.
 ///
 /// Cheap to clone; add it by axum's `Router::route_layer`, by tower's `ServiceBuilder`, or by [`Layer::layer`].
 #[derive(Clone)]
@@ -118,7 +118,8 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Which methods are made idempotent, these and no others; the rest passes untouched. POST and PATCH unless told: HTTP defines the rest as
+    /// Which methods are made idempotent, these and no others; the rest passes untouched. The default is POST and PATCH: HTTP
+    /// defines the rest as
     /// idempotent (RFC 9110, section 9.2.2), which is for your handlers to keep.
     #[must_use]
     pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
@@ -186,7 +187,7 @@ impl IdempotencyLayer {
         self.with(|settings| settings.operation = OperationFrom::Function(Arc::new(operation)))
     }
 
-    /// How long a key is remembered: 24 hours unless told. **Tell your clients**: a repeat that comes later is performed.
+    /// How long a key is remembered. The default is 24 hours. **Tell your clients**: a repeat that comes later is performed.
     ///
     /// # Errors
     ///
@@ -235,7 +236,7 @@ impl IdempotencyLayer {
     }
 
     /// As [`Idempotency::with_select_first`](crate::Idempotency::with_select_first), in transactional mode. The look has a
-    /// connection of its own from the pool, which sqlx pings first unless told: a first call takes two round trips more then.
+    /// connection of its own from the pool, which sqlx pings first by default: a first call then takes two round trips more.
     #[must_use]
     pub fn with_select_first(self, select_first: bool) -> Self {
         self.with(|settings| settings.select_first = select_first)
@@ -321,13 +322,13 @@ impl IdempotencyLayer {
         self.with(|settings| settings.choice.add_header(name))
     }
 
-    /// The largest request body, 1 MiB unless told. A larger one is a 413, and nothing is claimed.
+    /// The largest request body. The default is 1 MiB. A larger one is a 413, and nothing is claimed.
     #[must_use]
     pub fn with_request_limit(self, bytes: usize) -> Self {
         self.with(|settings| settings.request_limit = bytes)
     }
 
-    /// The largest response body that is stored, 1 MiB unless told. A larger one is sent, and not kept: a repeat gets
+    /// The largest response body that is stored. The default is 1 MiB. A larger one is sent and not stored: a repeat gets
     /// [`NotReplayable`](Rejection::NotReplayable).
     #[must_use]
     pub fn with_response_limit(self, bytes: usize) -> Self {
@@ -375,7 +376,7 @@ impl IdempotencyLayer {
         self.with(|settings| settings.seal = Some(Arc::new(seal)))
     }
 
-    /// How a rejection is told to the client, [`problem`] unless told. [`processing`](super::processing) is ready, and so is
+    /// How a rejection becomes a response. The default is [`problem`]. [`processing`](super::processing) is ready, and so is
     /// what you write.
     #[must_use]
     pub fn with_rejection<F>(self, rejection: F) -> Self

@@ -14,7 +14,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a request was refused. **Nothing was performed by this request**, except where it says otherwise.
 ///
-/// It stands in the extensions of the response, for logs and metrics of your own, and goes to the hook of
+/// It is in the extensions of the response, for logs and metrics of your own, and goes to the hook of
 /// [`with_rejection`](super::IdempotencyLayer::with_rejection). Its text is for the client; its `source()`, of
 /// `unavailable` and `misconfigured`, for the service.
 ///

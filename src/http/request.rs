@@ -48,7 +48,7 @@ where
     }
     let (parts, body) = request.into_parts();
     let from_header = match settings.value {
-        // Told below: whoever is not allowed in should hear of that first.
+        // Reported below: a client without access should get that answer first.
         ValueFrom::Header { strict } => Some(key_value(&parts.headers, strict)),
         ValueFrom::Function(_) => None,
     };

@@ -1,4 +1,4 @@
-//! What must not stand in the table in plain text.
+//! Bodies that must not be in the table in plain text.
 
 use crate::{BoxError, Key};
 

@@ -188,7 +188,7 @@ pub(super) async fn caught<T, E>(handle: impl AsyncFnOnce() -> Result<T, E>) -> 
     polled.await
 }
 
-/// The response of a rejection, which stands in its extensions.
+/// The response of a rejection, with the rejection in its extensions.
 fn rejected<R>(settings: &Settings, rejection: Rejection) -> Response<Body<R>> {
     match &rejection {
         Rejection::Unavailable(error) => {

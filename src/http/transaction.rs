@@ -216,7 +216,7 @@ async fn claim(
             }
         }
         let claimed = claim_once(settings, record, &terms, &mut asked).await;
-        // Who waits finds the response by the claim, too.
+        // A call that waits finds the response by its claim, too.
         look_first = false;
         match &claimed {
             Err(Error::Retryable(_)) if lost < CLAIMS => lost += 1,

@@ -68,7 +68,7 @@ pub struct InvalidBatchSize {
 }
 
 impl Janitor {
-    /// How many records one transaction deletes: 1000, unless told.
+    /// How many records one transaction deletes. The default is 1000.
     ///
     /// # Errors
     ///
@@ -81,14 +81,14 @@ impl Janitor {
         Ok(self)
     }
 
-    /// How long to rest after a full batch: 50 ms, unless told. Zero is as fast as it can.
+    /// How long to rest after a full batch. The default is 50 ms; zero sweeps as fast as it can.
     #[must_use]
     pub fn with_pause(mut self, pause: Duration) -> Self {
         self.options.pause = pause;
         self
     }
 
-    /// How long [`run`](Self::run) rests after a pass: a minute, unless told.
+    /// How long [`run`](Self::run) rests after a pass. The default is a minute.
     ///
     /// # Errors
     ///

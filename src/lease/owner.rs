@@ -1,4 +1,4 @@
-//! Who holds a lease: which claim it is, and until when by the owner's own clock.
+//! The owner of a lease: which claim it is, and until when it lasts by the owner's own clock.
 
 use std::sync::Arc;
 

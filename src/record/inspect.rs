@@ -1,4 +1,4 @@
-//! What an operator asks of the table, and the one row he may delete by hand.
+//! What an operator asks of the table, and the one row that they may delete by hand.
 
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;

@@ -1,5 +1,5 @@
 //! What an owner, or an operator, does to a claim that outlives its transaction. Every statement demands the claim's token
-//! and that nothing is stored yet: whoever was overtaken meets no row.
+//! and that nothing is stored yet: an owner that was overtaken meets no row.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 use super::{Record, Response, draw_token, interval};
 use crate::Error;
 
-/// Who acts on a claim.
+/// The one that acts on a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Actor {
     /// The owner, at any time.

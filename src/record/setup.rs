@@ -1,4 +1,4 @@
-//! How the server, the roles and the table are set up. All of it stands in catalogs that every role may read.
+//! How the server, the roles and the table are set up. All of it is in catalogs that every role may read.
 
 use sqlx::{PgConnection, Row as _};
 
@@ -53,7 +53,7 @@ pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
     .map_err(Error::of_statement)
 }
 
-/// Each `synchronous_commit` that `alter role` and `alter database` have set, for whoever can log in to this database. Of a
+/// Each `synchronous_commit` that `alter role` and `alter database` have set, for each role that can log in to this database. Of a
 /// role without login it has no effect: `set role` and membership do not bring a role's settings with them.
 pub(crate) async fn commit_settings(conn: &mut PgConnection) -> Result<Vec<CommitSetting>, Error> {
     let rows = sqlx::query(

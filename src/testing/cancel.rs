@@ -47,7 +47,7 @@ pub async fn cancel_after<F: Future>(polls: usize, future: F) -> Option<F::Outpu
         }
         polled += 1;
         let result = future.as_mut().poll(context).map(Some);
-        // The last poll allowed: whoever is pending after it is dropped without being woken first.
+        // The last poll allowed: a future that is pending after it is dropped without being woken first.
         if result.is_pending() && polled == polls {
             return Poll::Ready(None);
         }

@@ -38,7 +38,7 @@ where
 
 /// A record in a state and of an age: begin with the state, change what matters to the test, and [`write`](Self::write) it.
 ///
-/// Unless told otherwise it was claimed a minute ago, for the first time, and is remembered for 24 hours.
+/// By default it was claimed a minute ago, for the first time, and is remembered for 24 hours.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Key, lease::Policy, testing::Fixture};

@@ -49,7 +49,7 @@ impl Gate {
     ///
     /// # Cancellation
     ///
-    /// Whoever is dropped here has been counted as reaching the gate, and leaves what was opened to others.
+    /// A future that is dropped here has been counted as reaching the gate, and leaves what was opened to others.
     pub async fn pass(&self) {
         self.reached.add_permits(1);
         take(&self.opened).await;

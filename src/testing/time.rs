@@ -81,7 +81,7 @@ pub async fn expire_in(executor: impl PgExecutor<'_>, key: &Key, left: Duration)
 
 /// Lets the lease lapse a moment ago, as if its owner had died long enough before.
 ///
-/// An owner who is alive does not know: he goes on, and his next heartbeat prolongs the lease again, unless somebody has
+/// An owner that is alive does not know: it goes on, and its next heartbeat prolongs the lease again, unless somebody has
 /// taken the claim over by then.
 ///
 /// # Errors
