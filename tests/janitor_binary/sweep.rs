@@ -58,7 +58,8 @@ async fn a_dry_run_and_json_report_what_is_due(_: PgPoolOptions, options: PgConn
 async fn a_terminal_sees_a_progress_bar(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     expired(&pool, 12).await?;
-    let sweep = format!("{} sweep --grace 0s --batch-size 4 --pause 150ms", env!("CARGO_BIN_EXE_idempotency-janitor"));
+    let sweep =
+        format!("'{}' sweep --grace 0s --batch-size 4 --pause 150ms", env!("CARGO_BIN_EXE_idempotency-janitor"));
     let terminal = Command::new("script")
         .args(["--quiet", "--return", "--command", &sweep, "/dev/null"])
         .env("DATABASE_URL", options.to_url_lossy().to_string())
