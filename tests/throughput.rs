@@ -55,7 +55,8 @@ where
     Ok(started.elapsed())
 }
 
-/// In transactions of 20 ms, at 0.9 of a plain insert's throughput or better; an advisory lock that is awaited gives 0.06.
+/// In transactions of 20 ms, at about the throughput of a plain insert. The bound is far below that, for a busy machine, and far
+/// above the 0.06 that an advisory lock gives which replays keep.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn replays_of_one_key_do_not_queue(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = wide_pool(&options, CALLERS as u32).await;
@@ -69,7 +70,7 @@ async fn replays_of_one_key_do_not_queue(_: PgPoolOptions, options: PgConnectOpt
     }
     ratios.sort_by(f64::total_cmp);
     println!("replays run at {:.2} of a plain insert's throughput (median of {ratios:.2?})", ratios[4]);
-    assert!(ratios[4] >= 0.9, "{ratios:?}");
+    assert!(ratios[4] >= 0.5, "{ratios:?}");
     pool.close().await;
     Ok(())
 }
