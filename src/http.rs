@@ -81,7 +81,7 @@
 //! outside runs for a replay too, so a user whose access was revoked reads nothing; what is inside does not. Compression
 //! belongs outside, or the stored body is a compressed one; so does a time-out, whose 408 or 504 then leaves the run alone.
 //! **What retries the handler belongs outside too**: inside, its second attempt would write into the transaction that still
-//! has the first one's writes. So the transaction is lent once for each request; who asks for it again is refused, and
+//! has the first one's writes. So the transaction is lent once for each request; a second take is refused, and
 //! nothing is committed.
 //! In axum add it by `Router::route_layer`, where the matched route is known and unknown paths stay a 404; elsewhere name the
 //! operation by [`with_route`](IdempotencyLayer::with_route). **Give it the feature `axum` there:** without it a nested router

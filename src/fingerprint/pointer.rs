@@ -42,7 +42,7 @@ fn unescaped(token: &str) -> Option<String> {
     Some(plain)
 }
 
-/// The text without what the pointers point at; what is not there is not missed. Elements are counted as they stand in the
+/// The text without the members that the pointers name; a member that is missing is no error. Elements are counted as they stand in the
 /// text, whatever else is cut out.
 pub(crate) fn without<'p>(
     text: &[u8],
