@@ -30,16 +30,24 @@ pub(crate) enum Opening {
     Durable,
 }
 
+macro_rules! check {
+    () => {
+        "select 1 / (pg_catalog.now() = pg_catalog.statement_timestamp())::int"
+    };
+}
+
 /// Refuses a connection with an open transaction that sqlx does not count, from somebody's raw `BEGIN`: there `now()` is older
 /// than this message, and the division by zero aborts that transaction. Without the check the crate would commit it.
 ///
 /// It comes before the BEGIN of the same message, which makes one transaction of both. So an error leaves no transaction of
 /// ours behind, and an idle connection where there was none of somebody else's.
-pub(crate) const CHECK: &str = "select 1 / (pg_catalog.now() = pg_catalog.statement_timestamp())::int";
-const BEGIN: &str = "select 1 / (pg_catalog.now() = pg_catalog.statement_timestamp())::int; begin";
-const BEGIN_DURABLE: &str = "select 1 / (pg_catalog.now() = pg_catalog.statement_timestamp())::int, \
-     case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local') \
-     then pg_catalog.set_config('synchronous_commit', 'on', true) end; begin";
+pub(crate) const CHECK: &str = check!();
+const BEGIN: &str = concat!(check!(), "; begin");
+const BEGIN_DURABLE: &str = concat!(
+    check!(),
+    ", case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
+    then pg_catalog.set_config('synchronous_commit', 'on', true) end; begin"
+);
 
 /// Ends a transaction of ours that a dropped future has begun. In a transaction that the check has aborted the first statement
 /// fails, and the second is not reached: it is somebody else's, and stays aborted, so that its owner's next statement fails.
