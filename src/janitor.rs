@@ -22,7 +22,7 @@ use sqlx::{PgConnection, PgPool};
 
 use crate::error::sqlstate;
 use crate::record::{self, Batch, Due};
-use crate::transaction::{Opening, in_pooled_transaction};
+use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, observe};
 
 pub use options::{InvalidBatchSize, MAX_BATCH_SIZE};

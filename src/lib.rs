@@ -1,16 +1,11 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod answer;
-mod call;
 mod claim;
-mod commit;
-mod connections;
+// Its path is `dedup`, as the public knows it.
+#[path = "mark/mod.rs"]
 pub mod dedup;
-mod deployment;
-mod ensure;
 mod error;
-mod fewest;
 mod fingerprint;
 #[cfg(feature = "http")]
 #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
@@ -18,15 +13,13 @@ pub mod http;
 pub mod janitor;
 mod key;
 pub mod lease;
+mod limits;
 mod migrate;
 mod mode;
 mod observe;
 pub mod operator;
-mod options;
-mod outcome;
-mod poll;
 mod record;
-mod savepoint;
+mod session;
 mod transaction;
 
 // Compiled with the doctests, like the README.
@@ -41,14 +34,12 @@ pub mod testing;
 pub use chrono;
 pub use sqlx;
 
-pub use commit::commit;
-pub use deployment::Deployment;
-pub use ensure::{ensure_idempotent, ensure_isolated};
 pub use error::{BoxError, Error, LockHolder};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};
+pub use limits::{DEFAULT_RETENTION, InFlight, InvalidDuration};
 pub use migrate::{MIGRATOR, migrate, schema_sql};
 pub use mode::Mode;
-pub use options::{DEFAULT_RETENTION, Idempotency, InFlight, InvalidDuration};
-pub use outcome::{Outcome, Verdict};
+pub use session::{Deployment, commit};
+pub use transaction::{Idempotency, Outcome, Verdict, ensure_idempotent, ensure_isolated};

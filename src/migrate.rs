@@ -8,7 +8,7 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{Connection, Executor, PgConnection, Row, SqlSafeStr as _};
 
 use crate::error::sqlstate;
-use crate::transaction::{Opening, in_own_transaction};
+use crate::session::{Opening, in_own_transaction};
 use crate::{Error, record};
 
 /// The table in which sqlx's migrator records what is applied; a schema of our own keeps it apart from the application's.

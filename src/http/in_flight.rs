@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use super::request::Ticket;
-use crate::answer::RETRY_AFTER;
+use crate::claim::RETRY_AFTER;
 use crate::{Error, Fingerprint, InFlight, Key};
 
 type Keys = Mutex<HashMap<Key, Performing>>;

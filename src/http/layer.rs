@@ -23,7 +23,7 @@ use super::service::IdempotencyService;
 use super::settings::{InvalidSetting, Mode, OperationFrom, ScopeOf, Settings, ValueFrom};
 use crate::fingerprint::pointer::Pointer;
 use crate::lease::{Leasing, Policy};
-use crate::options::{RETENTION, WAIT, within};
+use crate::limits::{RETENTION, WAIT, within};
 use crate::{DEFAULT_RETENTION, Deployment, Fingerprint, InFlight, InvalidBody, InvalidDuration, MAX_PART_BYTES};
 
 /// The default limit of a body. Two copies of it are in memory while a request runs.

@@ -20,7 +20,7 @@ use super::replay::IDEMPOTENCY_REPLAYED;
 use super::request::{Admission, Refusal, Ticket, admit};
 use super::settings::{Mode, Settings};
 use super::{lease, transaction};
-use crate::options::in_flight_within;
+use crate::limits::in_flight_within;
 use crate::{BoxError, Error, InFlight, observe};
 
 /// What [`IdempotencyLayer`](super::IdempotencyLayer) makes of a service.

@@ -16,13 +16,13 @@ use super::rejection::{Misconfigured, Rejection};
 use super::request::Ticket;
 use super::service::{Ended, caught};
 use super::settings::Settings;
+use crate::claim::Polls;
 use crate::claim::{Claimed, contend, observe_claim, select_first};
-use crate::fewest::complete_and_commit;
 use crate::observe::{call_span, spanned};
-use crate::poll::Polls;
 use crate::record::{Claim, Record, Terms};
-use crate::savepoint::Savepoint;
-use crate::transaction::{begin_pooled, commit_unclaimed};
+use crate::session::Savepoint;
+use crate::session::{begin_pooled, commit_unclaimed};
+use crate::transaction::complete_and_commit;
 use crate::{BoxError, Error, InFlight, Mode, observe};
 
 /// How often a claim that lost against a concurrent transaction, above READ COMMITTED or to a sweep, starts over at once.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Janitor;
 use crate::InvalidDuration;
-use crate::options::within;
+use crate::limits::within;
 
 /// Small enough that a batch takes milliseconds and a claim of a swept key hardly waits.
 const BATCH_SIZE: u32 = 1000;

@@ -10,14 +10,16 @@ use sqlx::PgPool;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
+use super::leasing::Leasing;
 use super::owner::Owner;
+use super::policy::Policy;
 use super::renewal::{Deadline, Renewed, renew};
-use super::{Leasing, Policy, committed};
+use super::settle::committed;
+use crate::claim::jittered;
 use crate::observe::{call_span, outcome_of, spanned};
-use crate::outcome::encode;
-use crate::poll::jittered;
 use crate::record::{Actor, Claim, Record, Response};
-use crate::transaction::Opening;
+use crate::session::Opening;
+use crate::transaction::encode;
 use crate::{Error, Fingerprint, Key, observe};
 
 /// How many tries to store a result, each as long as it may be, fit into a lease.

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use sha2::{Digest as _, Sha256};
+
 use super::renewal::Deadline;
-use crate::{Fingerprint, Key};
+use crate::{Body, Fingerprint, InvalidBody, Key};
 
 /// What a lease is about, to look at. Settling it is for the [`Lease`](super::Lease) alone.
 #[derive(Clone, Debug)]
@@ -22,10 +24,32 @@ impl Owner {
     }
 
     pub(crate) fn downstream_key(&self) -> String {
-        super::derive_downstream_key(&self.key, self.fingerprint.as_bytes())
+        derive_downstream_key(&self.key, self.fingerprint.as_bytes())
     }
 
     pub(crate) fn is_lost(&self) -> bool {
         self.deadline.is_past()
     }
+}
+
+/// A key for the next service, the same in every attempt of an operation: 32 hexadecimal digits of a SHA-256 of the key and
+/// the fingerprint. A gateway that dedupes by it sees one operation, however many attempts there are; and an operator who
+/// looks up what became of an indeterminate one finds it under this key.
+///
+/// It does not outlive the retention in meaning: the same key with the same body is a new operation then, and derives the
+/// same key for a gateway that may remember longer.
+///
+/// # Errors
+///
+/// [`InvalidBody`] where the body has no fingerprint.
+pub fn downstream_key<B: Body + ?Sized>(key: &Key, body: &B) -> Result<String, InvalidBody> {
+    Ok(derive_downstream_key(key, body.fingerprint()?.as_bytes()))
+}
+
+/// From a fingerprint as it is stored, version and all.
+pub(crate) fn derive_downstream_key(key: &Key, fingerprint: &[u8]) -> String {
+    let mut hasher = Sha256::new_with_prefix(b"downstream");
+    key.hash_into(&mut hasher);
+    hasher.update(fingerprint);
+    hex::encode(&hasher.finalize()[..16])
 }

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::record::Record;
-use crate::transaction::{Opening, in_pooled_transaction};
+use crate::session::{Opening, in_pooled_transaction};
 use crate::{Deployment, Error, Key};
 
 /// The owner stops with a tenth of the lease to spare: for the step of the work that is under way, and for clocks that do

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::PgConnection;
 
 use crate::record::Broken;
-use crate::transaction::in_any_transaction;
+use crate::session::in_any_transaction;
 use crate::{Error, migrate, record};
 
 /// Records that one statement of [`deep_health`] looks at: some 10 ms of work.

@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 
 use crate::lease::derive_downstream_key;
 use crate::record::Record;
-use crate::transaction::in_any_transaction;
+use crate::session::in_any_transaction;
 use crate::{Deployment, Error, Key, Mode};
 
 /// One record, without its response.

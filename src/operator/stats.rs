@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::transaction::in_any_transaction;
+use crate::session::in_any_transaction;
 use crate::{Error, record};
 
 /// A sample of this many records tells shares to about half a per cent, and is read in a moment.

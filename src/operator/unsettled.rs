@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::transaction::in_any_transaction;
+use crate::session::in_any_transaction;
 use crate::{Error, Mode, record};
 
 /// A record that stays as it is until an operator settles it, or its retention ends.

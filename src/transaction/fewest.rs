@@ -9,10 +9,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgTransaction, SqlSafeStr as _};
 
-use crate::call::Call;
+use super::protocol::Call;
 use crate::error::sqlstate;
 use crate::record::{Claim, Record, Response, Terms, draw_token};
-use crate::transaction::{NotBegun, begin_and_lend, is_taken};
+use crate::session::{NotBegun, begin_and_lend, is_taken};
 use crate::{Error, Fingerprint, Key, Outcome};
 
 /// What `idempotency.complete` fails with.
@@ -42,7 +42,7 @@ impl Call<'_> {
         }
         let started = Instant::now();
         let (claim, claiming) = claim_text(record, terms)?;
-        let begin = format!("{CHECK}; {claiming}; begin", CHECK = crate::transaction::CHECK);
+        let begin = format!("{CHECK}; {claiming}; begin", CHECK = crate::session::CHECK);
         let ended = begin_and_lend(
             conn,
             AssertSqlSafe(begin).into_sql_str(),

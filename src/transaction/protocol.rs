@@ -6,12 +6,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
+use super::outcome::{decode, encode};
 use crate::claim::{Claimed, contend, select_first};
 use crate::observe::Ending;
-use crate::outcome::{decode, encode};
 use crate::record::{Claim, Record, Response, Terms};
-use crate::savepoint::Savepoint;
-use crate::transaction::{Opening, in_own_transaction};
+use crate::session::Savepoint;
+use crate::session::{Opening, in_own_transaction};
 use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict, observe};
 
 /// On which record, and on which terms.

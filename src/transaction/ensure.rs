@@ -7,9 +7,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{Connection, PgConnection, PgPool};
 
-use crate::call::Call;
-use crate::connections::{Connections, unless_foreign};
+use super::protocol::Call;
 use crate::observe::{Ending, call_span, spanned};
+use crate::session::{Connections, unless_foreign};
 use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 
 /// Performs an operation once, however often it is asked for, with the [default options](Idempotency::new).

@@ -53,10 +53,10 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sqlx::{Connection as _, PgConnection};
 
-use crate::answer::RETRY_AFTER;
+use crate::claim::RETRY_AFTER;
 use crate::claim::{Claimed, Patience, claim};
+use crate::limits::{RETENTION, WAIT, in_flight_within, within};
 use crate::observe::{call_span, outcome_of, spanned};
-use crate::options::{RETENTION, WAIT, in_flight_within, within};
 use crate::record::{Awaited, MarkBatch, Record, Seen, Terms, wait_for_row};
 use crate::{Deployment, Error, InFlight, InvalidDuration, Key, Mode, observe};
 

@@ -1,0 +1,290 @@
+//! How a lease is acquired, and the calls that act on one from outside.
+
+use std::fmt::Display;
+use std::future::poll_fn;
+use std::num::NonZeroU32;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::PgPool;
+use tokio::time::Instant;
+
+use super::guard::Lease;
+use super::policy::{self, Policy};
+use crate::claim::Polls;
+use crate::claim::{Claimed, contend, observe_claim};
+use crate::limits::{DEFAULT_RETENTION, RETENTION, WAIT, in_flight_within, within};
+use crate::observe::{Ending, call_span, outcome_of, spanned};
+use crate::record::{Record, Response, Terms};
+use crate::session::{Opening, in_pooled_transaction};
+use crate::transaction::{decode, encode};
+use crate::{Body, Deployment, Error, Fingerprint, InFlight, InvalidDuration, Key, Outcome, observe};
+
+/// Claims are transactions of a millisecond: who waits longer for one waits for a stuck server, or for a caller who uses
+/// the key in transaction mode.
+const CLAIM_WAIT: Duration = Duration::from_secs(1);
+
+/// How operations are leased: the policy, and how long to remember, retry and wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leasing {
+    pub(super) policy: Policy,
+    pub(super) retention: Duration,
+    max_attempts: Option<NonZeroU32>,
+    wait_for: Duration,
+    pub(super) deployment: Deployment,
+}
+
+/// What [`Leasing::acquire`] gives.
+#[allow(clippy::large_enum_variant, reason = "moved once for each claim, which costs two transactions")]
+#[derive(Debug)]
+#[must_use = "a lease that is dropped lapses unperformed"]
+pub enum Acquired<T> {
+    /// The right and the duty to do the work.
+    Lease(Lease),
+    /// An earlier owner did; its response.
+    Replayed(T),
+}
+
+/// Does the work once for each key, with the default options of [`Leasing::new`].
+///
+/// # Errors
+///
+/// As [`Leasing::ensure`], and [`Error::InvalidDuration`] for a lease that makes no sense.
+///
+/// # Cancellation
+///
+/// As [`Leasing::ensure`].
+pub async fn ensure_leased<T, E, B, F>(
+    pool: &PgPool,
+    key: &Key,
+    body: &B,
+    policy: Policy,
+    work: F,
+) -> Result<Outcome<T>, E>
+where
+    T: Serialize + DeserializeOwned,
+    B: Body + ?Sized,
+    E: From<Error> + Display,
+    F: AsyncFnOnce(&Lease) -> Result<T, E>,
+{
+    let leasing = Leasing::new(policy).map_err(Error::from)?;
+    leasing.ensure(pool, key, body, work).await
+}
+
+impl Leasing {
+    /// A retention of 24 hours, any number of attempts, no waiting.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] for a lease under 10 ms or over 12 hours.
+    pub fn new(policy: Policy) -> Result<Self, InvalidDuration> {
+        within("lease", policy.lease(), policy::LEASE)?;
+        Ok(Self {
+            policy,
+            retention: DEFAULT_RETENTION,
+            max_attempts: None,
+            wait_for: Duration::ZERO,
+            deployment: Deployment::new(),
+        })
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn mode(&self) -> crate::Mode {
+        self.policy.mode()
+    }
+
+    /// How long a result is remembered, counted from the completion; and how long an unfinished claim is, counted from
+    /// itself. Past it the key is new.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] under twice the lease (a claim must not be forgotten while it is renewed) or over ten years.
+    pub const fn with_retention(self, retention: Duration) -> Result<Self, InvalidDuration> {
+        let shortest = self.policy.lease().saturating_mul(2);
+        match within("retention", retention, shortest..=*RETENTION.end()) {
+            Ok(retention) => Ok(Self { retention, ..self }),
+            Err(invalid) => Err(invalid),
+        }
+    }
+
+    /// After how many attempts the next one is refused as [`Error::Exhausted`]: a poison message. Attempts that lapsed
+    /// count too, so a few deployments that kill their workers can make a healthy message look like one. To give an
+    /// exhausted operation another chance, [forget](crate::operator::forget) it.
+    #[must_use]
+    pub const fn with_max_attempts(self, max_attempts: NonZeroU32) -> Self {
+        Self { max_attempts: Some(max_attempts), ..self }
+    }
+
+    /// How long to wait for another owner's result before [`Error::InFlight`]. It polls, with jitter, and holds no
+    /// connection between two polls. Zero, the default, does not wait. A wait that is not shorter than the retention is
+    /// [`Error::InvalidDuration`] when a call is made.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] over an hour.
+    pub const fn with_wait_for(self, wait_for: Duration) -> Result<Self, InvalidDuration> {
+        match within("wait", wait_for, Duration::ZERO..=*WAIT.end()) {
+            Ok(wait_for) => Ok(Self { wait_for, ..self }),
+            Err(invalid) => Err(invalid),
+        }
+    }
+
+    /// How the database is reached: behind a pooler, for one.
+    #[must_use]
+    pub const fn with_deployment(self, deployment: Deployment) -> Self {
+        Self { deployment, ..self }
+    }
+
+    /// Does the work once for each key, and gives every repeat the first result.
+    ///
+    /// `work` runs under a [`Lease`] that renews itself, and is dropped when that is lost. When it returns an error,
+    /// `AtLeastOnce` releases the claim, so that the next caller tries again; `AtMostOnce` leaves it indeterminate, unless
+    /// the work has said that nothing happened, by [`Lease::not_performed`].
+    ///
+    /// # Errors
+    ///
+    /// - An error of `work` comes back untouched; its text is kept with the record, as `last_error`.
+    /// - What the key's record says: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight) with what is left of the
+    ///   lease, [`Indeterminate`](Error::Indeterminate), [`Exhausted`](Error::Exhausted), [`OtherMode`](Error::OtherMode),
+    ///   [`Undecodable`](Error::Undecodable), [`UnknownFingerprint`](Error::UnknownFingerprint),
+    ///   [`UnknownMode`](Error::UnknownMode). No work was done.
+    /// - [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing): no work was done.
+    /// - [`LeaseLost`](Error::LeaseLost), [`Unencodable`](Error::Unencodable): work was done, or begun, and not stored.
+    /// - The database's own: [`Retryable`](Error::Retryable), [`Database`](Error::Database).
+    ///
+    /// # Cancellation
+    ///
+    /// Dropped before the claim is committed, nothing has happened. Dropped later, the claim lapses: the next caller takes
+    /// it over, or finds it indeterminate.
+    pub async fn ensure<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, work: F) -> Result<Outcome<T>, E>
+    where
+        T: Serialize + DeserializeOwned,
+        B: Body + ?Sized,
+        E: From<Error> + Display,
+        F: AsyncFnOnce(&Lease) -> Result<T, E>,
+    {
+        let ending = Ending::default();
+        let span = call_span!("ensure_leased", self.policy.mode(), key);
+        let call = async {
+            let lease = match self.acquire(pool, key, body).await.inspect_err(|error| ending.tell(error))? {
+                Acquired::Replayed(response) => return Ok(Outcome::Replayed(response)),
+                Acquired::Lease(lease) => lease,
+            };
+            let started = Instant::now();
+            let worked = unless_lost(&lease, work(&lease)).await;
+            observe::performed(self.policy.mode(), key.operation(), started.elapsed());
+            match worked {
+                None => {
+                    let error = lease.failed(Error::LeaseLost);
+                    ending.tell(&error);
+                    Err(error.into())
+                }
+                Some(Ok(response)) => {
+                    let encoded = encode(&response).map_err(|error| lease.failed(error))?;
+                    lease.complete_encoded(&encoded).await.inspect_err(|error| ending.tell(error))?;
+                    Ok(Outcome::Performed(response))
+                }
+                Some(Err(error)) => {
+                    // Alternate, because anyhow then tells the causes too.
+                    lease.fail(&format!("{error:#}")).await;
+                    Err(error)
+                }
+            }
+        };
+        spanned(span, call, |result| ending.outcome(result)).await
+    }
+
+    /// Claims the key and gives the lease in hand, for work that does not fit a closure.
+    ///
+    /// # Errors
+    ///
+    /// As [`ensure`](Self::ensure), before any work.
+    ///
+    /// # Panics
+    ///
+    /// Outside a Tokio runtime, before anything is claimed: the renewal is a task.
+    ///
+    /// # Cancellation
+    ///
+    /// Nothing has happened, or the claim was committed and lapses. So it does where its COMMIT's answer is lost.
+    pub async fn acquire<T, B>(self, pool: &PgPool, key: &Key, body: &B) -> Result<Acquired<T>, Error>
+    where
+        T: DeserializeOwned,
+        B: Body + ?Sized,
+    {
+        match self.acquire_stored(pool, key, body.fingerprint()?).await? {
+            Acquired::Lease(lease) => Ok(Acquired::Lease(lease)),
+            Acquired::Replayed(stored) => Ok(Acquired::Replayed(decode(&stored)?)),
+        }
+    }
+
+    /// [`acquire`](Self::acquire), with the response as it is stored.
+    pub(crate) async fn acquire_stored(
+        self,
+        pool: &PgPool,
+        key: &Key,
+        fingerprint: Fingerprint,
+    ) -> Result<Acquired<Response>, Error> {
+        let span = call_span!("lease.acquire", self.policy.mode(), key);
+        spanned(span, self.claim_when_free(pool, key, fingerprint), |acquired| {
+            outcome_of(acquired, |acquired| match acquired {
+                Acquired::Lease(_) => observe::CLAIMED,
+                Acquired::Replayed(_) => observe::REPLAYED,
+            })
+        })
+        .await
+    }
+
+    async fn claim_when_free(
+        self,
+        pool: &PgPool,
+        key: &Key,
+        fingerprint: Fingerprint,
+    ) -> Result<Acquired<Response>, Error> {
+        let _ = tokio::runtime::Handle::current();
+        in_flight_within(Some(InFlight::Wait(self.wait_for)), self.retention)?;
+        let terms = Terms {
+            mode: self.policy.mode(),
+            fingerprint: Some(fingerprint),
+            retention: self.retention,
+            in_flight: InFlight::Wait(CLAIM_WAIT),
+            lease: Some(self.policy.lease()),
+            max_attempts: self.max_attempts,
+        };
+        let record = Record { key, deployment: self.deployment };
+        let started = Instant::now();
+        let mut polls = Polls::until(started + self.wait_for);
+        let mut asked = None;
+        let (claimed_at, claimed) = loop {
+            // From before the claim is sent: the owner's clock must run ahead of the database's.
+            let claimed_at = Instant::now();
+            let claimed = in_pooled_transaction(pool, Opening::Durable, async |conn| {
+                contend(conn, record, &terms, &mut asked).await
+            })
+            .await;
+            if !matches!(claimed, Err(Error::InFlight { .. })) || !polls.rest().await {
+                break (claimed_at, claimed);
+            }
+        };
+        observe_claim(&terms, key, started.into_std(), claimed.as_ref());
+        Ok(match claimed? {
+            Claimed::Won(claim) => Acquired::Lease(Lease::new(self, pool, key, fingerprint, claim, claimed_at)),
+            Claimed::Replayed(response) => Acquired::Replayed(response),
+        })
+    }
+}
+
+/// The work's outcome, or `None` once the lease is lost. That is asked first: a process that was suspended past its lease
+/// must not take another step of the work when it wakes.
+pub(crate) async fn unless_lost<R>(lease: &Lease, work: impl Future<Output = R>) -> Option<R> {
+    let mut lost = pin!(lease.lost());
+    let mut work = pin!(work);
+    poll_fn(|context| match lost.as_mut().poll(context) {
+        Poll::Ready(()) => Poll::Ready(None),
+        Poll::Pending => work.as_mut().poll(context).map(Some),
+    })
+    .await
+}
