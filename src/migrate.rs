@@ -8,7 +8,7 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{Connection, Executor, PgConnection, Row, SqlSafeStr as _};
 
 use crate::error::sqlstate;
-use crate::session::{Opening, in_own_transaction};
+use crate::session::in_any_transaction;
 use crate::{Error, record};
 
 /// The table in which sqlx's migrator records what is applied; a schema of our own keeps it apart from the application's.
@@ -71,16 +71,16 @@ pub async fn migrate(conn: &mut PgConnection) -> Result<(), Error> {
     if missing(conn).await?.is_empty() {
         return Ok(());
     }
-    if conn.is_in_transaction() {
-        return apply(conn).await;
-    }
-    let first = in_own_transaction(conn, Opening::Plain, apply).await?;
-    match &first {
-        // sqlx's migrator, under a lock of its own, was creating the same schema or table at this moment.
-        Err(Error::Database(error)) if matches!(sqlstate(error).as_deref(), Some("23505" | "42P06" | "42P07")) => {
-            in_own_transaction(conn, Opening::Plain, apply).await?
+    let callers = conn.is_in_transaction();
+    match in_any_transaction(conn, apply).await {
+        // sqlx's migrator, under a lock of its own, was creating the same schema or table at this moment. A caller's transaction
+        // is aborted by that.
+        Err(Error::Database(error))
+            if !callers && matches!(sqlstate(&error).as_deref(), Some("23505" | "42P06" | "42P07")) =>
+        {
+            in_any_transaction(conn, apply).await
         }
-        _ => first,
+        applied => applied,
     }
 }
 

@@ -1,8 +1,7 @@
 //! What a call came to, for metrics (feature `metrics`), spans and logs. Never the key or its scope: the one may be a secret,
 //! and either would make as many series as there are clients.
 
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::{Instrument as _, Span};
 
@@ -42,31 +41,73 @@ pub(crate) fn outcome_of<R>(result: &Result<R, Error>, succeeded: impl FnOnce(&R
     result.as_ref().map_or_else(name, succeeded)
 }
 
-/// The outcome of a call whose error is the caller's own type, which cannot be asked what it was.
-#[derive(Debug, Default)]
-pub(crate) struct Ending {
-    error: OnceLock<&'static str>,
+/// Runs a call in transaction mode: its span, and the metrics of its claim, of `perform` and of its outcome. The outcome is
+/// counted when all has ended, the crate's own COMMIT included.
+pub(crate) async fn observed<T, E, C>(span: Span, key: &Key, call: C) -> Result<Outcome<T>, E>
+where
+    E: From<Error>,
+    C: AsyncFnOnce(&mut Watch) -> Result<Outcome<T>, Failure<E>>,
+{
+    let (mode, operation) = (Mode::Transaction, key.operation());
+    let mut watch = Watch { started: Instant::now(), claimed: None, performed: None };
+    let result = spanned(span, call(&mut watch), outcome_of_call).await;
+    claimed(mode, operation, watch.claimed.unwrap_or_else(|| watch.started.elapsed()));
+    if let Some(took) = watch.performed {
+        performed(mode, operation, took);
+    }
+    outcome(mode, operation, outcome_of_call(&result));
+    result.map_err(Failure::into_callers)
 }
 
-impl Ending {
-    /// Only the first error counts: what follows comes of it.
-    pub(crate) fn tell(&self, error: &Error) {
-        let _ = self.error.set(name(error));
+/// The outcome of a call that performs.
+pub(crate) fn outcome_of_call<T, E>(result: &Result<Outcome<T>, Failure<E>>) -> &'static str {
+    match result {
+        Ok(Outcome::Performed(_)) => PERFORMED,
+        Ok(Outcome::Replayed(_)) => REPLAYED,
+        Err(Failure::Crate(error)) => name(error),
+        Err(Failure::Perform(_)) => FAILED,
     }
+}
 
-    pub(crate) fn outcome<T, E>(&self, result: &Result<Outcome<T>, E>) -> &'static str {
-        match result {
-            Ok(Outcome::Performed(_)) => PERFORMED,
-            Ok(Outcome::Replayed(_)) => REPLAYED,
-            Err(_) => self.error.get().unwrap_or(&FAILED),
+/// The times of one call.
+pub(crate) struct Watch {
+    started: Instant,
+    claimed: Option<Duration>,
+    performed: Option<Duration>,
+}
+
+impl Watch {
+    /// Times `perform`, and what came before it, which is the claim.
+    pub(crate) async fn perform<T, E>(
+        &mut self,
+        performing: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, Failure<E>> {
+        let started = Instant::now();
+        self.claimed = Some(started - self.started);
+        let performed = performing.await;
+        self.performed = Some(started.elapsed());
+        performed.map_err(Failure::Perform)
+    }
+}
+
+/// The error of a call, before it becomes the caller's own type, which cannot be asked what it was.
+pub(crate) enum Failure<E> {
+    Crate(Error),
+    Perform(E),
+}
+
+impl<E: From<Error>> Failure<E> {
+    pub(crate) fn into_callers(self) -> E {
+        match self {
+            Self::Crate(error) => error.into(),
+            Self::Perform(error) => error,
         }
     }
+}
 
-    /// Counts the outcome of a call in transaction mode, and gives it. Called when all is over, the crate's own COMMIT too.
-    pub(crate) fn observe<T, E>(&self, key: &Key, result: &Result<Outcome<T>, E>) -> &'static str {
-        let ended = self.outcome(result);
-        outcome(Mode::Transaction, key.operation(), ended);
-        ended
+impl<E> From<Error> for Failure<E> {
+    fn from(error: Error) -> Self {
+        Self::Crate(error)
     }
 }
 

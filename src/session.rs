@@ -3,11 +3,15 @@
 mod commit;
 mod deployment;
 mod own;
+#[cfg(feature = "http")]
+mod owned;
 mod pooled;
 mod savepoint;
 
 pub use commit::commit;
 pub use deployment::Deployment;
-pub(crate) use own::*;
-pub(crate) use pooled::*;
+pub(crate) use own::{Attempt, CHECK, NotBegun, Opening, begin_and_lend, in_any_transaction, in_own_transaction};
+#[cfg(feature = "http")]
+pub(crate) use owned::{begin_pooled, commit_unclaimed};
+pub(crate) use pooled::{Connections, in_pooled_transaction};
 pub(crate) use savepoint::Savepoint;

@@ -2,6 +2,7 @@
 
 mod ensure;
 mod fewest;
+mod isolated;
 mod options;
 mod outcome;
 mod protocol;

@@ -17,7 +17,7 @@ use super::policy::{self, Policy};
 use crate::claim::Polls;
 use crate::claim::{Claimed, contend, observe_claim};
 use crate::limits::{DEFAULT_RETENTION, RETENTION, WAIT, in_flight_within, within};
-use crate::observe::{Ending, call_span, outcome_of, spanned};
+use crate::observe::{Failure, call_span, outcome_of, outcome_of_call, spanned};
 use crate::record::{Record, Response, Terms};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::transaction::{decode, encode};
@@ -166,35 +166,43 @@ impl Leasing {
         E: From<Error> + Display,
         F: AsyncFnOnce(&Lease) -> Result<T, E>,
     {
-        let ending = Ending::default();
         let span = call_span!("ensure_leased", self.policy.mode(), key);
-        let call = async {
-            let lease = match self.acquire(pool, key, body).await.inspect_err(|error| ending.tell(error))? {
-                Acquired::Replayed(response) => return Ok(Outcome::Replayed(response)),
-                Acquired::Lease(lease) => lease,
-            };
-            let started = Instant::now();
-            let worked = unless_lost(&lease, work(&lease)).await;
-            observe::performed(self.policy.mode(), key.operation(), started.elapsed());
-            match worked {
-                None => {
-                    let error = lease.failed(Error::LeaseLost);
-                    ending.tell(&error);
-                    Err(error.into())
-                }
-                Some(Ok(response)) => {
-                    let encoded = encode(&response).map_err(|error| lease.failed(error))?;
-                    lease.complete_encoded(&encoded).await.inspect_err(|error| ending.tell(error))?;
-                    Ok(Outcome::Performed(response))
-                }
-                Some(Err(error)) => {
-                    // Alternate, because anyhow then tells the causes too.
-                    lease.fail(&format!("{error:#}")).await;
-                    Err(error)
-                }
-            }
+        spanned(span, self.work_or_replay(pool, key, body, work), outcome_of_call).await.map_err(Failure::into_callers)
+    }
+
+    async fn work_or_replay<T, E, B, F>(
+        self,
+        pool: &PgPool,
+        key: &Key,
+        body: &B,
+        work: F,
+    ) -> Result<Outcome<T>, Failure<E>>
+    where
+        T: Serialize + DeserializeOwned,
+        B: Body + ?Sized,
+        E: Display,
+        F: AsyncFnOnce(&Lease) -> Result<T, E>,
+    {
+        let lease = match self.acquire(pool, key, body).await? {
+            Acquired::Replayed(response) => return Ok(Outcome::Replayed(response)),
+            Acquired::Lease(lease) => lease,
         };
-        spanned(span, call, |result| ending.outcome(result)).await
+        let started = Instant::now();
+        let worked = unless_lost(&lease, work(&lease)).await;
+        observe::performed(self.policy.mode(), key.operation(), started.elapsed());
+        match worked {
+            None => Err(lease.failed(Error::LeaseLost).into()),
+            Some(Ok(response)) => {
+                let encoded = encode(&response).map_err(|error| lease.failed(error))?;
+                lease.complete_encoded(&encoded).await?;
+                Ok(Outcome::Performed(response))
+            }
+            Some(Err(error)) => {
+                // Alternate, because anyhow then prints the causes too.
+                lease.fail(&format!("{error:#}")).await;
+                Err(Failure::Perform(error))
+            }
+        }
     }
 
     /// Claims the key and gives the lease in hand, for work that does not fit a closure.

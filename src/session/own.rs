@@ -1,33 +1,30 @@
-//! Transactions that the crate opens and ends itself.
+//! Transactions that the crate begins and ends itself.
+//!
+//! They are lent to a closure. A value that begins, derefs and rolls back on drop would read better, but sqlx 0.9 counts its
+//! transactions behind a trait that it does not export, so only its own guard can end one (DESIGN.md).
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 
-use sqlx::{Connection, Executor, PgConnection, PgPool, PgTransaction, SqlSafeStr as _, SqlStr};
+use sqlx::{Connection, Executor, PgConnection, PgTransaction, SqlSafeStr as _, SqlStr};
 
-#[cfg(feature = "http")]
-use super::pooled::FOREIGN_TRANSACTIONS;
-use super::pooled::{Connections, unless_foreign};
 use crate::Error;
 use crate::error::sqlstate;
 
 /// How many errors of earlier statements, whose futures were dropped, may wait to be read. Each takes a ping.
 const STALE_ERRORS: usize = 3;
 
-/// How long the pool takes to have a connection back, which it pings first. Waited for only after a mistake elsewhere.
-#[cfg(feature = "http")]
-const RELEASE: std::time::Duration = std::time::Duration::from_millis(20);
-
 /// How a transaction begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum Opening {
     /// With the session's settings.
     Plain,
-    /// With `synchronous_commit = on` where the session has less than that; never lowered. For a claim that guards an effect
-    /// elsewhere: lost with the server, it would let a second caller repeat the effect.
+    /// With `synchronous_commit = on`, if the session has a weaker setting. For a claim that guards an effect elsewhere: if the
+    /// server lost the claim, a second caller could repeat the effect.
     Durable,
+    /// With this message, which contains [`CHECK`], a claim and BEGIN.
+    Claiming(SqlStr),
 }
 
 macro_rules! check {
@@ -36,216 +33,174 @@ macro_rules! check {
     };
 }
 
-/// Refuses a connection with an open transaction that sqlx does not count, from somebody's raw `BEGIN`: there `now()` is older
-/// than this message, and the division by zero aborts that transaction. Without the check the crate would commit it.
+/// Refuses a connection on which somebody sent a raw `BEGIN`, which sqlx does not count. There `now()` is older than this
+/// message, and the division by zero aborts that transaction. Without the check the crate would commit it.
 ///
-/// It comes before the BEGIN of the same message, which makes one transaction of both. So an error leaves no transaction of
-/// ours behind, and an idle connection where there was none of somebody else's.
+/// The check comes before BEGIN in the same message, and the message is one transaction. So if it fails, no transaction of the
+/// crate's is open.
 pub(crate) const CHECK: &str = check!();
-const BEGIN: &str = concat!(check!(), "; begin");
+pub(super) const BEGIN: &str = concat!(check!(), "; begin");
 const BEGIN_DURABLE: &str = concat!(
     check!(),
     ", case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
     then pg_catalog.set_config('synchronous_commit', 'on', true) end; begin"
 );
 
-/// Ends a transaction of ours that a dropped future has begun. In a transaction that the check has aborted the first statement
-/// fails, and the second is not reached: it is somebody else's, and stays aborted, so that its owner's next statement fails.
+/// Ends a transaction that the crate has begun in a future that was dropped. If the check has aborted a foreign transaction,
+/// the first statement fails and the ROLLBACK is not reached: the foreign transaction stays aborted, so that its owner's next
+/// statement fails.
 const ROLL_BACK_OURS: &str = "select 1; rollback";
 
 impl Opening {
-    fn sql(self) -> SqlStr {
+    fn sql(&self) -> SqlStr {
         match self {
             Self::Plain => BEGIN.into_sql_str(),
             Self::Durable => BEGIN_DURABLE.into_sql_str(),
+            Self::Claiming(message) => message.clone(),
         }
     }
+
+    /// Whether the error is that of a claim which met a record: an answer, and not a failure.
+    fn is_taken(&self, error: &sqlx::Error) -> bool {
+        matches!(self, Self::Claiming(_)) && sqlstate(error).as_deref() == Some("IK001")
+    }
 }
 
-/// Why nothing began: the work was not called, and no transaction of the crate's is open.
+/// An attempt to run `W` in a transaction.
+#[derive(Debug)]
+pub(crate) enum Attempt<R, W> {
+    /// The work was called and has ended, and so has the transaction.
+    Ended(R),
+    /// No transaction of the crate's is open. The work was not called.
+    NotBegun(NotBegun, W),
+}
+
+/// Why no transaction began.
 #[derive(Debug)]
 pub(crate) enum NotBegun {
-    /// Somebody else's transaction is open on the connection; it is aborted now.
+    /// Somebody's raw `BEGIN` had opened a transaction on the connection. The check has aborted it.
     Foreign,
-    /// The opening's own error, or the connection's.
+    /// The claim in the message met a record.
+    Taken,
+    /// The error of the opening itself, or of the connection.
     Failed(sqlx::Error),
-}
-
-impl From<sqlx::Error> for NotBegun {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Failed(error)
-    }
 }
 
 impl From<NotBegun> for Error {
     fn from(not_begun: NotBegun) -> Self {
         match not_begun {
             NotBegun::Foreign => Self::UnknownTransaction,
-            NotBegun::Failed(error) => error.into(),
+            NotBegun::Taken => Self::InFlight { retry_after: std::time::Duration::ZERO },
+            NotBegun::Failed(error) => Self::of_statement(error),
         }
     }
 }
 
-/// Runs `work` in a transaction of its own, on one of the pool's [`Connections`]. It is called once at most: where nothing
-/// began, it was not called.
-pub(crate) async fn in_pooled_transaction<R, E, F>(pool: &PgPool, opening: Opening, work: F) -> Result<R, E>
+impl<R, E: From<Error>, W> Attempt<Result<R, E>, W> {
+    pub(crate) fn into_result(self) -> Result<R, E> {
+        match self {
+            Self::Ended(result) => result,
+            Self::NotBegun(not_begun, _) => Err(Error::from(not_begun).into()),
+        }
+    }
+}
+
+/// Runs `work` in the caller's transaction, or in a new one if there is none.
+pub(crate) async fn in_any_transaction<R, E, W>(conn: &mut PgConnection, work: W) -> Result<R, E>
 where
     E: From<Error>,
-    F: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
+    W: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
 {
-    let mut work = Some(work);
-    let mut connections = Connections::of(pool);
-    loop {
-        let mut conn = connections.next().await?;
-        let attempt = in_own_transaction(&mut conn, opening, async |conn| match work.take() {
-            Some(work) => work(conn).await,
-            None => Err(Error::UnknownTransaction.into()),
-        })
-        .await;
-        if let Some(settled) = unless_foreign(conn, attempt).await {
-            return settled;
-        }
+    if conn.is_in_transaction() {
+        work(conn).await
+    } else {
+        in_own_transaction(conn, &Opening::Plain, work).await.into_result()
     }
 }
 
-/// Begins a transaction on a connection of the pool, for a caller who cannot lend it to a closure. **Not safe under
-/// cancellation** (sqlx would give an open transaction back to the pool): call it in a task of its own.
-///
-/// One on which somebody left an open transaction is closed, neither committed nor given back, and another one taken.
-#[cfg(feature = "http")]
-pub(crate) async fn begin_pooled(pool: &PgPool) -> Result<PgTransaction<'static>, Error> {
-    for _ in 0..FOREIGN_TRANSACTIONS {
-        match pool.begin_with(BEGIN).await {
-            // Nothing else in this text divides or can be in an aborted transaction.
-            Err(error) if matches!(sqlstate(&error).as_deref(), Some("22012" | "25P02")) => close_foreign(pool).await,
-            // One that sqlx knows of, because somebody has forgotten its guard. The attempt has rolled it back.
-            Err(sqlx::Error::InvalidSavePointStatement) => {}
-            begun => return Ok(begun?),
-        }
-    }
-    Err(Error::UnknownTransaction)
-}
-
-/// Commits what holds no claim, and so has no completion that would fail: a COMMIT of an aborted transaction succeeds and
-/// saves nothing, and so does one that sqlx leaves out because a cancelled nested `begin` has ended the transaction.
-#[cfg(feature = "http")]
-pub(crate) async fn commit_unclaimed(mut transaction: PgTransaction<'static>) -> Result<(), Error> {
-    if !transaction.is_in_transaction() {
-        return Err(Error::NotInTransaction);
-    }
-    transaction.execute("select 1").await?;
-    Ok(transaction.commit().await?)
-}
-
-/// Closes the connections at rest that have somebody's transaction on them: a `begin_with` of the pool's own does not say
-/// which one it failed on, and gives it back.
-#[cfg(feature = "http")]
-async fn close_foreign(pool: &PgPool) {
-    tokio::time::sleep(RELEASE).await;
-    let idle: Vec<_> = std::iter::from_fn(|| pool.try_acquire()).collect();
-    for mut conn in idle {
-        let begun = in_own_transaction(&mut conn, Opening::Plain, async |_| Ok::<_, Error>(())).await;
-        if matches!(begun, Err(Error::UnknownTransaction)) {
-            let _ = conn.close().await;
-        }
-    }
-}
-
-/// Runs `work` in the caller's transaction, or in one of its own where there is none.
-pub(crate) async fn in_any_transaction<R, F>(conn: &mut PgConnection, work: F) -> Result<R, Error>
-where
-    F: AsyncFnOnce(&mut PgConnection) -> Result<R, Error>,
-{
-    if conn.is_in_transaction() { work(conn).await } else { in_own_transaction(conn, Opening::Plain, work).await? }
-}
-
-/// Runs `work` in a transaction of its own: committed if it returns `Ok`, else rolled back before this returns.
-///
-/// The outer error says that nothing began, and so that `work` was not called; all else is in the inner result.
+/// Runs `work` in a new transaction, which commits if the work returns `Ok` and is rolled back otherwise.
 ///
 /// # Cancellation
 ///
 /// As [`begin_and_lend`].
-pub(crate) async fn in_own_transaction<R, E, F>(
+pub(crate) async fn in_own_transaction<R, E, W>(
     conn: &mut PgConnection,
-    opening: Opening,
-    work: F,
-) -> Result<Result<R, E>, Error>
+    opening: &Opening,
+    work: W,
+) -> Attempt<Result<R, E>, W>
 where
     E: From<Error>,
-    F: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
+    W: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
 {
-    let ended = begin_and_lend(&mut *conn, opening.sql(), false, async |mut transaction: PgTransaction<'_>| {
+    let ended = begin_and_lend(conn, opening, work, async |mut transaction: PgTransaction<'_>, work: W| {
         match work(&mut transaction).await {
             Ok(value) => transaction.commit().await.map(|()| value).map_err(|error| Error::from(error).into()),
             Err(error) => {
-                // A failure to roll back is a broken connection, which has rolled back: the caller's error is the news.
+                // A ROLLBACK fails only on a broken connection, which has rolled back. The caller needs the first error.
                 let _ = transaction.rollback().await;
                 Err(error)
             }
         }
     });
-    let ended = ended.await?;
-    // sqlx has released a savepoint in place of the COMMIT: the work has begun a nested transaction and forgotten its guard.
-    if ended.is_ok() && conn.is_in_transaction() {
-        conn.execute("rollback").await.map_err(Error::from)?;
-        return Ok(Err(Error::NotInTransaction.into()));
+    match ended.await {
+        // The work has begun a nested transaction and forgotten its guard: sqlx released a savepoint in place of the COMMIT.
+        Attempt::Ended(Ok(_)) if conn.is_in_transaction() => Attempt::Ended(match conn.execute("rollback").await {
+            Ok(_) => Err(Error::NotInTransaction.into()),
+            Err(error) => Err(Error::from(error).into()),
+        }),
+        ended => ended,
     }
-    Ok(ended)
 }
 
-/// Begins a transaction and gives it to `work`, which ends it. `claims` says that `begin` contains a claim, which may be taken.
+/// Begins a transaction and lends it to `work`, which ends it.
 ///
 /// # Cancellation
 ///
-/// Dropped at any await, the transaction is rolled back, or the COMMIT that was under way decides. The ROLLBACK is on the
-/// wire before this future is gone.
-pub(crate) async fn begin_and_lend<R, E, F>(
+/// If the future is dropped, the transaction is rolled back, or the COMMIT that was under way decides. The ROLLBACK is on the
+/// wire before the future is gone.
+pub(crate) async fn begin_and_lend<R, W, F>(
     conn: &mut PgConnection,
-    begin: SqlStr,
-    claims: bool,
+    opening: &Opening,
+    given: W,
     work: F,
-) -> Result<Result<R, E>, NotBegun>
+) -> Attempt<R, W>
 where
-    F: AsyncFnOnce(PgTransaction<'_>) -> Result<R, E>,
+    F: AsyncFnOnce(PgTransaction<'_>, W) -> R,
 {
-    let stage = Stage::default();
-    let guard = RollbackOnDrop { conn, stage: &stage };
+    let mut guard = RollbackOnDrop { conn, stage: Stage::Beginning };
     let transaction = 'begun: {
-        let error = match guard.conn.begin_with(begin.clone()).await {
+        let error = match guard.conn.begin_with(opening.sql()).await {
             Ok(transaction) => break 'begun transaction,
             Err(error) => error,
         };
-        if error.as_database_error().is_none() {
-            return Err(error.into());
+        if opening.is_taken(&error) {
+            guard.stage = Stage::Ended;
+            return Attempt::NotBegun(NotBegun::Taken, given);
         }
-        // A claim that has met a record, by design. Nothing is left of it.
-        if claims && is_taken(&error) {
-            stage.ended.store(true, Ordering::Relaxed);
-            return Err(error.into());
+        if error.as_database_error().is_none() {
+            return Attempt::NotBegun(NotBegun::Failed(error), given);
         }
         if let Err(not_begun) = clear(guard.conn).await {
-            // What has failed may have begun; what is somebody else's stays aborted.
-            stage.ended.store(matches!(not_begun, NotBegun::Foreign), Ordering::Relaxed);
-            return Err(not_begun);
+            if matches!(not_begun, NotBegun::Foreign) {
+                guard.stage = Stage::Ended;
+            }
+            return Attempt::NotBegun(not_begun, given);
         }
-        guard.conn.begin_with(begin).await?
+        match guard.conn.begin_with(opening.sql()).await {
+            Ok(transaction) => transaction,
+            Err(error) => return Attempt::NotBegun(NotBegun::Failed(error), given),
+        }
     };
-    stage.begun.store(true, Ordering::Relaxed);
-    let ended = work(transaction).await;
-    stage.ended.store(true, Ordering::Relaxed);
-    Ok(ended)
+    guard.stage = Stage::Begun;
+    let ended = work(transaction, given).await;
+    guard.stage = Stage::Ended;
+    Attempt::Ended(ended)
 }
 
-/// The SQLSTATE with which `idempotency.claim` fails where the key is taken.
-pub(crate) fn is_taken(error: &sqlx::Error) -> bool {
-    sqlstate(error).as_deref() == Some("IK001")
-}
-
-/// Makes the connection fit for another `begin` after one that failed.
+/// Makes the connection ready for another `begin` after one that failed.
 ///
-/// The error may be a stale one, of a statement that was under way when its future was dropped, and then the `begin` itself
-/// may have succeeded. So all errors are read first. An error of the opening's own comes again at the second try.
+/// The error may be that of an earlier statement whose future was dropped, and then the `begin` itself may have succeeded. So
+/// this reads all errors first. If the error was the opening's own, the second try fails with it again.
 async fn clear(conn: &mut PgConnection) -> Result<(), NotBegun> {
     for _ in 0..STALE_ERRORS {
         if conn.ping().await.is_ok() {
@@ -253,45 +208,44 @@ async fn clear(conn: &mut PgConnection) -> Result<(), NotBegun> {
         }
     }
     match conn.execute("select 1").await {
-        // Whether the begin succeeded is not known: where it did not, this is a WARNING in the server's log.
+        // If no transaction had begun, this ROLLBACK leaves a WARNING in the server's log.
         Ok(_) => conn.execute("rollback").await.map(drop).map_err(NotBegun::Failed),
         Err(error) if sqlstate(&error).as_deref() == Some("25P02") => Err(NotBegun::Foreign),
         Err(error) => Err(NotBegun::Failed(error)),
     }
 }
 
-#[derive(Default)]
-struct Stage {
-    begun: AtomicBool,
-    ended: AtomicBool,
+enum Stage {
+    /// The message that begins is on its way, or its error was not read.
+    Beginning,
+    /// sqlx's guard holds the transaction.
+    Begun,
+    Ended,
 }
 
-/// Puts a ROLLBACK on the wire when a future is dropped. sqlx alone would leave the connection
-/// - in an open transaction that it does not know of, when `begin` was cancelled after it was sent: the next statement in
-///   autocommit would be acknowledged and lost;
-/// - with a ROLLBACK that is only queued until the connection is used again, its locks still held, when it was cancelled
-///   later.
-struct RollbackOnDrop<'c, 's> {
+/// Puts a ROLLBACK on the wire when a future is dropped. Without it sqlx would leave the connection
+/// - in an open transaction that sqlx does not count, if the future was dropped during BEGIN: the next statement would look
+///   like autocommit, and would be lost;
+/// - with a ROLLBACK that is queued until the next use of the connection, if it was dropped later: the transaction's locks
+///   would last until then.
+struct RollbackOnDrop<'c> {
     conn: &'c mut PgConnection,
-    stage: &'s Stage,
+    stage: Stage,
 }
 
-impl Drop for RollbackOnDrop<'_, '_> {
+impl Drop for RollbackOnDrop<'_> {
     fn drop(&mut self) {
-        if self.stage.ended.load(Ordering::Relaxed) {
-            return;
-        }
-        if self.stage.begun.load(Ordering::Relaxed) {
-            // sqlx's Transaction has queued a ROLLBACK when it was dropped, a moment ago: send it.
-            poll_once(self.conn.ping());
-        } else {
+        match self.stage {
             // `begin_with` writes its text before it waits, whatever the text is.
-            poll_once(self.conn.begin_with(ROLL_BACK_OURS));
+            Stage::Beginning => poll_once(self.conn.begin_with(ROLL_BACK_OURS)),
+            // sqlx's guard was dropped a moment ago and has queued a ROLLBACK: a ping sends it.
+            Stage::Begun => poll_once(self.conn.ping()),
+            Stage::Ended => {}
         }
     }
 }
 
-/// Starts a future and lets it go: what it writes before it waits is written.
+/// Starts a future and drops it: what it writes before its first wait is written.
 fn poll_once(future: impl Future) {
     let _ = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
 }

@@ -1,15 +1,16 @@
-//! Connections of a pool on which nobody has left a transaction.
+//! Transactions of the crate's own on a pool's connections.
 
 use sqlx::pool::PoolConnection;
 use sqlx::{Connection as _, PgPool, Postgres};
 
+use super::own::{Attempt, NotBegun, Opening, in_own_transaction};
 use crate::Error;
 
-/// How many connections with somebody's open transaction are closed before a call gives up. They are a bug elsewhere, and
-/// one call should not empty the pool over it.
-pub(crate) const FOREIGN_TRANSACTIONS: usize = 3;
+/// How many connections with a foreign transaction one call closes before it gives up. They are a bug elsewhere, and one call
+/// should not empty the pool because of it.
+pub(super) const FOREIGN_TRANSACTIONS: usize = 3;
 
-/// The connections that a call tries, one after the other.
+/// The connections that one call tries, one after the other.
 pub(crate) struct Connections<'p> {
     pool: &'p PgPool,
     left: usize,
@@ -20,7 +21,8 @@ impl<'p> Connections<'p> {
         Self { pool, left: FOREIGN_TRANSACTIONS }
     }
 
-    /// The next one that is in no transaction, as far as sqlx knows; [`Error::UnknownTransaction`] once enough were in vain.
+    /// The next connection on which sqlx counts no transaction; [`Error::UnknownTransaction`] after
+    /// [`FOREIGN_TRANSACTIONS`] others.
     pub(crate) async fn next(&mut self) -> Result<PoolConnection<Postgres>, Error> {
         while self.left > 0 {
             self.left -= 1;
@@ -28,28 +30,57 @@ impl<'p> Connections<'p> {
             if !conn.is_in_transaction() {
                 return Ok(conn);
             }
-            // Whatever goes wrong while it closes, it is gone from the pool.
-            let _ = conn.close().await;
+            close(conn).await;
         }
         Err(Error::UnknownTransaction)
     }
+
+    /// Closes a connection with a foreign transaction, which neither commits that nor gives it back to the pool. Returns the
+    /// next connection.
+    pub(crate) async fn replace(
+        &mut self,
+        foreign: PoolConnection<Postgres>,
+    ) -> Result<PoolConnection<Postgres>, Error> {
+        close(foreign).await;
+        self.next().await
+    }
+
+    /// Runs `work` in a transaction on this connection, or on another one if this has a foreign transaction. Calls the work
+    /// at most once.
+    pub(crate) async fn in_transaction<R, E, W>(
+        mut self,
+        mut conn: PoolConnection<Postgres>,
+        opening: &Opening,
+        mut work: W,
+    ) -> Result<R, E>
+    where
+        E: From<Error>,
+        W: AsyncFnOnce(&mut sqlx::PgConnection) -> Result<R, E>,
+    {
+        loop {
+            match in_own_transaction(&mut conn, opening, work).await {
+                Attempt::NotBegun(NotBegun::Foreign, uncalled) => {
+                    work = uncalled;
+                    conn = self.replace(conn).await?;
+                }
+                attempt => return attempt.into_result(),
+            }
+        }
+    }
 }
 
-/// What an attempt came to; `None` where it met somebody's transaction. That connection is closed, which neither commits it nor
-/// gives it back, and another one is to be tried.
-pub(crate) async fn unless_foreign<R, E>(
-    conn: PoolConnection<Postgres>,
-    attempt: Result<Result<R, E>, Error>,
-) -> Option<Result<R, E>>
+/// Runs `work` in a transaction of its own, on one of the pool's [`Connections`]. Calls the work at most once.
+pub(crate) async fn in_pooled_transaction<R, E, W>(pool: &PgPool, opening: Opening, work: W) -> Result<R, E>
 where
     E: From<Error>,
+    W: AsyncFnOnce(&mut sqlx::PgConnection) -> Result<R, E>,
 {
-    match attempt {
-        Ok(settled) => Some(settled),
-        Err(Error::UnknownTransaction) => {
-            let _ = conn.close().await;
-            None
-        }
-        Err(error) => Some(Err(error.into())),
-    }
+    let mut connections = Connections::of(pool);
+    let first = connections.next().await?;
+    connections.in_transaction(first, &opening, work).await
+}
+
+/// An error while the connection closes changes nothing: it has left the pool.
+async fn close(conn: PoolConnection<Postgres>) {
+    let _ = conn.close().await;
 }

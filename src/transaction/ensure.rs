@@ -1,15 +1,11 @@
-//! Transaction mode: the effect and its response commit together, once per key.
-//!
-//! The protocol is `claim → perform → complete`, or a replay. [`claim`](crate::claim()) describes how a claim is won or lost,
-//! [`record`](crate::record) has the statements.
+//! The entry points of transaction mode.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sqlx::{Connection, PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool};
 
 use super::protocol::Call;
-use crate::observe::{Ending, call_span, spanned};
-use crate::session::{Connections, unless_foreign};
+use crate::observe::{call_span, observed};
 use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 
 /// Performs an operation once, however often it is asked for, with the [default options](Idempotency::new).
@@ -174,17 +170,13 @@ impl Idempotency {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        let ending = Ending::default();
         let span = call_span!("ensure_idempotent", Mode::Transaction, key);
-        let call = async {
-            let call = Call::new(&self, key, body, &ending)?;
-            if conn.is_in_transaction() {
-                call.ensure(conn, perform).await
-            } else {
-                call.ensure_alone(conn, &mut Some(perform)).await?
-            }
-        };
-        spanned(span, call, |result| ending.observe(key, result)).await
+        observed(span, key, async |watch| {
+            let call = Call::new(&self, key, body)?;
+            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await;
+            call.on_connection(conn, async |conn| call.ensure(conn, perform).await).await
+        })
+        .await
     }
 
     /// [`ensure_isolated`] with these options.
@@ -209,17 +201,13 @@ impl Idempotency {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
-        let ending = Ending::default();
         let span = call_span!("ensure_isolated", Mode::Transaction, key);
-        let call = async {
-            let call = Call::new(&self, key, body, &ending)?;
-            if conn.is_in_transaction() {
-                call.ensure_isolated(conn, perform).await
-            } else {
-                call.ensure_isolated_alone(conn, &mut Some(perform)).await?
-            }
-        };
-        spanned(span, call, |result| ending.observe(key, result)).await
+        observed(span, key, async |watch| {
+            let call = Call::new(&self, key, body)?;
+            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await;
+            call.on_connection(conn, async |conn| call.ensure_isolated(conn, perform).await).await
+        })
+        .await
     }
 
     /// [`ensure`](Self::ensure) for a caller with no transaction of its own: takes a connection from the pool, begins,
@@ -242,24 +230,17 @@ impl Idempotency {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        let ending = Ending::default();
         let span = call_span!("ensure_idempotent", Mode::Transaction, key);
-        let call = async {
-            let call = Call::new(&self, key, body, &ending)?;
-            let (mut perform, mut connections) = (Some(perform), Connections::of(pool));
-            loop {
-                let mut conn = connections.next().await?;
-                let attempt = if self.fewest_round_trips {
-                    call.ensure_in_fewest(&mut conn, &mut perform).await
-                } else {
-                    call.ensure_alone(&mut conn, &mut perform).await
-                };
-                if let Some(settled) = unless_foreign(conn, attempt).await {
-                    return settled;
-                }
+        observed(span, key, async |watch| {
+            let call = Call::new(&self, key, body)?;
+            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await;
+            if self.fewest_round_trips {
+                call.run_in_fewest(pool, perform).await
+            } else {
+                call.on_pool(pool, async |conn| call.ensure(conn, perform).await).await
             }
-        };
-        spanned(span, call, |result| ending.observe(key, result)).await
+        })
+        .await
     }
 
     /// [`ensure_isolated`](Self::ensure_isolated) for a caller with no transaction of its own, as [`run`](Self::run). An error
@@ -279,19 +260,12 @@ impl Idempotency {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
-        let ending = Ending::default();
         let span = call_span!("ensure_isolated", Mode::Transaction, key);
-        let call = async {
-            let call = Call::new(&self, key, body, &ending)?;
-            let (mut perform, mut connections) = (Some(perform), Connections::of(pool));
-            loop {
-                let mut conn = connections.next().await?;
-                let attempt = call.ensure_isolated_alone(&mut conn, &mut perform).await;
-                if let Some(settled) = unless_foreign(conn, attempt).await {
-                    return settled;
-                }
-            }
-        };
-        spanned(span, call, |result| ending.observe(key, result)).await
+        observed(span, key, async |watch| {
+            let call = Call::new(&self, key, body)?;
+            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await;
+            call.on_pool(pool, async |conn| call.ensure_isolated(conn, perform).await).await
+        })
+        .await
     }
 }

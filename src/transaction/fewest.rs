@@ -1,84 +1,87 @@
-//! The option *fewest round trips*: the claim in the message that begins the transaction, the completion in the one that
-//! commits. Off the main path: nothing else in the crate needs this file, nor the two functions of the schema that it calls.
+//! The option *fewest round trips*: the message that begins the transaction contains the claim, and the message that commits
+//! contains the completion. Only this file calls the functions `claim` and `complete` of the schema.
 //!
-//! Such a message is a text, to which nothing can be bound: values are digits in it, decimal or hexadecimal, and nothing else.
+//! Such a message takes no parameters. So its values are decimal or hexadecimal digits, and nothing else.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgTransaction, SqlSafeStr as _};
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, PgTransaction, SqlSafeStr as _};
 
 use super::protocol::Call;
+use super::{Outcome, decode, encode};
+use crate::claim::select_first;
 use crate::error::sqlstate;
 use crate::record::{Claim, Record, Response, Terms, draw_token};
-use crate::session::{NotBegun, begin_and_lend, is_taken};
-use crate::{Error, Fingerprint, Key, Outcome};
+use crate::session::{Attempt, CHECK, Connections, NotBegun, Opening, begin_and_lend};
+use crate::{Error, Fingerprint, Key};
 
-/// What `idempotency.complete` fails with.
+/// The SQLSTATEs with which `idempotency.complete` fails.
 const NOT_IN_TRANSACTION: &str = "IK002";
 const OUTLIVED_RETENTION: &str = "IK003";
 
-/// The longest response that is put into a text. Above it, twice the bytes and their decoding cost more than a round trip
-/// (measured; DESIGN.md).
+/// The longest response that goes into a message. For a longer one, twice the bytes and their decoding cost more than a round
+/// trip (measured; DESIGN.md).
 const MOST_INLINE: usize = 16 * 1024;
 
 impl Call<'_> {
-    /// As [`ensure_alone`](Call::ensure_alone), in fewer round trips. A key that is taken costs one more: the plain way then
-    /// finds out what is there.
-    pub(crate) async fn ensure_in_fewest<T, E, F>(
-        &self,
-        conn: &mut PgConnection,
-        perform: &mut Option<F>,
-    ) -> Result<Result<Outcome<T>, E>, Error>
+    /// As [`on_pool`](Self::on_pool) with [`ensure`](Self::ensure), in fewer round trips. If the key is taken, it costs one more:
+    /// the plain way then finds out what is there.
+    pub(super) async fn run_in_fewest<T, E, F>(&self, pool: &PgPool, mut perform: F) -> Result<Outcome<T>, E>
     where
         T: Serialize + DeserializeOwned,
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
         let (record, terms) = (self.record, &self.terms);
-        if let Some(replayed) = self.select_first(conn).await {
-            return Ok(replayed);
-        }
-        let started = Instant::now();
-        let (claim, claiming) = claim_text(record, terms)?;
-        let begin = format!("{CHECK}; {claiming}; begin", CHECK = crate::session::CHECK);
-        let ended = begin_and_lend(
-            conn,
-            AssertSqlSafe(begin).into_sql_str(),
-            true,
-            async |mut transaction: PgTransaction<'_>| {
-                self.observe_claim(started);
-                let perform = perform.take().ok_or(Error::UnknownTransaction)?;
-                let (response, encoded) = match self.perform(&mut transaction, perform).await {
-                    Ok(performed) => performed,
+        let mut connections = Connections::of(pool);
+        let mut conn = connections.next().await?;
+        loop {
+            if let Some(replayed) = self.replay_first(&mut conn).await {
+                return Ok(replayed?);
+            }
+            let (claim, claiming) = claim_text(record, terms)?;
+            let message = AssertSqlSafe(format!("{CHECK}; {claiming}; begin")).into_sql_str();
+            let work = async |mut transaction: PgTransaction<'_>, perform: F| {
+                let performed = match perform(&mut transaction).await {
+                    Ok(response) => encode(&response).map(|encoded| (response, encoded)).map_err(E::from),
+                    Err(error) => Err(error),
+                };
+                match performed {
+                    Ok((response, encoded)) => {
+                        complete_and_commit(transaction, record, claim, &encoded).await?;
+                        Ok(Outcome::Performed(response))
+                    }
                     Err(error) => {
                         let _ = transaction.rollback().await;
-                        return Err(error);
+                        Err(error)
                     }
-                };
-                let completed = complete_and_commit(transaction, record, claim, &encoded).await;
-                completed.map_err(|error| self.failed(error))?;
-                Ok(Outcome::Performed(response))
-            },
-        )
-        .await;
-        match ended {
-            Ok(ended) => Ok(ended),
-            Err(NotBegun::Failed(error)) if is_taken(&error) => {
-                self.selecting_first().ensure_alone(conn, perform).await
+                }
+            };
+            match begin_and_lend(&mut conn, &Opening::Claiming(message), perform, work).await {
+                Attempt::NotBegun(NotBegun::Foreign, uncalled) => {
+                    perform = uncalled;
+                    conn = connections.replace(conn).await?;
+                }
+                Attempt::NotBegun(NotBegun::Taken, uncalled) => {
+                    if let Some(response) = select_first(&mut conn, record, terms).await {
+                        return Ok(Outcome::Replayed(decode(&response)?));
+                    }
+                    let plain = async |conn: &mut PgConnection| self.ensure(conn, uncalled).await;
+                    return connections.in_transaction(conn, &Opening::Plain, plain).await;
+                }
+                attempt => return attempt.into_result(),
             }
-            Err(NotBegun::Failed(error)) => Ok(Err(self.failed(Error::of_statement(error)).into())),
-            Err(NotBegun::Foreign) => Err(Error::UnknownTransaction),
         }
     }
 }
 
-/// Stores the response and commits, in one message where the response is short; rolled back where either fails.
+/// Stores the response and commits: in one message if the response is short. If either fails, rolls back.
 ///
-/// One message means: neither without the other, because an error of the first statement keeps the second from being reached.
-/// AND CHAIN, because sqlx goes on counting a transaction. The chained one is empty and holds neither lock nor snapshot; the
-/// ROLLBACK that sqlx queues for it goes out with the ping of the pool's release, and nobody waits for it.
+/// In one message, an error of the first statement keeps the server from reaching the second. It commits AND CHAIN, because
+/// sqlx still counts a transaction. The chained one is empty and holds neither lock nor snapshot. sqlx queues a ROLLBACK for it,
+/// which goes out with the ping of the pool's release, so no caller waits for it.
 pub(crate) async fn complete_and_commit(
     mut transaction: PgTransaction<'_>,
     record: Record<'_>,
@@ -96,12 +99,12 @@ pub(crate) async fn complete_and_commit(
         transaction.execute(AssertSqlSafe(sql)).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
             Some(NOT_IN_TRANSACTION) => Error::NotInTransaction,
             Some(OUTLIVED_RETENTION) => Error::OutlivedRetention,
-            // It may be an error of the COMMIT, and so of the caller's deferred constraints and triggers.
+            // Perhaps an error of the COMMIT: of the caller's deferred constraints and triggers.
             _ => error.into(),
         })
     };
     if completed.is_err() {
-        // Awaited, so that a retry that follows at once finds the key free.
+        // Awaited, so that an immediate retry finds the key free.
         let _ = transaction.rollback().await;
     }
     completed
@@ -147,7 +150,7 @@ fn text(value: Option<&str>) -> String {
 }
 
 fn interval(value: Option<Duration>) -> String {
-    // Seconds, because PostgreSQL 13 and 14 read no number of microseconds past 2^31; no days, as for a bound parameter.
+    // In seconds, because PostgreSQL 13 and 14 read no number of microseconds above 2^31. Without days, as bound parameters.
     value.map_or_else(null, |value| format!("'{}.{:06} seconds'", value.as_secs(), value.subsec_micros()))
 }
 

@@ -1,0 +1,53 @@
+//! Transactions that outlive a function, for the HTTP layer: it lends them to a handler.
+
+use std::time::Duration;
+
+use sqlx::{Connection as _, Executor as _, PgPool, PgTransaction};
+
+use super::own::{Attempt, BEGIN, NotBegun, Opening, in_own_transaction};
+use super::pooled::FOREIGN_TRANSACTIONS;
+use crate::Error;
+use crate::error::sqlstate;
+
+/// How long the pool takes to have a connection back, which it pings first. This wait follows only a mistake elsewhere.
+const RELEASE: Duration = Duration::from_millis(20);
+
+/// Begins a transaction on a connection of the pool. **Not safe under cancellation**, because sqlx would give an open transaction
+/// back to the pool: call it in a task of its own.
+///
+/// A connection with a foreign transaction is closed, and another one taken.
+pub(crate) async fn begin_pooled(pool: &PgPool) -> Result<PgTransaction<'static>, Error> {
+    for _ in 0..FOREIGN_TRANSACTIONS {
+        match pool.begin_with(BEGIN).await {
+            // The check, and nothing else in this message, divides or can be in an aborted transaction.
+            Err(error) if matches!(sqlstate(&error).as_deref(), Some("22012" | "25P02")) => close_foreign(pool).await,
+            // sqlx counts this transaction: somebody has forgotten its guard. The attempt has rolled it back.
+            Err(sqlx::Error::InvalidSavePointStatement) => {}
+            begun => return Ok(begun?),
+        }
+    }
+    Err(Error::UnknownTransaction)
+}
+
+/// Commits a transaction without a claim. No completion fails in it, but COMMIT succeeds and saves nothing if the transaction is
+/// aborted, and sqlx leaves COMMIT out if a cancelled nested `begin` has ended the transaction.
+pub(crate) async fn commit_unclaimed(mut transaction: PgTransaction<'static>) -> Result<(), Error> {
+    if !transaction.is_in_transaction() {
+        return Err(Error::NotInTransaction);
+    }
+    transaction.execute("select 1").await?;
+    Ok(transaction.commit().await?)
+}
+
+/// Closes the idle connections that have a foreign transaction: the pool's `begin_with` gives the connection on which it failed
+/// back to the pool, and does not say which one it was.
+async fn close_foreign(pool: &PgPool) {
+    tokio::time::sleep(RELEASE).await;
+    let idle: Vec<_> = std::iter::from_fn(|| pool.try_acquire()).collect();
+    for mut conn in idle {
+        let begun = in_own_transaction(&mut conn, &Opening::Plain, async |_| Ok::<_, Error>(())).await;
+        if matches!(begun, Attempt::NotBegun(NotBegun::Foreign, _)) {
+            let _ = conn.close().await;
+        }
+    }
+}

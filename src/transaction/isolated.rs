@@ -1,0 +1,69 @@
+//! The protocol with `perform` behind a savepoint: a failure undoes what `perform` wrote, and nothing else.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::PgConnection;
+
+use super::protocol::Call;
+use super::{Outcome, Verdict, decode, encode};
+use crate::Error;
+use crate::claim::{Claimed, contend};
+use crate::record::Claim;
+use crate::session::Savepoint;
+
+impl Call<'_> {
+    /// As [`ensure`](Self::ensure), behind a savepoint.
+    pub(super) async fn ensure_isolated<T, E, F>(&self, conn: &mut PgConnection, perform: F) -> Result<Outcome<T>, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
+    {
+        let claim = match contend(conn, self.record, &self.terms, &mut None).await? {
+            Claimed::Replayed(response) => return Ok(Outcome::Replayed(decode(&response)?)),
+            Claimed::Won(claim) => claim,
+        };
+        let savepoint = Savepoint::set(conn, claim.token).await?;
+        let completed = match perform(&mut *conn).await {
+            Ok(verdict) => self.complete_isolated(conn, claim, savepoint, verdict).await.map_err(E::from),
+            Err(error) => Err(error),
+        };
+        if completed.is_err() {
+            // If this fails, the transaction is not in the promised state: that error counts more than the first.
+            self.undo_and_release(conn, claim, savepoint).await?;
+        }
+        completed.map(Outcome::Performed)
+    }
+
+    async fn complete_isolated<T>(
+        &self,
+        conn: &mut PgConnection,
+        claim: Claim,
+        mut savepoint: Savepoint,
+        verdict: Verdict<T>,
+    ) -> Result<T, Error>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let (Verdict::Keep(response) | Verdict::Undo(response)) = &verdict;
+        let encoded = encode(response)?;
+        if let Verdict::Undo(_) = verdict {
+            savepoint.undo(conn).await?;
+            // Set anew, so that a completion that fails can be undone too.
+            savepoint = Savepoint::set(conn, claim.token).await?;
+        }
+        self.record.complete(conn, claim, &encoded).await?;
+        savepoint.release(conn).await?;
+        let (Verdict::Keep(response) | Verdict::Undo(response)) = verdict;
+        Ok(response)
+    }
+
+    /// Leaves the transaction as it was before `perform`, and the key to the next caller.
+    async fn undo_and_release(&self, conn: &mut PgConnection, claim: Claim, savepoint: Savepoint) -> Result<(), Error> {
+        // The first error may be that of an earlier statement whose future `perform` has dropped: then nothing was sent.
+        if savepoint.undo(conn).await.is_err() {
+            savepoint.undo(conn).await?;
+        }
+        self.record.release(conn, claim).await
+    }
+}
