@@ -61,6 +61,16 @@ pub(crate) fn in_flight_within(chosen: Option<InFlight>, remembered: Duration) -
     }
 }
 
+/// The policy, if its wait is in range.
+pub(crate) const fn checked(in_flight: InFlight) -> Result<InFlight, InvalidDuration> {
+    if let InFlight::Wait(limit) = in_flight
+        && let Err(invalid) = within("wait", limit, WAIT)
+    {
+        return Err(invalid);
+    }
+    Ok(in_flight)
+}
+
 pub(crate) const fn within(
     option: &'static str,
     given: Duration,

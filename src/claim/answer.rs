@@ -1,4 +1,4 @@
-//! The answer to a claim that found a record: one table, read from the top.
+//! The answer to a claim that met a record: one table, read from the top.
 
 use std::time::Duration;
 
@@ -6,22 +6,23 @@ use crate::fingerprint::Comparison;
 use crate::record::{Found, Lease, Response, Terms};
 use crate::{Error, Key, Mode};
 
-/// When nothing says how long the owner will take: transactions are short, and a second does not hammer.
+/// The default `retry_after`, when no lease tells how long the owner will take. Transactions are short, and one request a second
+/// is no load.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What to do about a record that is in the way.
+/// What to do about a record.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// The claim is free again: take it over as this attempt.
+    /// Take the claim over, as this attempt.
     TakeOver { attempt: i32 },
-    /// Done before: give this back.
+    /// Return this response.
     Replay(Response),
 }
 
 /// Reads the table of DESIGN.md from the top: the first line that matches is the answer.
 ///
-/// An expired record is ignored, in any mode and state, so that no answer depends on whether a sweep came by.
-/// *Key reused* comes before *in flight*: a client that made a mistake should not have to wait for that answer.
+/// An expired record is ignored, in any mode and state, so that no answer depends on when a sweep runs. *Key reused* comes before
+/// *in flight*, so that a client that made a mistake need not wait to be told.
 pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, Error> {
     if found.expired {
         return Ok(Answer::TakeOver { attempt: 1 });
@@ -32,7 +33,7 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
     }
     let comparison = match (&terms.fingerprint, &found.fingerprint) {
         (Some(asked), Some(stored)) => asked.compare(stored),
-        // Marks, which are all alike.
+        // Marks have none.
         (None, None) => Comparison::Same,
         _ => Comparison::Other,
     };

@@ -1,49 +1,46 @@
-//! How a claim is won or lost: claim; else look, and do what the answer says; else wait for the owner, and go on.
-
-use std::time::{Duration, Instant};
+//! How a claim is won or lost: claim; else look, and do what the answer says; else wait for the owner, and look again.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use super::answer::{Answer, RETRY_AFTER, answer};
+use super::wait::Patience;
+use crate::Error;
 use crate::fingerprint::Comparison;
 use crate::record::{Awaited, Claim, Record, Response, Standing, TakeOver, Terms, wait_for_row};
-use crate::{Error, InFlight, Key, observe};
 
 /// How often a call looks without waiting. Each look but the first means that another owner began or ended between two
-/// statements of this call; a key that turns over faster than that is better retried later.
+/// statements of this call. If a key changes hands faster than that, a later retry is better.
 const LOOKS: usize = 10;
 
-/// What a claim came to.
+/// The end of a claim.
 pub(crate) enum Claimed<W = Claim> {
     Won(W),
-    /// Another call has completed; its response.
+    /// Another call has completed: its response.
     Replayed(Response),
 }
 
-/// Claims the key, or finds the response of the call that did, and counts which.
-pub(crate) async fn claim(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Result<Claimed, Error> {
-    let started = Instant::now();
-    let claimed = contend(conn, record, terms, &mut None).await;
-    observe_claim(terms, record.key, started, claimed.as_ref());
-    claimed
+/// One look at what is in the way.
+enum Step {
+    Claimed(Claimed),
+    /// The record changed meanwhile: look again.
+    Again,
+    /// An open transaction is in the way.
+    Held(Held),
 }
 
-/// Counts what a claim came to, with all its polls. A claim that was won is counted when it is settled.
-pub(crate) fn observe_claim<W>(terms: &Terms, key: &Key, started: Instant, claimed: Result<&Claimed<W>, &Error>) {
-    observe::claimed(terms.mode, key.operation(), started.elapsed());
-    match claimed {
-        Ok(Claimed::Won(_)) => {}
-        Ok(Claimed::Replayed(_)) => observe::outcome(terms.mode, key.operation(), observe::REPLAYED),
-        Err(error) => observe::failure(terms.mode, key.operation(), error),
-    }
+enum Held {
+    /// It claims the key.
+    Key,
+    /// It has locked the row without the key: a sweep, an operator, or a large batch of marks.
+    Row,
 }
 
-/// [`claim`], uncounted: for callers that poll. `asked` is the time of the call's first look, by the database's clock: a record
-/// that expires while a duplicate waits is still that duplicate's answer.
+/// Claims the key, or finds the response of the call that did. `asked` is the time of the call's first look, by the database's
+/// clock: a record that expires while a duplicate waits is still that duplicate's answer.
 ///
-/// A claim never waits for another one. Only [`Record::await_key`] waits, for as long as the policy says in all; the
-/// transaction is usable after it.
+/// No claim waits for another claim. Only [`Record::await_key`] waits, within the limit of the terms, and the transaction is
+/// usable after it.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,
@@ -54,90 +51,67 @@ pub(crate) async fn contend(
         return Ok(Claimed::Won(claim));
     }
     let mut patience = Patience::of(terms.in_flight);
-    // Counted are the looks that followed no wait: that many owners have begun or ended between two statements of this call.
     let mut looks = 0;
     while looks < LOOKS {
-        let look = record.look(conn, *asked).await?;
-        *asked = Some(look.asked);
         looks += 1;
-        let held = match look.standing {
-            Standing::Free => match record.claim(conn, terms).await? {
-                Some(claim) => return Ok(Claimed::Won(claim)),
-                None => continue,
-            },
-            Standing::Held => Held::Key,
-            Standing::Found(found) => {
-                let token = found.token;
-                let attempt = match answer(found, terms, record.key)? {
-                    Answer::Replay(response) => return Ok(Claimed::Replayed(response)),
-                    Answer::TakeOver { attempt } => attempt,
-                };
-                match record.take_over(conn, terms, look.asked, token, attempt).await? {
-                    TakeOver::Won(claim) => return Ok(Claimed::Won(claim)),
-                    TakeOver::Overtaken => continue,
-                    TakeOver::Held => Held::Key,
-                    TakeOver::Locked => Held::Row,
-                }
-            }
+        let held = match look_and_answer(conn, record, terms, asked).await? {
+            Step::Claimed(claimed) => return Ok(claimed),
+            Step::Again => continue,
+            Step::Held(held) => held,
         };
-        let Some(left) = patience.left() else {
-            match held {
-                Held::Key => break,
-                // A sweep's transaction ends soon, and leaves nothing.
-                Held::Row => continue,
-            }
-        };
-        looks = 0;
-        match held {
-            Held::Row => wait_for_row(conn, record.deployment).await?,
-            Held::Key => match record.await_key(conn, left, *asked).await? {
+        match (held, patience.left()) {
+            (Held::Key, None) => break,
+            // Such a transaction ends soon, and may leave nothing.
+            (Held::Row, None) => continue,
+            (Held::Row, Some(_)) => wait_for_row(conn, record.deployment).await?,
+            (Held::Key, Some(left)) => match record.await_key(conn, left, *asked).await? {
                 Awaited::Look => {}
                 Awaited::Claim => {
                     if let Some(claim) = record.claim(conn, terms).await? {
                         return Ok(Claimed::Won(claim));
                     }
                 }
-                // One more look: the owner may have ended at this moment.
+                // One more look, because the owner may have ended at this moment.
                 Awaited::TimedOut => patience.end(),
             },
         }
+        looks = 0;
     }
     Err(Error::InFlight { retry_after: RETRY_AFTER })
 }
 
-/// What an open transaction holds.
-enum Held {
-    Key,
-    /// The row alone: a sweep's, an operator's, or a large batch of marks.
-    Row,
+async fn look_and_answer(
+    conn: &mut PgConnection,
+    record: Record<'_>,
+    terms: &Terms,
+    asked: &mut Option<DateTime<Utc>>,
+) -> Result<Step, Error> {
+    let look = record.look(conn, *asked).await?;
+    *asked = Some(look.asked);
+    let found = match look.standing {
+        Standing::Found(found) => found,
+        Standing::Held => return Ok(Step::Held(Held::Key)),
+        Standing::Free => {
+            let claim = record.claim(conn, terms).await?;
+            return Ok(claim.map_or(Step::Again, |claim| Step::Claimed(Claimed::Won(claim))));
+        }
+    };
+    let token = found.token;
+    Ok(match answer(found, terms, record.key)? {
+        Answer::Replay(response) => Step::Claimed(Claimed::Replayed(response)),
+        Answer::TakeOver { attempt } => match record.take_over(conn, terms, look.asked, token, attempt).await? {
+            TakeOver::Won(claim) => Step::Claimed(Claimed::Won(claim)),
+            TakeOver::Overtaken => Step::Again,
+            TakeOver::Held => Step::Held(Held::Key),
+            TakeOver::Locked => Step::Held(Held::Row),
+        },
+    })
 }
 
-/// Until when a call waits.
-pub(crate) struct Patience(Option<Instant>);
-
-impl Patience {
-    pub(crate) fn of(in_flight: InFlight) -> Self {
-        Self(match in_flight {
-            InFlight::Reject => None,
-            InFlight::Wait(limit) => Some(Instant::now() + limit),
-        })
-    }
-
-    /// What is left of it; `None` where the call does not wait, or not any more.
-    pub(crate) fn left(&self) -> Option<Duration> {
-        let left = self.0?.saturating_duration_since(Instant::now());
-        (!left.is_zero()).then_some(left)
-    }
-
-    pub(crate) fn end(&mut self) {
-        self.0 = None;
-    }
-}
-
-/// Looks for a response to replay, before any claim and outside a transaction. Whatever else it meets, an error of an earlier
-/// statement on this connection too, the claim meets again and explains.
+/// Looks for a response to replay, before any claim and outside a transaction. If anything else is there, or the statement
+/// fails, returns `None`: the claim will meet it again and explain it.
 ///
-/// Does nothing where statements are not kept prepared: sqlx sends such a statement in two messages, between which a pooler in
+/// Without prepared statements this does nothing. sqlx would send the statement in two messages, and between these a pooler in
 /// transaction mode may change the server connection, where the nameless statement is another client's.
 pub(crate) async fn select_first(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Option<Response> {
     if !record.deployment.prepared {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::limits::{DEFAULT_RETENTION, RETENTION, WAIT, in_flight_within, within};
+use crate::limits::{DEFAULT_RETENTION, RETENTION, checked, in_flight_within, within};
 use crate::{Deployment, InFlight, InvalidDuration};
 
 /// How operations are made idempotent: retention, in-flight policy, deployment, and two options that save round trips.
@@ -69,12 +69,10 @@ impl Idempotency {
     ///
     /// [`InvalidDuration`] for a wait under a millisecond (take [`InFlight::Reject`]) or over an hour.
     pub const fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
-        if let InFlight::Wait(limit) = in_flight
-            && let Err(invalid) = within("wait", limit, WAIT)
-        {
-            return Err(invalid);
+        match checked(in_flight) {
+            Ok(in_flight) => Ok(Self { in_flight: Some(in_flight), ..self }),
+            Err(invalid) => Err(invalid),
         }
-        Ok(Self { in_flight: Some(in_flight), ..self })
     }
 
     pub(crate) fn in_flight(&self) -> Result<InFlight, InvalidDuration> {

@@ -1,0 +1,61 @@
+//! How long a call waits for another owner: on its connection, or between polls without one.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use crate::InFlight;
+
+/// The time that is left to a call that waits on its connection.
+pub(crate) struct Patience(Option<Instant>);
+
+impl Patience {
+    pub(crate) fn of(in_flight: InFlight) -> Self {
+        Self(match in_flight {
+            InFlight::Reject => None,
+            InFlight::Wait(limit) => Some(Instant::now() + limit),
+        })
+    }
+
+    /// `None` if the call does not wait, or no longer.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        let left = self.0?.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.0 = None;
+    }
+}
+
+/// The pause between two polls. Short enough for a person, and long enough for a database.
+const PAUSES: Range<Duration> = Duration::from_millis(50)..Duration::from_millis(500);
+
+/// The pauses of one call that polls. Each is twice as long as the one before, and none ends after the deadline.
+pub(crate) struct Polls {
+    deadline: Instant,
+    pause: Duration,
+}
+
+impl Polls {
+    pub(crate) fn until(deadline: Instant) -> Self {
+        Self { deadline, pause: PAUSES.start }
+    }
+
+    /// Pauses, and returns whether to ask again.
+    pub(crate) async fn rest(&mut self) -> bool {
+        if Instant::now() >= self.deadline {
+            return false;
+        }
+        sleep_until((Instant::now() + jittered(self.pause)).min(self.deadline)).await;
+        self.pause = (self.pause * 2).min(PAUSES.end);
+        true
+    }
+}
+
+/// Between half of the pause and all of it, so that callers that came together do not come back together.
+pub(crate) fn jittered(pause: Duration) -> Duration {
+    let random = getrandom::u32().unwrap_or(u32::MAX);
+    pause.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)
+}

@@ -1,0 +1,88 @@
+//! Marking one key.
+
+use std::time::{Duration, Instant};
+
+use sqlx::{Connection as _, PgConnection};
+
+use super::Dedup;
+use crate::claim::{Claimed, contend};
+use crate::observe::{call_span, outcome_of, spanned};
+use crate::record::{Record, Terms};
+use crate::{Error, Key, Mode, observe};
+
+/// The answer to a mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "a duplicate must not be processed"]
+pub enum Marked {
+    /// The key was not marked within the window. Process the event, in this transaction.
+    First,
+    /// The key is marked: by a transaction that has committed, by this transaction, or by an earlier place in the same batch.
+    /// Do not process the event.
+    Duplicate,
+}
+
+impl Marked {
+    pub(super) fn outcome(self) -> &'static str {
+        match self {
+            Self::First => observe::PERFORMED,
+            Self::Duplicate => observe::REPLAYED,
+        }
+    }
+}
+
+/// Marks a key for `window`, in the caller's transaction. Waits for another transaction that is marking it, for at most 5 seconds
+/// and at most half the window.
+///
+/// # Errors
+///
+/// As [`Dedup::mark`], and [`Error::InvalidDuration`] for a window under a millisecond or over ten years.
+///
+/// # Cancellation
+///
+/// As [`Dedup::mark`].
+pub async fn mark(conn: &mut PgConnection, key: &Key, window: Duration) -> Result<Marked, Error> {
+    Dedup::new(window)?.mark(conn, key).await
+}
+
+impl Dedup {
+    /// Marks a key: one statement for the first, two for a duplicate.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::NotInTransaction`]: the connection is in autocommit, where the mark would commit without the processing.
+    /// - [`Error::InFlight`]: another transaction is marking it, and did not end in time. This transaction is still usable.
+    /// - [`Error::OtherMode`]: the key belongs to another mode. [`Error::UnknownMode`]: to a mode of a newer release.
+    /// - [`Error::Retryable`], [`Error::Database`], [`Error::SchemaMissing`].
+    ///
+    /// # Cancellation
+    ///
+    /// Drop the transaction together with this future: it may have marked the key.
+    pub async fn mark(self, conn: &mut PgConnection, key: &Key) -> Result<Marked, Error> {
+        let started = Instant::now();
+        let span = call_span!("mark", Mode::Mark, key);
+        let outcome = |marked: &Result<Marked, Error>| outcome_of(marked, |marked| marked.outcome());
+        let marked = spanned(span, self.claim_or_look(conn, key), outcome).await;
+        observe::claimed(Mode::Mark, key.operation(), started.elapsed());
+        observe::outcome(Mode::Mark, key.operation(), outcome(&marked));
+        marked
+    }
+
+    async fn claim_or_look(self, conn: &mut PgConnection, key: &Key) -> Result<Marked, Error> {
+        if !conn.is_in_transaction() {
+            return Err(Error::NotInTransaction);
+        }
+        let terms = Terms {
+            mode: Mode::Mark,
+            fingerprint: None,
+            retention: self.window,
+            in_flight: self.in_flight()?,
+            lease: None,
+            max_attempts: None,
+        };
+        let record = Record { key, deployment: self.deployment };
+        Ok(match contend(conn, record, &terms, &mut None).await? {
+            Claimed::Won(_) => Marked::First,
+            Claimed::Replayed(_) => Marked::Duplicate,
+        })
+    }
+}

@@ -1,0 +1,54 @@
+//! The options of mark mode.
+
+use std::time::Duration;
+
+use crate::limits::{RETENTION, checked, in_flight_within, within};
+use crate::{Deployment, InFlight, InvalidDuration};
+
+/// How keys are marked: the window, and what to do about a mark that is not committed yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dedup {
+    pub(super) window: Duration,
+    in_flight: Option<InFlight>,
+    pub(super) deployment: Deployment,
+}
+
+impl Dedup {
+    /// Marks that last for `window`, counted from the mark by the database's clock. The window does not depend on sweeps. Make it
+    /// longer than the transaction that marks and processes: if the window ends first, the mark is expired as soon as others can
+    /// see it.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] under a millisecond or over ten years.
+    pub const fn new(window: Duration) -> Result<Self, InvalidDuration> {
+        match within("window", window, RETENTION) {
+            Ok(window) => Ok(Self { window, in_flight: None, deployment: Deployment::new() }),
+            Err(invalid) => Err(invalid),
+        }
+    }
+
+    /// What to do about a mark whose transaction is still open. The default is to wait for 5 seconds, or for half the window if
+    /// that is shorter. If the wait is not shorter than the window, every call returns
+    /// [`Error::InvalidDuration`](crate::Error::InvalidDuration).
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] for a wait under a millisecond (use [`InFlight::Reject`]) or over an hour.
+    pub const fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
+        match checked(in_flight) {
+            Ok(in_flight) => Ok(Self { in_flight: Some(in_flight), ..self }),
+            Err(invalid) => Err(invalid),
+        }
+    }
+
+    /// How the service reaches the database, for example behind a pooler.
+    #[must_use]
+    pub const fn with_deployment(self, deployment: Deployment) -> Self {
+        Self { deployment, ..self }
+    }
+
+    pub(super) fn in_flight(&self) -> Result<InFlight, InvalidDuration> {
+        in_flight_within(self.in_flight, self.window)
+    }
+}
