@@ -1,18 +1,17 @@
 //! Lease mode: effects outside the database, at least once or at most once, by choice.
 //!
-//! A payment gateway, an SMS, another service cannot share a transaction with their key. So the key is claimed in one
-//! transaction, the work is done, and its result is stored in another; between the two, the process may die. Nothing in the
-//! world can then tell whether the work took effect, and the crate does not pretend to. You choose, with a [`Policy`], what
-//! the next caller does:
+//! A payment gateway, an SMS or another service cannot share a transaction with a key. So one transaction claims the key, the
+//! work runs, and another transaction stores its result. If the process dies between the two, nobody can tell whether the work
+//! took effect. Your [`Policy`] decides what the next caller does:
 //!
-//! - [`AtLeastOnce`](Policy::AtLeastOnce) takes a lapsed claim over and does the work again. **The outside effect can happen
-//!   twice.** Give the other side [`Lease::downstream_key`], if it dedupes by one, and it sees one operation.
-//! - [`AtMostOnce`](Policy::AtMostOnce) never does it again. **The effect can be left unknown**: the key is
-//!   [indeterminate](Error::Indeterminate) until somebody finds out and says [`resolve`] or [`release`].
+//! - [`AtLeastOnce`](Policy::AtLeastOnce) takes a lapsed claim over and does the work again. **The effect can happen twice.** If
+//!   the other service deduplicates by a key, give it [`Lease::downstream_key`], and it sees one operation.
+//! - [`AtMostOnce`](Policy::AtMostOnce) never does the work again. **The effect can stay unknown**: the key is
+//!   [indeterminate](crate::Error::Indeterminate) until an operator finds out and calls [`resolve`] or [`release`].
 //!
-//! Either way at most one result is stored, and a stale owner can neither store nor undo anything: every write demands the
-//! fencing token of the claim. Where the effect is in this database, take [`ensure_idempotent`](crate::ensure_idempotent())
-//! instead: it is cheaper, and exactly once.
+//! Under both policies at most one result is stored. A stale owner can neither store nor undo anything, because every write
+//! demands the fencing token of the claim. For an effect in this database, use
+//! [`ensure_idempotent`](crate::ensure_idempotent()): it is cheaper, and exactly once.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -36,13 +35,15 @@
 //!
 //! # The lease
 //!
-//! A claim lasts for the length of its lease, by the database's clock, and renews itself at a third of it while the work
-//! runs. The owner has a clock of its own too: counted from before the claim was sent, so that it ends first. Past nine
-//! tenths without a renewal the work is dropped at its next await and the call ends in [`Error::LeaseLost`]. That clock
-//! stands still while the machine sleeps, and work that does not await is not dropped: the fence alone is certain. Make the
-//! lease several times as long as a database outage that you mean to sit out, and as short as you can bear to wait for the
-//! next attempt: 40 seconds is usual. A queue that delivers again before the lease has lapsed only buys
-//! [`Error::InFlight`]. The renewal is a Tokio task, so lease mode needs Tokio.
+//! A claim lasts for the length of its lease, by the database's clock. While the work runs, the claim renews itself at a third of
+//! the lease, in a Tokio task. The owner has a clock of its own, which starts before the claim is sent and so ends first. If
+//! nine tenths of the lease pass without a renewal, the work is dropped at its next await, and the call ends in
+//! [`Error::LeaseLost`](crate::Error::LeaseLost). The owner's clock stops while the machine sleeps, and work that does not await is
+//! not dropped. Only the fencing token is certain.
+//!
+//! Make the lease several times as long as a database outage that the work should survive, and no longer than the next attempt
+//! may wait: 40 seconds is usual. A queue that delivers a message again before the lease has lapsed only gets
+//! [`Error::InFlight`](crate::Error::InFlight).
 
 mod guard;
 mod leasing;

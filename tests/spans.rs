@@ -183,7 +183,7 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
         ]
     );
     let text = listener.text();
-    assert!(text.contains("left to lapse"), "a lease that was dropped is told\n{text}");
+    assert!(text.contains("its claim lapses"), "a dropped lease is logged\n{text}");
     assert!(!text.contains(SCOPE) && !text.contains(VALUE), "never the key or its scope\n{text}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The lease in an owner's hand.
+//! A lease, as its owner holds it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,16 +22,16 @@ use crate::session::Opening;
 use crate::transaction::encode;
 use crate::{Error, Fingerprint, Key, observe};
 
-/// How many tries to store a result, each as long as it may be, fit into a lease.
+/// How many tries to store a result fit into a lease, if each takes as long as it may.
 const COMPLETION_TRIES: u32 = 3;
-/// How many pauses between two tries would fit into a lease: a dozen at most, each on a lease of 40 s some 2 s.
+/// The pause between two tries, as a share of the lease: 2 s for a lease of 40 s.
 const COMPLETION_PAUSES: u32 = 20;
 
 /// The right and the duty to do the work of one key. It renews itself until it is settled, lost or dropped.
 ///
-/// Settle it by [`complete`](Self::complete) or [`release`](Self::release). **Dropped, it is left to lapse**, which is logged:
-/// the next caller takes it over, or finds it indeterminate, as the [`Policy`] says. Nothing is undone, because nobody knows
-/// whether the work took effect.
+/// Settle it with [`complete`](Self::complete) or [`release`](Self::release). **If it is dropped, the claim lapses**, and a warning
+/// is logged. The next caller then takes it over, or finds it indeterminate, as the [`Policy`] says. Nothing is undone, because
+/// nobody knows whether the work took effect.
 #[derive(Debug)]
 #[must_use = "a lease that is dropped lapses unperformed"]
 pub struct Lease {
@@ -88,32 +88,31 @@ impl Lease {
         &self.owner.key
     }
 
-    /// 1 for the first claim, one more at each take-over.
+    /// 1 for the first claim, and one more for each take-over.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.owner.attempt
     }
 
-    /// The fencing token. A system that takes part in the fencing remembers the last one it saw under a key.
+    /// The fencing token. A system that checks it must compare for equality: tokens are random, and have no order.
     #[must_use]
     pub fn token(&self) -> i64 {
         self.owner.token
     }
 
-    /// A key for the next service, the same in every attempt of this operation, as [`downstream_key`](super::downstream_key)
-    /// derives it.
+    /// A key for the next service, the same in every attempt of this operation: see [`downstream_key`](super::downstream_key).
     #[must_use]
     pub fn downstream_key(&self) -> String {
         self.owner.downstream_key()
     }
 
-    /// How long the owner may still work, by its own clock, unless a renewal prolongs it.
+    /// How long the owner may still work, by its own clock. A renewal prolongs it.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.owner.deadline.get().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether the lease is lost: stop at once. Ask before each effect of work that has several.
+    /// Whether the lease is lost. Then stop at once. Work with several effects should ask before each.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.owner.is_lost()
@@ -124,34 +123,34 @@ impl Lease {
         self.owner.deadline.past().await;
     }
 
-    /// Says that the work did nothing, so that an error of it may be retried under `AtMostOnce` too. Gives the error back:
+    /// Declares that the work did nothing, so that its error allows a retry under `AtMostOnce` too. Returns the error:
     /// `return Err(lease.not_performed(error))`.
     ///
-    /// **It holds for the work as a whole, and cannot be taken back.** Say it only where the work ends with this error; not
-    /// for a first try that another follows.
+    /// **It holds for the work as a whole and is final.** Call it only if the work ends with this error, and not for a first try
+    /// that another one follows.
     pub fn not_performed<E>(&self, error: E) -> E {
         self.not_performed.store(true, Ordering::Relaxed);
         error
     }
 
-    /// Stores the result: every repeat gets it, for the retention, counted from now.
+    /// Stores the result. Every repeat gets it, for the retention, counted from now.
     ///
-    /// The work is done, and its result would be lost with one broken connection: so every error of the database is tried
-    /// again, for as long as the lease was asked for.
+    /// The work is done, and one broken connection would lose its result. So after an error of the database this tries again, for
+    /// the length of one lease.
     ///
     /// # Errors
     ///
-    /// [`Error::LeaseLost`] where another owner has the claim, or has had it; [`Error::Unencodable`]; the database's. After
-    /// an error the claim is left to lapse.
+    /// [`Error::LeaseLost`] if another owner has the claim, or has had it; [`Error::Unencodable`]; errors of the database. After an
+    /// error the claim lapses.
     ///
     /// # Cancellation
     ///
-    /// Stored, or left to lapse.
+    /// The result is stored, or the claim lapses.
     pub fn complete<T>(self, response: &T) -> impl Future<Output = Result<(), Error>> + Send + use<T>
     where
         T: Serialize + DeserializeOwned,
     {
-        // Before the first await: a reference across it would ask for `T: Sync`.
+        // Before the first await, because a reference across it would demand `T: Sync`.
         let encoded = encode(response);
         async move { self.complete_encoded(&encoded?).await }
     }
@@ -164,7 +163,7 @@ impl Lease {
     async fn store(mut self, encoded: &Response) -> Result<(), Error> {
         let Leasing { policy, retention, .. } = self.leasing;
         let give_up_at = Instant::now() + policy.lease();
-        // A network that swallows everything must not eat up the time of the next try.
+        // A network that drops all packets must not take the time of the next try.
         let a_try = policy.lease() / COMPLETION_TRIES;
         loop {
             let stored = timeout(
@@ -180,8 +179,8 @@ impl Lease {
                     observe::outcome(policy.mode(), self.owner.key.operation(), observe::PERFORMED);
                     return Ok(());
                 }
-                // These will not be better next time. The same token with the same response counts as stored, so a commit
-                // whose answer was lost is found by the next try.
+                // Another try would get the same error. It is not the answer to a lost COMMIT: the same token with the same
+                // response counts as stored.
                 Ok(Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. }))) => {
                     self.settled = matches!(error, Error::LeaseLost);
                     return Err(self.failed(error));
@@ -195,10 +194,10 @@ impl Lease {
         }
     }
 
-    /// Gives the claim up unperformed: the next caller may claim at once, under either policy. Only for work that did
-    /// nothing, or whose effect may repeat. `reason` is kept with the record.
+    /// Releases the claim: the next caller may claim at once, under either policy. Only for work that did nothing, or whose effect
+    /// may repeat. The record keeps `reason`.
     ///
-    /// It is tried once, for as long as the lease was asked for at most. A claim that could not be released lapses.
+    /// This tries once, for at most the length of one lease. If that fails, the claim lapses.
     ///
     /// # Errors
     ///
@@ -206,7 +205,7 @@ impl Lease {
     ///
     /// # Cancellation
     ///
-    /// Released, or left to lapse.
+    /// The claim is released, or lapses.
     pub async fn release(mut self, reason: &str) -> Result<(), Error> {
         let giving_up = committed(&self.pool, Opening::Plain, async |conn| {
             self.record().give_up(conn, self.owner.token, reason, Actor::Owner).await
@@ -216,8 +215,8 @@ impl Lease {
         released
     }
 
-    /// What the policy says about work that failed. The work's own error is the news: if this cannot be said to the
-    /// database, the claim lapses, which says the same later.
+    /// Releases or ends the claim of work that failed, as the policy says. An error of that is ignored: the caller needs the error
+    /// of the work, and the claim lapses.
     pub(crate) async fn fail(mut self, reason: &str) {
         observe::outcome(self.leasing.policy.mode(), self.owner.key.operation(), observe::FAILED);
         let may_repeat = matches!(self.leasing.policy, Policy::AtLeastOnce { .. });
@@ -233,8 +232,8 @@ impl Lease {
         self.settled = lapsed.is_ok();
     }
 
-    /// Ends a statement that takes as long as the lease: a network that swallows everything would hold it for as long as TCP
-    /// is patient, and the claim lapses meanwhile, which says the same.
+    /// Stops waiting for a statement after the length of one lease. A network that drops all packets would hold it until TCP gives
+    /// up, and the claim lapses meanwhile.
     async fn for_a_lease(&self, statement: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
         let timed_out = || Err(Error::Database(sqlx::Error::PoolTimedOut));
         timeout(self.leasing.policy.lease(), statement).await.unwrap_or_else(|_| timed_out())
@@ -259,12 +258,12 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.renewal.abort();
         if !self.settled {
-            // The token finds the record, and tells no more than that.
+            // The token finds the record, and is no secret.
             tracing::warn!(
                 operation = self.owner.key.operation(),
                 token = self.owner.token,
                 attempt = self.owner.attempt,
-                "a lease was dropped unsettled and is left to lapse"
+                "a lease was dropped before it was completed or released; its claim lapses"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! How a lease is acquired, and the calls that act on one from outside.
+//! Leased operations: their options, how a claim becomes a lease, and the call that does the work.
 
 use std::fmt::Display;
 use std::future::poll_fn;
@@ -23,11 +23,11 @@ use crate::session::{Opening, in_pooled_transaction};
 use crate::transaction::{decode, encode};
 use crate::{Body, Deployment, Error, Fingerprint, InFlight, InvalidDuration, Key, Outcome, observe};
 
-/// Claims are transactions of a millisecond: who waits longer for one waits for a stuck server, or for a caller who uses
-/// the key in transaction mode.
+/// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in transaction
+/// mode.
 const CLAIM_WAIT: Duration = Duration::from_secs(1);
 
-/// How operations are leased: the policy, and how long to remember, retry and wait.
+/// The options of lease mode: the policy, the retention, the number of attempts, and how long to wait for another owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leasing {
     pub(super) policy: Policy,
@@ -37,22 +37,22 @@ pub struct Leasing {
     pub(super) deployment: Deployment,
 }
 
-/// What [`Leasing::acquire`] gives.
+/// The answer of [`Leasing::acquire`].
 #[allow(clippy::large_enum_variant, reason = "moved once for each claim, which costs two transactions")]
 #[derive(Debug)]
 #[must_use = "a lease that is dropped lapses unperformed"]
 pub enum Acquired<T> {
-    /// The right and the duty to do the work.
+    /// This caller has to do the work.
     Lease(Lease),
-    /// An earlier owner did; its response.
+    /// An earlier owner has done it: its response.
     Replayed(T),
 }
 
-/// Does the work once for each key, with the default options of [`Leasing::new`].
+/// Does the work once for each key, with the options of [`Leasing::new`].
 ///
 /// # Errors
 ///
-/// As [`Leasing::ensure`], and [`Error::InvalidDuration`] for a lease that makes no sense.
+/// As [`Leasing::ensure`], and [`Error::InvalidDuration`] for a lease under 10 ms or over 12 hours.
 ///
 /// # Cancellation
 ///
@@ -75,7 +75,7 @@ where
 }
 
 impl Leasing {
-    /// A retention of 24 hours, any number of attempts, no waiting.
+    /// The defaults are a retention of 24 hours, unlimited attempts, and no waiting.
     ///
     /// # Errors
     ///
@@ -96,8 +96,8 @@ impl Leasing {
         self.policy.mode()
     }
 
-    /// How long a result is remembered, counted from the completion; and how long an unfinished claim is, counted from
-    /// itself. Past it the key is new.
+    /// How long a result is remembered, counted from its completion, and how long an unfinished claim is remembered, counted from
+    /// the claim. After that the key is new.
     ///
     /// # Errors
     ///
@@ -110,17 +110,17 @@ impl Leasing {
         }
     }
 
-    /// After how many attempts the next one is refused as [`Error::Exhausted`]: a poison message. Attempts that lapsed
-    /// count too, so a few deployments that kill their workers can make a healthy message look like one. To give an
-    /// exhausted operation another chance, [forget](crate::operator::forget) it.
+    /// After how many attempts a call returns [`Error::Exhausted`]: the operation is a poison message. The default is unlimited.
+    /// Attempts that lapsed count too, so deployments that kill their workers can exhaust a healthy operation. To give it another
+    /// chance, [forget](crate::operator::forget) it.
     #[must_use]
     pub const fn with_max_attempts(self, max_attempts: NonZeroU32) -> Self {
         Self { max_attempts: Some(max_attempts), ..self }
     }
 
-    /// How long to wait for another owner's result before [`Error::InFlight`]. It polls, with jitter, and holds no
-    /// connection between two polls. Zero, the default, does not wait. A wait that is not shorter than the retention is
-    /// [`Error::InvalidDuration`] when a call is made.
+    /// How long to wait for another owner's result before the call returns [`Error::InFlight`]. The default is zero: do not wait.
+    /// The call polls, with jitter, and holds no connection between two polls. If the wait is not shorter than the retention,
+    /// every call returns [`Error::InvalidDuration`].
     ///
     /// # Errors
     ///
@@ -132,33 +132,33 @@ impl Leasing {
         }
     }
 
-    /// How the database is reached: behind a pooler, for one.
+    /// How the service reaches the database, for example behind a pooler.
     #[must_use]
     pub const fn with_deployment(self, deployment: Deployment) -> Self {
         Self { deployment, ..self }
     }
 
-    /// Does the work once for each key, and gives every repeat the first result.
+    /// Does the work once for each key, and returns the first result to every repeat.
     ///
-    /// `work` runs under a [`Lease`] that renews itself, and is dropped when that is lost. When it returns an error,
-    /// `AtLeastOnce` releases the claim, so that the next caller tries again; `AtMostOnce` leaves it indeterminate, unless
-    /// the work has said that nothing happened, by [`Lease::not_performed`].
+    /// `work` runs under a [`Lease`] that renews itself. When the lease is lost, `work` is dropped. When `work` returns an error,
+    /// `AtLeastOnce` releases the claim, so that the next caller tries again. `AtMostOnce` leaves the key indeterminate, unless the
+    /// work has called [`Lease::not_performed`].
     ///
     /// # Errors
     ///
-    /// - An error of `work` comes back untouched; its text is kept with the record, as `last_error`.
-    /// - What the key's record says: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight) with what is left of the
+    /// - An error of `work` comes back unchanged. The record keeps its text, as `last_error`.
+    /// - The answers of the record: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight) with what is left of the
     ///   lease, [`Indeterminate`](Error::Indeterminate), [`Exhausted`](Error::Exhausted), [`OtherMode`](Error::OtherMode),
     ///   [`Undecodable`](Error::Undecodable), [`UnknownFingerprint`](Error::UnknownFingerprint),
-    ///   [`UnknownMode`](Error::UnknownMode). No work was done.
-    /// - [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing): no work was done.
-    /// - [`LeaseLost`](Error::LeaseLost), [`Unencodable`](Error::Unencodable): work was done, or begun, and not stored.
-    /// - The database's own: [`Retryable`](Error::Retryable), [`Database`](Error::Database).
+    ///   [`UnknownMode`](Error::UnknownMode). The work did not begin.
+    /// - [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing): the work did not begin.
+    /// - [`LeaseLost`](Error::LeaseLost), [`Unencodable`](Error::Unencodable): the work has begun, and its result was not stored.
+    /// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database).
     ///
     /// # Cancellation
     ///
-    /// Dropped before the claim is committed, nothing has happened. Dropped later, the claim lapses: the next caller takes
-    /// it over, or finds it indeterminate.
+    /// If the future is dropped before the claim commits, nothing has happened. Later, the claim lapses: the next caller takes it
+    /// over, or finds it indeterminate.
     pub async fn ensure<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, work: F) -> Result<Outcome<T>, E>
     where
         T: Serialize + DeserializeOwned,
@@ -205,7 +205,7 @@ impl Leasing {
         }
     }
 
-    /// Claims the key and gives the lease in hand, for work that does not fit a closure.
+    /// Claims the key and returns the lease, for work that does not fit into a closure.
     ///
     /// # Errors
     ///
@@ -213,11 +213,11 @@ impl Leasing {
     ///
     /// # Panics
     ///
-    /// Outside a Tokio runtime, before anything is claimed: the renewal is a task.
+    /// Outside a Tokio runtime, before the claim: the renewal is a task.
     ///
     /// # Cancellation
     ///
-    /// Nothing has happened, or the claim was committed and lapses. So it does where its COMMIT's answer is lost.
+    /// Nothing has happened, or the claim is committed and lapses. It also lapses if the answer of its COMMIT is lost.
     pub async fn acquire<T, B>(self, pool: &PgPool, key: &Key, body: &B) -> Result<Acquired<T>, Error>
     where
         T: DeserializeOwned,
@@ -267,7 +267,7 @@ impl Leasing {
         let mut polls = Polls::until(started + self.wait_for);
         let mut asked = None;
         let (claimed_at, claimed) = loop {
-            // From before the claim is sent: the owner's clock must run ahead of the database's.
+            // Before the claim is sent, because the owner's clock must end before the database's.
             let claimed_at = Instant::now();
             let claimed = in_pooled_transaction(pool, Opening::Durable, async |conn| {
                 contend(conn, record, &terms, &mut asked).await
@@ -285,8 +285,8 @@ impl Leasing {
     }
 }
 
-/// The work's outcome, or `None` once the lease is lost. That is asked first: a process that was suspended past its lease
-/// must not take another step of the work when it wakes.
+/// The result of the work, or `None` when the lease is lost. This polls the lease first: a process that was suspended past its
+/// lease must not continue its work when it wakes.
 pub(crate) async fn unless_lost<R>(lease: &Lease, work: impl Future<Output = R>) -> Option<R> {
     let mut lost = pin!(lease.lost());
     let mut work = pin!(work);

@@ -1,4 +1,4 @@
-//! The owner of a lease: which claim it is, and until when it lasts by the owner's own clock.
+//! The owner of a lease: its claim, and its deadline by the owner's own clock.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 use super::renewal::Deadline;
 use crate::{Body, Fingerprint, InvalidBody, Key};
 
-/// What a lease is about, to look at. Settling it is for the [`Lease`](super::Lease) alone.
+/// The facts of a lease, to read. Only the [`Lease`](super::Lease) itself completes or releases the claim.
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     pub(super) key: Key,
@@ -32,21 +32,21 @@ impl Owner {
     }
 }
 
-/// A key for the next service, the same in every attempt of an operation: 32 hexadecimal digits of a SHA-256 of the key and
-/// the fingerprint. A gateway that dedupes by it sees one operation, however many attempts there are; and an operator who
-/// looks up what became of an indeterminate one finds it under this key.
+/// A key for the next service, the same in every attempt of an operation: 32 hexadecimal digits of a SHA-256 of the key and the
+/// fingerprint. A gateway that deduplicates by it sees one operation, however many attempts there are. An operator can look up an
+/// indeterminate operation there under this key.
 ///
-/// It does not outlive the retention in meaning: the same key with the same body is a new operation then, and derives the
-/// same key for a gateway that may remember longer.
+/// After the retention, the same key with the same body is a new operation, with the same downstream key. A gateway that
+/// remembers longer would take it for the old one.
 ///
 /// # Errors
 ///
-/// [`InvalidBody`] where the body has no fingerprint.
+/// [`InvalidBody`] if the body has no fingerprint.
 pub fn downstream_key<B: Body + ?Sized>(key: &Key, body: &B) -> Result<String, InvalidBody> {
     Ok(derive_downstream_key(key, body.fingerprint()?.as_bytes()))
 }
 
-/// From a fingerprint as it is stored, version and all.
+/// Derives it from the fingerprint as the record stores it, with its version byte.
 pub(crate) fn derive_downstream_key(key: &Key, fingerprint: &[u8]) -> String {
     let mut hasher = Sha256::new_with_prefix(b"downstream");
     key.hash_into(&mut hasher);

@@ -1,26 +1,26 @@
-//! The one decision that nobody can take for you.
+//! What happens after a crash: the decision that only the service can make.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::Mode;
 
-/// Short enough for tests; past half a day somebody has mistaken the lease for the retention.
+/// 10 ms is short enough for tests. A lease above 12 hours is probably meant as a retention.
 pub(super) const LEASE: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(12 * 60 * 60);
 
-/// What becomes of a claim whose owner is gone. There is no default.
+/// What the next caller does when the owner of a claim is gone. There is no default.
 ///
 /// `lease` is how long a claim lasts without a renewal, and so how long the next caller waits after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The next caller does the work again: for effects that may repeat, or that the other side dedupes.
+    /// The next caller does the work again. For effects that may repeat, or that the other service deduplicates.
     AtLeastOnce {
-        /// From 10 ms to 12 hours; 40 s is usual.
+        /// From 10 ms to 12 hours. 40 s is usual.
         lease: Duration,
     },
-    /// Nobody does it again until somebody has found out: for effects that must not repeat.
+    /// Nobody does the work again until an operator settles the key. For effects that must not repeat.
     AtMostOnce {
-        /// From 10 ms to 12 hours; 40 s is usual.
+        /// From 10 ms to 12 hours. 40 s is usual.
         lease: Duration,
     },
 }

@@ -1,4 +1,4 @@
-//! The heartbeat, and the owner's own clock.
+//! The heartbeat of a lease, and the owner's own clock.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::record::Record;
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Deployment, Error, Key};
 
-/// The owner stops with a tenth of the lease to spare: for the step of the work that is under way, and for clocks that do
-/// not run at quite the same rate.
+/// The owner stops when a tenth of the lease is left: for the part of the work that is under way, and for clocks that run at
+/// different rates.
 const SPARE: u32 = 10;
 /// Two renewals may fail before the third is the last.
 const RENEWALS: u32 = 3;
 
-/// Until when the owner may work, by its own clock; shared by the lease and its renewal.
+/// Until when the owner may work, by its own clock. The lease and its renewal share it.
 #[derive(Debug)]
 pub(super) struct Deadline {
     at: Mutex<Option<Instant>>,
@@ -44,13 +44,13 @@ impl Deadline {
         self.get().is_none_or(|at| at <= Instant::now())
     }
 
-    /// Until the deadline is past, however often it moves.
+    /// Waits until the deadline is past. A renewal moves it.
     pub(super) async fn past(&self) {
         loop {
             let changed = self.changed.notified();
             match self.get() {
                 Some(at) if Instant::now() < at => {
-                    // Whatever comes first; a deadline that has moved is read again.
+                    // Either ends the wait: the loop reads the deadline again.
                     let _ = timeout_at(at, changed).await;
                 }
                 _ => return,
@@ -59,7 +59,7 @@ impl Deadline {
     }
 }
 
-/// Which claim to renew.
+/// The claim to renew.
 pub(super) struct Renewed {
     pub(super) pool: PgPool,
     pub(super) key: Key,
@@ -69,14 +69,14 @@ pub(super) struct Renewed {
     pub(super) retention: Duration,
 }
 
-/// Renews the claim at a third of its lease until the deadline is past or the claim is gone. A pool without a free
-/// connection and a database that is away are tried again, as long as there is time.
+/// Renews the claim at a third of its lease, until the deadline is past or the claim is gone. If the pool has no free connection or
+/// the database is away, tries again as long as there is time.
 pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadline) {
     let mut next = claimed_at + claim.lease / RENEWALS;
     loop {
         let Some(at) = deadline.get() else { return };
         if at <= Instant::now() {
-            // Past it the claim is not revived: the work has been told to stop.
+            // The work was told to stop, so the claim must not be renewed.
             return;
         }
         sleep_until(next.min(at)).await;
@@ -104,8 +104,8 @@ pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadli
     }
 }
 
-/// On a connection of its own, and as durable as the claim: a heartbeat that is acknowledged and lost with the server would
-/// let the database's lease end before the owner's clock does.
+/// On a connection of its own, and as durable as the claim. If the server lost an acknowledged heartbeat, the lease in the database
+/// would end before the owner's clock does.
 async fn heartbeat(claim: &Renewed) -> Result<bool, Error> {
     let record = Record { key: &claim.key, deployment: claim.deployment };
     in_pooled_transaction(&claim.pool, Opening::Durable, async |conn| {

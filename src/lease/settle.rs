@@ -1,4 +1,4 @@
-//! Statements that end a claim from outside: an operator's, and the transaction of each.
+//! How an operator settles a claim whose owner is gone.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use crate::session::{Opening, in_pooled_transaction};
 use crate::transaction::encode;
 use crate::{Deployment, Error, Key};
 
-/// An operator's statement is sent once: to prepare it would be in vain.
+/// An operator sends a statement once, so it is not worth preparing.
 const UNPREPARED: Deployment = Deployment::new().with_prepared_statements(false);
 
-/// Says what became of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation: every repeat
-/// gets this response from now on, for `retention`. `token` is the one in that error.
+/// Stores the response of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation. Every repeat gets it
+/// from now on, for `retention`. `token` is the one in that error.
 ///
 /// # Errors
 ///
-/// [`Error::LeaseLost`] where the claim is another one by now, completed, or under a live lease; [`Error::Unencodable`];
-/// the database's.
+/// [`Error::LeaseLost`] if the record has another token by now, is completed, or is under a live lease;
+/// [`Error::Unencodable`]; errors of the database.
 ///
 /// # Cancellation
 ///
-/// Safe at every point: done, or not.
+/// Done or not done.
 pub async fn resolve<T: Serialize + DeserializeOwned>(
     pool: &PgPool,
     key: &Key,
@@ -42,8 +42,8 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
     .await
 }
 
-/// Says that an [indeterminate](Error::Indeterminate) operation did not take effect: the next caller may claim it at once,
-/// under either policy. `token` is the one in that error; `reason` is kept for the next operator.
+/// Releases an [indeterminate](Error::Indeterminate) operation that did not take effect. The next caller may claim it at once,
+/// under either policy. `token` is the one in that error. The record keeps `reason` for the next operator.
 ///
 /// # Errors
 ///
@@ -51,13 +51,13 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
 ///
 /// # Cancellation
 ///
-/// Safe at every point: done, or not.
+/// Done or not done.
 pub async fn release(pool: &PgPool, key: &Key, token: i64, reason: &str) -> Result<(), Error> {
     let record = Record { key, deployment: UNPREPARED };
     committed(pool, Opening::Durable, async |conn| record.give_up(conn, token, reason, Actor::Operator).await).await
 }
 
-/// Runs one fenced statement in a transaction of its own.
+/// Runs one fenced statement in its own transaction.
 pub(super) async fn committed<F>(pool: &PgPool, opening: Opening, statement: F) -> Result<(), Error>
 where
     F: AsyncFnOnce(&mut sqlx::PgConnection) -> Result<bool, Error>,
