@@ -1,87 +1,77 @@
--- The one table of pg-idempotency: one row, called a record, for each key that is remembered.
+-- The only table of pg-idempotency. Each row is called a record and belongs to one key.
 --
--- How to read a row: `completed_at` says whether the operation is done, `expires_at` says until when the key is remembered.
--- The rules that every row keeps are CHECK constraints in strict.sql, apart from this file: PostgreSQL parses each CHECK
--- anew for every statement, and ten of them cost as much as the rest of a first call.
+-- `completed_at` says whether the operation is complete, and `expires_at` says how long the key is remembered. strict.sql adds
+-- the rules that every record keeps as CHECK constraints. They are not here because PostgreSQL parses each CHECK again for
+-- every statement: ten of them cost as much as the rest of a first call.
 
 create table idempotency.record (
-    -- 'transaction', 'at_least_once', 'at_most_once' or 'mark': the promise that the row is part of. A key belongs to one mode.
+    -- 'transaction', 'at_least_once', 'at_most_once' or 'mark'. A key belongs to one mode.
     mode             text not null,
-
-    -- The key: whose, what, and the client's value. Collation "C" compares bytes: no locale makes two keys equal, and no
-    -- upgrade of the system's collations breaks the index.
+    -- The key: the owner, the operation and the client's value. Collation "C" compares bytes: no locale makes two keys equal,
+    -- and no upgrade of the system's collations breaks the index.
     scope            text collate "C" not null,
     operation        text collate "C" not null,
     key              text collate "C" not null,
-
     -- A version byte and a SHA-256 of what makes two requests the same; null for a mark.
     fingerprint      bytea,
-
-    -- The fencing token of the claim. It is random: a counter would start again after a purge, and a stale owner would match.
+    -- The fencing token of the claim. It is random: a counter would restart after a purge, and a stale owner would match.
     token            bigint not null,
     attempt          integer not null default 1,
-
-    -- The start of the claiming transaction. Completion demands that it is still now(), which no COMMIT in between survives.
+    -- The start of the claiming transaction. Completion requires that now() is still the same, which no COMMIT survives.
     claimed_at       timestamptz not null default now(),
-
-    -- The deadline of a lease; null where the transaction itself is the lease; -infinity once the claim is released.
+    -- The deadline of a lease: null where the transaction itself is the lease, -infinity once the claim is released.
     lease_until      timestamptz,
     completed_at     timestamptz,
-
-    -- How long the key is remembered. After it the key is new, whether or not the row was swept.
+    -- From this moment on the key is new, even if no sweep has deleted the record.
     expires_at       timestamptz not null,
-
-    -- The first answer. bytea, because a replay is byte for byte, and jsonb rewrites numbers and refuses \u0000.
+    -- The first response. The body is bytea because a replay repeats every byte; jsonb rewrites numbers and refuses \u0000.
     response_status  smallint,
     response_headers jsonb,
     response_body    bytea,
-
     -- Why the last attempt was released.
     last_error       text,
 
     constraint record_pkey primary key (scope, operation, key)
 ) with (
-    -- Completion in transaction mode is a heap-only update, because it meets the page that the claim has just filled. Spare
-    -- room in every page would cost two thirds more heap for four per cent less WAL.
+    -- Completion in transaction mode is a heap-only update without spare room, because it follows the claim on the same page.
+    -- Room in every page would save 4 % of the WAL and cost two thirds more heap.
     fillfactor = 100,
-    -- A hundredth, where the server's default is a fifth: rows are deleted as fast as they are inserted. A share and not only
-    -- a count, because a vacuum that clears the indexes reads both of them whole. The counts spare a small table.
+    -- Rows are deleted as fast as they are inserted, so vacuum starts at a hundredth of the table; the server's default is a
+    -- fifth. It is a share because each vacuum reads both indexes whole. The thresholds spare a small table.
     autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_vacuum_threshold = 10000,
     autovacuum_vacuum_insert_scale_factor = 0.05,
     autovacuum_vacuum_insert_threshold = 100000,
-    -- An emptied table is read by sequential scans in the plans that sessions keep; the next analyze replaces these plans.
-    -- So it comes early: after a thousand changes.
+    -- Sessions keep the plans that they made while the table was empty, which scan all of it. The next analyze replaces these
+    -- plans, so it comes early.
     autovacuum_analyze_scale_factor = 0.05,
     autovacuum_analyze_threshold = 1000
 );
 
--- For the sweep. There is no other index: one on a column that completions or heartbeats change would end their heap-only
--- updates. (A lease's completion sets expires_at anew, and is not heap-only.)
+-- For the sweep. An index on a column that completions or heartbeats change would end their heap-only updates. (Only a lease's
+-- completion changes expires_at.)
 create index record_expires_at on idempotency.record (expires_at);
 
 comment on table idempotency.record is 'pg-idempotency: one row per idempotency key; delete none by hand that is not past expires_at';
 
--- lz4 compresses a response of 256 KB three times as fast as the default. PostgreSQL has it from version 14 on, where it was
--- built with it.
+-- lz4 compresses a response of 256 KB three times as fast as the default. It needs PostgreSQL 14 or later, built with lz4.
 do $$
 begin
     if exists (
         select from pg_catalog.pg_settings where name = 'default_toast_compression' and 'lz4' = any (enumvals)
     ) then
-        -- As a text, because PostgreSQL 13 does not know the syntax.
+        -- A text, because PostgreSQL 13 cannot parse the statement.
         execute 'alter table idempotency.record alter column response_body set compression lz4';
     end if;
 end
 $$;
 
--- Waits until no open transaction holds the key whose advisory lock is $4, for $5 milliseconds at most. Returns
---   'claim'    nothing is there; the lock is kept, so that exactly one of those who waited claims the key;
---   'look'     a record is there. The lock is kept if the record can be taken over (it had expired at $6, or is released, or has
---              lapsed), so that exactly one takes it over. Otherwise it is not kept, so that replays do not queue;
---   'timeout'  the wait took too long; nothing is kept.
--- In every case the caller's transaction is usable, and its lock_timeout is what it was: what the exception block sets and
--- locks is undone with it.
+-- Waits until no open transaction holds the key whose advisory lock is $4, for at most $5 milliseconds. Returns
+--   'claim'    no record is there. The lock is kept, so that exactly one of the waiting calls claims the key;
+--   'look'     a record is there. The lock is kept if the record can be taken over (it had expired at $6, is released or has
+--              lapsed), so that exactly one call takes it over. Otherwise the lock is not kept, so that replays do not queue;
+--   'timeout'  the wait took too long. The lock is not kept.
+-- The caller's transaction remains usable and gets its lock_timeout back: the exception block undoes its settings and locks.
 create function idempotency.await_key(text, text, text, int8, int8, timestamptz)
 returns text language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -92,16 +82,15 @@ declare
 begin
     perform set_config(
         'lock_timeout',
-        -- 0 is no limit for PostgreSQL.
+        -- PostgreSQL takes 0 for no limit.
         case when callers_ms between 1 and $5 then callers else greatest($5, 1)::text end,
         true
     );
     perform pg_advisory_xact_lock($4);
     select
-        (expires_at <= least($6, statement_timestamp())
-            and (lease_until is null or lease_until <= statement_timestamp()))
+        (expires_at <= least($6, statement_timestamp()) and (lease_until is null or lease_until <= statement_timestamp()))
         or (completed_at is null and lease_until = '-infinity')
-        or (mode = 'at_least_once' and completed_at is null and lease_until <= statement_timestamp())
+        or (completed_at is null and lease_until <= statement_timestamp() and mode = 'at_least_once')
     into free
     from idempotency.record
     where scope = $1 and operation = $2 and key = $3;
@@ -119,9 +108,9 @@ $$;
 
 comment on function idempotency.await_key is 'pg-idempotency: waits for the transaction that holds a key';
 
--- For the option "fewest round trips" alone: the statements of src/record/claim.rs and src/record/complete.rs, word for word,
--- for the messages that also begin and commit. Nothing in such a message is prepared. In functions the server keeps the
--- plans; planned anew for each message, either statement costs more than a round trip on a Unix socket.
+-- The option "fewest round trips" sends these calls in the messages that also begin and commit, where nothing is prepared. The
+-- server keeps the plans of a function; planning the statements anew costs more than a round trip on a Unix socket. They are
+-- those of src/record/claim.rs and src/record/complete.rs, word for word.
 
 create function idempotency.claim(text, text, text, bytea, int8, interval, int8, interval, text)
 returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -154,25 +143,17 @@ begin
     set completed_at = pg_catalog.statement_timestamp(),
         response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb
     where scope = $1::text and operation = $2::text and key = $3::text
-        and token = $4::int8
-        and completed_at is null
-        and claimed_at = pg_catalog.now()
+        and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
         and expires_at > pg_catalog.statement_timestamp();
-    if found then
-        return;
+    if not found then
+        raise exception 'the claim of the idempotency key has ended, or its retention' using errcode = case when exists (
+            select from idempotency.record
+            where scope = $1::text and operation = $2::text and key = $3::text
+                and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
+        ) then 'IK003' else 'IK002' end;
     end if;
-    perform
-    from idempotency.record
-    where scope = $1::text and operation = $2::text and key = $3::text
-        and token = $4::int8
-        and completed_at is null
-        and claimed_at = pg_catalog.now();
-    if found then
-        raise exception 'the idempotency key has outlived its retention' using errcode = 'IK003';
-    end if;
-    raise exception 'the transaction of the idempotency key''s claim has ended' using errcode = 'IK002';
 end
 $$;
 
 comment on function idempotency.claim is 'pg-idempotency: claims a key, or fails with IK001';
-comment on function idempotency.complete is 'pg-idempotency: stores the response of a claim, or fails with IK002 or IK003';
+comment on function idempotency.complete is 'pg-idempotency: stores the response, or fails with IK002 (not its transaction) or IK003 (expired)';

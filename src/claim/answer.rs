@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::fingerprint::Comparison;
-use crate::record::{Found, Lease, Response, Terms};
+use crate::record::{Found, LeaseState, Response, Terms};
 use crate::{Error, Key, Mode};
 
 /// The default `retry_after`, when no lease tells how long the owner will take. Transactions are short, and one request a second
@@ -39,9 +39,9 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
     };
     if !found.completed {
         match found.lease {
-            Lease::Released if comparison == Comparison::Same => return next_attempt(&found, terms),
-            Lease::Released => return Ok(Answer::TakeOver { attempt: 1 }),
-            Lease::None if found.claimed_by_this_transaction => return Err(Error::AlreadyInTransaction),
+            LeaseState::Released if comparison == Comparison::Same => return next_attempt(&found, terms),
+            LeaseState::Released => return Ok(Answer::TakeOver { attempt: 1 }),
+            LeaseState::None if found.claimed_by_this_transaction => return Err(Error::AlreadyInTransaction),
             _ => {}
         }
     }
@@ -52,8 +52,8 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
     }
     match (found.completed, found.lease) {
         (true, _) => Ok(Answer::Replay(found.response)),
-        (false, Lease::Live(left)) => Err(Error::InFlight { retry_after: left }),
-        (false, Lease::Lapsed) if mode == Mode::AtLeastOnce => next_attempt(&found, terms),
+        (false, LeaseState::Live(left)) => Err(Error::InFlight { retry_after: left }),
+        (false, LeaseState::Lapsed) if mode == Mode::AtLeastOnce => next_attempt(&found, terms),
         (false, _) => Err(Error::Indeterminate {
             attempt: found.attempt.unsigned_abs(),
             claimed_at: found.claimed_at,

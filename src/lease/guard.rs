@@ -169,7 +169,7 @@ impl Lease {
             let stored = timeout(
                 a_try,
                 committed(&self.pool, Opening::Durable, async |conn| {
-                    self.record().resolve(conn, self.owner.token, encoded, retention, Actor::Owner).await
+                    self.record().complete_lease(conn, self.owner.token, encoded, retention, Actor::Owner).await
                 }),
             )
             .await;
@@ -208,7 +208,7 @@ impl Lease {
     /// The claim is released, or lapses.
     pub async fn release(mut self, reason: &str) -> Result<(), Error> {
         let giving_up = committed(&self.pool, Opening::Plain, async |conn| {
-            self.record().give_up(conn, self.owner.token, reason, Actor::Owner).await
+            self.record().release_lease(conn, self.owner.token, reason, Actor::Owner).await
         });
         let released = self.for_a_lease(giving_up).await;
         self.settled = released.is_ok() || matches!(released, Err(Error::LeaseLost));

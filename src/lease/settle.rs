@@ -37,7 +37,7 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
     let encoded = encode(response)?;
     let record = Record { key, deployment: UNPREPARED };
     committed(pool, Opening::Durable, async |conn| {
-        record.resolve(conn, token, &encoded, retention, Actor::Operator).await
+        record.complete_lease(conn, token, &encoded, retention, Actor::Operator).await
     })
     .await
 }
@@ -54,7 +54,8 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
 /// Done or not done.
 pub async fn release(pool: &PgPool, key: &Key, token: i64, reason: &str) -> Result<(), Error> {
     let record = Record { key, deployment: UNPREPARED };
-    committed(pool, Opening::Durable, async |conn| record.give_up(conn, token, reason, Actor::Operator).await).await
+    committed(pool, Opening::Durable, async |conn| record.release_lease(conn, token, reason, Actor::Operator).await)
+        .await
 }
 
 /// Runs one fenced statement in its own transaction.

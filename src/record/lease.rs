@@ -1,27 +1,29 @@
-//! What an owner, or an operator, does to a claim that outlives its transaction. Every statement demands the claim's token
-//! and that nothing is stored yet: an owner that was overtaken meets no row.
+//! The statements on a claim that outlives its transaction, sent by its owner or by an operator. Each requires the claim's
+//! token and that no response is stored yet, so the statement of an owner that was overtaken finds no row.
 
 use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::{Record, Response, draw_token, interval};
+use super::claim::draw_token;
+use super::condition::no_live_lease;
+use super::statement::{Record, Response, changes_a_row, interval};
 use crate::Error;
 
-/// The one that acts on a claim.
+/// The sender of a statement on a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Actor {
     /// The owner, at any time.
     Owner,
-    /// Somebody else, who must not reach past a live lease.
+    /// An operator, who must not change a claim under a live lease.
     Operator,
 }
 
 impl Record<'_> {
-    /// Prolongs the lease; and the retention, where less than two leases are left of it, so that a claim whose owner dies is
-    /// remembered for at least one lease after it has lapsed. `false` where the claim is gone.
+    /// Prolongs the lease. If less than two leases are left of the retention, also prolongs the retention, so that a claim
+    /// whose owner dies is remembered for at least one lease after it has lapsed. `false` means that the claim is gone.
     ///
-    /// `expires_at` is indexed, and an update that leaves its value alone is still a heap-only one.
+    /// `expires_at` is indexed, but an update that keeps its value is still a heap-only update.
     pub(crate) async fn heartbeat(
         self,
         conn: &mut PgConnection,
@@ -29,9 +31,8 @@ impl Record<'_> {
         lease: Duration,
         retention: Duration,
     ) -> Result<bool, Error> {
-        self.changed(
-            conn,
-            self.query(
+        let update = self
+            .query(
                 "
                 update idempotency.record
                 set lease_until = pg_catalog.statement_timestamp() + $5::interval,
@@ -48,17 +49,16 @@ impl Record<'_> {
             )
             .bind(token)
             .bind(interval(lease))
-            .bind(interval(retention)),
-        )
-        .await
+            .bind(interval(retention));
+        changes_a_row(conn, update).await
     }
 
-    /// Stores the result, and counts the retention from now. `false` where the claim is gone.
+    /// Stores the response. The retention counts from now. `false` means that the claim is gone.
     ///
-    /// A completed record is never changed. An owner that finds its own result stored under its token has had a commit whose
-    /// answer was lost, so the statement counts that as stored. An operator has no claim to such a record: the same body may
-    /// be half of somebody's HTTP response.
-    pub(crate) async fn resolve(
+    /// A completed record never changes. If an owner finds its own response stored under its token, its commit succeeded and
+    /// the answer was lost, so the statement counts that response as stored. For an operator it does not: the same body may
+    /// be a part of another caller's HTTP response.
+    pub(crate) async fn complete_lease(
         self,
         conn: &mut PgConnection,
         token: i64,
@@ -66,9 +66,8 @@ impl Record<'_> {
         retention: Duration,
         actor: Actor,
     ) -> Result<bool, Error> {
-        self.changed(
-            conn,
-            self.query(
+        let update = self
+            .query(concat! {
                 "
                 update idempotency.record
                 set completed_at = coalesce(completed_at, pg_catalog.statement_timestamp()),
@@ -84,50 +83,48 @@ impl Record<'_> {
                             and response_status is not distinct from $8::int2
                             and response_headers is not distinct from $9::text::jsonb
                     )
-                    and ($7::bool or lease_until is null or lease_until <= pg_catalog.statement_timestamp())
+                    and ($7::bool or ", no_live_lease!(), ")
                 ",
-            )
+            })
             .bind(token)
             .bind(&response.body)
             .bind(interval(retention))
             .bind(actor == Actor::Owner)
             .bind(response.status)
-            .bind(&response.headers),
-        )
-        .await
+            .bind(&response.headers);
+        changes_a_row(conn, update).await
     }
 
-    /// Gives the claim up unperformed, with the reason. The token is a new one, so that no heartbeat which is on its way
-    /// revives it. `false` where the claim is gone.
-    pub(crate) async fn give_up(
+    /// Gives the claim up unperformed, and stores the reason. The new token keeps a heartbeat that is on its way from
+    /// reviving the claim. `false` means that the claim is gone.
+    pub(crate) async fn release_lease(
         self,
         conn: &mut PgConnection,
         token: i64,
         reason: &str,
         actor: Actor,
     ) -> Result<bool, Error> {
-        self.changed(
-            conn,
-            self.query(
+        let update = self
+            .query(concat! {
                 "
                 update idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
                     and completed_at is null
-                    and ($7::bool or lease_until is null or lease_until <= pg_catalog.statement_timestamp())
+                    and ($7::bool or ", no_live_lease!(), ")
                 ",
-            )
+            })
             .bind(token)
             .bind(draw_token()?)
             .bind(storable(reason))
-            .bind(actor == Actor::Owner),
-        )
-        .await
+            .bind(actor == Actor::Owner);
+        changes_a_row(conn, update).await
     }
 
-    /// Ends the lease now, for an operation that may have taken effect, keeps the reason, and remembers it for the retention
-    /// from now. The token is a new one, so that no heartbeat which is on its way revives it. `false` where the claim is gone.
+    /// Ends the lease now, because the operation failed and may have taken effect. Stores the reason, and remembers the record
+    /// for at least the retention from now. The new token keeps a heartbeat that is on its way from reviving the claim. `false`
+    /// means that the claim is gone.
     pub(crate) async fn lapse(
         self,
         conn: &mut PgConnection,
@@ -135,9 +132,8 @@ impl Record<'_> {
         reason: &str,
         retention: Duration,
     ) -> Result<bool, Error> {
-        self.changed(
-            conn,
-            self.query(
+        let update = self
+            .query(
                 "
                 update idempotency.record
                 set lease_until = pg_catalog.statement_timestamp(), token = $5::int8, last_error = $6::text,
@@ -151,21 +147,13 @@ impl Record<'_> {
             .bind(token)
             .bind(draw_token()?)
             .bind(storable(reason))
-            .bind(interval(retention)),
-        )
-        .await
-    }
-
-    async fn changed(
-        self,
-        conn: &mut PgConnection,
-        statement: sqlx::query::Query<'_, sqlx::Postgres, sqlx::postgres::PgArguments>,
-    ) -> Result<bool, Error> {
-        Ok(statement.execute(conn).await.map_err(Error::of_statement)?.rows_affected() == 1)
+            .bind(interval(retention));
+        changes_a_row(conn, update).await
     }
 }
 
-/// The reason as a `text` column takes it: no NUL, and no more than an operator reads.
+/// The reason without NUL characters, which a `text` column refuses, and cut to 2000 characters, which is more than an operator
+/// reads.
 fn storable(reason: &str) -> String {
     reason.chars().filter(|character| *character != '\0').take(2000).collect()
 }

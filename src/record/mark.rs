@@ -10,7 +10,8 @@ use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use super::{draw_token, interval};
+use super::claim::draw_token;
+use super::statement::interval;
 use crate::{Deployment, Error, Key, Mode};
 
 /// Keys that are marked in one statement, each once and in order.

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::types::Oid;
 use sqlx::{PgConnection, Row as _};
 
-use super::interval;
+use super::statement::interval;
 use crate::Error;
 
 /// What one batch deleted, by kind.

@@ -1,0 +1,64 @@
+//! The record of one key, and the parts that its statements share.
+
+use std::time::Duration;
+
+use sqlx::postgres::types::PgInterval;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+use sqlx::{PgConnection, Postgres, Row as _};
+
+use crate::{Deployment, Error, Key};
+
+/// The record of one key.
+#[derive(Clone, Copy)]
+pub(crate) struct Record<'k> {
+    pub(crate) key: &'k Key,
+    pub(crate) deployment: Deployment,
+}
+
+impl Record<'_> {
+    /// A statement on this record, whose parameters $1 to $3 are the key.
+    pub(super) fn query(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
+        sqlx::query(sql)
+            .persistent(self.deployment.prepared)
+            .bind(self.key.scope())
+            .bind(self.key.operation())
+            .bind(self.key.value())
+    }
+}
+
+/// Sends a statement that changes one row or none, and returns whether it changed one.
+pub(super) async fn changes_a_row(
+    conn: &mut PgConnection,
+    statement: Query<'_, Postgres, PgArguments>,
+) -> Result<bool, Error> {
+    let done = statement.execute(conn).await.map_err(Error::of_statement)?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// A duration as a parameter. It has microseconds only: days and months would depend on the session's time zone.
+pub(super) fn interval(duration: Duration) -> PgInterval {
+    PgInterval { months: 0, days: 0, microseconds: i64::try_from(duration.as_micros()).unwrap_or(i64::MAX) }
+}
+
+/// A response as its record stores it: a body of JSON text, or, over HTTP, a status, headers and a body.
+///
+/// A status without a body remains of an HTTP response that the service chose not to store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Response {
+    pub(crate) status: Option<i16>,
+    /// JSON text.
+    pub(crate) headers: Option<String>,
+    pub(crate) body: Option<Vec<u8>>,
+}
+
+impl Response {
+    /// Reads the three columns of the response.
+    pub(super) fn of(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            status: row.try_get("response_status")?,
+            headers: row.try_get("response_headers")?,
+            body: row.try_get("response_body")?,
+        })
+    }
+}

@@ -1,0 +1,51 @@
+//! Waiting for the end of another transaction.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, Row as _};
+
+use super::statement::Record;
+use crate::{Deployment, Error};
+
+/// How a [wait](Record::await_key) ended. The transaction is usable in every case.
+pub(crate) enum Awaited {
+    /// No record is there, and this transaction holds the lock: claim.
+    Claim,
+    /// A record is there.
+    Look,
+    TimedOut,
+}
+
+impl Record<'_> {
+    /// Waits for the open transaction that holds the key, for at most `limit`, or for the caller's own `lock_timeout` if that
+    /// is shorter. After an owner has rolled back, exactly one of the waiting calls is told to claim.
+    pub(crate) async fn await_key(
+        self,
+        conn: &mut PgConnection,
+        limit: Duration,
+        asked: Option<DateTime<Utc>>,
+    ) -> Result<Awaited, Error> {
+        self.query("select idempotency.await_key($1::text, $2::text, $3::text, $4::int8, $5::int8, $6::timestamptz)")
+            .bind(self.key.lock_id())
+            .bind(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX).max(1))
+            .bind(asked)
+            .try_map(|row| {
+                Ok(match row.try_get(0)? {
+                    "claim" => Awaited::Claim,
+                    "look" => Awaited::Look,
+                    _ => Awaited::TimedOut,
+                })
+            })
+            .fetch_one(conn)
+            .await
+            .map_err(Error::of_statement)
+    }
+}
+
+/// Waits 10 ms for a row that a transaction without the key has locked. No lock shows when such a transaction ends, but all of
+/// them are short. The server sleeps, because this crate does not choose the runtime.
+pub(crate) async fn wait_for_row(conn: &mut PgConnection, deployment: Deployment) -> Result<(), Error> {
+    let pause = sqlx::query("select pg_catalog.pg_sleep(0.01)").persistent(deployment.prepared);
+    pause.execute(conn).await.map(drop).map_err(Error::of_statement)
+}
