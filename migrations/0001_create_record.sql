@@ -106,8 +106,6 @@ exception
 end
 $$;
 
-comment on function idempotency.await_key is 'pg-idempotency: waits for the transaction that holds a key';
-
 -- The option "fewest round trips" sends these calls in the messages that also begin and commit, where nothing is prepared. The
 -- server keeps the plans of a function; planning the statements anew costs more than a round trip on a Unix socket. They are
 -- those of src/record/claim.rs and src/record/complete.rs, word for word.
@@ -154,6 +152,3 @@ begin
     end if;
 end
 $$;
-
-comment on function idempotency.claim is 'pg-idempotency: claims a key, or fails with IK001';
-comment on function idempotency.complete is 'pg-idempotency: stores the response, or fails with IK002 (not its transaction) or IK003 (expired)';

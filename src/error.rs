@@ -1,4 +1,4 @@
-//! What can go wrong, told apart by what the caller should do about it.
+//! The errors of the crate: one variant for each thing that the caller can do about it.
 
 mod lock_holder;
 #[cfg(test)]
@@ -17,20 +17,20 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why an operation was neither performed nor replayed.
 ///
-/// Database errors are told apart by SQLSTATE alone. **An error while committing is ambiguous**: the effect and its response
-/// are either both there or both not, and only asking again with the same key tells.
+/// Database errors are told apart by SQLSTATE alone. **An error while committing is ambiguous**: either both the effect and its
+/// response are stored, or neither is. Ask again with the same key to find out.
 ///
 /// # What to do on each
 ///
-/// *Transient* is what [`is_transient`](Self::is_transient) says: the same call may succeed in a moment. The HTTP status is the
-/// one to answer with, and the layer of the feature `http` does; a 409 of `InFlight` and every 503 come with `Retry-After`.
+/// *Transient* means that the same call may succeed in a moment ([`is_transient`](Self::is_transient)). The HTTP status is the one
+/// that the layer of the feature `http` answers with. A 409 of `InFlight` and every 503 carry `Retry-After`.
 ///
 #[doc = include_str!("error/table.md")]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The key was used before for a request with another body. Nothing was performed. Do not retry: the client has to
-    /// take a new key for a new request. Over HTTP this is a 422.
+    /// The key was used before for a request with another body. Nothing was performed. Do not retry: a new request needs a new
+    /// key.
     #[error("the key was used before with another body; take a new key for a new request ({key:?})")]
     #[non_exhaustive]
     KeyReused {
@@ -38,20 +38,18 @@ pub enum Error {
         key: Key,
     },
 
-    /// Another caller is performing the same operation right now. Safe to retry with the same key after `retry_after`.
-    /// Over HTTP this is a 409.
-    ///
-    /// A transaction of the caller's own is still usable.
+    /// Another caller is performing the same operation. Retry with the same key after `retry_after`. A transaction of the caller is
+    /// still usable.
     #[error("the operation is in flight elsewhere; retry with the same key after {retry_after:?}")]
     #[non_exhaustive]
     InFlight {
-        /// How long to wait before the next attempt: what is left of a lease, else a second.
+        /// How long to wait before the next attempt: the rest of a lease, or a second.
         retry_after: Duration,
     },
 
-    /// The operation was claimed and never completed, its owner is gone, and nobody knows whether it took effect. It stays
-    /// so until it is resolved, released or past its retention. In transaction mode this is what is left when a caller
-    /// commits although the call failed, or when `perform` itself commits.
+    /// The operation was claimed and never completed, its owner is gone, and nobody knows whether it took effect. The key stays
+    /// indeterminate until an operator resolves or releases it, or its retention ends. In transaction mode the cause is a caller
+    /// that commits although the call failed, or a `perform` that commits itself.
     #[error(
         "the operation was claimed at {claimed_at} (attempt {attempt}, token {token}) and never completed{}; \
          find out whether it took effect, then resolve or release it",
@@ -63,83 +61,85 @@ pub enum Error {
         attempt: u32,
         /// When the last claim was made, by the database's clock.
         claimed_at: DateTime<Utc>,
-        /// Why the latest attempt failed that could say so: this one, or one before.
+        /// The error of the latest attempt that reported one.
         last_error: Option<String>,
-        /// The fencing token of the claim: what [`resolve`](crate::lease::resolve()) and [`release`](crate::lease::release())
-        /// ask for.
+        /// The fencing token of the claim, for [`resolve`](crate::lease::resolve()) and [`release`](crate::lease::release()).
         token: i64,
     },
 
-    /// The same transaction has claimed this key and not completed it: `perform` calls itself, or an earlier call failed
-    /// and the transaction went on. Roll back.
+    /// The same transaction has claimed this key and not completed it: `perform` has called itself, or the caller went on after an
+    /// earlier call had failed. Roll back.
     #[error("this transaction has claimed the key before without completing it; roll back and start over")]
     AlreadyInTransaction,
 
-    /// The transaction that was to be [committed](crate::commit()) was aborted: an earlier statement in it had failed, and its
-    /// error was not let out. Nothing was saved, and the transaction is rolled back. Acknowledge nothing.
-    #[error("the transaction was aborted by an earlier error, so nothing was saved; let errors of its statements out")]
+    /// [`commit`](crate::commit()) met an aborted transaction: an earlier statement had failed, and the caller ignored its error.
+    /// Nothing was saved, and the transaction is rolled back. Acknowledge nothing.
+    #[error(
+        "the transaction was aborted by an earlier error, so nothing was saved; do not ignore errors of its statements"
+    )]
     TransactionAborted(#[source] sqlx::Error),
 
-    /// There is no transaction where one is needed.
+    /// The connection is not in the transaction that the call needs.
     ///
-    /// - A mark was asked for on a connection in autocommit: begin one, and process in it.
-    /// - The transaction that holds the claim was gone when the response was to be stored, because `perform` ended it: a
-    ///   COMMIT, a ROLLBACK, or a nested `conn.begin()` whose future was dropped while it waited. Nothing was acknowledged;
-    ///   **what `perform` wrote outside the transaction stays**.
-    /// - The transaction that was to be [committed](crate::commit()) had ended before, in one of these ways.
+    /// - A mark was requested on a connection in autocommit. Begin a transaction, and process the event in it.
+    /// - `perform` has ended the transaction that holds the claim, with a COMMIT, a ROLLBACK, or a nested `conn.begin()` whose
+    ///   future was dropped while it waited. The response was not stored, and nothing was acknowledged. **Writes of `perform` after
+    ///   that stay.**
+    /// - [`commit`](crate::commit()) met a transaction that had ended in one of these ways.
     #[error(
         "the connection is not in the transaction that is needed, so nothing was stored; mark inside a transaction, \
          and let `perform` neither commit, roll back nor drop a pending begin"
     )]
     NotInTransaction,
 
-    /// The call took longer than the key's retention: another caller may have performed since. Nothing was stored.
+    /// The call took longer than the key's retention, so another caller may have performed since. Nothing was stored.
     #[error(
-        "the transaction outlived the key's retention, so the response was not stored; retain longer than it takes"
+        "the transaction took longer than the key's retention, so the response was not stored; make the retention longer"
     )]
     OutlivedRetention,
 
-    /// The key belongs to another mode: a mark, a lease and a transaction never share one.
+    /// The key belongs to another mode. Marks, leases and transactions never share a key.
     #[error(
-        "the key belongs to mode {stored} and was asked for in mode {asked}; give each mode its own operations ({key:?})"
+        "the key belongs to mode {stored}, and the call is in mode {asked}; give each mode its own operations ({key:?})"
     )]
     #[non_exhaustive]
     OtherMode {
-        /// The key: one of many, where many were marked.
+        /// The key: one of them, if the call marked many.
         key: Key,
         /// The mode of the record.
         stored: Mode,
-        /// The mode that was asked for.
+        /// The mode of the call.
         asked: Mode,
     },
 
-    /// The connection is in a transaction that sqlx does not know of: somebody sent a raw `BEGIN`. Nothing was performed
-    /// and that transaction was not committed; it is aborted. Begin with `conn.begin()`.
-    #[error("the connection is in a transaction that sqlx does not know of (a raw BEGIN); begin it with sqlx")]
+    /// The connection is in a foreign transaction, which sqlx does not count: somebody sent a raw `BEGIN`, or forgot a guard of sqlx.
+    /// Nothing was performed. That transaction was not committed; it is aborted. Begin transactions with `conn.begin()`.
+    #[error("the connection is in a transaction that sqlx does not count (a raw BEGIN); begin transactions with sqlx")]
     UnknownTransaction,
 
-    /// There is a response, and it does not decode into the type that was asked for. The operation is never performed
-    /// again: teach the type to read old responses (`#[serde(default)]`, an enum of versions).
+    /// The stored response does not decode into the response type. The operation is never performed again. Make the type able to
+    /// decode old responses (`#[serde(default)]`, an enum of versions).
     #[error("the stored response does not decode into the response type; keep the type able to read older responses")]
     #[non_exhaustive]
     Undecodable {
-        /// What the decoder says.
+        /// The error of the decoder.
         source: BoxError,
     },
 
-    /// The response cannot be encoded as JSON, or not so that it can be decoded again. Nothing was stored: roll back.
+    /// The response cannot be encoded as JSON and decoded again. Nothing was stored: roll back.
     ///
-    /// So it is with a float that is not finite, and with a `Some` whose value is `null` in JSON (`Some(())`, `Some(None)`,
-    /// `Some(Value::Null)`): it would be replayed as `None`. **Two things go unnoticed**: a field under `#[serde(skip)]` is
-    /// replayed as its default, and an `#[serde(untagged)]` enum as the first of its variants that can read the JSON.
-    #[error("the response cannot be stored as JSON and read back, so a repeat could not get it; change its type")]
+    /// Examples are a float that is not finite, and a `Some` whose value is `null` in JSON (`Some(())`, `Some(None)`,
+    /// `Some(Value::Null)`), which would be replayed as `None`. **The crate does not notice two cases**: a field with
+    /// `#[serde(skip)]` is replayed as its default, and an `#[serde(untagged)]` enum as its first variant that can decode the JSON.
+    #[error("the response cannot be stored as JSON and decoded again, so a repeat could not get it; change its type")]
     #[non_exhaustive]
     Unencodable {
-        /// What the encoder or decoder says.
+        /// The error of the encoder or decoder.
         source: BoxError,
     },
 
-    /// The key was refused. No SQL ran. Here for a `perform`, or a function around it, that returns this error.
+    /// The key was refused. No SQL ran. The crate's calls take a valid [`Key`]; this variant is for functions that make one and
+    /// return this error.
     #[error(transparent)]
     InvalidKey(#[from] InvalidKey),
 
@@ -147,17 +147,17 @@ pub enum Error {
     #[error("the request body has no fingerprint")]
     #[non_exhaustive]
     InvalidBody {
-        /// Why not.
+        /// The reason.
         #[from]
         source: InvalidBody,
     },
 
-    /// The record was stored with a fingerprint that this call cannot compare with its own. Nothing was performed. It happens
-    /// while a newer release is being rolled out: send the request there, or retry later. And it happens over HTTP, until the
-    /// key expires, after a change of the choice of what makes two requests the same.
+    /// The fingerprint of the record has a version that this call cannot compare with its own. Nothing was performed. This happens
+    /// while a newer release is being rolled out: send the request there, or retry later. Over HTTP it also happens after a change of
+    /// the settings that decide what makes two requests the same, until the key expires.
     #[error(
         "the record's fingerprint has version {version} and cannot be compared with this request's: a newer release made it, \
-         or another choice of what makes two requests the same"
+         or other settings of what makes two requests the same"
     )]
     #[non_exhaustive]
     UnknownFingerprint {
@@ -165,34 +165,34 @@ pub enum Error {
         version: u8,
     },
 
-    /// The record is in a mode that this release does not know. Nothing was performed, and nothing replayed. It happens while
-    /// a newer release is being rolled out: send the request there, or retry later.
+    /// The record is in a mode that this release does not know. Nothing was performed or replayed. This happens while a newer
+    /// release is being rolled out: send the request there, or retry later.
     #[error("the record's mode is {mode:?}, which this release does not know; upgrade this process")]
     #[non_exhaustive]
     UnknownMode {
-        /// As the record has it.
+        /// The mode in the record.
         mode: String,
     },
 
-    /// The claim is no longer this owner's: its lease lapsed and another took it over, or it was released, resolved or
-    /// purged. Nothing was stored. The effect may have happened: what is stored, or will be, is the other owner's result.
-    #[error("the lease was lost, so the response was not stored; ask again with the same key for what became of it")]
+    /// The claim belongs to this owner no more: its lease lapsed and another owner took it over, or it was released, resolved or
+    /// deleted. Nothing was stored. The effect may have happened, but the record has, or will have, the other owner's result.
+    #[error("the lease was lost, so the response was not stored; ask again with the same key to get the stored one")]
     LeaseLost,
 
-    /// The operation was attempted as often as it may be, and failed or lapsed every time: a poison message. It stays so
-    /// until it is resolved, or its retention ends.
+    /// The operation has used up its attempts, and failed or lapsed every time: a poison message. It stays exhausted until an
+    /// operator resolves or forgets it, or its retention ends.
     #[error("the operation was attempted {attempts} times without completing, which is the limit; set it aside")]
     #[non_exhaustive]
     Exhausted {
         /// How often it was attempted.
         attempts: u32,
-        /// Why the latest attempt failed that could say so.
+        /// The error of the latest attempt that reported one.
         last_error: Option<String>,
         /// The fencing token of the last claim.
         token: i64,
     },
 
-    /// A duration that was given makes no sense: a lease, a retention, a window, a wait.
+    /// A lease, a retention, a window or a wait is out of range.
     #[error(transparent)]
     InvalidDuration(#[from] InvalidDuration),
 
@@ -207,22 +207,22 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// Another session has held the lock of [`migrate`](crate::migrate()) for longer than that waits. Any role can take that
-    /// lock: where no migration is under way, look at the session, and end it by `pg_terminate_backend`.
+    /// Another session has held the lock of [`migrate`](crate::migrate()) for longer than `migrate` waits. Any role can take that
+    /// lock. If no migration is under way, look at the session, and end it with `pg_terminate_backend`.
     #[error(
         "another session has held the lock of the migration for {waited:.1?}{}; try again, or end that session",
         holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
     )]
     #[non_exhaustive]
     MigrationLocked {
-        /// The session; `None` where it let go while it was looked up.
+        /// The session. `None` if it released the lock while this call looked.
         holder: Option<LockHolder>,
         /// How long this call has waited.
         waited: Duration,
     },
 
-    /// A serialization failure (SQLSTATE 40001) or a deadlock (40P01). Nothing was stored and the transaction is aborted: retry
-    /// all of it.
+    /// A serialization failure (SQLSTATE 40001) or a deadlock (40P01). Nothing was stored, and the transaction is aborted. Retry the
+    /// whole transaction.
     #[error("the transaction lost against a concurrent one; retry the whole transaction")]
     Retryable(#[source] sqlx::Error),
 
@@ -244,9 +244,9 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed in a moment, with nothing changed: another caller is in flight, a serialization
-    /// failure or deadlock, a connection that broke or was not to be had, a server that restarts or is full. Over HTTP, a
-    /// 409 or 503 with `Retry-After`, against a 4xx or 500 that says to stop.
+    /// Whether the same call may succeed in a moment without a change: another caller is in flight, a serialization failure or
+    /// deadlock, a connection that broke or was not available, a server that restarts or is full. Over HTTP, answer a 409 or 503
+    /// with `Retry-After` then.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -256,7 +256,7 @@ impl Error {
         }
     }
 
-    /// Sorts an error of one of this crate's own statements.
+    /// The error of one of the crate's own statements.
     pub(crate) fn of_statement(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {
             Some("42P01" | "42703" | "42883" | "3F000") => Self::SchemaMissing { source: error },
@@ -276,8 +276,8 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// Whether there is no connection, or none any more, or the server has no room. A connection that is lost at COMMIT leaves open
-/// whether it took effect, and only asking again tells.
+/// Whether the connection was lost or not available, or the server has no room. If a connection is lost at COMMIT, only another
+/// call with the same key tells whether it took effect.
 fn is_lost(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Io, PoolClosed, PoolTimedOut, Protocol, Tls};
     match error {

@@ -1,56 +1,56 @@
 //! How long: to remember a key, and to wait for another caller.
 
 use std::ops::RangeInclusive;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// The default retention. A day: what Stripe documents for its idempotency keys, and longer than any sane
-/// client retries.
+/// The default retention: 24 hours. Stripe documents the same for its idempotency keys, and it is longer than clients usually
+/// retry.
 pub const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
-/// From the smallest unit in which anybody plans to ten years, past which a typing error is likelier than a plan.
+/// A retention above ten years is probably a typing error.
 pub(crate) const RETENTION: RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
-/// Long enough for the first call of an ordinary request to finish, shorter than the time-outs of common proxies.
+/// Long enough for the first call of an ordinary request to finish, and shorter than the time-outs of common proxies.
 pub(crate) const DEFAULT_WAIT: Duration = Duration::from_secs(5);
-/// PostgreSQL's `lock_timeout` counts milliseconds, and 0 would mean for ever. A wait holds a connection: an hour is absurd.
+/// PostgreSQL's `lock_timeout` counts milliseconds, and takes 0 for no limit. An hour is the most, because a wait holds a connection.
 pub(crate) const WAIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
 
 /// What to do when another caller is performing the same operation at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InFlight {
-    /// Wait for the other transaction, this long in all: replay its response if it commits, perform if it rolls back. When
-    /// the time is over the answer is [`Error::InFlight`](crate::Error::InFlight), and **a transaction of the caller's own is
-    /// still usable**. A shorter `lock_timeout` of the caller's session ends the wait earlier, in the same way; a
-    /// `statement_timeout` is an error, and aborts the transaction.
+    /// Wait for the other transaction, at most this long in total. If it commits, replay its response. If it rolls back, perform.
+    /// When the time is over, return [`Error::InFlight`](crate::Error::InFlight): **a transaction of the caller is still usable**
+    /// then. A shorter `lock_timeout` of the caller's session ends the wait earlier, in the same way. A `statement_timeout` is an
+    /// error, and aborts the transaction.
     ///
-    /// **A caller that waits holds its connection.** A storm of duplicates of one slow operation can hold a whole pool, and
-    /// other calls queue for it: give the pool an `acquire_timeout` longer than the limit, or use [`Reject`](Self::Reject),
-    /// with a `Retry-After` for the client, where anybody may call.
+    /// **A caller that waits holds its connection.** Many duplicates of one slow operation can hold a whole pool, and other calls
+    /// queue for it. Give the pool an `acquire_timeout` longer than the limit. If anybody may call, use
+    /// [`Reject`](Self::Reject), and send the client a `Retry-After`.
     ///
-    /// An owner whose process died is waited for until the server notices, which it does when the statement under way
-    /// ends: set `client_connection_check_interval` (PostgreSQL 14) where statements are long.
+    /// If the owner's process has died, the server notices when its present statement ends. If statements are long, set
+    /// `client_connection_check_interval` (PostgreSQL 14).
     Wait(Duration),
-    /// Answer [`Error::InFlight`](crate::Error::InFlight) at once and leave the transaction usable.
+    /// Return [`Error::InFlight`](crate::Error::InFlight) at once, and leave the transaction usable.
     Reject,
 }
 
-/// A duration that makes no sense for the option it was given to.
+/// A duration that is out of range for its option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a {option} of {given:?} was asked for; it must be between {shortest:?} and {longest:?}")]
+#[error("a {option} of {given:?} is out of range; it must be between {shortest:?} and {longest:?}")]
 #[non_exhaustive]
 pub struct InvalidDuration {
     /// The option.
     pub option: &'static str,
-    /// What was given.
+    /// The duration that was given.
     pub given: Duration,
-    /// The shortest that is taken.
+    /// The shortest that is allowed.
     pub shortest: Duration,
-    /// The longest that is taken.
+    /// The longest that is allowed.
     pub longest: Duration,
 }
 
-/// The policy that was chosen, or the default: a wait that is shorter than the time for which a key is remembered.
+/// The chosen policy, or the default: a wait that is shorter than the retention.
 pub(crate) fn in_flight_within(chosen: Option<InFlight>, remembered: Duration) -> Result<InFlight, InvalidDuration> {
     match chosen {
         None => Ok(InFlight::Wait(DEFAULT_WAIT.min(remembered / 2).max(*WAIT.start()))),
@@ -77,10 +77,32 @@ pub(crate) const fn within(
     range: RangeInclusive<Duration>,
 ) -> Result<Duration, InvalidDuration> {
     let (shortest, longest) = (*range.start(), *range.end());
-    // Durations are not compared in a const fn by themselves.
+    // `Duration` cannot be compared in a const fn.
     if shortest.as_nanos() <= given.as_nanos() && given.as_nanos() <= longest.as_nanos() {
         Ok(given)
     } else {
         Err(InvalidDuration { option, given, shortest, longest })
+    }
+}
+
+/// The time that is left to a call that waits on its connection.
+pub(crate) struct Patience(Option<Instant>);
+
+impl Patience {
+    pub(crate) fn of(in_flight: InFlight) -> Self {
+        Self(match in_flight {
+            InFlight::Reject => None,
+            InFlight::Wait(limit) => Some(Instant::now() + limit),
+        })
+    }
+
+    /// `None` if the call does not wait, or no longer.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        let left = self.0?.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.0 = None;
     }
 }

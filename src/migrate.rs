@@ -1,4 +1,4 @@
-//! Creating the table, in three ways that know of each other: [`migrate`], [`MIGRATOR`] and [`schema_sql`].
+//! Three ways to create the table: [`migrate`], [`MIGRATOR`] and [`schema_sql`]. Each finds what another has created.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -11,13 +11,13 @@ use crate::error::sqlstate;
 use crate::session::in_any_transaction;
 use crate::{Error, record};
 
-/// The table in which sqlx's migrator records what is applied; a schema of our own keeps it apart from the application's.
+/// The table in which sqlx's migrator records the applied migrations. It is in the crate's schema, apart from the application's.
 const APPLIED: &str = "idempotency._sqlx_migrations";
 
-/// A migration is over in a second; a larger table takes longer.
+/// A migration takes about a second, and longer on a large table.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
 
-/// All migrations, oldest first. One that was released is never edited: the checksums are recorded.
+/// All migrations, oldest first. A released migration is never edited, because databases record its checksum.
 static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
     [Migration::new(
         1,
@@ -28,14 +28,14 @@ static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
     )]
 });
 
-/// This crate's migrations as an sqlx migrator, for `#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]` and for those
-/// who run all their migrations that way.
+/// The migrations as an sqlx migrator, for `#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]` and for services that run all
+/// migrations with sqlx.
 ///
-/// It records what is applied in `idempotency._sqlx_migrations` and never touches the application's own table. It takes a
-/// session-level advisory lock, so not through PgBouncer in transaction mode: [`migrate`] works there. The two take different
-/// locks: where both run at the same moment on an empty database, [`migrate`] tries again, and this one may fail once.
+/// It records applied migrations in `idempotency._sqlx_migrations` and never touches the application's own table. It takes a
+/// session-level advisory lock, so it does not work through PgBouncer in transaction mode; [`migrate`] does. The two take different
+/// locks: if both run at the same moment on an empty database, [`migrate`] tries again, and this one may fail once.
 ///
-/// Like [`migrate`], it passes over what a newer release has applied: during a roll-out old processes start on the new schema.
+/// Like [`migrate`], it ignores migrations of a newer release, so that old processes start on the new schema during a roll-out.
 pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     let mut migrator = Migrator::with_migrations(MIGRATIONS.to_vec());
     migrator.create_schema("idempotency");
@@ -44,12 +44,12 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     migrator
 });
 
-/// Creates the schema `idempotency` and its table, or brings them up to date. Does nothing when they are, without any
-/// right on the schema but to read it; so services may call it at every start. Migrations of a newer release are passed over.
+/// Creates the schema `idempotency` and its table, or brings them up to date. If they are up to date, it does nothing, and needs no
+/// more than the right to read the schema, so a service may call it at every start. It ignores migrations of a newer release.
 ///
-/// Safe to call from many processes at once, in a transaction, through PgBouncer, and beside the application's own
-/// migrations. `search_path` is neither read nor changed. It waits for another session that migrates: for a minute, or for as
-/// long as the connection's `lock_timeout` says, where that is shorter.
+/// It is safe to call from many processes at once, in a transaction, through PgBouncer, and beside the application's own
+/// migrations. It neither reads nor changes `search_path`. It waits for another session that migrates: for a minute, or for the
+/// connection's `lock_timeout` if that is shorter.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
@@ -60,13 +60,13 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 ///
 /// # Errors
 ///
-/// [`Error::Database`], most often for want of the right to create a schema: have a DBA run [`schema_sql`]. An applied
-/// migration whose checksum is not this release's own is an error too, and nothing is changed. [`Error::MigrationLocked`]
-/// where another session has the lock for longer than the wait.
+/// - [`Error::Database`], most often because the role may not create a schema: have a DBA run [`schema_sql`]. Also if an applied
+///   migration has another checksum than in this release; nothing is changed then.
+/// - [`Error::MigrationLocked`] if another session has the lock for longer than the wait.
 ///
 /// # Cancellation
 ///
-/// All of it is one transaction: done or not begun.
+/// All of it is one transaction, done or not done.
 pub async fn migrate(conn: &mut PgConnection) -> Result<(), Error> {
     if missing(conn).await?.is_empty() {
         return Ok(());
@@ -84,7 +84,7 @@ pub async fn migrate(conn: &mut PgConnection) -> Result<(), Error> {
     }
 }
 
-/// The SQL that [`migrate`] runs on an empty database, for people whose DBA runs it: one transaction, and recorded so that
+/// The SQL that [`migrate`] runs on an empty database, for a DBA to run. It is one transaction, and records itself, so that
 /// [`migrate`] and [`MIGRATOR`] find it applied.
 #[must_use]
 pub fn schema_sql() -> String {
@@ -104,7 +104,7 @@ pub fn schema_sql() -> String {
     sql
 }
 
-/// sqlx's own definition of its table, so that both ways of installing meet the same one.
+/// sqlx's own definition of its table, so that both ways of installing create the same one.
 const PREPARE: &str = "create schema if not exists idempotency;
 
 create table if not exists idempotency._sqlx_migrations (
@@ -142,10 +142,10 @@ async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
     Ok(())
 }
 
-/// One installer at a time: `if not exists` alone fails when two create at once.
+/// Admits one installer at a time: `if not exists` alone fails when two sessions create at once.
 ///
-/// It asks again and again, because a wait for the lock that ran out would abort the caller's transaction; and it sleeps on
-/// the server, because a sleep here would ask for a runtime.
+/// It polls the lock, because a time-out while waiting for it would abort the caller's transaction. It sleeps on the server, because
+/// a sleep here would need a runtime.
 async fn lock(conn: &mut PgConnection) -> Result<(), Error> {
     let started = Instant::now();
     while !record::try_lock(conn, record::INSTALLER).await? {
@@ -158,7 +158,7 @@ async fn lock(conn: &mut PgConnection) -> Result<(), Error> {
     Ok(())
 }
 
-/// The caller's `lock_timeout` may shorten it; 0 is none.
+/// A minute, or the caller's `lock_timeout` if that is shorter. 0 means no time-out.
 async fn longest_wait(conn: &mut PgConnection) -> Result<Duration, Error> {
     let timeout =
         conn.fetch_one("select setting::int8 from pg_catalog.pg_settings where name = 'lock_timeout'").await?;
@@ -168,7 +168,7 @@ async fn longest_wait(conn: &mut PgConnection) -> Result<Duration, Error> {
     })
 }
 
-/// Whether the schema is this release's.
+/// Fails if the schema is not that of this release.
 pub(crate) async fn current(conn: &mut PgConnection) -> Result<(), Error> {
     match missing(conn).await?.first() {
         None => Ok(()),
@@ -178,13 +178,13 @@ pub(crate) async fn current(conn: &mut PgConnection) -> Result<(), Error> {
     }
 }
 
-/// The migrations that are not recorded as applied. Plain SQL without parameters, which any pooler passes as one piece.
+/// The migrations that are not recorded as applied. Plain SQL without parameters, so that any pooler passes it in one message.
 async fn missing(conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Error> {
     let there = conn.fetch_one("select to_regclass('idempotency._sqlx_migrations') is not null").await?;
     if !there.try_get::<bool, _>(0)? {
         return Ok(MIGRATIONS.iter().collect());
     }
-    // Its record says that it was created; somebody may have dropped it since.
+    // The migration is recorded as applied, but somebody may have dropped the table since.
     let dropped = conn.fetch_one("select to_regclass('idempotency.record') is null").await?;
     let applied = conn.fetch_all("select version, checksum from idempotency._sqlx_migrations where success").await?;
     let mut missing = Vec::new();

@@ -1,14 +1,15 @@
-//! What a call came to, for metrics (feature `metrics`), spans and logs. Never the key or its scope: the one may be a secret,
-//! and either would make as many series as there are clients.
+//! Metrics (feature `metrics`), spans and logs. They never contain the key's value or scope: the value may be a secret, and both
+//! would make one series per client.
 
 use std::time::{Duration, Instant};
 
 use tracing::{Instrument as _, Span};
 
-use crate::record::Batch;
+use crate::claim::Claimed;
+use crate::record::{Batch, Terms};
 use crate::{Error, Key, LockHolder, Mode, Outcome};
 
-/// A span of one call, disabled where nobody listens. Each has its name written out, which is a part of its static metadata.
+/// The span of one call. A macro, because the name of a span is a part of its static metadata.
 macro_rules! call_span {
     ($name:literal, $mode:expr, $key:expr) => {
         tracing::debug_span!(
@@ -22,10 +23,9 @@ macro_rules! call_span {
 }
 pub(crate) use call_span;
 
-/// Runs a call in its span, which is told the outcome when the call has ended. That of a future that was dropped stays
-/// empty.
+/// Runs a call in its span, and records the outcome when the call has ended. If the future is dropped, the outcome stays empty.
 ///
-/// The span is held here and not looked up: where ours is disabled the current one is the caller's.
+/// This keeps the span instead of looking it up: if ours is disabled, the current span is the caller's.
 pub(crate) async fn spanned<R, E>(
     span: Span,
     call: impl Future<Output = Result<R, E>>,
@@ -146,7 +146,7 @@ pub(crate) fn performed(mode: Mode, operation: &str, took: Duration) {
     let _ = (mode, operation, took);
 }
 
-/// How long a claim took, won or lost: where duplicates wait, it shows here.
+/// How long a claim took, won or lost. It includes the wait for a connection and for another owner.
 pub(crate) fn claimed(mode: Mode, operation: &str, took: Duration) {
     #[cfg(feature = "metrics")]
     metrics::histogram!(
@@ -157,6 +157,16 @@ pub(crate) fn claimed(mode: Mode, operation: &str, took: Duration) {
     .record(took);
     #[cfg(not(feature = "metrics"))]
     let _ = (mode, operation, took);
+}
+
+/// The end of a claim, with all its polls. A claim that was won is counted when its work ends.
+pub(crate) fn claim_ended<W>(terms: &Terms, key: &Key, started: Instant, ended: Result<&Claimed<W>, &Error>) {
+    claimed(terms.mode, key.operation(), started.elapsed());
+    match ended {
+        Ok(Claimed::Won(_)) => {}
+        Ok(Claimed::Replayed(_)) => outcome(terms.mode, key.operation(), REPLAYED),
+        Err(error) => failure(terms.mode, key.operation(), error),
+    }
 }
 
 /// A batch that the janitor deleted.
@@ -172,7 +182,8 @@ pub(crate) fn swept(batch: &Batch, took: Duration) {
     let _ = (batch, took);
 }
 
-/// A sweep that ended because another session has the single runner's lock. Any role can take that lock, so it is named.
+/// A sweep that ended because another session has the single runner's lock. Any role can take that lock, so the log names the
+/// session.
 pub(crate) fn yielded(holder: Option<&LockHolder>) {
     tracing::info!(
         pid = holder.map(|holder| holder.pid),
@@ -184,7 +195,7 @@ pub(crate) fn yielded(holder: Option<&LockHolder>) {
     metrics::counter!("idempotency_cleanup_yields_total").increment(1);
 }
 
-/// For how long the oldest expired record has been due; 0 where none is.
+/// For how long the oldest expired record has been due; 0 if none is.
 pub(crate) fn oldest_expired(oldest: Option<Duration>) {
     #[cfg(feature = "metrics")]
     metrics::gauge!("idempotency_oldest_expired_age_seconds").set(oldest.unwrap_or_default().as_secs_f64());
@@ -201,7 +212,7 @@ pub(crate) fn records(by_state: impl IntoIterator<Item = (String, u64)>) {
 }
 
 pub(crate) const PERFORMED: &str = "performed";
-/// Of a span alone: what becomes of the work is not known yet.
+/// For a span only: the work has not ended yet.
 pub(crate) const CLAIMED: &str = "claimed";
 pub(crate) const REPLAYED: &str = "replayed";
 pub(crate) const FAILED: &str = "failed";

@@ -5,7 +5,7 @@
 //! `statement_timestamp()` decides about expiry, because `now()` is the start of the transaction.
 //!
 //! - The protocol of all modes: `claim`, `look`, `take_over`, `wait`; `select_first` is an optional shortcut.
-//! - The end of a claim: `complete` in transaction mode, `lease` in lease mode.
+//! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.
 //! - Marks in batches: `mark`.
 //! - Janitor and operator: `sweep`, `inspect`, `rules`, `setup`, `lock`.
 
@@ -17,6 +17,7 @@ mod lease;
 mod lock;
 mod look;
 mod mark;
+mod release;
 mod rules;
 mod select_first;
 mod setup;

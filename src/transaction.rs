@@ -1,5 +1,6 @@
 //! Transaction mode: the effect and its response commit together, once per key.
 
+mod begin;
 mod ensure;
 mod fewest;
 mod isolated;

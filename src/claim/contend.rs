@@ -4,9 +4,8 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use super::answer::{Answer, RETRY_AFTER, answer};
-use super::wait::Patience;
 use crate::Error;
-use crate::fingerprint::Comparison;
+use crate::limits::Patience;
 use crate::record::{Awaited, Claim, Record, Response, Standing, TakeOver, Terms, wait_for_row};
 
 /// How often a call looks without waiting. Each look but the first means that another owner began or ended between two
@@ -106,17 +105,4 @@ async fn look_and_answer(
             TakeOver::Locked => Step::Held(Held::Row),
         },
     })
-}
-
-/// Looks for a response to replay, before any claim and outside a transaction. If anything else is there, or the statement
-/// fails, returns `None`: the claim will meet it again and explain it.
-///
-/// Without prepared statements this does nothing. sqlx would send the statement in two messages, and between these a pooler in
-/// transaction mode may change the server connection, where the nameless statement is another client's.
-pub(crate) async fn select_first(conn: &mut PgConnection, record: Record<'_>, terms: &Terms) -> Option<Response> {
-    if !record.deployment.prepared {
-        return None;
-    }
-    let (stored, response) = record.stored_response(conn, terms).await.ok()??;
-    (terms.fingerprint?.compare(&stored) == Comparison::Same).then_some(response)
 }

@@ -1,16 +1,16 @@
-//! The session that holds a lock for which a call waits.
+//! The session that holds a lock.
 
 use std::fmt::{Display, Formatter};
 
-/// A session that holds a lock, as far as the server shows it to every role.
+/// A session that holds a lock, with the facts that every role may read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockHolder {
-    /// Its process: what `pg_terminate_backend` takes.
+    /// Its process, for `pg_terminate_backend`.
     pub pid: i32,
     /// The role that it logged in as.
     pub role: Option<String>,
-    /// Its `application_name`, where it has one.
+    /// Its `application_name`, if it has one.
     pub application: Option<String>,
 }
 

@@ -16,10 +16,10 @@ use super::rejection::{Misconfigured, Rejection};
 use super::request::Ticket;
 use super::service::{Ended, caught};
 use super::settings::Settings;
-use crate::claim::Polls;
-use crate::claim::{Claimed, contend, observe_claim, select_first};
+use crate::claim::{Claimed, contend};
 use crate::observe::{call_span, spanned};
 use crate::record::{Claim, Record, Terms};
+use crate::session::Polls;
 use crate::session::Savepoint;
 use crate::session::{begin_pooled, commit_unclaimed};
 use crate::transaction::complete_and_commit;
@@ -208,7 +208,7 @@ async fn claim(
         if look_first {
             match settings.pool.acquire().await {
                 Ok(mut conn) => {
-                    if let Some(stored) = select_first(&mut conn, record, &terms).await {
+                    if let Some(stored) = record.select_first(&mut conn, &terms).await {
                         break Ok(Claimed::Replayed(stored));
                     }
                 }
@@ -224,7 +224,7 @@ async fn claim(
             _ => break claimed,
         }
     };
-    observe_claim(&terms, &ticket.key, started, claimed.as_ref());
+    observe::claim_ended(&terms, &ticket.key, started, claimed.as_ref());
     claimed
 }
 

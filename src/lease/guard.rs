@@ -15,10 +15,10 @@ use super::owner::Owner;
 use super::policy::Policy;
 use super::renewal::{Deadline, Renewed, renew};
 use super::settle::committed;
-use crate::claim::jittered;
 use crate::observe::{call_span, outcome_of, spanned};
 use crate::record::{Actor, Claim, Record, Response};
 use crate::session::Opening;
+use crate::session::jittered;
 use crate::transaction::encode;
 use crate::{Error, Fingerprint, Key, observe};
 

@@ -14,11 +14,11 @@ use tokio::time::Instant;
 
 use super::guard::Lease;
 use super::policy::{self, Policy};
-use crate::claim::Polls;
-use crate::claim::{Claimed, contend, observe_claim};
+use crate::claim::{Claimed, contend};
 use crate::limits::{DEFAULT_RETENTION, RETENTION, WAIT, in_flight_within, within};
 use crate::observe::{Failure, call_span, outcome_of, outcome_of_call, spanned};
 use crate::record::{Record, Response, Terms};
+use crate::session::Polls;
 use crate::session::{Opening, in_pooled_transaction};
 use crate::transaction::{decode, encode};
 use crate::{Body, Deployment, Error, Fingerprint, InFlight, InvalidDuration, Key, Outcome, observe};
@@ -277,7 +277,7 @@ impl Leasing {
                 break (claimed_at, claimed);
             }
         };
-        observe_claim(&terms, key, started.into_std(), claimed.as_ref());
+        observe::claim_ended(&terms, key, started.into_std(), claimed.as_ref());
         Ok(match claimed? {
             Claimed::Won(claim) => Acquired::Lease(Lease::new(self, pool, key, fingerprint, claim, claimed_at)),
             Claimed::Replayed(response) => Acquired::Replayed(response),

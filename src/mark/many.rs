@@ -6,7 +6,8 @@ use chrono::{DateTime, Utc};
 use sqlx::{Connection as _, PgConnection};
 
 use super::{Dedup, Marked};
-use crate::claim::{Patience, RETRY_AFTER};
+use crate::claim::RETRY_AFTER;
+use crate::limits::Patience;
 use crate::observe::{outcome_of, spanned};
 use crate::record::{Awaited, MarkBatch, Record, Seen, wait_for_row};
 use crate::{Error, Key, Mode, observe};

@@ -1,8 +1,8 @@
-//! The end of a claim in transaction mode: completion or release. `lease.rs` is its counterpart for leases.
+//! Completion in transaction mode. `lease.rs` has the end of a lease.
 
 use sqlx::PgConnection;
 
-use super::claim::{Claim, draw_token};
+use super::claim::Claim;
 use super::statement::{Record, Response, changes_a_row};
 use crate::Error;
 
@@ -52,22 +52,5 @@ impl Record<'_> {
         .await
         .map(|row| row.is_some())
         .map_err(Error::of_statement)
-    }
-
-    /// Gives the claim up unperformed: the next caller may claim at once. The new token keeps every statement with the old
-    /// token from changing the record again.
-    pub(crate) async fn release(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
-        let update = self
-            .query(
-                "
-                update idempotency.record
-                set lease_until = '-infinity', token = $5::int8
-                where scope = $1::text and operation = $2::text and key = $3::text
-                    and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
-                ",
-            )
-            .bind(claim.token)
-            .bind(draw_token()?);
-        if changes_a_row(conn, update).await? { Ok(()) } else { Err(Error::NotInTransaction) }
     }
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::claim::draw_token;
 use super::condition::no_live_lease;
 use super::statement::{Record, Response, changes_a_row, interval};
 use crate::Error;
@@ -94,66 +93,4 @@ impl Record<'_> {
             .bind(&response.headers);
         changes_a_row(conn, update).await
     }
-
-    /// Gives the claim up unperformed, and stores the reason. The new token keeps a heartbeat that is on its way from
-    /// reviving the claim. `false` means that the claim is gone.
-    pub(crate) async fn release_lease(
-        self,
-        conn: &mut PgConnection,
-        token: i64,
-        reason: &str,
-        actor: Actor,
-    ) -> Result<bool, Error> {
-        let update = self
-            .query(concat! {
-                "
-                update idempotency.record
-                set lease_until = '-infinity', token = $5::int8, last_error = $6::text
-                where scope = $1::text and operation = $2::text and key = $3::text
-                    and token = $4::int8
-                    and completed_at is null
-                    and ($7::bool or ", no_live_lease!(), ")
-                ",
-            })
-            .bind(token)
-            .bind(draw_token()?)
-            .bind(storable(reason))
-            .bind(actor == Actor::Owner);
-        changes_a_row(conn, update).await
-    }
-
-    /// Ends the lease now, because the operation failed and may have taken effect. Stores the reason, and remembers the record
-    /// for at least the retention from now. The new token keeps a heartbeat that is on its way from reviving the claim. `false`
-    /// means that the claim is gone.
-    pub(crate) async fn lapse(
-        self,
-        conn: &mut PgConnection,
-        token: i64,
-        reason: &str,
-        retention: Duration,
-    ) -> Result<bool, Error> {
-        let update = self
-            .query(
-                "
-                update idempotency.record
-                set lease_until = pg_catalog.statement_timestamp(), token = $5::int8, last_error = $6::text,
-                    expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $7::interval)
-                where scope = $1::text and operation = $2::text and key = $3::text
-                    and token = $4::int8
-                    and completed_at is null
-                    and lease_until > '-infinity'
-                ",
-            )
-            .bind(token)
-            .bind(draw_token()?)
-            .bind(storable(reason))
-            .bind(interval(retention));
-        changes_a_row(conn, update).await
-    }
-}
-
-/// The reason without NUL characters, which a `text` column refuses, and cut to 2000 characters, which is more than an operator
-/// reads.
-fn storable(reason: &str) -> String {
-    reason.chars().filter(|character| *character != '\0').take(2000).collect()
 }

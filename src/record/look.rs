@@ -80,20 +80,17 @@ impl Record<'_> {
         })
         .bind(self.key.lock_id())
         .bind(asked)
-        .try_map(|row| Ok(Look { asked: row.try_get("asked")?, standing: Standing::of(&row)? }))
+        .try_map(|row: PgRow| {
+            let standing = match row.try_get("mine")? {
+                None => Standing::Found(Found::of(&row)?),
+                Some(true) => Standing::Free,
+                Some(false) => Standing::Held,
+            };
+            Ok(Look { asked: row.try_get("asked")?, standing })
+        })
         .fetch_one(conn)
         .await
         .map_err(Error::of_statement)
-    }
-}
-
-impl Standing {
-    fn of(row: &PgRow) -> sqlx::Result<Self> {
-        match row.try_get("mine")? {
-            None => Ok(Self::Found(Found::of(row)?)),
-            Some(true) => Ok(Self::Free),
-            Some(false) => Ok(Self::Held),
-        }
     }
 }
 

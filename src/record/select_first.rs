@@ -4,31 +4,36 @@ use sqlx::{PgConnection, Row as _};
 
 use super::claim::Terms;
 use super::statement::{Record, Response};
+use crate::fingerprint::Comparison;
 
 impl Record<'_> {
-    /// Looks for a stored response, and returns it with its fingerprint.
+    /// Looks for a response to replay. If anything else is there, or the statement fails, returns `None`: the claim will meet it
+    /// again and explain it. Also returns `None` if the connection is in an open transaction that has written something, because
+    /// the record that it sees may not be committed.
     ///
-    /// Returns `None` too if the connection is in an open transaction that has written something: the row that it sees may
-    /// not be committed.
-    pub(crate) async fn stored_response(
-        self,
-        conn: &mut PgConnection,
-        terms: &Terms,
-    ) -> sqlx::Result<Option<(Vec<u8>, Response)>> {
-        self.query(
-            "
-            select fingerprint, response_status, response_headers::text as response_headers, response_body
-            from idempotency.record
-            where scope = $1::text and operation = $2::text and key = $3::text
-                and mode = $4::text
-                and completed_at is not null
-                and expires_at > pg_catalog.statement_timestamp()
-                and pg_catalog.pg_current_xact_id_if_assigned() is null
-            ",
-        )
-        .bind(terms.mode.as_str())
-        .try_map(|row| Ok((row.try_get("fingerprint")?, Response::of(&row)?)))
-        .fetch_optional(conn)
-        .await
+    /// Without prepared statements this does nothing. sqlx would send the statement in two messages, and between these a pooler
+    /// in transaction mode may change the server connection, where the nameless statement is another client's.
+    pub(crate) async fn select_first(self, conn: &mut PgConnection, terms: &Terms) -> Option<Response> {
+        if !self.deployment.prepared {
+            return None;
+        }
+        let row = self
+            .query(
+                "
+                select fingerprint, response_status, response_headers::text as response_headers, response_body
+                from idempotency.record
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and mode = $4::text
+                    and completed_at is not null
+                    and expires_at > pg_catalog.statement_timestamp()
+                    and pg_catalog.pg_current_xact_id_if_assigned() is null
+                ",
+            )
+            .bind(terms.mode.as_str())
+            .fetch_optional(conn)
+            .await
+            .ok()??;
+        let comparison = terms.fingerprint?.compare(row.try_get("fingerprint").ok()?);
+        if comparison == Comparison::Same { Response::of(&row).ok() } else { None }
     }
 }

@@ -1,18 +1,18 @@
-//! The COMMIT of a caller's transaction, which fails where nothing would be saved.
+//! The COMMIT of a caller's transaction. It fails if nothing would be saved.
 
 use sqlx::{Connection as _, Executor as _, PgTransaction};
 
 use crate::Error;
 use crate::error::sqlstate;
 
-/// Both fail in an aborted transaction (25P02) and outside a transaction (25P01), and change nothing in one that is well.
+/// Both fail in an aborted transaction (25P02) and outside a transaction (25P01), and change nothing in a usable one.
 const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempotency";
 
-/// Commits a transaction, and fails where its COMMIT would succeed and save nothing.
+/// Commits a transaction, or fails if the COMMIT would save nothing.
 ///
-/// PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK, and sqlx's `tx.commit()` says `Ok`. A consumer
-/// that swallows one error of a statement would then acknowledge an event that was never stored, together with its
-/// [mark](crate::dedup). Take this function in place of `tx.commit()` wherever a transaction holds a mark or a claim:
+/// PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK, and sqlx's `tx.commit()` returns `Ok`. A consumer that
+/// ignores one error of a statement would then acknowledge an event although neither the event nor its [mark](crate::dedup) was
+/// stored. Use this function instead of `tx.commit()` if the transaction holds a mark or a claim:
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -26,14 +26,14 @@ const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempoten
 /// # Ok(()) }
 /// ```
 ///
-/// It takes one round trip more than `tx.commit()`: sqlx does not say whether a transaction is a savepoint in another one, so
-/// the check cannot travel with a COMMIT. A savepoint (`tx.begin()`) is released, as by its own `commit`, and the transaction
-/// around it is still to be committed.
+/// This takes one more round trip than `tx.commit()`: sqlx does not tell whether a transaction is a savepoint in another one, so the
+/// check cannot go into one message with the COMMIT. If `tx` is a savepoint (`tx.begin()`), it is released, and the transaction
+/// around it must still be committed.
 ///
 /// # What it cannot see
 ///
-/// A raw COMMIT or ROLLBACK that is followed by a raw BEGIN, or that ends in `and chain`, leaves a transaction that looks like
-/// the caller's. Send neither on a connection whose transaction sqlx has begun. Inside `perform` the crate notices that too.
+/// A raw COMMIT or ROLLBACK that ends in `and chain`, or that a raw BEGIN follows, leaves a transaction that looks like the
+/// caller's. Send none of these on a connection whose transaction sqlx has begun. Inside `perform` the crate notices them.
 ///
 /// # Errors
 ///
@@ -41,20 +41,20 @@ const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempoten
 /// - [`Error::NotInTransaction`]: the transaction had ended before, by a raw COMMIT or ROLLBACK, or by a nested `begin` whose
 ///   future was dropped while it waited.
 /// - [`Error::Retryable`] and [`Error::Database`] of the COMMIT itself: a deferred constraint, a serialization failure. After
-///   an error of the connection **nobody knows** whether it took effect; ask again with the same key.
+///   an error of the connection **it is unknown** whether the COMMIT took effect: ask again with the same key.
 ///
 /// # Cancellation
 ///
-/// Rolled back, or the COMMIT was under way and decides.
+/// The transaction is rolled back, or the COMMIT was under way and decides.
 pub async fn commit(mut tx: PgTransaction<'_>) -> Result<(), Error> {
-    // A nested `begin` that was cancelled has rolled back the transaction around it, and sqlx then leaves COMMIT out.
+    // A cancelled nested `begin` has rolled back the transaction around it, and sqlx then sends no COMMIT.
     if !tx.is_in_transaction() {
         return Err(Error::NotInTransaction);
     }
     let Err(error) = tx.execute(IS_THERE).await else {
         return Ok(tx.commit().await?);
     };
-    // A failure to roll back is a broken connection, which has rolled back: the first error is the news.
+    // A ROLLBACK fails only on a broken connection, which has rolled back. The caller needs the first error.
     let _ = tx.rollback().await;
     Err(match sqlstate(&error).as_deref() {
         Some("25P02") => Error::TransactionAborted(error),

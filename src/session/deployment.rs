@@ -1,7 +1,7 @@
-//! How the database is reached.
+//! How the service reaches the database.
 
-/// How the database is reached: the one value that [`Idempotency`](crate::Idempotency), [`Leasing`](crate::lease::Leasing),
-/// [`Dedup`](crate::dedup::Dedup) and the HTTP layer share.
+/// How the service reaches the database. [`Idempotency`](crate::Idempotency), [`Leasing`](crate::lease::Leasing),
+/// [`Dedup`](crate::dedup::Dedup) and the HTTP layer all take this value.
 ///
 /// ```
 /// use pg_idempotency::{Deployment, Idempotency};
@@ -24,12 +24,12 @@ impl Deployment {
         Self { prepared: true }
     }
 
-    /// Whether the crate's statements are prepared once per connection and kept (the default), or prepared anew each time,
-    /// at one round trip more per statement.
+    /// Whether each connection keeps the crate's statements prepared. The default is `true`. Otherwise it prepares them each time,
+    /// which costs one more round trip per statement.
     ///
-    /// **Turn it off behind PgBouncer in transaction mode** unless that tracks prepared statements
-    /// (`max_prepared_statements`, from 1.21): otherwise a kept statement's name means another statement on another server
-    /// connection. Your own statements need `.persistent(false)` there too.
+    /// **Turn this off behind PgBouncer in transaction mode**, unless PgBouncer tracks prepared statements
+    /// (`max_prepared_statements`, from version 1.21). Without tracking, the name of a kept statement may mean another statement on
+    /// another server connection. Your own statements need `.persistent(false)` there too.
     #[must_use]
     pub const fn with_prepared_statements(self, prepared: bool) -> Self {
         Self { prepared }

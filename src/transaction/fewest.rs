@@ -11,7 +11,6 @@ use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, PgTransaction, Sq
 
 use super::protocol::Call;
 use super::{Outcome, decode, encode};
-use crate::claim::select_first;
 use crate::error::sqlstate;
 use crate::record::{Claim, Record, Response, Terms, draw_token};
 use crate::session::{Attempt, CHECK, Connections, NotBegun, Opening, begin_and_lend};
@@ -65,7 +64,7 @@ impl Call<'_> {
                     conn = connections.replace(conn).await?;
                 }
                 Attempt::NotBegun(NotBegun::Taken, uncalled) => {
-                    if let Some(response) = select_first(&mut conn, record, terms).await {
+                    if let Some(response) = record.select_first(&mut conn, terms).await {
                         return Ok(Outcome::Replayed(decode(&response)?));
                     }
                     let plain = async |conn: &mut PgConnection| self.ensure(conn, uncalled).await;

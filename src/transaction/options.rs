@@ -5,10 +5,11 @@ use std::time::Duration;
 use crate::limits::{DEFAULT_RETENTION, RETENTION, checked, in_flight_within, within};
 use crate::{Deployment, InFlight, InvalidDuration};
 
-/// How operations are made idempotent: retention, in-flight policy, deployment, and two options that save round trips.
+/// The options of transaction mode: retention, in-flight policy, deployment, and two options that save round trips.
 ///
-/// Cheap to copy, and its setters are `const`: meant to be a constant of your service. The calls are [`ensure`](Self::ensure),
-/// [`ensure_isolated`](Self::ensure_isolated) and [`run`](Self::run).
+/// It is cheap to copy, and its setters are `const`, so it can be a constant of your service. The calls are
+/// [`ensure`](Self::ensure), [`ensure_isolated`](Self::ensure_isolated), [`run`](Self::run) and
+/// [`run_isolated`](Self::run_isolated).
 ///
 /// ```
 /// # use pg_idempotency::{Idempotency, InFlight, InvalidDuration};
@@ -32,7 +33,7 @@ pub struct Idempotency {
 }
 
 impl Idempotency {
-    /// A retention of 24 hours, a wait of at most 5 seconds, a plain [`Deployment`].
+    /// The defaults are a retention of 24 hours, a wait of at most 5 seconds, and [`Deployment::new`].
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -44,10 +45,9 @@ impl Idempotency {
         }
     }
 
-    /// How long a key is remembered, counted from its claim by the database's clock. The default is 24 hours. **It is the
-    /// protection window**: a repeat that comes later is performed again. Make it longer than the transaction that holds the
-    /// claim: a transaction that outlives it cannot be completed
-    /// ([`OutlivedRetention`](crate::Error::OutlivedRetention)).
+    /// How long a key is remembered, counted from its claim by the database's clock. The default is 24 hours. **A repeat that
+    /// comes later is performed again.** Make the retention longer than the transaction that holds the claim. If the transaction
+    /// outlives it, the call returns [`OutlivedRetention`](crate::Error::OutlivedRetention).
     ///
     /// # Errors
     ///
@@ -59,15 +59,15 @@ impl Idempotency {
         }
     }
 
-    /// What to do about a concurrent duplicate. The default is to wait for 5 seconds, or half the retention where that is
-    /// shorter.
+    /// What to do about a concurrent duplicate. The default is to wait for 5 seconds, or for half the retention if that is shorter.
     ///
-    /// A wait must be shorter than the retention, or the first response could be forgotten meanwhile; because the setters may
-    /// come in any order, a longer one is [`Error::InvalidDuration`](crate::Error::InvalidDuration) when a call is made.
+    /// A wait must be shorter than the retention, or the first response could be forgotten meanwhile. If it is not, every call
+    /// returns [`Error::InvalidDuration`](crate::Error::InvalidDuration). The setter cannot check this, because setters may come in
+    /// any order.
     ///
     /// # Errors
     ///
-    /// [`InvalidDuration`] for a wait under a millisecond (take [`InFlight::Reject`]) or over an hour.
+    /// [`InvalidDuration`] for a wait under a millisecond (use [`InFlight::Reject`]) or over an hour.
     pub const fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
         match checked(in_flight) {
             Ok(in_flight) => Ok(Self { in_flight: Some(in_flight), ..self }),
@@ -79,40 +79,41 @@ impl Idempotency {
         in_flight_within(self.in_flight, self.retention)
     }
 
-    /// How the database is reached: behind a pooler, for one.
+    /// How the service reaches the database, for example behind a pooler.
     #[must_use]
     pub const fn with_deployment(self, deployment: Deployment) -> Self {
         Self { deployment, ..self }
     }
 
-    /// Whether to look for a stored response before anything is begun: for services where most calls are repeats. The default
-    /// is not to.
+    /// Whether to look for a stored response before the transaction begins. For services where most calls are repeats. The default
+    /// is `false`.
     ///
-    /// A replay then takes one round trip in place of four, and a first call one more. It works for [`run`](Self::run) and on a
-    /// connection in no transaction. It changes nothing in a transaction of the caller's own, nor without [prepared
-    /// statements](Deployment::with_prepared_statements), which a pooler could mix up outside a transaction.
+    /// A replay then takes one round trip instead of four, and a first call takes one more. The option works for
+    /// [`run`](Self::run) and on a connection that is in no transaction. It has no effect in a transaction of the caller, nor without
+    /// [prepared statements](Deployment::with_prepared_statements), because a pooler could mix up unprepared ones outside a
+    /// transaction.
     #[must_use]
     pub const fn with_select_first(self, select_first: bool) -> Self {
         Self { select_first, ..self }
     }
 
     /// Whether [`run`](Self::run) sends the claim together with BEGIN, and the completion together with COMMIT. The default is
-    /// not to. A first call then takes the round trips of its bare transaction, two fewer than without; it pays where a round
-    /// trip takes half a millisecond or more.
+    /// `false`. A first call then takes as many round trips as its bare transaction, two fewer than without this option. It pays
+    /// off if a round trip takes half a millisecond or more.
     ///
     /// The price:
     /// - **Each call that finds a record writes an ERROR to the server's log**, with SQLSTATE IK001 and the key in hexadecimal
-    ///   digits: each duplicate, and a first call where the record is expired or released. Such a call takes one or two round
-    ///   trips more than a plain one, but a replay two fewer.
-    /// - The response is in the text of a statement, in hexadecimal digits. PostgreSQL logs that text where the statement fails
-    ///   (`log_min_error_statement`) or is slow, `pg_stat_activity` shows it, and sqlx logs it at DEBUG and, if slow, at WARN:
-    ///   **not for responses that logs must not have**. Responses over 16 KiB are completed apart.
-    /// - A COMMIT that fails also leaves a WARNING about a transaction that is not there. A duplicate whose future is dropped
-    ///   may cost the pool its connection.
+    ///   digits. These are duplicates, and first calls whose record is expired or released. Such a call takes one or two round
+    ///   trips more than without the option, but a replay takes two fewer.
+    /// - The text of a statement contains the response, in hexadecimal digits. PostgreSQL logs this text if the statement fails
+    ///   (`log_min_error_statement`) or is slow, `pg_stat_activity` shows it, and sqlx logs it at DEBUG or, if slow, at WARN. **Do
+    ///   not use the option if a response must not appear in logs.** Responses over 16 KiB are stored by a statement of their own.
+    /// - A COMMIT that fails also leaves a WARNING about a missing transaction. A duplicate whose future is dropped may cost the
+    ///   pool its connection.
     ///
-    /// It saves its trips only if the pool has another connection for the next call: this one is given back with an empty
-    /// transaction that ends there. Isolated calls, and calls on a connection of the caller's, ignore it. Roles need EXECUTE on
-    /// `idempotency.claim` and `idempotency.complete`, which PUBLIC has unless you have revoked it.
+    /// The option saves its round trips only if the pool has another connection for the next call, because this connection goes back
+    /// with an empty transaction that ends there. It has no effect on isolated calls, nor on calls with a connection of the caller.
+    /// Roles need EXECUTE on `idempotency.claim` and `idempotency.complete`. PUBLIC has it by default.
     #[must_use]
     pub const fn with_fewest_round_trips(self, fewest_round_trips: bool) -> Self {
         Self { fewest_round_trips, ..self }

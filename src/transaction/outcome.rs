@@ -1,4 +1,4 @@
-//! What a call gives back when it succeeds, and how a response is stored.
+//! The outcome of a call, and how its response is stored.
 
 mod faithful;
 
@@ -9,18 +9,18 @@ use crate::Error;
 use crate::record::Response;
 use faithful::Faithful;
 
-/// The response, and whether this call made it.
+/// The response of a call, and whether this call performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "the response is inside; `into_inner` takes it out"]
 pub enum Outcome<T> {
     /// This call performed the operation.
     Performed(T),
-    /// An earlier call did; this is its response.
+    /// An earlier call performed it, with this response.
     Replayed(T),
 }
 
 impl<T> Outcome<T> {
-    /// The response, whichever call made it.
+    /// The response, in both cases.
     #[must_use]
     pub fn into_inner(self) -> T {
         match self {
@@ -28,31 +28,31 @@ impl<T> Outcome<T> {
         }
     }
 
-    /// Whether an earlier call performed the operation: over HTTP, whether to send `Idempotency-Replayed: true`.
+    /// Whether an earlier call performed the operation. Over HTTP, send `Idempotency-Replayed: true` then.
     #[must_use]
     pub fn is_replayed(&self) -> bool {
         matches!(self, Self::Replayed(_))
     }
 }
 
-/// What becomes of the writes of an isolated `perform`. Its response is stored either way.
+/// What to do with the writes of an isolated `perform`. Its response is stored in both cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict<T> {
-    /// Keep what was written.
+    /// Keep the writes.
     Keep(T),
-    /// Undo what was written: a deterministic failure, such as "card declined", that every repeat should get too.
+    /// Undo the writes. For a deterministic failure, such as "card declined", that every repeat should get too.
     Undo(T),
 }
 
-/// Encodes a response, and reads it back: what cannot be replayed must not commit. (`skip_serializing` loses a field: without
-/// this, every repeat would be undecodable for as long as the key is remembered.)
+/// Encodes a response, and decodes it again: a response that cannot be replayed must not commit. (`skip_serializing` loses a
+/// field. Without this check, every repeat would be undecodable for as long as the key is remembered.)
 pub(crate) fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<Response, Error> {
     let encoded = to_json(response)?;
     serde_json::from_slice::<T>(&encoded).map_err(unencodable)?;
     Ok(Response { body: Some(encoded), ..Response::default() })
 }
 
-/// The response as it is stored, unless it would come back as another one.
+/// The response as JSON text, unless it would decode into another value.
 pub(crate) fn to_json<T: Serialize + ?Sized>(response: &T) -> Result<Vec<u8>, Error> {
     serde_json::to_vec(&Faithful::new(response)).map_err(unencodable)
 }

@@ -1,33 +1,9 @@
-//! How long a call waits for another owner: on its connection, or between polls without one.
+//! Waiting without a connection: ask, give the connection back, pause, ask again.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
-
-use crate::InFlight;
-
-/// The time that is left to a call that waits on its connection.
-pub(crate) struct Patience(Option<Instant>);
-
-impl Patience {
-    pub(crate) fn of(in_flight: InFlight) -> Self {
-        Self(match in_flight {
-            InFlight::Reject => None,
-            InFlight::Wait(limit) => Some(Instant::now() + limit),
-        })
-    }
-
-    /// `None` if the call does not wait, or no longer.
-    pub(crate) fn left(&self) -> Option<Duration> {
-        let left = self.0?.saturating_duration_since(Instant::now());
-        (!left.is_zero()).then_some(left)
-    }
-
-    pub(crate) fn end(&mut self) {
-        self.0 = None;
-    }
-}
 
 /// The pause between two polls. Short enough for a person, and long enough for a database.
 const PAUSES: Range<Duration> = Duration::from_millis(50)..Duration::from_millis(500);
