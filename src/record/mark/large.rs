@@ -1,0 +1,63 @@
+//! Batches of so many keys that their advisory locks would fill the server's lock table. They take none, and wait for rows.
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, Row as _};
+
+use super::{MarkBatch, index, take_over_locked};
+use crate::Error;
+use crate::record::condition::expired_when_asked;
+
+impl MarkBatch<'_> {
+    /// Marks the keys that are new, and returns their places. It waits for every open transaction that has inserted one of
+    /// the keys.
+    pub(crate) async fn claim_at_once(&self, conn: &mut PgConnection) -> Result<Vec<usize>, Error> {
+        self.marking(
+            "
+            insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+            select
+                'mark', asked.scope, asked.operation, asked.key, $4::int8 + asked.place,
+                pg_catalog.statement_timestamp(), pg_catalog.statement_timestamp() + $5::interval
+            from unnest($1::text[], $2::text[], $3::text[]) with ordinality
+                as asked (scope, operation, key, place)
+            order by asked.place
+            on conflict (scope, operation, key) do nothing
+            returning token - $4::int8 as place
+            ",
+        )?
+        .try_map(|row| Ok(index(row.try_get("place")?)))
+        .fetch_all(conn)
+        .await
+        .map_err(Error::of_statement)
+    }
+
+    /// Takes over the expired records of this batch, and returns their places. It waits for rows that another transaction has
+    /// locked.
+    pub(crate) async fn take_over(
+        &self,
+        conn: &mut PgConnection,
+        asked: Option<DateTime<Utc>>,
+    ) -> Result<Vec<usize>, Error> {
+        self.marking(concat! {
+            "
+            with asked as materialized (
+                select place, scope, operation, key
+                from unnest($1::text[], $2::text[], $3::text[]) with ordinality as asked (scope, operation, key, place)
+            ),
+            -- In order, because an update visits rows in any order.
+            locked as materialized (
+                select asked.place, record.scope, record.operation, record.key
+                from asked, idempotency.record
+                where record.scope = asked.scope and record.operation = asked.operation and record.key = asked.key
+                    and ", expired_when_asked!("$6"), "
+                order by asked.place
+                for update of record
+            )
+            ", take_over_locked!(),
+        })?
+        .bind(asked)
+        .try_map(|row| Ok(index(row.try_get("place")?)))
+        .fetch_all(conn)
+        .await
+        .map_err(Error::of_statement)
+    }
+}

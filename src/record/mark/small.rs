@@ -1,0 +1,105 @@
+//! Batches that are small enough to take an advisory lock for each key.
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, Row as _};
+
+use super::{MarkBatch, index, take_over_locked};
+use crate::Error;
+use crate::record::condition::expired_when_asked;
+
+/// The keys that a batch has claimed, as places in it.
+pub(crate) struct Claims {
+    pub(crate) won: Vec<usize>,
+    /// The first key that an open transaction holds. The statement did not try the keys after it.
+    pub(crate) held: Option<usize>,
+}
+
+impl MarkBatch<'_> {
+    /// Marks the keys that are new or expired, up to the first key that an open transaction holds. So a batch that waits for
+    /// that key holds no later key, for which another batch might wait. The statement itself waits for nothing: it leaves an
+    /// expired record alone if its row is locked.
+    pub(crate) async fn claim_in_order(
+        &self,
+        conn: &mut PgConnection,
+        asked: Option<DateTime<Utc>>,
+    ) -> Result<Claims, Error> {
+        let rows = self
+            .marking(concat! {
+                "
+                with recursive asked as materialized (
+                    select asked.place, asked.scope, asked.operation, asked.key, asked.lock, found.expired
+                    from unnest($1::text[], $2::text[], $3::text[], $7::int8[]) with ordinality
+                        as asked (scope, operation, key, lock, place)
+                    -- `limit 1` keeps this an index probe for each key, whatever statistics the planner has.
+                    left join lateral (
+                        select ", expired_when_asked!("$6"), " as expired
+                        from idempotency.record
+                        where record.scope = asked.scope
+                            and record.operation = asked.operation
+                            and record.key = asked.key
+                        limit 1
+                    ) as found on true
+                ),
+                open as materialized (
+                    select pg_catalog.array_agg(place order by place) as places, pg_catalog.array_agg(lock order by place) as locks
+                    from asked
+                    where expired is not false
+                ),
+                -- One lock after the other; the first lock that is not free is the last one that is tried.
+                tried (step, mine) as (
+                    select 0, true
+                    union all
+                    select tried.step + 1, pg_catalog.pg_try_advisory_xact_lock(open.locks[tried.step + 1])
+                    from tried, open
+                    where tried.mine and tried.step < pg_catalog.cardinality(open.locks)
+                ),
+                mine as materialized (
+                    select asked.place, asked.scope, asked.operation, asked.key, asked.expired
+                    from tried, open, asked
+                    where tried.step > 0 and tried.mine and asked.place = open.places[tried.step]
+                ),
+                inserted as (
+                    insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+                    select
+                        'mark', scope, operation, key, $4::int8 + place,
+                        pg_catalog.statement_timestamp(), pg_catalog.statement_timestamp() + $5::interval
+                    from mine
+                    where expired is null
+                    order by place
+                    on conflict (scope, operation, key) do nothing
+                    returning token - $4::int8 as place
+                ),
+                -- In order, because an update visits rows in any order. A row that a sweep is deleting is skipped.
+                locked as materialized (
+                    select mine.place, record.scope, record.operation, record.key
+                    from mine, idempotency.record
+                    where mine.expired
+                        and record.scope = mine.scope and record.operation = mine.operation and record.key = mine.key
+                    order by mine.place
+                    for update of record skip locked
+                ),
+                taken as (", take_over_locked!(), ")
+                select place, true as won from inserted
+                union all
+                select place, true from taken
+                union all
+                select open.places[tried.step], false from tried, open where not tried.mine
+                ",
+            })?
+            .bind(asked)
+            .bind(&self.locks)
+            .fetch_all(conn)
+            .await
+            .map_err(Error::of_statement)?;
+        let mut claims = Claims { won: Vec::with_capacity(rows.len()), held: None };
+        for row in rows {
+            let place = index(row.try_get("place")?);
+            if row.try_get("won")? {
+                claims.won.push(place);
+            } else {
+                claims.held = Some(place);
+            }
+        }
+        Ok(claims)
+    }
+}
