@@ -35,7 +35,7 @@ async fn codes_as(whose: &str, options: &PgConnectOptions, commands: &[&[&str]])
     let mut conn = pool.acquire().await?;
     let process: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut *conn).await?;
     let role = format!("{}_{process}", whose.replace("shop_", "only_"));
-    let grants: String = include_str!("../../docs/operating.md")
+    let grants: String = include_str!("../../../../docs/operating.md")
         .lines()
         .filter(|line| line.starts_with("grant ") && line.contains(whose))
         .map(|line| format!("{} to {role};", line.split(" to ").next().unwrap_or_default()))

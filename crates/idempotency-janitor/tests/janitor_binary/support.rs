@@ -91,7 +91,7 @@ pub(crate) struct Server {
 impl Server {
     /// As durable as servers are. It asks for this password at each login.
     pub(crate) fn start(password: Option<&str>) -> anyhow::Result<Self> {
-        let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/script/postgres"));
+        let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../script/postgres"));
         command.arg("serve").env_remove("PG_FSYNC").stdin(Stdio::piped()).stdout(Stdio::piped());
         if let Some(password) = password {
             command.env("PG_PASSWORD", password);
