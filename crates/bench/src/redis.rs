@@ -28,7 +28,7 @@ impl Server {
         let Some(program) = std::env::var_os("REDIS_SERVER").filter(|program| !program.is_empty()) else {
             return Ok(None);
         };
-        let mut keeper = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/script/redis"))
+        let mut keeper = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../script/redis"))
             .arg("serve")
             .arg(program)
             .stdin(Stdio::piped())

@@ -142,7 +142,7 @@ impl Drop for Cluster {
 }
 
 pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
 /// The `kill` of the system, because the crate forbids what a call of its own would need.

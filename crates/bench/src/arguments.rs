@@ -23,8 +23,6 @@ impl Arguments {
         let mut parsed = Self::default();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                // Cargo's own.
-                "--bench" => {}
                 "--quick" => parsed.quick = true,
                 "--rtt" => parsed.rtt = Some(milliseconds(&arguments.next().context(USAGE)?)?),
                 "--only" => parsed.only = Some(known(arguments.next().context(USAGE)?)?),
@@ -38,13 +36,14 @@ impl Arguments {
         self.only.as_deref().is_none_or(|only| only == case)
     }
 
-    /// Only a whole run is worth keeping in the repository.
-    pub(crate) fn directory(&self) -> PathBuf {
-        if self.quick || self.only.is_some() {
-            PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
-        } else {
-            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs")
+    /// The repository keeps the report of a whole run; all others go to `target/tmp`.
+    pub(crate) fn directory(&self) -> anyhow::Result<PathBuf> {
+        if !self.quick && self.only.is_none() {
+            return Ok(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs"));
         }
+        // This program is target/PROFILE/bench.
+        let program = std::env::current_exe()?;
+        Ok(program.ancestors().nth(2).context("the program is not in a target directory")?.join("tmp"))
     }
 
     /// The command that makes the same report again.

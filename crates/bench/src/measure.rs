@@ -37,8 +37,10 @@ impl Measured {
         self.latencies.sort_by(f64::total_cmp);
     }
 
-    pub(crate) fn rounds(&self) -> &[f64] {
-        &self.rates
+    /// The slowest and the fastest round.
+    pub(crate) fn range(&self) -> [f64; 2] {
+        let ends = |ends: [f64; 2], rate: &f64| [ends[0].min(*rate), ends[1].max(*rate)];
+        self.rates.iter().fold([f64::INFINITY, 0.0], ends)
     }
 
     /// Units a second: the median of the rounds.

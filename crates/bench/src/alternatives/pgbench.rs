@@ -24,7 +24,7 @@ pub(crate) async fn sample(
     clients: usize,
     calls_of_each: f64,
 ) -> anyhow::Result<Sample> {
-    let scratch = Scratch(Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("pgbench.{}", std::process::id())));
+    let scratch = Scratch(std::env::temp_dir().join(format!("pgi-pgbench.{}", std::process::id())));
     std::fs::create_dir_all(&scratch.0)?;
     let file = scratch.0.join("script.sql");
     std::fs::write(&file, script)?;

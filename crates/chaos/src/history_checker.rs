@@ -1,25 +1,11 @@
 //! The checker of the chaos suite against histories made by hand: a good one passes, and each bad one is seen for what it
 //! is. A checker that sees nothing would pass every fault.
 
-#[allow(dead_code, reason = "made for the chaos suite; this binary needs a part of it")]
-#[path = "chaos/checker.rs"]
-mod checker;
-#[allow(dead_code, reason = "made for the chaos suite; this binary needs a part of it")]
-#[path = "chaos/error_checker.rs"]
-mod error_checker;
-#[allow(dead_code, reason = "made for the chaos suite; this binary needs a part of it")]
-#[path = "chaos/history.rs"]
-mod history;
-#[path = "chaos/lease_checker.rs"]
-mod lease_checker;
-#[path = "chaos/release_checker.rs"]
-mod release_checker;
-
-use checker::{Aftermath, Effect, Stored, lost, violations, violations_with_brief_retention};
-use error_checker::left_by_committed_errors;
-use history::{Event, What, calls};
-use lease_checker::{Promise, check};
-use release_checker::violations_beside_a_newer_release;
+use crate::checker::{Aftermath, Effect, Stored, lost, violations, violations_with_brief_retention};
+use crate::error_checker::left_by_committed_errors;
+use crate::history::{Event, What, calls};
+use crate::lease_checker::{Promise, check};
+use crate::release_checker::violations_beside_a_newer_release;
 
 /// A world with one key in it.
 #[derive(Default)]

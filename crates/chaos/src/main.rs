@@ -1,14 +1,14 @@
 //! The crate under faults, on servers of the suite's own: `script/chaos` runs it. The [`checker`] knows what was promised,
 //! [`scenario`] has the faults, and [`trials`] what the suite has to catch.
 
-#![cfg(unix)]
-
 mod arguments;
 mod broken_lease;
 mod checker;
 mod cluster;
 mod error_checker;
 mod history;
+#[cfg(test)]
+mod history_checker;
 mod lease;
 mod lease_checker;
 mod mutant;

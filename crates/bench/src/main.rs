@@ -10,6 +10,7 @@ mod bench;
 mod cases;
 mod chart;
 mod client;
+mod figures;
 mod footprint;
 mod markdown;
 mod measure;

@@ -9,6 +9,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region};
 
 use crate::bench::Bench;
 use crate::client::{Client, next_call};
+use crate::figures;
 use crate::measure::median;
 use crate::proxy::Proxy;
 use crate::setting::Setting;
@@ -17,13 +18,20 @@ use crate::way::{Way, Work};
 /// Of one unit: of each key in a batch. Round trips are PostgreSQL's and Redis's.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Footprint {
+    #[serde(serialize_with = "figures::short")]
     pub(crate) round_trips: f64,
+    #[serde(serialize_with = "figures::short")]
     pub(crate) wal_bytes: f64,
+    #[serde(serialize_with = "figures::short_or_none")]
     pub(crate) heap_bytes: Option<f64>,
+    #[serde(serialize_with = "figures::short_or_none")]
     pub(crate) index_bytes: Option<f64>,
     /// The share of updates that were heap-only.
+    #[serde(serialize_with = "figures::short_or_none")]
     pub(crate) hot: Option<f64>,
+    #[serde(serialize_with = "figures::short")]
     pub(crate) allocations: f64,
+    #[serde(serialize_with = "figures::short")]
     pub(crate) allocated_bytes: f64,
 }
 

@@ -11,14 +11,12 @@ use crate::footprint::Footprint;
 use crate::measure::Measured;
 use crate::setting::Told;
 use crate::target::{Bound, Target};
-use crate::{chart, markdown};
+use crate::{chart, figures, markdown};
 
-#[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) command: String,
     pub(crate) machine: Machine,
     pub(crate) minutes: f64,
-    #[serde(skip)]
     pub(crate) started: Instant,
     pub(crate) targets: Vec<Target>,
     pub(crate) sections: Vec<Section>,
@@ -37,7 +35,6 @@ pub(crate) struct Machine {
 }
 
 /// Alternatives that took turns.
-#[derive(Serialize)]
 pub(crate) struct Section {
     pub(crate) case: &'static str,
     pub(crate) title: String,
@@ -49,18 +46,26 @@ pub(crate) struct Section {
 #[derive(Serialize)]
 pub(crate) struct Row {
     pub(crate) way: String,
+    #[serde(flatten)]
     pub(crate) speed: Option<Speed>,
+    #[serde(flatten)]
     pub(crate) footprint: Option<Footprint>,
 }
 
 #[derive(Clone, Serialize)]
 pub(crate) struct Speed {
     /// The median of the rounds.
+    #[serde(serialize_with = "figures::short")]
     pub(crate) per_second: f64,
-    pub(crate) rounds: Vec<f64>,
+    /// The slowest and the fastest round.
+    #[serde(serialize_with = "figures::both_short")]
+    pub(crate) range: [f64; 2],
     /// To the first row's: the median of the ratios of each round.
+    #[serde(serialize_with = "figures::short")]
     pub(crate) ratio: f64,
+    #[serde(serialize_with = "figures::short")]
     pub(crate) p50_ms: f64,
+    #[serde(serialize_with = "figures::short")]
     pub(crate) p99_ms: f64,
 }
 
@@ -108,7 +113,7 @@ impl Report {
             way: one.way.name.clone(),
             speed: Some(Speed {
                 per_second: one.rate(),
-                rounds: one.rounds().to_vec(),
+                range: one.range(),
                 ratio: one.against(&measured[0]),
                 p50_ms: one.percentile(0.5),
                 p99_ms: one.percentile(0.99),
@@ -158,14 +163,14 @@ impl Report {
 
     /// Gives the document's place.
     pub(crate) fn write(&self, arguments: &Arguments) -> anyhow::Result<PathBuf> {
-        let (document, beside) =
-            (arguments.directory().join("performance.md"), arguments.directory().join("performance"));
+        let directory = arguments.directory()?;
+        let (document, beside) = (directory.join("performance.md"), directory.join("performance"));
         // A chart that is no longer made is not to stay.
         if beside.exists() {
             std::fs::remove_dir_all(&beside)?;
         }
         std::fs::create_dir_all(&beside)?;
-        std::fs::write(beside.join("figures.json"), serde_json::to_string_pretty(self)? + "\n")?;
+        std::fs::write(beside.join("figures.json"), figures::in_lines(self)?)?;
         for (name, svg) in chart::charts(self) {
             std::fs::write(beside.join(name), svg)?;
         }

@@ -1,10 +1,8 @@
 //! What was promised, and whether it is kept.
 
-use serde::Serialize;
-
 use crate::setting::Told;
 
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) case: &'static str,
     pub(crate) what: String,
@@ -14,7 +12,7 @@ pub(crate) struct Target {
     pub(crate) met: bool,
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Bound {
     AtLeast(f64),
     AtMost(f64),

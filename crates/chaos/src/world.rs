@@ -92,7 +92,7 @@ impl World {
         let observer = pool(&options, 4);
         let mut conn = observer.acquire().await?;
         pg_idempotency::migrate(&mut conn).await?;
-        conn.execute(include_str!("../../migrations/strict.sql")).await?;
+        conn.execute(include_str!("../../../migrations/strict.sql")).await?;
         conn.execute(
             "create table effect (key text not null, call text not null, downstream_key text, token bigint);
             create table written (call text not null);
