@@ -1,8 +1,8 @@
 //! A receiver of webhooks that processes every event once, however often, in whatever order and by whomever it is delivered.
 //!
 //! ```sh
-//! cargo run --example webhook_receiver # on a throw-away PostgreSQL, unless DATABASE_URL names one
-//! cargo run --example webhook_receiver -- 5000 # deliveries, instead of 50000
+//! cargo run -p demos --bin webhook_receiver # on a throw-away PostgreSQL, unless DATABASE_URL names one
+//! cargo run -p demos --bin webhook_receiver -- 5000 # deliveries, instead of 50000
 //! ```
 //!
 //! What the crate is for stands in [`receiver`], and what comes before it in [`signature`]. The [`sender`] is in this program
@@ -22,13 +22,11 @@ mod sender;
 mod signature;
 mod tally;
 
+use std::env;
 use std::ops::RangeInclusive;
-use std::os::unix::process::CommandExt as _;
-use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use std::{env, io};
 
 use anyhow::{Context as _, ensure};
 use tokio::time::{Instant, timeout};
@@ -57,7 +55,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 fn main() -> ExitCode {
     let ended = match env::var("DATABASE_URL") {
         Ok(url) if !url.is_empty() => start(url),
-        _ => Err(on_a_throw_away_server()),
+        // 35000 commits would time the disk of this machine, for a server that nobody needs after a power cut.
+        _ => Err(demos::on_a_throw_away_server(&[("PG_FSYNC", "off")])),
     };
     match ended {
         Ok(wrong) if wrong.is_empty() => {
@@ -74,21 +73,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Starts this program again, in the same process, with a server's `DATABASE_URL`. Returns only if that fails.
-fn on_a_throw_away_server() -> anyhow::Error {
-    let with_postgres = Path::new(env!("CARGO_MANIFEST_DIR")).join("script/with-postgres");
-    let exec = || -> io::Result<io::Error> {
-        let mut command = Command::new(&with_postgres);
-        // 35000 commits would time the disk of this machine, for a server that nobody needs after a power cut.
-        if env::var_os("PG_FSYNC").is_none() {
-            command.env("PG_FSYNC", "off");
-        }
-        Ok(command.arg(env::current_exe()?).args(env::args_os().skip(1)).exec())
-    };
-    let error = exec().unwrap_or_else(|error| error);
-    anyhow::Error::new(error).context(format!("DATABASE_URL is not set, and {} did not run", with_postgres.display()))
 }
 
 fn deliveries() -> anyhow::Result<usize> {

@@ -1,7 +1,7 @@
 //! An inventory whose mutations must not be applied twice, whatever the client's library does to be helpful.
 //!
 //! ```sh
-//! cargo run --example mutation_backstop # on a throw-away PostgreSQL, unless DATABASE_URL names one
+//! cargo run -p demos --bin mutation_backstop # on a throw-away PostgreSQL, unless DATABASE_URL names one
 //! ```
 //!
 //! First without a backstop: optimistic version checks alone let a retry sell the sword twice, because a retry reads the
@@ -9,10 +9,8 @@
 
 mod shop;
 
-use std::os::unix::process::CommandExt as _;
-use std::path::Path;
-use std::process::{Command, ExitCode};
-use std::{env, io};
+use std::env;
+use std::process::ExitCode;
 
 use anyhow::{Context as _, ensure};
 use sqlx::PgPool;
@@ -27,7 +25,7 @@ const STORM: usize = 64;
 fn main() -> ExitCode {
     let ended = match env::var("DATABASE_URL") {
         Ok(url) if !url.is_empty() => start(&url),
-        _ => Err(on_a_throw_away_server()),
+        _ => Err(demos::on_a_throw_away_server(&[])),
     };
     match ended {
         Ok(()) => {
@@ -41,22 +39,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts this program again, in the same process, with a server's `DATABASE_URL`. Returns only if that fails.
-fn on_a_throw_away_server() -> anyhow::Error {
-    let with_postgres = Path::new(env!("CARGO_MANIFEST_DIR")).join("script/with-postgres");
-    let exec = || -> io::Result<io::Error> {
-        Ok(Command::new(&with_postgres).arg(env::current_exe()?).args(env::args_os().skip(1)).exec())
-    };
-    let error = exec().unwrap_or_else(|error| error);
-    anyhow::Error::new(error).context(format!("DATABASE_URL is not set, and {} did not run", with_postgres.display()))
-}
-
 #[tokio::main]
 async fn start(url: &str) -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().max_connections(16).connect(url).await.context("cannot connect")?;
     pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
     // A proof, not a service: every statement is held to the rules of a record.
-    sqlx::raw_sql(include_str!("../../migrations/strict.sql")).execute(&pool).await?;
+    sqlx::raw_sql(demos::STRICT).execute(&pool).await?;
     shop::create_table(&pool).await?;
 
     without_a_backstop(&pool).await?;

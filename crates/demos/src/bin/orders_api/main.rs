@@ -2,7 +2,7 @@
 //! taxis that they ordered.
 //!
 //! ```sh
-//! cargo run --features axum --example orders_api # on a throw-away PostgreSQL, unless DATABASE_URL names one
+//! cargo run -p demos --bin orders_api # on a throw-away PostgreSQL, unless DATABASE_URL names one
 //! ```
 //!
 //! [`server`] has the routes, and what stands in front of them in which order; the handlers are in [`orders`], and in
@@ -27,12 +27,10 @@ mod text;
 mod texting;
 mod version;
 
-use std::os::unix::process::CommandExt as _;
-use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::env;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{env, io};
 
 use anyhow::{Context as _, bail};
 use tokio::time::timeout;
@@ -52,7 +50,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 fn main() -> ExitCode {
     let ended = match env::var("DATABASE_URL") {
         Ok(url) if !url.is_empty() => start(url),
-        _ => Err(on_a_throw_away_server()),
+        _ => Err(demos::on_a_throw_away_server(&[])),
     };
     match ended {
         Ok(story) => story.end(),
@@ -61,16 +59,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Starts this program again, in the same process, with a server's `DATABASE_URL`. Returns only if that fails.
-fn on_a_throw_away_server() -> anyhow::Error {
-    let with_postgres = Path::new(env!("CARGO_MANIFEST_DIR")).join("script/with-postgres");
-    let exec = || -> io::Result<io::Error> {
-        Ok(Command::new(&with_postgres).arg(env::current_exe()?).args(env::args_os().skip(1)).exec())
-    };
-    let error = exec().unwrap_or_else(|error| error);
-    anyhow::Error::new(error).context(format!("DATABASE_URL is not set, and {} did not run", with_postgres.display()))
 }
 
 #[tokio::main]

@@ -2,7 +2,7 @@
 //! again: each request comes to its end, with one stored result, and what ran twice is counted.
 //!
 //! ```sh
-//! cargo run --example event_consumer # on a throw-away PostgreSQL, unless DATABASE_URL names one
+//! cargo run -p demos --bin event_consumer # on a throw-away PostgreSQL, unless DATABASE_URL names one
 //! ```
 //!
 //! What the crate is for stands in [`worker`]. The [`queue`] is a table, and so is the outside world, in [`effect`].
@@ -18,11 +18,9 @@ mod queue;
 mod schema;
 mod worker;
 
-use std::os::unix::process::CommandExt as _;
-use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::env;
+use std::process::ExitCode;
 use std::time::Duration;
-use std::{env, io, process, thread};
 
 use anyhow::{bail, ensure};
 use tokio::time::{Instant, interval};
@@ -44,7 +42,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 fn main() -> ExitCode {
     let ended = match env::var("DATABASE_URL") {
         Ok(url) if !url.is_empty() => start(url),
-        _ => Err(on_a_throw_away_server()),
+        _ => Err(demos::on_a_throw_away_server(&[])),
     };
     match ended {
         Ok(wrong) if wrong.is_empty() => ExitCode::SUCCESS,
@@ -57,16 +55,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Starts this program again, in the same process, with a server's `DATABASE_URL`. Returns only if that fails.
-fn on_a_throw_away_server() -> anyhow::Error {
-    let with_postgres = Path::new(env!("CARGO_MANIFEST_DIR")).join("script/with-postgres");
-    let exec = || -> io::Result<io::Error> {
-        Ok(Command::new(&with_postgres).arg(env::current_exe()?).args(env::args_os().skip(1)).exec())
-    };
-    let error = exec().unwrap_or_else(|error| error);
-    anyhow::Error::new(error).context(format!("DATABASE_URL is not set, and {} did not run", with_postgres.display()))
 }
 
 /// Returns what is wrong; an error where it could not come to its end.
@@ -84,21 +72,12 @@ async fn start(url: String) -> anyhow::Result<Vec<String>> {
             wrong
         }
         (Some("worker"), Some(run)) => {
-            exit_with_parent();
+            demos::exit_with_parent();
             worker::work(&Schema::new(url, run)).await?;
             Ok(Vec::new())
         }
         _ => bail!("it takes no arguments"),
     }
-}
-
-/// The parent holds the other end of stdin. The kernel closes it however the parent dies, by SIGKILL too.
-fn exit_with_parent() {
-    // A plain thread: the runtime would wait for a blocked read of its own before it lets the process end.
-    thread::spawn(|| {
-        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-        process::exit(1);
-    });
 }
 
 async fn demo(schema: &Schema) -> anyhow::Result<Vec<String>> {

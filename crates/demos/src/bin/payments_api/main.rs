@@ -1,22 +1,21 @@
-//! The twin of `payments_api`: the same contract, and all of its idempotency in one layer, [`payments::idempotency`].
+//! A payments API: however often a client asks, it pays once and gets the same answer. All of its idempotency is in one
+//! layer, [`payments::idempotency`].
 //!
 //! ```sh
-//! cargo run --features axum --example payments_layer # on a throw-away PostgreSQL, unless DATABASE_URL names one
+//! cargo run -p demos --bin payments_api # on a throw-away PostgreSQL, unless DATABASE_URL names one
 //! curl -i localhost:8080/payments -H 'X-User-ID: ada' -H 'Idempotency-Key: order-4711-payment' \
 //!     -d '{"amount": 1250, "currency": "EUR", "customer_id": "c-17"}'
 //! ```
 //!
-//! `script/demo payments_layer` runs the client of `payments_api` against it, `tests/payments_api.rs` the contract's tests.
+//! `script/demo` runs a client, `payments_demo`, against it. `tests/payments_api.rs` tests its contract.
 
 mod payments;
 mod problem;
 mod request;
 
-use std::os::unix::process::CommandExt as _;
-use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::env;
+use std::process::ExitCode;
 use std::time::Duration;
-use std::{env, io, process, thread};
 
 use anyhow::Context as _;
 use sqlx::postgres::PgPoolOptions;
@@ -40,40 +39,21 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 fn main() -> ExitCode {
     let ended = match env::var("DATABASE_URL") {
         Ok(url) if !url.is_empty() => serve(&url),
-        _ => Err(on_a_throw_away_server()),
+        _ => Err(demos::on_a_throw_away_server(&[])),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("payments_layer: {error:#}");
+            eprintln!("payments_api: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Starts this program again, in the same process, with a server's `DATABASE_URL`. Returns only if that fails.
-fn on_a_throw_away_server() -> anyhow::Error {
-    let with_postgres = Path::new(env!("CARGO_MANIFEST_DIR")).join("script/with-postgres");
-    let exec = || -> io::Result<io::Error> {
-        Ok(Command::new(&with_postgres).arg(env::current_exe()?).args(env::args_os().skip(1)).exec())
-    };
-    let error = exec().unwrap_or_else(|error| error);
-    anyhow::Error::new(error).context(format!("DATABASE_URL is not set, and {} did not run", with_postgres.display()))
-}
-
-/// The parent holds the other end of stdin. The kernel closes it however the parent dies, by SIGKILL too.
-fn exit_with_parent() {
-    // A plain thread: the runtime would wait for a blocked read of its own before it lets the process end.
-    thread::spawn(|| {
-        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-        process::exit(1);
-    });
-}
-
 #[tokio::main]
 async fn serve(url: &str) -> anyhow::Result<()> {
     if env::var("PAYMENTS_EXIT_WITH_PARENT").is_ok_and(|value| value == "1") {
-        exit_with_parent();
+        demos::exit_with_parent();
     }
     let address = env::var("LISTEN_ADDR").unwrap_or_else(|_| "127.0.0.1:8080".to_owned());
     let listener = TcpListener::bind(&address).await.with_context(|| format!("cannot listen on {address}"))?;

@@ -33,7 +33,7 @@ impl Schema {
         let pool = self.pool(1).await?;
         pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
         // A proof, not a service: every statement is held to the rules of a record.
-        sqlx::raw_sql(include_str!("../../migrations/strict.sql")).execute(&pool).await?;
+        sqlx::raw_sql(demos::STRICT).execute(&pool).await?;
         sqlx::raw_sql(AssertSqlSafe(format!("create schema {}", self.name()))).execute(&pool).await?;
         sqlx::raw_sql(
             "

@@ -1,8 +1,7 @@
-//! A client of `payments_api`, or of its twin `payments_layer`: a storm of duplicates, a changed body, hang-ups and
-//! SIGKILLs, and then the books: what was answered, what stands in the tables, what should. Exits 0 only if every count is
+//! A client of `payments_api`: a storm of duplicates, a changed body, hang-ups and SIGKILLs, and then the books: what was answered, what stands in the tables, what should. Exits 0 only if every count is
 //! right.
 //!
-//! `script/demo`, or `script/demo payments_layer`, builds both and runs this on a throw-away PostgreSQL. It starts the API
+//! `script/demo` builds both and runs this on a throw-away PostgreSQL. It starts the API
 //! processes itself and talks to them over real sockets; none of them outlives it.
 
 mod api;
@@ -47,7 +46,7 @@ async fn demo() -> anyhow::Result<Vec<String>> {
     let pool = PgPoolOptions::new().max_connections(2).connect(&url).await.context("cannot connect to the database")?;
     // A proof, not a service: every statement is held to the rules of a record. The API finds the table there.
     pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
-    sqlx::raw_sql(include_str!("../../migrations/strict.sql")).execute(&pool).await?;
+    sqlx::raw_sql(demos::STRICT).execute(&pool).await?;
     // The database may hold payments of earlier runs.
     let client = Client::new(pool, Uuid::new_v4())?;
 

@@ -1,46 +1,14 @@
-//! The contract of `examples/payments_api` and of its twin `examples/payments_layer`, against their real processes on a real
-//! socket. What happens under storms, hang-ups and kills is `script/demo`'s business.
+//! The contract of `payments_api`, against its real process on a real socket. `script/demo` covers storms, hang-ups and
+//! kills.
 
 use std::io::{BufRead as _, BufReader};
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use anyhow::Context as _;
 use pg_idempotency::{Key, testing};
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions as _, PgPool};
-
-/// Each test once for each binary. Those that Cargo has not built for want of a feature are left out.
-macro_rules! contract {
-    ($binary:ident: $($test:ident)+) => {
-        mod $binary {
-            use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-
-            $(
-                #[sqlx::test(migrations = false)]
-                async fn $test(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-                    let api = super::Api::start(stringify!($binary), &options)?;
-                    super::$test(api, options).await
-                }
-            )+
-        }
-    };
-    ($($test:ident)+) => {
-        contract!(payments_api: $($test)+);
-        #[cfg(feature = "axum")]
-        contract!(payments_layer: $($test)+);
-    };
-}
-
-contract! {
-    a_payment_is_made_once_and_replayed_byte_for_byte
-    two_users_with_one_key_do_not_see_each_other
-    what_is_wrong_is_refused_and_nothing_is_stored
-    a_duplicate_waits_five_seconds_and_is_told_to_retry
-    sigterm_ends_it_with_success
-}
 
 /// Killed with this value.
 struct Api {
@@ -50,18 +18,14 @@ struct Api {
 }
 
 impl Api {
-    fn start(binary: &str, options: &PgConnectOptions) -> anyhow::Result<Self> {
-        // Cargo builds the examples with the tests, beside them.
-        let deps = std::env::current_exe()?;
-        let binary: PathBuf = deps.ancestors().nth(2).expect("target/profile").join("examples").join(binary);
-        let mut process = Command::new(&binary)
+    fn start(options: &PgConnectOptions) -> anyhow::Result<Self> {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_payments_api"))
             .env("DATABASE_URL", options.to_url_lossy().to_string())
             .env("LISTEN_ADDR", "127.0.0.1:0")
             .env("PAYMENTS_EXIT_WITH_PARENT", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("{} does not start; cargo builds it with --examples", binary.display()))?;
+            .spawn()?;
         let mut line = String::new();
         BufReader::new(process.stdout.take().expect("piped")).read_line(&mut line)?;
         let base = line.trim().strip_prefix("listening on ").expect("its address").to_owned();
@@ -109,7 +73,12 @@ async fn assert_problem(response: Response, status: u16, kind: &str) -> anyhow::
     Ok(())
 }
 
-async fn a_payment_is_made_once_and_replayed_byte_for_byte(api: Api, _: PgConnectOptions) -> anyhow::Result<()> {
+#[sqlx::test(migrations = false)]
+async fn a_payment_is_made_once_and_replayed_byte_for_byte(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let api = Api::start(&options)?;
     let first = api.pay("ada", "order-4711-payment", &payment()).await?;
     assert_eq!(first.status(), StatusCode::CREATED);
     assert!(!first.headers().contains_key("idempotency-replayed"));
@@ -132,7 +101,12 @@ async fn a_payment_is_made_once_and_replayed_byte_for_byte(api: Api, _: PgConnec
     Ok(())
 }
 
-async fn two_users_with_one_key_do_not_see_each_other(api: Api, _: PgConnectOptions) -> anyhow::Result<()> {
+#[sqlx::test(migrations = false)]
+async fn two_users_with_one_key_do_not_see_each_other(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let api = Api::start(&options)?;
     let mut ids = Vec::new();
     for user in ["ada", "bob"] {
         let response = api.pay(user, "the-same-key", &payment()).await?;
@@ -146,7 +120,12 @@ async fn two_users_with_one_key_do_not_see_each_other(api: Api, _: PgConnectOpti
     Ok(())
 }
 
-async fn what_is_wrong_is_refused_and_nothing_is_stored(api: Api, options: PgConnectOptions) -> anyhow::Result<()> {
+#[sqlx::test(migrations = false)]
+async fn what_is_wrong_is_refused_and_nothing_is_stored(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let api = Api::start(&options)?;
     let pool = PgPool::connect_with(options).await?;
 
     let keyless = api.post().header("X-User-ID", "ada").json(&payment()).send().await?;
@@ -201,10 +180,12 @@ async fn what_is_wrong_is_refused_and_nothing_is_stored(api: Api, options: PgCon
 }
 
 /// The owner is a transaction of this test's, so that it is in flight for certain.
+#[sqlx::test(migrations = false)]
 async fn a_duplicate_waits_five_seconds_and_is_told_to_retry(
-    api: Api,
+    _: PgPoolOptions,
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
+    let api = Api::start(&options)?;
     let pool = PgPool::connect_with(options).await?;
     let key = Key::new("ada", "POST /payments", "a-good-key")?;
     let _owner = testing::in_flight(&pool, &key, "another payment").await?;
@@ -216,7 +197,9 @@ async fn a_duplicate_waits_five_seconds_and_is_told_to_retry(
     assert_problem(response, 409, "in-flight").await
 }
 
-async fn sigterm_ends_it_with_success(mut api: Api, _: PgConnectOptions) -> anyhow::Result<()> {
+#[sqlx::test(migrations = false)]
+async fn sigterm_ends_it_with_success(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let mut api = Api::start(&options)?;
     assert_eq!(api.pay("ada", "a-good-key", &payment()).await?.status(), StatusCode::CREATED);
     let sent = Command::new("kill").args(["-TERM", &api.process.id().to_string()]).status()?;
     assert!(sent.success());

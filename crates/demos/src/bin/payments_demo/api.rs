@@ -24,10 +24,9 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    /// Starts the binary that cargo has put next to this one: `payments_api`, or the one that was named as an argument.
+    /// Starts the binary `payments_api` that cargo has put next to this one.
     pub(crate) async fn start(delay: Duration) -> anyhow::Result<Self> {
-        let name = env::args().nth(1).unwrap_or_else(|| "payments_api".to_owned());
-        let program = env::current_exe()?.with_file_name(name);
+        let program = env::current_exe()?.with_file_name("payments_api");
         let mut child = Command::new(&program)
             .env("LISTEN_ADDR", "127.0.0.1:0")
             .env("PAYMENTS_DELAY_MS", delay.as_millis().to_string())

@@ -1,7 +1,7 @@
 //! A chat whose clients send a message again, over whichever transport they have, and read it once.
 //!
 //! ```sh
-//! cargo run --example chat_nonce # on a throw-away PostgreSQL, unless DATABASE_URL names one
+//! cargo run -p demos --bin chat_nonce # on a throw-away PostgreSQL, unless DATABASE_URL names one
 //! ```
 //!
 //! `POST /messages` ([`http`]) and the WebSocket `/socket` ([`socket`]) both come down to one function,
@@ -19,11 +19,9 @@ mod steps;
 mod storm;
 mod tally;
 
-use std::os::unix::process::CommandExt as _;
-use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::env;
+use std::process::ExitCode;
 use std::time::Duration;
-use std::{env, io};
 
 use anyhow::{Context as _, bail};
 use tokio::time::timeout;
@@ -43,7 +41,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 fn main() -> ExitCode {
     let ended = match env::var("DATABASE_URL") {
         Ok(url) if !url.is_empty() => start(url),
-        _ => Err(on_a_throw_away_server()),
+        _ => Err(demos::on_a_throw_away_server(&[])),
     };
     match ended {
         Ok(wrong) if wrong.is_empty() => {
@@ -60,16 +58,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Starts this program again, in the same process, with a server's `DATABASE_URL`. Returns only if that fails.
-fn on_a_throw_away_server() -> anyhow::Error {
-    let with_postgres = Path::new(env!("CARGO_MANIFEST_DIR")).join("script/with-postgres");
-    let exec = || -> io::Result<io::Error> {
-        Ok(Command::new(&with_postgres).arg(env::current_exe()?).args(env::args_os().skip(1)).exec())
-    };
-    let error = exec().unwrap_or_else(|error| error);
-    anyhow::Error::new(error).context(format!("DATABASE_URL is not set, and {} did not run", with_postgres.display()))
 }
 
 /// Returns what is wrong; an error where it could not come to its end.

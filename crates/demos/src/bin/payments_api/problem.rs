@@ -61,7 +61,7 @@ impl From<&Rejection> for Problem {
     fn from(rejection: &Rejection) -> Self {
         // What happened inside goes to the log alone; what the client can do about it is the rejection's text.
         if rejection.status().is_server_error() {
-            eprintln!("payments_layer: {:#}", anyhow::Error::new(rejection.clone()));
+            eprintln!("payments_api: {:#}", anyhow::Error::new(rejection.clone()));
         }
         let kind = match rejection.kind() {
             "missing-key" => "malformed-key",
@@ -79,7 +79,7 @@ impl From<sqlx::Error> for Problem {
     fn from(error: sqlx::Error) -> Self {
         let error = Error::from(error);
         let away = error.is_transient();
-        eprintln!("payments_layer: {:#}", anyhow::Error::new(error));
+        eprintln!("payments_api: {:#}", anyhow::Error::new(error));
         if !away {
             let detail = "something went wrong; ask again with the same key";
             return Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal-error", detail);
