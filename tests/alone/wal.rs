@@ -1,8 +1,4 @@
-//! WAL, counted on the server: a binary of its own, so that no other test writes any beside it.
-
-#[allow(dead_code, reason = "made for the tests of behaviour; this one needs little of it")]
-#[path = "behaviour/support.rs"]
-mod support;
+//! WAL, counted on the server.
 
 use std::time::Duration;
 
@@ -10,7 +6,7 @@ use pg_idempotency::Error;
 use pg_idempotency::dedup::{Marked, mark, mark_many};
 use sqlx::PgPool;
 
-use support::key;
+use crate::support::key;
 
 /// Bytes of WAL that this work writes: the least of several tries, because the server has work of its own.
 async fn wal_bytes<F>(pool: &PgPool, mut work: F) -> i64
@@ -35,6 +31,7 @@ where
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_mark_writes_half_the_wal_of_a_full_record(pool: PgPool) -> anyhow::Result<()> {
+    let _turn = crate::turn().await;
     let response = "x".repeat(300);
     let mut n = 0;
     let full = wal_bytes(&pool, async || {
@@ -68,6 +65,7 @@ async fn marked(pool: &PgPool, value: &str) -> Result<Marked, Error> {
 /// Duplicates are what there is most of, and they change nothing.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn duplicates_of_settled_keys_write_no_wal(pool: PgPool) -> anyhow::Result<()> {
+    let _turn = crate::turn().await;
     let keys: Vec<_> = (0..1000).map(|n| key(&n.to_string())).collect();
     let batch = async || {
         let mut tx = pool.begin().await.expect("a transaction");

@@ -1,9 +1,4 @@
-//! One ratio that is a promise: replays of one key do not queue behind each other. A binary of its own, so that no other
-//! test runs beside it.
-
-#[allow(dead_code, reason = "made for the tests of behaviour; this one needs little of it")]
-#[path = "behaviour/support.rs"]
-mod support;
+//! One ratio that is a promise: replays of one key do not queue behind each other.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +6,7 @@ use pg_idempotency::ensure_idempotent;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
-use support::{create_effects, key, leave_effect, once, wide_pool};
+use crate::support::{create_effects, key, leave_effect, once, wide_pool};
 
 const CALLERS: usize = 16;
 const CALLS: usize = 10;
@@ -59,6 +54,7 @@ where
 /// machine can spoil one median, so there are three tries.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn replays_of_one_key_do_not_queue(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let _turn = crate::turn().await;
     let pool = wide_pool(&options, CALLERS as u32).await;
     create_effects(&pool).await;
     let _ = once(&pool, &key("hot"), "body").await?;

@@ -1,9 +1,6 @@
 //! A unary gRPC service of tonic's behind the layer, and a client of tonic's, over a loopback socket. No protobuf: its
 //! messages are text, by a codec of their own, and the layer sees bytes either way.
 
-#[path = "support/strict.rs"]
-mod strict;
-
 use std::future::Future;
 use std::net::Ipv4Addr;
 use std::pin::Pin;

@@ -1,9 +1,6 @@
 //! Through a real PgBouncer in transaction mode, with prepared statements off. `script/test` finds or fetches one; without
 //! the variable PGBOUNCER these tests have nothing to run against, and say so.
 
-#[path = "support/strict.rs"]
-mod strict;
-
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};

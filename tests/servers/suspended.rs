@@ -1,9 +1,6 @@
 //! A process that is suspended past its lease: SIGSTOP, the machine's own way to be late. The worker is this binary, run
 //! again with a database to work on.
 
-#[path = "support/strict.rs"]
-mod strict;
-
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -51,7 +48,7 @@ struct Worker {
 impl Worker {
     fn start(options: &PgConnectOptions) -> anyhow::Result<Self> {
         let mut process = Command::new(std::env::current_exe()?)
-            .args(["--exact", "worker", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "suspended::worker", "--nocapture", "--test-threads=1"])
             .env(DATABASE, options.to_url_lossy().to_string())
             .stdout(Stdio::piped())
             .spawn()?;

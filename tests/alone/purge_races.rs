@@ -1,13 +1,5 @@
 //! Janitors against callers whose records live for milliseconds: what is acknowledged and alive must never be purged. 100 000
-//! purges, or as many as PURGES says. A binary of its own, because it uses all there is of the machine.
-
-#![cfg(feature = "testing")]
-
-#[path = "support/strict.rs"]
-mod strict;
-#[allow(dead_code, reason = "made for the tests of behaviour; this one needs little of it")]
-#[path = "behaviour/support.rs"]
-mod support;
+//! purges, or as many as PURGES says. It uses all there is of the machine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +11,7 @@ use pg_idempotency::{Error, Idempotency, Janitor, Key, Outcome};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use support::{create_effects, effects, leave_effect, wide_pool};
+use crate::support::{create_effects, effects, leave_effect, wide_pool};
 
 const CALLERS: usize = 4;
 const JANITORS: usize = 4;
@@ -78,6 +70,7 @@ async fn call(pool: &PgPool, caller: usize, done: &AtomicBool) -> Result<Told, E
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn no_live_record_is_lost(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let _turn = crate::turn().await;
     let purges: u64 = std::env::var("PURGES").map_or(Ok(100_000), |purges| purges.parse())?;
     let pool = wide_pool(&options, 12).await;
     create_effects(&pool).await;
