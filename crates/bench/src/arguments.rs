@@ -1,0 +1,79 @@
+//! The command line of `script/bench`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+
+use crate::cases::CASES;
+
+const USAGE: &str = "usage: script/bench [--quick] [--rtt 1ms] [--only CASE]";
+
+#[derive(Debug, Default)]
+pub(crate) struct Arguments {
+    /// Whether everything works, in seconds; the figures say little.
+    pub(crate) quick: bool,
+    /// A round trip's time for the cases that are measured over a network too.
+    pub(crate) rtt: Option<Duration>,
+    only: Option<String>,
+}
+
+impl Arguments {
+    pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> anyhow::Result<Self> {
+        let mut parsed = Self::default();
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--quick" => parsed.quick = true,
+                "--rtt" => parsed.rtt = Some(milliseconds(&arguments.next().context(USAGE)?)?),
+                "--only" => parsed.only = Some(known(arguments.next().context(USAGE)?)?),
+                _ => bail!("{argument}? {USAGE}\n{}", cases()),
+            }
+        }
+        Ok(parsed)
+    }
+
+    pub(crate) fn wants(&self, case: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| only == case)
+    }
+
+    /// The repository keeps the report of a whole run; all others go to `target/tmp`.
+    pub(crate) fn directory(&self) -> anyhow::Result<PathBuf> {
+        if !self.quick && self.only.is_none() {
+            return Ok(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs"));
+        }
+        // This program is target/PROFILE/bench.
+        let program = std::env::current_exe()?;
+        Ok(program.ancestors().nth(2).context("the program is not in a target directory")?.join("tmp"))
+    }
+
+    /// The command that makes the same report again.
+    pub(crate) fn command(&self) -> String {
+        let mut command = "script/bench".to_owned();
+        if self.quick {
+            command += " --quick";
+        }
+        if let Some(rtt) = self.rtt {
+            command += &format!(" --rtt {}ms", rtt.as_secs_f64() * 1e3);
+        }
+        if let Some(only) = &self.only {
+            command += &format!(" --only {only}");
+        }
+        command
+    }
+}
+
+fn milliseconds(text: &str) -> anyhow::Result<Duration> {
+    let number = text.strip_suffix("ms").with_context(|| format!("--rtt {text}: give milliseconds, such as 1ms"))?;
+    let milliseconds: f64 = number.parse().with_context(|| format!("--rtt {text}"))?;
+    anyhow::ensure!((0.0..=1000.0).contains(&milliseconds), "--rtt {text}: at most 1000ms");
+    Ok(Duration::from_secs_f64(milliseconds / 1e3))
+}
+
+fn known(case: String) -> anyhow::Result<String> {
+    anyhow::ensure!(CASES.iter().any(|known| known.name == case), "there is no case {case}. {}", cases());
+    Ok(case)
+}
+
+fn cases() -> String {
+    format!("Cases: {}", CASES.map(|case| case.name).join(", "))
+}

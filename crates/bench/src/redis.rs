@@ -1,0 +1,99 @@
+//! As much of Redis as the comparison needs: a server of this run's own, and a client for it.
+
+use std::io::BufRead as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, bail};
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpStream, UnixStream};
+
+#[derive(Clone, Debug)]
+pub(crate) enum Address {
+    Socket(PathBuf),
+    Port(u16),
+}
+
+/// Without persistence, which is as fast as it gets, and forgets every key when it restarts.
+pub(crate) struct Server {
+    /// Stops and removes the server when the pipe to it is closed: by our end, whatever it is, SIGKILL included.
+    _keeper: Child,
+    socket: PathBuf,
+}
+
+impl Server {
+    /// `REDIS_SERVER` names the program; `None` where the variable is not set.
+    pub(crate) fn start() -> anyhow::Result<Option<Self>> {
+        let Some(program) = std::env::var_os("REDIS_SERVER").filter(|program| !program.is_empty()) else {
+            return Ok(None);
+        };
+        let mut keeper = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../script/redis"))
+            .arg("serve")
+            .arg(program)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .context("script/redis")?;
+        let mut socket = String::new();
+        let said = keeper.stdout.take().context("piped")?;
+        std::io::BufReader::new(said).read_line(&mut socket)?;
+        anyhow::ensure!(!socket.is_empty(), "redis-server did not start, for the reason above");
+        Ok(Some(Self { _keeper: keeper, socket: socket.trim_end().into() }))
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        Address::Socket(self.socket.clone())
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+pub(crate) struct Redis {
+    stream: BufReader<Box<dyn Stream>>,
+    request: Vec<u8>,
+    /// How many commands were sent.
+    pub(crate) commands: usize,
+}
+
+impl Redis {
+    pub(crate) async fn connect(address: &Address) -> std::io::Result<Self> {
+        let stream: Box<dyn Stream> = match address {
+            Address::Socket(path) => Box::new(UnixStream::connect(path).await?),
+            Address::Port(port) => {
+                let stream = TcpStream::connect(("127.0.0.1", *port)).await?;
+                stream.set_nodelay(true)?;
+                Box::new(stream)
+            }
+        };
+        Ok(Self { stream: BufReader::new(stream), request: Vec::new(), commands: 0 })
+    }
+
+    /// One command, one round trip; the text of the answer, `None` where there is nothing.
+    pub(crate) async fn command(&mut self, words: &[&str]) -> anyhow::Result<Option<String>> {
+        self.commands += 1;
+        self.request.clear();
+        self.request.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
+        for word in words {
+            self.request.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+        }
+        self.stream.write_all(&self.request).await?;
+        let mut line = String::new();
+        self.stream.read_line(&mut line).await?;
+        let line = line.trim_end();
+        match line.split_at_checked(1) {
+            Some(("+" | ":", text)) => Ok(Some(text.to_owned())),
+            Some(("$", "-1")) => Ok(None),
+            Some(("$", length)) => {
+                // With the end of the line.
+                let mut text = vec![0; length.parse::<usize>()? + 2];
+                self.stream.read_exact(&mut text).await?;
+                text.truncate(text.len() - 2);
+                Ok(Some(String::from_utf8(text)?))
+            }
+            _ => bail!("Redis says {line}"),
+        }
+    }
+}

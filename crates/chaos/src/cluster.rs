@@ -1,0 +1,153 @@
+//! A PostgreSQL of the suite's own, with fsync on, to be killed and started again. It is gone when this process is, however
+//! that ends: `script/postgres` holds the other end of a pipe.
+
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
+use tokio::time::sleep;
+
+/// Recovery takes a second; a machine that builds beside it takes longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Cluster {
+    keeper: Mutex<Child>,
+    directory: PathBuf,
+    options: PgConnectOptions,
+}
+
+impl Cluster {
+    /// `environment` is for what the server needs beside its own, such as another clock.
+    pub(crate) async fn start(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
+        Self::start_by(Command::new(root().join("script/postgres")), environment).await
+    }
+
+    /// By a command that ends in `script/postgres`.
+    pub(crate) async fn start_by(mut command: Command, environment: &[(&str, &str)]) -> anyhow::Result<Self> {
+        // A group of its own: Ctrl-C is for the suite, and then the pipe is closed.
+        let mut keeper = command
+            .arg("serve")
+            .envs(environment.iter().copied())
+            .env_remove("PG_FSYNC")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .context("script/postgres does not run")?;
+        let mut url = String::new();
+        let output = keeper.stdout.take().context("piped")?;
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut url)?;
+        ensure!(!url.is_empty(), "script/postgres gives no server, for the reason above");
+        let options: PgConnectOptions = url.trim().parse()?;
+        let directory = options.get_socket().context("a server on a Unix socket")?.clone();
+        let cluster = Self { keeper: Mutex::new(keeper), directory, options };
+        // What was committed without waiting is written by the WAL writer: later, so that a mistake shows.
+        cluster.set("wal_writer_delay = '10s'").await?;
+        Ok(cluster)
+    }
+
+    /// The socket of the server's only database that is nobody's.
+    pub(crate) fn options(&self) -> PgConnectOptions {
+        self.options.clone()
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.directory.join("data")
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// A database of its own for each scenario. Those of earlier ones go: at each start after a crash the server reads
+    /// every file of every database.
+    pub(crate) async fn create_database(&self, name: &str) -> anyhow::Result<PgConnectOptions> {
+        let mut conn = PgConnection::connect_with(&self.options).await?;
+        let old: Vec<String> =
+            sqlx::query_scalar("select datname from pg_database where not datistemplate and datname <> 'postgres'")
+                .fetch_all(&mut conn)
+                .await?;
+        for old in old {
+            conn.execute(AssertSqlSafe(format!("drop database \"{old}\" with (force)"))).await?;
+        }
+        conn.execute(AssertSqlSafe(format!("create database \"{name}\""))).await?;
+        conn.close().await?;
+        Ok(self.options().database(name))
+    }
+
+    /// `alter system set`, in force at once.
+    pub(crate) async fn set(&self, setting: &str) -> anyhow::Result<()> {
+        let mut conn = PgConnection::connect_with(&self.options).await?;
+        conn.execute(AssertSqlSafe(format!("alter system set {setting}"))).await?;
+        conn.execute("select pg_reload_conf()").await?;
+        conn.close().await?;
+        Ok(())
+    }
+
+    pub(crate) fn postmaster(&self) -> anyhow::Result<u32> {
+        let file = std::fs::read_to_string(self.data().join("postmaster.pid")).context("no postmaster runs")?;
+        file.lines().next().context("an empty postmaster.pid")?.parse().context("postmaster.pid holds no number")
+    }
+
+    /// SIGKILL to the postmaster: no checkpoint, no goodbye. Its backends end when they notice.
+    pub(crate) fn kill(&self) -> anyhow::Result<()> {
+        signal("-KILL", self.postmaster()?)
+    }
+
+    /// Ends the server in good order, for its files to be copied.
+    pub(crate) async fn stop(&self) -> anyhow::Result<()> {
+        signal("-INT", self.postmaster()?)?;
+        let started = Instant::now();
+        while self.data().join("postmaster.pid").exists() {
+            ensure!(started.elapsed() < PATIENCE, "the server does not stop");
+            sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
+    /// Starts the server that was killed, and waits until it answers.
+    pub(crate) async fn start_again(&self) -> anyhow::Result<()> {
+        {
+            let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+            keeper.stdin.as_mut().context("piped")?.write_all(b"start\n")?;
+        }
+        self.answers().await
+    }
+
+    /// Waits until it does.
+    pub(crate) async fn answers(&self) -> anyhow::Result<()> {
+        let started = Instant::now();
+        loop {
+            match PgConnection::connect_with(&self.options).await {
+                Ok(conn) => return Ok(conn.close().await?),
+                Err(error) if started.elapsed() > PATIENCE => bail!("the server does not come up again: {error}"),
+                Err(_) => sleep(Duration::from_millis(20)).await,
+            }
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let keeper = self.keeper.get_mut().unwrap_or_else(PoisonError::into_inner);
+        drop(keeper.stdin.take());
+        let _ = keeper.wait();
+    }
+}
+
+pub(crate) fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// The `kill` of the system, because the crate forbids what a call of its own would need.
+pub(crate) fn signal(signal: &str, process: u32) -> anyhow::Result<()> {
+    let sent = Command::new("kill").args([signal, &process.to_string()]).stderr(Stdio::null()).status()?;
+    ensure!(sent.success(), "kill {signal} {process}: {sent}");
+    Ok(())
+}

@@ -1,0 +1,304 @@
+//! The checker of the chaos suite against histories made by hand: a good one passes, and each bad one is seen for what it
+//! is. A checker that sees nothing would pass every fault.
+
+use crate::checker::{Aftermath, Effect, Stored, lost, violations, violations_with_brief_retention};
+use crate::error_checker::left_by_committed_errors;
+use crate::history::{Event, What, calls};
+use crate::lease_checker::{Promise, check};
+use crate::release_checker::violations_beside_a_newer_release;
+
+/// A world with one key in it.
+#[derive(Default)]
+struct World {
+    events: Vec<Event>,
+    after: Aftermath,
+}
+
+impl World {
+    fn then(mut self, call: &str, what: What) -> Self {
+        let at = self.events.len() as u64;
+        self.events.push(Event { at, call: call.to_owned(), key: "k".to_owned(), what });
+        self
+    }
+
+    fn invoked(self, call: &str) -> Self {
+        self.then(call, What::Invoked)
+    }
+
+    fn performed(self, call: &str) -> Self {
+        self.then(call, What::Performed(call.to_owned()))
+    }
+
+    fn replayed(self, call: &str, response: &str) -> Self {
+        self.then(call, What::Replayed(response.to_owned()))
+    }
+
+    fn effect(mut self, call: &str) -> Self {
+        let downstream_key = Some("downstream".to_owned());
+        self.after.effects.push(Effect { key: "k".to_owned(), call: call.to_owned(), downstream_key });
+        self
+    }
+
+    fn stored(mut self, token: i64, response: Option<&str>) -> Self {
+        let (completed, response) = (response.is_some(), response.map(str::to_owned));
+        self.after.records.push(Stored { key: "k".to_owned(), token, completed, response });
+        self
+    }
+
+    #[track_caller]
+    fn passes(self) {
+        assert_eq!(violations(&calls(&self.events), &self.after), [""; 0]);
+    }
+
+    #[track_caller]
+    fn must_be_caught(self, by: &str) {
+        let found = violations(&calls(&self.events), &self.after);
+        assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
+    }
+
+    /// Where callers commit errors: keys that are indeterminate, and effects apart.
+    #[track_caller]
+    fn leaves(self, expected: (usize, usize)) {
+        let left = left_by_committed_errors(&calls(&self.events), &self.after);
+        assert_eq!((left.violations, left.indeterminate, left.apart), (Vec::new(), expected.0, expected.1));
+    }
+
+    #[track_caller]
+    fn error_must_be_caught(self, by: &str) {
+        let found = left_by_committed_errors(&calls(&self.events), &self.after).violations;
+        assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
+    }
+
+    #[track_caller]
+    fn passes_beside_a_newer_release(self) {
+        assert_eq!(violations_beside_a_newer_release(&calls(&self.events), &self.after), [""; 0]);
+    }
+
+    #[track_caller]
+    fn must_be_caught_beside_a_newer_release(self, by: &str) {
+        let found = violations_beside_a_newer_release(&calls(&self.events), &self.after);
+        assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
+    }
+
+    #[track_caller]
+    fn lease_must_be_caught(self, promise: Promise, by: &str) {
+        let found = check(&calls(&self.events), &self.after, promise).violations;
+        assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
+    }
+}
+
+fn once() -> World {
+    World::default().invoked("a").performed("a").effect("a").stored(1, Some("a"))
+}
+
+#[test]
+fn what_happened_once_and_was_replayed_passes() {
+    once().passes();
+    once().invoked("b").replayed("b", "a").passes();
+    once().invoked("b").then("b", What::Refused("in flight".to_owned())).passes();
+}
+
+#[test]
+fn a_lost_answer_passes_once_a_repeat_has_got_it() {
+    let cut = World::default().invoked("a").then("a", What::Unknown("cut".to_owned()));
+    cut.invoked("b").replayed("b", "a").effect("a").stored(1, Some("a")).passes();
+}
+
+#[test]
+fn concurrent_calls_may_be_answered_in_any_order() {
+    let both = World::default().invoked("a").invoked("b").replayed("b", "a").performed("a");
+    both.effect("a").stored(1, Some("a")).passes();
+}
+
+#[test]
+fn a_second_effect_is_caught() {
+    once().effect("b").must_be_caught("2 effects");
+}
+
+#[test]
+fn a_second_effect_of_the_same_call_is_caught() {
+    once().effect("a").must_be_caught("2 effects");
+}
+
+#[test]
+fn an_acknowledged_effect_that_is_gone_is_caught() {
+    World::default().invoked("a").performed("a").must_be_caught("which is not there");
+}
+
+#[test]
+fn an_effect_without_a_response_is_caught() {
+    World::default().invoked("a").performed("a").effect("a").must_be_caught("without its response");
+}
+
+#[test]
+fn a_response_without_an_effect_is_caught() {
+    World::default().stored(1, Some("a")).must_be_caught("without its effect");
+}
+
+#[test]
+fn another_response_than_the_stored_one_is_caught() {
+    once().invoked("b").replayed("b", "c").must_be_caught("not what is stored");
+    World::default().invoked("a").then("a", What::Performed("b".to_owned())).must_be_caught("got the response of b");
+}
+
+#[test]
+fn a_record_left_unfinished_is_caught() {
+    World::default().invoked("a").stored(1, None).must_be_caught("not completed");
+}
+
+#[test]
+fn a_refused_call_with_an_effect_is_caught() {
+    let refused = World::default().invoked("a").then("a", What::Refused("asked for".to_owned()));
+    refused.effect("a").stored(1, Some("a")).must_be_caught("was refused");
+}
+
+#[test]
+fn a_key_that_nobody_gets_an_answer_for_is_caught() {
+    World::default().invoked("a").then("a", What::Refused("in flight".to_owned())).must_be_caught("never answered");
+}
+
+#[test]
+fn a_call_that_performs_after_somebody_was_answered_is_caught() {
+    once().invoked("b").performed("b").must_be_caught("before it asked");
+}
+
+#[test]
+fn a_call_that_gets_another_answer_than_an_earlier_one_is_caught() {
+    once().invoked("b").replayed("b", "c").must_be_caught("did not get the response");
+}
+
+#[test]
+fn an_answer_that_must_not_be_given_is_caught() {
+    World::default().invoked("a").then("a", What::Wrong("indeterminate".to_owned())).must_be_caught("indeterminate");
+}
+
+#[test]
+fn two_records_of_one_key_are_caught() {
+    once().stored(2, Some("a")).must_be_caught("2 records");
+}
+
+#[test]
+fn a_kept_record_that_was_swept_is_caught() {
+    let brief = || World::default().invoked("a-brief").performed("a-brief").effect("a-brief");
+    let kept = || brief().invoked("b").performed("b").effect("b");
+    let found = |world: World| violations_with_brief_retention(&calls(&world.events), &world.after);
+    assert_eq!(found(kept().stored(1, Some("b"))), [""; 0]);
+    assert_eq!(found(kept()).len(), 1, "gone");
+    let again = kept().invoked("c").performed("c").effect("c").stored(1, Some("c"));
+    assert!(found(again).iter().any(|violation| violation.contains("2 calls performed")));
+}
+
+#[test]
+fn what_was_lost_is_counted() {
+    let gone = World::default().invoked("a").performed("a").invoked("b").replayed("b", "a");
+    assert_eq!(lost(&calls(&gone.events), &gone.after), 2);
+    let there = once();
+    assert_eq!(lost(&calls(&there.events), &there.after), 0);
+}
+
+#[test]
+fn a_double_outside_is_counted_at_least_once_and_caught_at_most_once() {
+    let doubled = || once().effect("b");
+    let world = doubled();
+    let checked = check(&calls(&world.events), &world.after, Promise::AtLeastOnce);
+    assert_eq!((checked.violations.len(), checked.doubles), (0, 1));
+    doubled().lease_must_be_caught(Promise::AtMostOnce, "under at most once");
+}
+
+#[test]
+fn a_result_that_changes_is_caught() {
+    let changed = World::default().invoked("a").performed("a").effect("a").effect("b").stored(2, Some("b"));
+    changed.lease_must_be_caught(Promise::AtLeastOnce, "has changed");
+}
+
+#[test]
+fn a_result_that_is_gone_is_caught() {
+    World::default().invoked("a").performed("a").effect("a").lease_must_be_caught(Promise::AtLeastOnce, "0 results");
+}
+
+#[test]
+fn two_accepted_completions_are_caught() {
+    once().invoked("b").performed("b").effect("b").lease_must_be_caught(Promise::AtLeastOnce, "2 completions");
+}
+
+#[test]
+fn a_completion_with_a_stale_token_is_caught() {
+    let stale = World::default().invoked("a").then("a", What::Claimed(7)).performed("a").effect("a");
+    stale.stored(8, Some("a")).lease_must_be_caught(Promise::AtLeastOnce, "not the claim's");
+}
+
+#[test]
+fn another_downstream_key_is_caught() {
+    let mut world = once().effect("b");
+    world.after.effects[1].downstream_key = Some("another".to_owned());
+    world.lease_must_be_caught(Promise::AtLeastOnce, "2 downstream keys");
+}
+
+#[test]
+fn a_result_without_the_effect_is_caught() {
+    World::default().stored(1, Some("a")).lease_must_be_caught(Promise::AtLeastOnce, "without an effect");
+}
+
+/// `a` has committed after an error, and `b` was told of it.
+fn unfinished() -> World {
+    World::default().invoked("a").then("a", What::Unfinished).invoked("b").then("b", indeterminate()).stored(1, None)
+}
+
+fn indeterminate() -> What {
+    What::Barred("indeterminate".to_owned())
+}
+
+#[test]
+fn an_error_that_was_committed_is_indeterminate_for_good() {
+    unfinished().effect("a").leaves((1, 0));
+    once().leaves((0, 0));
+    let dropped = World::default().invoked("a").then("a", What::Unknown("dropped".to_owned()));
+    dropped.invoked("b").then("b", indeterminate()).stored(1, None).leaves((1, 0));
+
+    unfinished().error_must_be_caught("which is not there");
+    unfinished().effect("a").effect("b").error_must_be_caught("2 effects");
+    unfinished().effect("a").invoked("c").performed("c").error_must_be_caught("was answered");
+    let late = unfinished().effect("a").invoked("c").then("c", What::Refused("in flight".to_owned()));
+    late.error_must_be_caught("c was not told");
+    let silent = World::default().invoked("a").then("a", What::Unfinished).effect("a").stored(1, None);
+    silent.error_must_be_caught("nobody was told");
+    let gone = World::default().invoked("a").then("a", What::Unfinished).invoked("b").performed("b");
+    gone.effect("b").stored(1, Some("b")).error_must_be_caught("without a response");
+    once().invoked("b").then("b", indeterminate()).error_must_be_caught("b was told: indeterminate");
+}
+
+#[test]
+fn what_perform_wrote_after_its_transaction_is_listed_apart() {
+    unfinished().effect("a").effect("a-apart").leaves((1, 1));
+    let torn = || World::default().invoked("a").then("a", What::Refused("torn".to_owned())).effect("a-apart");
+    torn().invoked("b").performed("b").effect("b").stored(1, Some("b")).leaves((0, 1));
+    once().effect("a-apart").error_must_be_caught("was acknowledged, and has ended its transaction");
+    let undone = torn().effect("a").invoked("b").performed("b").effect("b").stored(1, Some("b"));
+    undone.error_must_be_caught("a was refused (torn), and has an effect");
+}
+
+#[test]
+fn what_only_a_newer_release_can_read_is_left_to_it() {
+    let call = "newer-only-a";
+    let newer = || World::default().invoked(call).performed(call).effect(call).stored(1, Some(call));
+    let barred = || What::Barred("unknown mode".to_owned());
+    newer().invoked("b").then("b", barred()).passes_beside_a_newer_release();
+    newer().invoked("newer-b").replayed("newer-b", call).passes_beside_a_newer_release();
+    once().invoked("newer-b").replayed("newer-b", "a").passes_beside_a_newer_release();
+    let before = World::default().invoked("b").then("b", What::Barred("schema missing".to_owned()));
+    before.invoked("a").performed("a").effect("a").stored(1, Some("a")).passes_beside_a_newer_release();
+
+    newer().invoked("b").replayed("b", call).must_be_caught_beside_a_newer_release("a newer release has written");
+    newer().invoked("b").performed("b").effect("b").must_be_caught_beside_a_newer_release("2 effects");
+    once().invoked("b").then("b", barred()).must_be_caught_beside_a_newer_release("b was told: unknown mode");
+    let lied = World::default().invoked("a").then("a", barred()).effect("a").stored(1, Some("a"));
+    lied.must_be_caught_beside_a_newer_release("and has an effect");
+}
+
+#[test]
+fn an_event_survives_the_pipe() {
+    for what in [What::Unknown("cut off".to_owned()), What::Claimed(-1), indeterminate(), What::Unfinished] {
+        let event = Event { at: 7, call: "3/1".to_owned(), key: "k".to_owned(), what };
+        assert_eq!(event.to_string().parse(), Ok(event));
+    }
+}

@@ -1,0 +1,19 @@
+//! The binary, driven as a process: what it does, its exit codes, its one-line errors. [`metrics`] tests the library's
+//! metrics with the exporter that the daemon serves.
+
+#[path = "../../../../tests/support/strict.rs"]
+mod strict;
+mod support;
+
+mod connections;
+mod daemon;
+mod health;
+mod keys;
+mod metrics;
+mod migrate;
+mod probes;
+mod roles;
+mod settle;
+mod stats;
+mod sweep;
+mod unsettled;

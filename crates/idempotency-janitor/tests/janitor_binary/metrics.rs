@@ -1,0 +1,123 @@
+//! The metrics of the crate: their names, which dashboards and alerts rely on, and what they count.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use metrics_exporter_prometheus::PrometheusBuilder;
+use pg_idempotency::dedup::mark_many;
+use pg_idempotency::lease::{Policy, ensure_leased};
+use pg_idempotency::{Error, Idempotency, Janitor, Key, Outcome};
+use sqlx::PgPool;
+
+fn key(operation: &str, value: &str) -> Key {
+    Key::new("a scope nobody may see", operation, value).expect("a valid key")
+}
+
+/// One runtime thread and one recorder for it: tests do not meet.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Result<()> {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let exported = recorder.handle();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+
+    let run = async |value: &str, body: &str| -> Result<Outcome<i64>, Error> {
+        let key = key("POST /orders", value);
+        Idempotency::new().run(&pool, &key, body, async |_| Ok::<_, Error>(1)).await
+    };
+    for _ in 0..3 {
+        let _ = run("secret-value", "body").await?;
+    }
+    run("secret-value", "another").await.expect_err("key reused");
+    let failing = key("POST /orders", "failing");
+    let failed: Result<Outcome<i64>, Error> =
+        Idempotency::new().run(&pool, &failing, "body", async |_| Err(Error::Database(sqlx::Error::RowNotFound))).await;
+    failed.expect_err("perform fails");
+
+    // It fails after everything that the crate does but the COMMIT.
+    sqlx::raw_sql("create table deferred (n int unique deferrable initially deferred)").execute(&pool).await?;
+    let uncommitted: Result<Outcome<i64>, Error> = Idempotency::new()
+        .run(&pool, &key("POST /deferred", "1"), "body", async |conn| {
+            sqlx::query("insert into deferred values (1), (1)").execute(conn).await?;
+            Ok(1)
+        })
+        .await;
+    uncommitted.expect_err("the COMMIT fails");
+
+    let lost = key("charge", "lost");
+    let error =
+        ensure_leased(&pool, &lost, "body", Policy::AtMostOnce { lease: Duration::from_secs(40) }, async |_| {
+            sqlx::query("delete from idempotency.record where operation = 'charge'").execute(&pool).await?;
+            Ok::<_, Error>(1)
+        })
+        .await
+        .expect_err("lost");
+    assert!(matches!(error, Error::LeaseLost), "{error:?}");
+
+    let mut tx = pool.begin().await?;
+    let marks = [key("event", "1"), key("event", "2"), key("event", "1")];
+    let marked = mark_many(&mut tx, &marks, Duration::from_millis(1)).await?;
+    assert_eq!(marked.len(), 3);
+    tx.commit().await?;
+    sqlx::query("update idempotency.record set expires_at = now() - interval '1 s' where mode = 'mark'")
+        .execute(&pool)
+        .await?;
+    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(10).await?.marks, 2);
+
+    let mut other = pool.begin().await?;
+    sqlx::query("select pg_advisory_xact_lock($1)").bind(i64::from_be_bytes(*b"pgisweep")).execute(&mut *other).await?;
+    assert!(
+        Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_single_runner(true).sweep_once(10).await?.yielded
+    );
+    other.rollback().await?;
+
+    let text = exported.render();
+    for line in [
+        r#"idempotency_outcomes_total{mode="transaction",operation="POST /orders",outcome="performed"} 1"#,
+        r#"idempotency_outcomes_total{mode="transaction",operation="POST /orders",outcome="replayed"} 2"#,
+        r#"idempotency_outcomes_total{mode="transaction",operation="POST /orders",outcome="key_reused"} 1"#,
+        r#"idempotency_outcomes_total{mode="transaction",operation="POST /orders",outcome="failed"} 1"#,
+        r#"idempotency_outcomes_total{mode="transaction",operation="POST /deferred",outcome="failed"} 1"#,
+        r#"idempotency_outcomes_total{mode="at_most_once",operation="charge",outcome="lease_lost"} 1"#,
+        r#"idempotency_outcomes_total{mode="mark",operation="event",outcome="performed"} 2"#,
+        r#"idempotency_outcomes_total{mode="mark",operation="event",outcome="replayed"} 1"#,
+        r#"idempotency_perform_duration_seconds_count{mode="transaction",operation="POST /orders"} 2"#,
+        r#"idempotency_claim_wait_seconds_count{mode="transaction",operation="POST /orders"} 5"#,
+        "idempotency_lease_lost_total 1",
+        r#"idempotency_cleanup_rows_total{kind="marks"} 2"#,
+        "idempotency_cleanup_batch_duration_seconds_count 1",
+        "idempotency_cleanup_yields_total 1",
+        "idempotency_oldest_expired_age_seconds 0",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    assert_eq!(text.matches(r#"operation="POST /deferred",outcome="#).count(), 1, "nothing else is said of it\n{text}");
+    assert!(!text.contains("secret-value") && !text.contains("nobody may see"), "never the key or its scope\n{text}");
+    Ok(())
+}
+
+/// All names of metrics in a text.
+fn names(text: &str) -> BTreeSet<String> {
+    text.split(|character: char| !(character.is_ascii_alphanumeric() || character == '_'))
+        .filter(|word| word.starts_with("idempotency_") && !word.ends_with('_'))
+        .map(|word| word.trim_end_matches("_count").trim_end_matches("_sum").trim_end_matches("_bucket").to_owned())
+        .collect()
+}
+
+/// A dashboard with a name that nothing exports shows an empty panel, and nobody notices.
+#[test]
+fn dashboards_alerts_and_documentation_use_the_names_of_the_code() {
+    let code = names(include_str!("../../../../src/observe.rs"));
+    assert_eq!(code.len(), 9, "{code:?}");
+    for (file, text) in [
+        ("contrib/grafana.json", include_str!("../../../../contrib/grafana.json")),
+        ("contrib/alerts.yml", include_str!("../../../../contrib/alerts.yml")),
+        ("docs/operating.md", include_str!("../../../../docs/operating.md")),
+    ] {
+        let used = names(text);
+        let unknown: Vec<_> = used.difference(&code).collect();
+        assert!(unknown.is_empty(), "{file}: {unknown:?}");
+        assert!(!used.is_empty(), "{file} uses none");
+    }
+    let documented = names(include_str!("../../../../docs/operating.md"));
+    assert_eq!(documented, code, "every metric is documented");
+}

@@ -1,0 +1,76 @@
+//! script/with-postgres cargo run --example webhook
+//!
+//! A receiver of webhooks, whose sender delivers each event at least once: mark mode, in the handler's transaction.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use pg_idempotency::dedup::{Marked, mark};
+use pg_idempotency::{Error, Key};
+use serde::Deserialize;
+use sqlx::PgPool;
+
+/// As long as the sender retries, and some more.
+const WINDOW: Duration = Duration::from_secs(7 * 24 * 3600);
+
+#[derive(Clone, Deserialize)]
+struct Event {
+    /// The sender's. A retry carries the same.
+    id: String,
+    invoice: String,
+    cents: i64,
+}
+
+/// The route's handler. Verify the sender's signature before this.
+async fn receive(State(pool): State<PgPool>, Json(event): Json<Event>) -> StatusCode {
+    match process(&pool, &event).await {
+        // The sender needs no answer but this one, so a duplicate is acknowledged like the first delivery.
+        Ok(marked) => {
+            println!("{}: {marked:?}", event.id);
+            StatusCode::OK
+        }
+        // The first delivery is still being processed and may fail: the sender has to ask again.
+        Err(Error::InFlight { .. }) => StatusCode::CONFLICT,
+        Err(error) => {
+            eprintln!("{}: {error}", event.id);
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+    }
+}
+
+async fn process(pool: &PgPool, event: &Event) -> Result<Marked, Error> {
+    let key = Key::new("billing.example", "invoice.paid", &event.id)?;
+    let mut tx = pool.begin().await?;
+    let marked = mark(&mut tx, &key, WINDOW).await?;
+    if marked == Marked::First {
+        sqlx::query("insert into payment (invoice, cents) values ($1, $2)")
+            .bind(&event.invoice)
+            .bind(event.cents)
+            .execute(&mut *tx)
+            .await?;
+    }
+    // The mark and the payment commit together. Only after that is the event acknowledged.
+    pg_idempotency::commit(tx).await?;
+    Ok(marked)
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let pool = PgPool::connect(&std::env::var("DATABASE_URL")?).await?;
+    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    sqlx::raw_sql("create table if not exists payment (invoice text not null, cents bigint not null)")
+        .execute(&pool)
+        .await?;
+
+    // In a service: Router::new().route("/webhooks", post(receive)).with_state(pool)
+    let event = Event { id: "evt_1".to_owned(), invoice: "2026-17".to_owned(), cents: 1250 };
+    for _delivery in 0..3 {
+        let status = receive(State(pool.clone()), Json(event.clone())).await;
+        println!("answered {status}");
+    }
+    let payments: i64 = sqlx::query_scalar("select count(*) from payment").fetch_one(&pool).await?;
+    println!("{payments} payment");
+    Ok(())
+}

@@ -1,0 +1,20 @@
+//! Tests that need the server to themselves: one uses all there is of the machine, the others count WAL or compare
+//! throughput. They take turns; the tests of other binaries do not run beside them.
+
+#[path = "../support/strict.rs"]
+mod strict;
+#[allow(dead_code, reason = "made for the tests of behaviour; these need little of it")]
+#[path = "../behaviour/support.rs"]
+mod support;
+
+mod purge_races;
+mod throughput;
+mod wal;
+
+use tokio::sync::{Mutex, MutexGuard};
+
+/// Until this value is dropped, no other test of this binary does its work.
+async fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::const_new(());
+    TURN.lock().await
+}

@@ -1,0 +1,83 @@
+//! WAL, counted on the server.
+
+use std::time::Duration;
+
+use pg_idempotency::Error;
+use pg_idempotency::dedup::{Marked, mark, mark_many};
+use sqlx::PgPool;
+
+use crate::support::key;
+
+/// Bytes of WAL that this work writes: the least of several tries, because the server has work of its own.
+async fn wal_bytes<F>(pool: &PgPool, mut work: F) -> i64
+where
+    F: AsyncFnMut(),
+{
+    let mut least = i64::MAX;
+    for _ in 0..30 {
+        let before: String =
+            sqlx::query_scalar("select pg_current_wal_insert_lsn()::text").fetch_one(pool).await.expect("an LSN");
+        work().await;
+        let written: i64 =
+            sqlx::query_scalar("select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $1::text::pg_lsn)::int8")
+                .bind(before)
+                .fetch_one(pool)
+                .await
+                .expect("a difference");
+        least = least.min(written);
+    }
+    least
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn a_mark_writes_half_the_wal_of_a_full_record(pool: PgPool) -> anyhow::Result<()> {
+    let _turn = crate::turn().await;
+    let response = "x".repeat(300);
+    let mut n = 0;
+    let full = wal_bytes(&pool, async || {
+        n += 1;
+        let key = key(&format!("full {n:06}"));
+        let outcome = pg_idempotency::Idempotency::new()
+            .run(&pool, &key, "body", async |_| Ok::<_, Error>(response.clone()))
+            .await
+            .expect("performed");
+        assert!(!outcome.is_replayed());
+    })
+    .await;
+    let mut n = 0;
+    let mark = wal_bytes(&pool, async || {
+        n += 1;
+        assert_eq!(marked(&pool, &format!("mark {n:06}")).await.expect("marked"), Marked::First);
+    })
+    .await;
+    println!("a full record with 300 bytes of response: {full} B of WAL; a mark: {mark} B");
+    assert!(mark * 2 <= full, "{mark} against {full}");
+    Ok(())
+}
+
+async fn marked(pool: &PgPool, value: &str) -> Result<Marked, Error> {
+    let mut tx = pool.begin().await?;
+    let marked = mark(&mut tx, &key(value), Duration::from_secs(300)).await?;
+    tx.commit().await?;
+    Ok(marked)
+}
+
+/// Duplicates are what there is most of, and they change nothing.
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+async fn duplicates_of_settled_keys_write_no_wal(pool: PgPool) -> anyhow::Result<()> {
+    let _turn = crate::turn().await;
+    let keys: Vec<_> = (0..1000).map(|n| key(&n.to_string())).collect();
+    let batch = async || {
+        let mut tx = pool.begin().await.expect("a transaction");
+        let marked = mark_many(&mut tx, &keys, Duration::from_secs(300)).await.expect("marked");
+        tx.commit().await.expect("a commit");
+        marked
+    };
+    assert_eq!(batch().await, [Marked::First; 1000]);
+    let written = wal_bytes(&pool, async || assert_eq!(batch().await, [Marked::Duplicate; 1000])).await;
+    assert_eq!(written, 0, "1000 in one statement");
+    let written =
+        wal_bytes(&pool, async || assert_eq!(marked(&pool, "7").await.expect("marked"), Marked::Duplicate)).await;
+    assert_eq!(written, 0, "one by one");
+    Ok(())
+}
