@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
+use crate::mode::UnknownMode;
 use crate::{InvalidBody, InvalidDuration, InvalidKey, Key, Mode};
 
 pub use lock_holder::LockHolder;
@@ -262,6 +263,12 @@ impl Error {
             Some("42P01" | "42703" | "42883" | "3F000") => Self::SchemaMissing { source: error },
             _ => error.into(),
         }
+    }
+}
+
+impl From<UnknownMode> for Error {
+    fn from(UnknownMode(mode): UnknownMode) -> Self {
+        Self::UnknownMode { mode }
     }
 }
 

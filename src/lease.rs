@@ -49,16 +49,18 @@ mod guard;
 mod leasing;
 mod owner;
 mod policy;
+mod protocol;
 mod renewal;
 mod settle;
 
 pub use guard::Lease;
-#[cfg(feature = "http")]
-pub(crate) use leasing::unless_lost;
-pub use leasing::{Acquired, Leasing, ensure_leased};
+pub use leasing::Leasing;
 #[cfg(feature = "http")]
 pub(crate) use owner::Owner;
 pub(crate) use owner::derive_downstream_key;
 pub use owner::downstream_key;
 pub use policy::Policy;
+#[cfg(feature = "http")]
+pub(crate) use protocol::unless_lost;
+pub use protocol::{Acquired, ensure_leased};
 pub use settle::{release, resolve};

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::Error;
-
 /// What a record promises, and so whose it is: a key belongs to one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -41,13 +39,7 @@ impl Mode {
 
 /// What the column says, where it is none of ours.
 #[derive(Clone, Debug)]
-pub(crate) struct UnknownMode(String);
-
-impl From<UnknownMode> for Error {
-    fn from(UnknownMode(mode): UnknownMode) -> Self {
-        Self::UnknownMode { mode }
-    }
-}
+pub(crate) struct UnknownMode(pub(crate) String);
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,14 +5,9 @@ mod ensure;
 mod fewest;
 mod isolated;
 mod options;
-mod outcome;
 mod protocol;
 
 pub use ensure::{ensure_idempotent, ensure_isolated};
 #[cfg(feature = "http")]
 pub(crate) use fewest::complete_and_commit;
 pub use options::Idempotency;
-#[cfg(feature = "testing")]
-pub(crate) use outcome::to_json;
-pub use outcome::{Outcome, Verdict};
-pub(crate) use outcome::{decode, encode};

@@ -16,10 +16,10 @@ use super::policy::Policy;
 use super::renewal::{Deadline, Renewed, renew};
 use super::settle::committed;
 use crate::observe::{call_span, outcome_of, spanned};
+use crate::outcome::encode;
 use crate::record::{Actor, Claim, Record, Response};
 use crate::session::Opening;
 use crate::session::jittered;
-use crate::transaction::encode;
 use crate::{Error, Fingerprint, Key, observe};
 
 /// How many tries to store a result fit into a lease, if each takes as long as it may.

@@ -1,77 +1,20 @@
-//! Leased operations: their options, how a claim becomes a lease, and the call that does the work.
+//! The options of lease mode.
 
-use std::fmt::Display;
-use std::future::poll_fn;
 use std::num::NonZeroU32;
-use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use sqlx::PgPool;
-use tokio::time::Instant;
-
-use super::guard::Lease;
 use super::policy::{self, Policy};
-use crate::claim::{Claimed, contend};
 use crate::limits::{DEFAULT_RETENTION, RETENTION, WAIT, in_flight_within, within};
-use crate::observe::{Failure, call_span, outcome_of, outcome_of_call, spanned};
-use crate::record::{Record, Response, Terms};
-use crate::session::Polls;
-use crate::session::{Opening, in_pooled_transaction};
-use crate::transaction::{decode, encode};
-use crate::{Body, Deployment, Error, Fingerprint, InFlight, InvalidDuration, Key, Outcome, observe};
-
-/// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in transaction
-/// mode.
-const CLAIM_WAIT: Duration = Duration::from_secs(1);
+use crate::{Deployment, InFlight, InvalidDuration};
 
 /// The options of lease mode: the policy, the retention, the number of attempts, and how long to wait for another owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leasing {
     pub(super) policy: Policy,
     pub(super) retention: Duration,
-    max_attempts: Option<NonZeroU32>,
-    wait_for: Duration,
+    pub(super) max_attempts: Option<NonZeroU32>,
+    pub(super) wait_for: Duration,
     pub(super) deployment: Deployment,
-}
-
-/// The answer of [`Leasing::acquire`].
-#[allow(clippy::large_enum_variant, reason = "moved once for each claim, which costs two transactions")]
-#[derive(Debug)]
-#[must_use = "a lease that is dropped lapses unperformed"]
-pub enum Acquired<T> {
-    /// This caller has to do the work.
-    Lease(Lease),
-    /// An earlier owner has done it: its response.
-    Replayed(T),
-}
-
-/// Does the work once for each key, with the options of [`Leasing::new`].
-///
-/// # Errors
-///
-/// As [`Leasing::ensure`], and [`Error::InvalidDuration`] for a lease under 10 ms or over 12 hours.
-///
-/// # Cancellation
-///
-/// As [`Leasing::ensure`].
-pub async fn ensure_leased<T, E, B, F>(
-    pool: &PgPool,
-    key: &Key,
-    body: &B,
-    policy: Policy,
-    work: F,
-) -> Result<Outcome<T>, E>
-where
-    T: Serialize + DeserializeOwned,
-    B: Body + ?Sized,
-    E: From<Error> + Display,
-    F: AsyncFnOnce(&Lease) -> Result<T, E>,
-{
-    let leasing = Leasing::new(policy).map_err(Error::from)?;
-    leasing.ensure(pool, key, body, work).await
 }
 
 impl Leasing {
@@ -138,161 +81,8 @@ impl Leasing {
         Self { deployment, ..self }
     }
 
-    /// Does the work once for each key, and returns the first result to every repeat.
-    ///
-    /// `work` runs under a [`Lease`] that renews itself. When the lease is lost, `work` is dropped. When `work` returns an error,
-    /// `AtLeastOnce` releases the claim, so that the next caller tries again. `AtMostOnce` leaves the key indeterminate, unless the
-    /// work has called [`Lease::not_performed`].
-    ///
-    /// # Errors
-    ///
-    /// - An error of `work` comes back unchanged. The record keeps its text, as `last_error`.
-    /// - The answers of the record: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight) with what is left of the
-    ///   lease, [`Indeterminate`](Error::Indeterminate), [`Exhausted`](Error::Exhausted), [`OtherMode`](Error::OtherMode),
-    ///   [`Undecodable`](Error::Undecodable), [`UnknownFingerprint`](Error::UnknownFingerprint),
-    ///   [`UnknownMode`](Error::UnknownMode). The work did not begin.
-    /// - [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing): the work did not begin.
-    /// - [`LeaseLost`](Error::LeaseLost), [`Unencodable`](Error::Unencodable): the work has begun, and its result was not stored.
-    /// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database).
-    ///
-    /// # Cancellation
-    ///
-    /// If the future is dropped before the claim commits, nothing has happened. Later, the claim lapses: the next caller takes it
-    /// over, or finds it indeterminate.
-    pub async fn ensure<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, work: F) -> Result<Outcome<T>, E>
-    where
-        T: Serialize + DeserializeOwned,
-        B: Body + ?Sized,
-        E: From<Error> + Display,
-        F: AsyncFnOnce(&Lease) -> Result<T, E>,
-    {
-        let span = call_span!("ensure_leased", self.policy.mode(), key);
-        spanned(span, self.work_or_replay(pool, key, body, work), outcome_of_call).await.map_err(Failure::into_callers)
+    /// The wait must be shorter than the retention. The setters cannot check this, because they may come in any order.
+    pub(super) fn check_wait(&self) -> Result<InFlight, InvalidDuration> {
+        in_flight_within(Some(InFlight::Wait(self.wait_for)), self.retention)
     }
-
-    async fn work_or_replay<T, E, B, F>(
-        self,
-        pool: &PgPool,
-        key: &Key,
-        body: &B,
-        work: F,
-    ) -> Result<Outcome<T>, Failure<E>>
-    where
-        T: Serialize + DeserializeOwned,
-        B: Body + ?Sized,
-        E: Display,
-        F: AsyncFnOnce(&Lease) -> Result<T, E>,
-    {
-        let lease = match self.acquire(pool, key, body).await? {
-            Acquired::Replayed(response) => return Ok(Outcome::Replayed(response)),
-            Acquired::Lease(lease) => lease,
-        };
-        let started = Instant::now();
-        let worked = unless_lost(&lease, work(&lease)).await;
-        observe::performed(self.policy.mode(), key.operation(), started.elapsed());
-        match worked {
-            None => Err(lease.failed(Error::LeaseLost).into()),
-            Some(Ok(response)) => {
-                let encoded = encode(&response).map_err(|error| lease.failed(error))?;
-                lease.complete_encoded(&encoded).await?;
-                Ok(Outcome::Performed(response))
-            }
-            Some(Err(error)) => {
-                // Alternate, because anyhow then prints the causes too.
-                lease.fail(&format!("{error:#}")).await;
-                Err(Failure::Perform(error))
-            }
-        }
-    }
-
-    /// Claims the key and returns the lease, for work that does not fit into a closure.
-    ///
-    /// # Errors
-    ///
-    /// As [`ensure`](Self::ensure), before any work.
-    ///
-    /// # Panics
-    ///
-    /// Outside a Tokio runtime, before the claim: the renewal is a task.
-    ///
-    /// # Cancellation
-    ///
-    /// Nothing has happened, or the claim is committed and lapses. It also lapses if the answer of its COMMIT is lost.
-    pub async fn acquire<T, B>(self, pool: &PgPool, key: &Key, body: &B) -> Result<Acquired<T>, Error>
-    where
-        T: DeserializeOwned,
-        B: Body + ?Sized,
-    {
-        match self.acquire_stored(pool, key, body.fingerprint()?).await? {
-            Acquired::Lease(lease) => Ok(Acquired::Lease(lease)),
-            Acquired::Replayed(stored) => Ok(Acquired::Replayed(decode(&stored)?)),
-        }
-    }
-
-    /// [`acquire`](Self::acquire), with the response as it is stored.
-    pub(crate) async fn acquire_stored(
-        self,
-        pool: &PgPool,
-        key: &Key,
-        fingerprint: Fingerprint,
-    ) -> Result<Acquired<Response>, Error> {
-        let span = call_span!("lease.acquire", self.policy.mode(), key);
-        spanned(span, self.claim_when_free(pool, key, fingerprint), |acquired| {
-            outcome_of(acquired, |acquired| match acquired {
-                Acquired::Lease(_) => observe::CLAIMED,
-                Acquired::Replayed(_) => observe::REPLAYED,
-            })
-        })
-        .await
-    }
-
-    async fn claim_when_free(
-        self,
-        pool: &PgPool,
-        key: &Key,
-        fingerprint: Fingerprint,
-    ) -> Result<Acquired<Response>, Error> {
-        let _ = tokio::runtime::Handle::current();
-        in_flight_within(Some(InFlight::Wait(self.wait_for)), self.retention)?;
-        let terms = Terms {
-            mode: self.policy.mode(),
-            fingerprint: Some(fingerprint),
-            retention: self.retention,
-            in_flight: InFlight::Wait(CLAIM_WAIT),
-            lease: Some(self.policy.lease()),
-            max_attempts: self.max_attempts,
-        };
-        let record = Record { key, deployment: self.deployment };
-        let started = Instant::now();
-        let mut polls = Polls::until(started + self.wait_for);
-        let mut asked = None;
-        let (claimed_at, claimed) = loop {
-            // Before the claim is sent, because the owner's clock must end before the database's.
-            let claimed_at = Instant::now();
-            let claimed = in_pooled_transaction(pool, Opening::Durable, async |conn| {
-                contend(conn, record, &terms, &mut asked).await
-            })
-            .await;
-            if !matches!(claimed, Err(Error::InFlight { .. })) || !polls.rest().await {
-                break (claimed_at, claimed);
-            }
-        };
-        observe::claim_ended(&terms, key, started.into_std(), claimed.as_ref());
-        Ok(match claimed? {
-            Claimed::Won(claim) => Acquired::Lease(Lease::new(self, pool, key, fingerprint, claim, claimed_at)),
-            Claimed::Replayed(response) => Acquired::Replayed(response),
-        })
-    }
-}
-
-/// The result of the work, or `None` when the lease is lost. This polls the lease first: a process that was suspended past its
-/// lease must not continue its work when it wakes.
-pub(crate) async fn unless_lost<R>(lease: &Lease, work: impl Future<Output = R>) -> Option<R> {
-    let mut lost = pin!(lease.lost());
-    let mut work = pin!(work);
-    poll_fn(|context| match lost.as_mut().poll(context) {
-        Poll::Ready(()) => Poll::Ready(None),
-        Poll::Pending => work.as_mut().poll(context).map(Some),
-    })
-    .await
 }

@@ -7,9 +7,9 @@ use serde::de::DeserializeOwned;
 use sqlx::PgPool;
 
 use crate::limits::{RETENTION, within};
+use crate::outcome::encode;
 use crate::record::{Actor, Record};
 use crate::session::{Opening, in_pooled_transaction};
-use crate::transaction::encode;
 use crate::{Deployment, Error, Key};
 
 /// An operator sends a statement once, so it is not worth preparing.

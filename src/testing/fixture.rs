@@ -326,5 +326,5 @@ pub(super) fn microseconds(duration: Duration) -> i64 {
 }
 
 pub(super) fn encode<T: Serialize + ?Sized>(response: &T) -> Result<Vec<u8>, Error> {
-    crate::transaction::to_json(response)
+    crate::outcome::to_json(response)
 }

@@ -4,8 +4,8 @@ use serde::de::DeserializeOwned;
 use sqlx::{Connection as _, PgConnection, PgPool};
 
 use super::protocol::Call;
-use super::{Outcome, decode};
 use crate::Error;
+use crate::outcome::{Outcome, decode};
 use crate::session::{Connections, Opening, in_own_transaction};
 
 impl Call<'_> {

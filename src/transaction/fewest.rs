@@ -10,8 +10,8 @@ use serde::de::DeserializeOwned;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, PgTransaction, SqlSafeStr as _};
 
 use super::protocol::Call;
-use super::{Outcome, decode, encode};
 use crate::error::sqlstate;
+use crate::outcome::{Outcome, decode, encode};
 use crate::record::{Claim, Record, Response, Terms, draw_token};
 use crate::session::{Attempt, CHECK, Connections, NotBegun, Opening, begin_and_lend};
 use crate::{Error, Fingerprint, Key};

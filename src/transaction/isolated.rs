@@ -5,9 +5,9 @@ use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
 use super::protocol::Call;
-use super::{Outcome, Verdict, decode, encode};
 use crate::Error;
 use crate::claim::{Claimed, contend};
+use crate::outcome::{Outcome, Verdict, decode, encode};
 use crate::record::Claim;
 use crate::session::Savepoint;
 

@@ -4,8 +4,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
-use super::{Idempotency, Outcome, decode, encode};
+use super::Idempotency;
 use crate::claim::{Claimed, contend};
+use crate::outcome::{Outcome, decode, encode};
 use crate::record::{Record, Terms};
 use crate::{Body, Error, Key, Mode};
 
