@@ -162,7 +162,7 @@ impl Lease {
 
     async fn store(mut self, encoded: &Response) -> Result<(), Error> {
         let Leasing { policy, retention, .. } = self.leasing;
-        let give_up_at = Instant::now() + policy.lease();
+        let deadline = Instant::now() + policy.lease();
         // A network that drops all packets must not take the time of the next try.
         let a_try = policy.lease() / COMPLETION_TRIES;
         loop {
@@ -185,8 +185,8 @@ impl Lease {
                     self.settled = matches!(error, Error::LeaseLost);
                     return Err(self.failed(error));
                 }
-                Ok(Err(error)) if Instant::now() >= give_up_at => return Err(self.failed(error)),
-                Err(_) if Instant::now() >= give_up_at => {
+                Ok(Err(error)) if Instant::now() >= deadline => return Err(self.failed(error)),
+                Err(_) if Instant::now() >= deadline => {
                     return Err(self.failed(Error::Database(sqlx::Error::PoolTimedOut)));
                 }
                 _ => tokio::time::sleep(jittered(policy.lease() / COMPLETION_PAUSES)).await,
