@@ -57,7 +57,6 @@ pub(crate) use leasing::unless_lost;
 pub use leasing::{Acquired, Leasing, ensure_leased};
 #[cfg(feature = "http")]
 pub(crate) use owner::Owner;
-pub(crate) use owner::derive_downstream_key;
 pub use owner::downstream_key;
 pub use policy::Policy;
 pub use settle::{release, resolve};
