@@ -21,7 +21,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgPool};
 
 use crate::error::sqlstate;
-use crate::record::{self, Batch, Due};
+use crate::record::{self, Batch};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, observe};
 
@@ -142,10 +142,11 @@ impl Janitor {
     ///
     /// [`Error::Database`] and [`Error::SchemaMissing`].
     pub async fn dry_run(&self) -> Result<DueRecords, Error> {
-        let Due { completed, unfinished, marks } = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| {
-            record::count_due(conn, self.options.grace).await
-        })
-        .await?;
+        let Batch { completed, unfinished, marks, .. } =
+            in_pooled_transaction(&self.pool, Opening::Plain, async |conn| {
+                record::count_due(conn, self.options.grace).await
+            })
+            .await?;
         Ok(DueRecords { completed, unfinished, marks })
     }
 
@@ -210,11 +211,11 @@ impl Janitor {
                     }
                     batch => batch?,
                 };
-                let Some((batch, until)) = batch else {
+                let Some(batch) = batch else {
                     swept.yielded = true;
                     break 'leaves;
                 };
-                since = until;
+                since = batch.until;
                 observe::swept(&batch, batch_started.elapsed());
                 swept.add(batch);
                 progress(&swept);
@@ -242,7 +243,7 @@ impl Janitor {
         rows: u32,
         since: Option<DateTime<Utc>>,
         distributed: bool,
-    ) -> Result<Option<(Batch, Option<DateTime<Utc>>)>, Error> {
+    ) -> Result<Option<Batch>, Error> {
         if self.options.single_runner && !record::try_lock(conn, record::SINGLE_RUNNER).await? {
             observe::yielded(record::holder(conn, record::SINGLE_RUNNER).await?.as_ref());
             return Ok(None);

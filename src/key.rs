@@ -83,8 +83,17 @@ impl Key {
         i64::from_be_bytes(first)
     }
 
+    /// The key for the next service, which is the same in every attempt: 32 hexadecimal digits of a SHA-256 of this key and the
+    /// fingerprint, as it is stored, with its version.
+    pub(crate) fn downstream(&self, fingerprint: &[u8]) -> String {
+        let mut hasher = Sha256::new_with_prefix(b"downstream");
+        self.hash_into(&mut hasher);
+        hasher.update(fingerprint);
+        hex::encode(&hasher.finalize()[..16])
+    }
+
     /// The lengths go in front, so that `("ab", "c")` and `("a", "bc")` differ.
-    pub(crate) fn hash_into(&self, hasher: &mut Sha256) {
+    fn hash_into(&self, hasher: &mut Sha256) {
         for part in [&self.scope, &self.operation, &self.value] {
             // At most 255 bytes, so one byte holds the length.
             hasher.update([part.len() as u8]);

@@ -57,7 +57,6 @@ pub use guard::Lease;
 pub use leasing::Leasing;
 #[cfg(feature = "http")]
 pub(crate) use owner::Owner;
-pub(crate) use owner::derive_downstream_key;
 pub use owner::downstream_key;
 pub use policy::Policy;
 #[cfg(feature = "http")]

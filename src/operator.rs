@@ -1,14 +1,18 @@
-//! What an operator asks: what is in the table, whether the set-up can keep its promise, what became of one key,
-//! and what waits for a decision.
+//! The questions of an operator: how much is in the table, whether the set-up keeps the crate's promises, what became of one
+//! key, and which records wait for a decision.
 //!
-//! The binary `idempotency-janitor` prints these; a service may serve them.
+//! The binary `idempotency-janitor` prints the answers, and a service may serve them.
+//!
+//! # Layout
+//!
+//! `stats` reads sizes and counts; `health` looks for warnings; `records` lists, shows and forgets single records. The module
+//! `record` has the statements, and the types of their rows.
 
 mod health;
-mod one_key;
+mod records;
 mod stats;
-mod unsettled;
 
+pub use crate::record::{Group, Shown, Unsettled};
 pub use health::{Warning, deep_health, health, response_compression};
-pub use one_key::{Shown, forget, show};
-pub use stats::{AGES, Group, STATES, Stats, stats};
-pub use unsettled::{Unsettled, unsettled};
+pub use records::{forget, show, unsettled};
+pub use stats::{AGES, STATES, Stats, stats};

@@ -7,12 +7,11 @@
 //! - The protocol of all modes: `claim`, `look`, `take_over`, `wait`; `select_first` is an optional shortcut.
 //! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.
 //! - Marks in batches: `mark`.
-//! - Janitor and operator: `sweep`, `inspect`, `rules`, `setup`, `lock`.
+//! - The janitor: `sweep`, `due`, `lock`. The operator: `stats`, `unsettled`, `show`, `rules`, `setup`.
 
 mod claim;
 mod complete;
-mod condition;
-mod inspect;
+mod due;
 mod lease;
 mod lock;
 mod look;
@@ -21,20 +20,29 @@ mod release;
 mod rules;
 mod select_first;
 mod setup;
+mod shared;
+mod show;
 mod statement;
+mod stats;
 mod sweep;
 mod take_over;
+mod unsettled;
 mod wait;
 
 pub(crate) use claim::{Claim, Terms, draw_token};
-pub(crate) use inspect::{groups, size, unsettled};
+pub(crate) use due::{count_due, oldest_due};
 pub(crate) use lease::Actor;
 pub(crate) use lock::{INSTALLER, SINGLE_RUNNER, holder, try_lock};
 pub(crate) use look::{Found, LeaseState, Standing};
 pub(crate) use mark::{MarkBatch, Seen};
 pub(crate) use rules::{Broken, broken_rules};
 pub(crate) use setup::{commit_settings, response_compression, setup, without_autovacuum};
+pub use show::Shown;
 pub(crate) use statement::{Record, Response};
-pub(crate) use sweep::{Batch, Due, count_due, leaves, oldest_due, sweep, sweep_distributed};
+pub use stats::Group;
+pub(crate) use stats::{groups, size};
+pub(crate) use sweep::{Batch, leaves, sweep, sweep_distributed};
 pub(crate) use take_over::TakeOver;
+pub use unsettled::Unsettled;
+pub(crate) use unsettled::unsettled;
 pub(crate) use wait::{Awaited, wait_for_row};

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use sha2::{Digest as _, Sha256};
-
 use super::renewal::Deadline;
 use crate::{Body, Fingerprint, InvalidBody, Key};
 
@@ -24,7 +22,7 @@ impl Owner {
     }
 
     pub(crate) fn downstream_key(&self) -> String {
-        derive_downstream_key(&self.key, self.fingerprint.as_bytes())
+        self.key.downstream(self.fingerprint.as_bytes())
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -43,13 +41,5 @@ impl Owner {
 ///
 /// [`InvalidBody`] if the body has no fingerprint.
 pub fn downstream_key<B: Body + ?Sized>(key: &Key, body: &B) -> Result<String, InvalidBody> {
-    Ok(derive_downstream_key(key, body.fingerprint()?.as_bytes()))
-}
-
-/// Derives it from the fingerprint as the record stores it, with its version byte.
-pub(crate) fn derive_downstream_key(key: &Key, fingerprint: &[u8]) -> String {
-    let mut hasher = Sha256::new_with_prefix(b"downstream");
-    key.hash_into(&mut hasher);
-    hasher.update(fingerprint);
-    hex::encode(&hasher.finalize()[..16])
+    Ok(key.downstream(body.fingerprint()?.as_bytes()))
 }

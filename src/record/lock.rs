@@ -1,15 +1,16 @@
-//! The advisory locks that have a number of their own. Any role can take them, so no wait for one is without an end.
+//! The advisory locks with a fixed number. Any role can take them, so every wait for one has a limit.
 
+use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use crate::{Error, LockHolder};
 
 /// ASCII for "pgidempo": one installer at a time.
 pub(crate) const INSTALLER: i64 = i64::from_be_bytes(*b"pgidempo");
-/// ASCII for "pgisweep": one sweep at a time, where that was asked for.
+/// ASCII for "pgisweep": one sweep at a time, if the janitor is a single runner.
 pub(crate) const SINGLE_RUNNER: i64 = i64::from_be_bytes(*b"pgisweep");
 
-/// Takes the lock until the end of the transaction, or says at once that another session has it.
+/// Takes the lock until the end of the transaction. `false` means that another session has it.
 pub(crate) async fn try_lock(conn: &mut PgConnection, lock: i64) -> Result<bool, Error> {
     sqlx::query_scalar("select pg_catalog.pg_try_advisory_xact_lock($1::int8)")
         .persistent(false)
@@ -19,10 +20,10 @@ pub(crate) async fn try_lock(conn: &mut PgConnection, lock: i64) -> Result<bool,
         .map_err(Error::of_statement)
 }
 
-/// The session that has the lock; `None` where it has let go meanwhile. Every role may see process, role and application of
-/// every session.
+/// The session that has the lock; `None` if it has ended meanwhile. Every role may see process, role and application of every
+/// session.
 pub(crate) async fn holder(conn: &mut PgConnection, lock: i64) -> Result<Option<LockHolder>, Error> {
-    let row = sqlx::query(
+    sqlx::query(
         "
         select held.pid, session.usename::text as role, session.application_name as application
         from pg_catalog.pg_locks as held
@@ -37,16 +38,14 @@ pub(crate) async fn holder(conn: &mut PgConnection, lock: i64) -> Result<Option<
     )
     .persistent(false)
     .bind(lock)
-    .fetch_optional(conn)
-    .await
-    .map_err(Error::of_statement)?;
-    row.map(|row| {
+    .try_map(|row: PgRow| {
         Ok(LockHolder {
             pid: row.try_get("pid")?,
             role: row.try_get("role")?,
             application: row.try_get::<Option<String>, _>("application")?.filter(|name| !name.is_empty()),
         })
     })
-    .transpose()
+    .fetch_optional(conn)
+    .await
     .map_err(Error::of_statement)
 }

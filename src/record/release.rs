@@ -5,8 +5,8 @@ use std::time::Duration;
 use sqlx::PgConnection;
 
 use super::claim::{Claim, draw_token};
-use super::condition::no_live_lease;
 use super::lease::Actor;
+use super::shared::no_live_lease;
 use super::statement::{Record, changes_a_row, interval};
 use crate::Error;
 

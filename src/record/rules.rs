@@ -1,4 +1,4 @@
-//! The rules of `migrations/strict.sql`, asked of the records that are there. A test holds the two to each other.
+//! The rules of `migrations/strict.sql`, checked against the stored records. A test compares these rules with that file.
 
 use sqlx::{PgConnection, Row as _};
 
@@ -14,15 +14,15 @@ pub(crate) struct Broken {
     pub(crate) operation: String,
 }
 
-/// What a step over the table has found.
+/// The result of one step over the table.
 #[derive(Debug, Default)]
 pub(crate) struct Step {
     pub(crate) broken: Vec<Broken>,
-    /// The last key that was looked at; `None` behind the end of the table.
+    /// The last key of the step; `None` at the end of the table.
     pub(crate) last: Option<[String; 3]>,
 }
 
-/// Looks at the next `limit` records after a key, in the order of the keys.
+/// Checks the next `limit` records after a key, in the order of the keys.
 pub(crate) async fn broken_rules(
     conn: &mut PgConnection,
     after: Option<&[String; 3]>,
@@ -64,7 +64,7 @@ pub(crate) async fn broken_rules(
                     ('response_only_when_completed', completed_at is not null
                         or (response_status is null and response_headers is null and response_body is null))
             ) as rule (name, kept)
-            -- As in a CHECK, null is no breach.
+            -- As in a CHECK, null keeps the rule.
             where rule.kept is false
         )
         select name, records, scope, operation, key from broken where number = 1

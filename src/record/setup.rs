@@ -1,10 +1,12 @@
-//! How the server, the roles and the table are set up. All of it is in catalogs that every role may read.
+//! The settings of the server, the roles and the table, from catalogs that every role may read.
 
+use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
+use super::shared::table_or_leaf;
 use crate::Error;
 
-/// What the server says of itself.
+/// The settings that decide whether the server keeps what it has acknowledged.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) synchronous_commit: String,
@@ -15,7 +17,7 @@ pub(crate) struct Setup {
     pub(crate) autovacuum: bool,
 }
 
-/// A `synchronous_commit` that sessions in this database start with. `None` stands for all roles, or all databases.
+/// A `synchronous_commit` with which sessions in this database start. `None` means all roles, or all databases.
 #[derive(Clone, Debug)]
 pub(crate) struct CommitSetting {
     pub(crate) role: Option<String>,
@@ -38,9 +40,7 @@ pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
         ",
     )
     .persistent(false)
-    .fetch_one(conn)
-    .await
-    .and_then(|row| {
+    .try_map(|row: PgRow| {
         Ok(Setup {
             synchronous_commit: row.try_get("synchronous_commit")?,
             synchronous_standbys: row.try_get("synchronous_standbys")?,
@@ -50,13 +50,15 @@ pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
             unlogged: row.try_get("unlogged")?,
         })
     })
+    .fetch_one(conn)
+    .await
     .map_err(Error::of_statement)
 }
 
-/// Each `synchronous_commit` that `alter role` and `alter database` have set, for each role that can log in to this database. Of a
-/// role without login it has no effect: `set role` and membership do not bring a role's settings with them.
+/// Each `synchronous_commit` that `alter role` and `alter database` have set for a role that can log in to this database. For a
+/// role without login it has no effect: neither `set role` nor membership applies a role's settings.
 pub(crate) async fn commit_settings(conn: &mut PgConnection) -> Result<Vec<CommitSetting>, Error> {
-    let rows = sqlx::query(
+    sqlx::query(
         "
         select
             role.rolname::text as role,
@@ -73,49 +75,39 @@ pub(crate) async fn commit_settings(conn: &mut PgConnection) -> Result<Vec<Commi
         ",
     )
     .persistent(false)
+    .try_map(|row: PgRow| {
+        Ok(CommitSetting {
+            role: row.try_get("role")?,
+            database: row.try_get("database")?,
+            value: row.try_get("value")?,
+        })
+    })
     .fetch_all(conn)
     .await
-    .map_err(Error::of_statement)?;
-    rows.iter()
-        .map(|row| {
-            Ok(CommitSetting {
-                role: row.try_get("role")?,
-                database: row.try_get("database")?,
-                value: row.try_get("value")?,
-            })
-        })
-        .collect::<sqlx::Result<_>>()
-        .map_err(Error::of_statement)
+    .map_err(Error::of_statement)
 }
 
-/// The table, or the leaves of it, whose own `autovacuum_enabled` is off.
+/// The table, or those of its leaves, whose own `autovacuum_enabled` is off.
 pub(crate) async fn without_autovacuum(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
-    sqlx::query_scalar(
+    sqlx::query_scalar(concat! {
         "
         select pg_catalog.format('%I.%I', space.nspname, class.relname)
         from pg_catalog.pg_class as class
         join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
         cross join lateral pg_catalog.pg_options_to_table(class.reloptions) as setting
-        where (
-                class.oid = 'idempotency.record'::regclass
-                or class.oid in (
-                    select tree.relid
-                    from pg_catalog.pg_partition_tree('idempotency.record'::regclass) as tree
-                    where tree.isleaf
-                )
-            )
+        where ", table_or_leaf!(), "
             and case when setting.option_name = 'autovacuum_enabled' then not setting.option_value::bool else false end
         order by 1
         ",
-    )
+    })
     .persistent(false)
     .fetch_all(conn)
     .await
     .map_err(Error::of_statement)
 }
 
-/// How PostgreSQL compresses the responses that it stores. The column of the catalog is new in PostgreSQL 14; read as JSON, it
-/// is null before.
+/// The method by which PostgreSQL compresses the responses that it stores. PostgreSQL 13 has no such column in its catalog, and
+/// the row as JSON then gives null.
 pub(crate) async fn response_compression(conn: &mut PgConnection) -> Result<String, Error> {
     sqlx::query_scalar(
         "

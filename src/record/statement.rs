@@ -7,7 +7,7 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use crate::{Deployment, Error, Key};
+use crate::{Deployment, Error, Key, Mode};
 
 /// The record of one key.
 #[derive(Clone, Copy)]
@@ -16,7 +16,12 @@ pub(crate) struct Record<'k> {
     pub(crate) deployment: Deployment,
 }
 
-impl Record<'_> {
+impl<'k> Record<'k> {
+    /// The record for an operator, whose statement is sent once: to prepare it would be in vain.
+    pub(crate) fn unprepared(key: &'k Key) -> Self {
+        Self { key, deployment: Deployment::new().with_prepared_statements(false) }
+    }
+
     /// A statement on this record, whose parameters $1 to $3 are the key.
     pub(super) fn query(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
         sqlx::query(sql)
@@ -34,6 +39,14 @@ pub(super) async fn changes_a_row(
 ) -> Result<bool, Error> {
     let done = statement.execute(conn).await.map_err(Error::of_statement)?;
     Ok(done.rows_affected() == 1)
+}
+
+/// The mode of a row that is only shown; where the protocol reads a row, a mode of a newer release is
+/// [`Error::UnknownMode`].
+pub(super) fn known_mode(row: &PgRow) -> sqlx::Result<Mode> {
+    let mode: &str = row.try_get("mode")?;
+    Mode::from_column(mode)
+        .map_err(|_| sqlx::Error::Decode(format!("unknown mode {mode:?} in idempotency.record").into()))
 }
 
 /// A duration as a parameter. It has microseconds only: days and months would depend on the session's time zone.

@@ -1,0 +1,62 @@
+//! Single records: those that wait for a decision, and the record of one key.
+
+use std::num::NonZeroU32;
+
+use sqlx::PgConnection;
+
+use crate::record::{self, Record, Shown, Unsettled};
+use crate::session::in_any_transaction;
+use crate::{Error, Key};
+
+/// Lists at most `limit` records that an operator has to settle, the oldest claim first: the indeterminate ones, and, if
+/// `max_attempts` is given, those in lease mode that are [exhausted](Error::Exhausted) by it.
+///
+/// It reads the whole table, because an index for it would cost every completion more than this costs once in a while.
+///
+/// # Errors
+///
+/// [`Error::SchemaMissing`] and [`Error::Database`].
+///
+/// # Cancellation
+///
+/// Nothing is changed, at any point.
+pub async fn unsettled(
+    conn: &mut PgConnection,
+    limit: u32,
+    max_attempts: Option<NonZeroU32>,
+) -> Result<Vec<Unsettled>, Error> {
+    // No record has more attempts than its column can store.
+    let max_attempts = max_attempts.map(|most| i32::try_from(most.get()).unwrap_or(i32::MAX));
+    in_any_transaction(conn, async |conn| record::unsettled(conn, i64::from(limit), max_attempts).await).await
+}
+
+/// Shows the record of a key, without its response. `None` means that there is no record.
+///
+/// # Errors
+///
+/// [`Error::SchemaMissing`] and [`Error::Database`].
+///
+/// # Cancellation
+///
+/// Nothing is changed, at any point.
+pub async fn show(conn: &mut PgConnection, key: &Key) -> Result<Option<Shown>, Error> {
+    in_any_transaction(conn, async |conn| Record::unprepared(key).show(conn).await).await
+}
+
+/// Forgets a key before its time: **the next call with it performs again**. `token` is [`Shown::token`], so that exactly the
+/// record that [`show`] has shown is deleted.
+///
+/// # Errors
+///
+/// - [`Error::LeaseLost`]: the record is under a live lease, belongs to another claim by now, or is gone.
+/// - [`Error::SchemaMissing`], [`Error::Database`].
+///
+/// # Cancellation
+///
+/// Safe at every point: the record is deleted, or it is not.
+pub async fn forget(conn: &mut PgConnection, key: &Key, token: i64) -> Result<(), Error> {
+    match in_any_transaction(conn, async |conn| Record::unprepared(key).forget(conn, token).await).await? {
+        true => Ok(()),
+        false => Err(Error::LeaseLost),
+    }
+}

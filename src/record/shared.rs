@@ -1,0 +1,66 @@
+//! The SQL that several statements share. Each macro is a literal for `concat!`, so a statement remains a `&'static str`.
+//! (`concat! { … }` has braces because rustfmt would give each part a line of its own.)
+
+/// No owner works under a lease any more. A live lease protects its record, even past `expires_at`.
+macro_rules! no_live_lease {
+    () => {
+        "(lease_until is null or lease_until <= pg_catalog.statement_timestamp())"
+    };
+}
+
+/// The record is expired as of this moment: every claim ignores it, whether or not a sweep has deleted it.
+macro_rules! expired_at {
+    ($($moment:tt)+) => {
+        concat!("(expires_at <= ", $($moment)+, " and ", $crate::record::shared::no_live_lease!(), ")")
+    };
+}
+
+/// The record had expired when the caller first asked. The smaller time counts because the clock may have jumped back: a record
+/// must not expire before its time.
+macro_rules! expired_when_asked {
+    ($asked:literal) => {
+        $crate::record::shared::expired_at!(concat!(
+            "least(",
+            $asked,
+            "::timestamptz, pg_catalog.statement_timestamp())"
+        ))
+    };
+}
+
+/// The state of a record, as operators see it. The first line that matches counts, so the order has a meaning.
+macro_rules! state {
+    () => {
+        concat! {
+            "case
+                when ", $crate::record::shared::expired_at!("pg_catalog.statement_timestamp()"), " then 'expired'
+                when mode = 'mark' then 'mark'
+                when completed_at is not null then 'completed'
+                when lease_until = '-infinity' then 'released'
+                when lease_until > pg_catalog.statement_timestamp() then 'in_flight'
+                when mode = 'at_least_once' then 'lapsed'
+                else 'indeterminate'
+            end"
+        }
+    };
+}
+
+/// A row of `pg_class` that is the table, or a leaf of it where the table is partitioned. Only leaves have rows.
+macro_rules! table_or_leaf {
+    () => {
+        "(class.oid = 'idempotency.record'::regclass
+            or class.oid in (
+                select tree.relid from pg_catalog.pg_partition_tree('idempotency.record'::regclass) as tree where tree.isleaf
+            ))"
+    };
+}
+
+/// Counts rows by kind, for the janitor.
+macro_rules! counts_by_kind {
+    () => {
+        "count(*) filter (where mode <> 'mark' and completed_at is not null) as completed,
+            count(*) filter (where completed_at is null) as unfinished,
+            count(*) filter (where mode = 'mark') as marks"
+    };
+}
+
+pub(super) use {counts_by_kind, expired_at, expired_when_asked, no_live_lease, state, table_or_leaf};

@@ -1,0 +1,106 @@
+//! One record as an operator sees it, and its deletion by hand.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, Row as _};
+
+use super::shared::{no_live_lease, state};
+use super::statement::{Record, changes_a_row, known_mode};
+use crate::{Error, Mode};
+
+/// One record, without its response.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Shown {
+    /// Its mode.
+    pub mode: Mode,
+    /// One of [`STATES`](crate::operator::STATES).
+    pub state: String,
+    /// The fencing token of its last claim, which [`lease::resolve`](crate::lease::resolve),
+    /// [`lease::release`](crate::lease::release) and [`forget`](crate::operator::forget) require.
+    pub token: i64,
+    /// How many times it was claimed.
+    pub attempt: u32,
+    /// When it was last claimed.
+    pub claimed_at: DateTime<Utc>,
+    /// When it was completed.
+    pub completed_at: Option<DateTime<Utc>>,
+    /// When its retention ends.
+    pub expires_at: DateTime<Utc>,
+    /// The rest of its retention; zero once that has ended.
+    pub retention_left: Duration,
+    /// The rest of a live lease.
+    pub lease_left: Option<Duration>,
+    /// The size of its response.
+    pub response_bytes: Option<u64>,
+    /// The key under which the next service saw the operation, as [`lease::downstream_key`](crate::lease::downstream_key)
+    /// derives it: look up there what became of it. `None` outside lease mode.
+    pub downstream_key: Option<String>,
+    /// Why the last attempt failed.
+    pub last_error: Option<String>,
+}
+
+impl Record<'_> {
+    /// Reads the record without its response, which may be large and is confidential.
+    pub(crate) async fn show(self, conn: &mut PgConnection) -> Result<Option<Shown>, Error> {
+        self.query(concat! {
+            "
+            select
+                mode, fingerprint, token, attempt, claimed_at, completed_at, expires_at, last_error,
+                pg_catalog.octet_length(response_body) as response_bytes,
+                extract(epoch from expires_at - pg_catalog.statement_timestamp())::float8 as seconds_left,
+                case when lease_until > pg_catalog.statement_timestamp()
+                    then extract(epoch from lease_until - pg_catalog.statement_timestamp())::float8
+                end as lease_seconds_left,
+                ", state!(), " as state
+            from idempotency.record
+            where scope = $1::text and operation = $2::text and key = $3::text
+            ",
+        })
+        .try_map(|row| {
+            let mode = known_mode(&row)?;
+            let fingerprint: Option<Vec<u8>> = row.try_get("fingerprint")?;
+            let lease_seconds_left: Option<f64> = row.try_get("lease_seconds_left")?;
+            let response_bytes: Option<i32> = row.try_get("response_bytes")?;
+            Ok(Shown {
+                mode,
+                state: row.try_get("state")?,
+                token: row.try_get("token")?,
+                attempt: row.try_get::<i32, _>("attempt")?.unsigned_abs(),
+                claimed_at: row.try_get("claimed_at")?,
+                completed_at: row.try_get("completed_at")?,
+                expires_at: row.try_get("expires_at")?,
+                // Negative once the retention has ended.
+                retention_left: Duration::try_from_secs_f64(row.try_get("seconds_left")?).unwrap_or_default(),
+                lease_left: lease_seconds_left.and_then(|left| Duration::try_from_secs_f64(left).ok()),
+                response_bytes: response_bytes.map(|bytes| u64::from(bytes.unsigned_abs())),
+                downstream_key: match mode {
+                    Mode::AtLeastOnce | Mode::AtMostOnce => {
+                        fingerprint.map(|fingerprint| self.key.downstream(&fingerprint))
+                    }
+                    Mode::Transaction | Mode::Mark => None,
+                },
+                last_error: row.try_get("last_error")?,
+            })
+        })
+        .fetch_optional(conn)
+        .await
+        .map_err(Error::of_statement)
+    }
+
+    /// Deletes the record that was shown with this token, unless it is under a live lease. Returns whether it did.
+    pub(crate) async fn forget(self, conn: &mut PgConnection, token: i64) -> Result<bool, Error> {
+        let delete = self
+            .query(concat! {
+                "
+                delete from idempotency.record
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and token = $4::int8
+                    and ", no_live_lease!(), "
+                ",
+            })
+            .bind(token);
+        changes_a_row(conn, delete).await
+    }
+}

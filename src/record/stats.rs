@@ -1,0 +1,100 @@
+//! Sizes of the table, and counts of its records.
+
+use chrono::{DateTime, Utc};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row as _};
+
+use super::shared::{state, table_or_leaf};
+use crate::Error;
+
+/// The sizes and counts that the server keeps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    /// An estimate of the last analyze or vacuum.
+    pub(crate) records: f64,
+    pub(crate) table_bytes: i64,
+    pub(crate) index_bytes: i64,
+    pub(crate) dead_rows: i64,
+}
+
+/// The records of one operation in one state and of one age.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Group {
+    /// The operation.
+    pub operation: String,
+    /// One of [`STATES`](crate::operator::STATES).
+    pub state: String,
+    /// The class of the time since the claim, as an index of [`AGES`](crate::operator::AGES).
+    pub age: usize,
+    /// The number of records.
+    pub records: u64,
+    /// When the oldest of them was claimed.
+    pub oldest: DateTime<Utc>,
+}
+
+/// Reads what the server keeps. A partitioned table has the sum of its leaves.
+pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
+    sqlx::query(concat! {
+        "
+        select
+            greatest(sum(class.reltuples), 0)::float8 as records,
+            sum(pg_catalog.pg_table_size(class.oid))::int8 as table_bytes,
+            sum(pg_catalog.pg_indexes_size(class.oid))::int8 as index_bytes,
+            coalesce(sum(stat.n_dead_tup), 0)::int8 as dead_rows
+        from pg_catalog.pg_class as class
+        left join pg_catalog.pg_stat_all_tables as stat on stat.relid = class.oid
+        where ", table_or_leaf!(), "
+        ",
+    })
+    .persistent(false)
+    .try_map(|row: PgRow| {
+        Ok(Size {
+            records: row.try_get("records")?,
+            table_bytes: row.try_get("table_bytes")?,
+            index_bytes: row.try_get("index_bytes")?,
+            dead_rows: row.try_get("dead_rows")?,
+        })
+    })
+    .fetch_one(conn)
+    .await
+    .map_err(Error::of_statement)
+}
+
+/// Counts by operation, state and age. It reads `percent` of the table's pages, and scales the counts up to the whole table.
+pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<Group>, Error> {
+    sqlx::query(concat! {
+        "
+        select
+            operation,
+            ", state!(), " as state,
+            case
+                when claimed_at > pg_catalog.statement_timestamp() - interval '1 minute' then 0
+                when claimed_at > pg_catalog.statement_timestamp() - interval '1 hour' then 1
+                when claimed_at > pg_catalog.statement_timestamp() - interval '1 day' then 2
+                when claimed_at > pg_catalog.statement_timestamp() - interval '7 days' then 3
+                else 4
+            end as age,
+            count(*) as records,
+            min(claimed_at) as oldest
+        from idempotency.record tablesample system ($1::float4)
+        group by 1, 2, 3
+        order by 1, 2, 3
+        ",
+    })
+    .persistent(false)
+    .bind(percent as f32)
+    .try_map(|row: PgRow| {
+        let records: i64 = row.try_get("records")?;
+        Ok(Group {
+            operation: row.try_get("operation")?,
+            state: row.try_get("state")?,
+            age: usize::try_from(row.try_get::<i32, _>("age")?).unwrap_or_default(),
+            records: (records as f64 * (100.0 / percent)).round() as u64,
+            oldest: row.try_get("oldest")?,
+        })
+    })
+    .fetch_all(conn)
+    .await
+    .map_err(Error::of_statement)
+}
