@@ -136,41 +136,38 @@
 //! requirements one by one.
 
 mod body;
-mod choice;
 mod conclusion;
-mod denied;
-#[cfg(feature = "axum")]
-mod extract;
-mod header;
-mod idempotent_tx;
-mod in_flight;
+mod fingerprint_choice;
+mod grpc;
+mod handler;
+mod key_header;
 mod layer;
-mod lease;
+mod leased;
+mod local_in_flight;
+mod misconfigured;
 mod problem;
 mod rejection;
 mod replay;
 mod request;
 mod runs;
-mod seal;
 mod service;
 mod settings;
-mod transaction;
+mod transactional;
 
-pub use body::Body;
-#[cfg(feature = "testing")]
-pub(crate) use choice::plain_fingerprint;
+pub use body::LayerBody;
 pub use conclusion::{NoStore, NotPerformed};
-pub use denied::Denied;
-pub use header::{IDEMPOTENCY_KEY, MalformedKey, key_value};
-pub use idempotent_tx::{IdempotentTx, NoTransaction};
-pub use layer::IdempotencyLayer;
-pub use lease::{IdempotentLease, NoLease};
+#[cfg(feature = "testing")]
+pub(crate) use fingerprint_choice::plain_fingerprint;
+pub use key_header::{IDEMPOTENCY_KEY, MalformedKey, key_value};
+pub use layer::{IdempotencyLayer, InvalidSetting};
+pub use leased::{IdempotentLease, Leased, NoLease};
+pub use misconfigured::Misconfigured;
 pub use problem::{PROBLEM_TYPE, problem, processing};
-pub use rejection::{Misconfigured, Rejection};
-pub use replay::IDEMPOTENCY_REPLAYED;
+pub use rejection::Rejection;
 #[cfg(feature = "testing")]
 pub(crate) use replay::plain_response;
+pub use replay::{IDEMPOTENCY_REPLAYED, Seal};
 pub use runs::Runs;
-pub use seal::Seal;
-pub use service::IdempotencyService;
-pub use settings::InvalidSetting;
+pub use service::{IdempotencyService, ResponseFuture};
+pub use settings::Denied;
+pub use transactional::{IdempotentTx, NoTransaction, Transactional};

@@ -1,4 +1,4 @@
-//! Bodies: read whole, up to a limit, or passed on.
+//! The bodies of requests and responses: read whole up to a limit, or passed on.
 
 use std::fmt;
 use std::pin::Pin;
@@ -11,14 +11,15 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use tokio::time::{Instant, timeout_at};
 
-/// The body of what goes through the layer, in either direction: what was read already, then what is left of the original.
-pub struct Body<B> {
+/// The body of a request or a response that went through the layer: the bytes that the layer has read, then the rest of the
+/// original.
+pub struct LayerBody<B> {
     data: Bytes,
     trailers: Option<HeaderMap>,
     rest: Option<Pin<Box<B>>>,
 }
 
-impl<B> Body<B> {
+impl<B> LayerBody<B> {
     pub(super) fn untouched(body: B) -> Self {
         Self { data: Bytes::new(), trailers: None, rest: Some(Box::pin(body)) }
     }
@@ -28,7 +29,7 @@ impl<B> Body<B> {
     }
 }
 
-impl<B: http_body::Body<Data = Bytes>> http_body::Body for Body<B> {
+impl<B: http_body::Body<Data = Bytes>> http_body::Body for LayerBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 
@@ -64,46 +65,46 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for Body<B> {
     }
 }
 
-impl<B> fmt::Debug for Body<B> {
+impl<B> fmt::Debug for LayerBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Body").field("read", &self.data.len()).field("rest", &self.rest.is_some()).finish()
+        f.debug_struct("LayerBody").field("read", &self.data.len()).field("rest", &self.rest.is_some()).finish()
     }
 }
 
-/// What reading a body came to.
+/// The result of reading a body up to a [`Limit`].
 pub(super) enum Read<B> {
     Whole {
         data: Bytes,
         trailers: Option<HeaderMap>,
     },
-    /// Over the limit, or not at its end in time. Everything is still there.
-    Unfinished(Body<B>),
+    /// The body is over the limit, or did not end in time. Nothing of it is lost.
+    Unfinished(LayerBody<B>),
 }
 
 /// How far to read.
 #[derive(Clone, Copy)]
 pub(super) struct Limit {
     pub(super) bytes: usize,
-    /// Since when a body counts as a stream that may never end.
-    pub(super) patience: Option<Duration>,
+    /// After this time a body counts as a stream that may never end.
+    pub(super) time: Option<Duration>,
 }
 
-/// Reads a body to its end or its limit. One that says in advance that it is too long is not touched.
+/// Reads a body to its end or its limit. A body that announces a length over the limit is not touched.
 pub(super) async fn read<B>(body: B, limit: Limit) -> Result<Read<B>, B::Error>
 where
     B: http_body::Body<Data = Bytes>,
 {
     if body.size_hint().lower() > limit.bytes as u64 {
-        return Ok(Read::Unfinished(Body::untouched(body)));
+        return Ok(Read::Unfinished(LayerBody::untouched(body)));
     }
-    let give_up_at = limit.patience.map(|patience| Instant::now() + patience);
+    let deadline = limit.time.map(|time| Instant::now() + time);
     let mut rest = Box::pin(body);
-    let mut data = Joined::default();
+    let mut data = Chunks::default();
     let mut trailers = None;
     loop {
-        let frame = match give_up_at {
+        let frame = match deadline {
             None => rest.frame().await,
-            // Looked at here too: the time-out does not come to a body that is always ready.
+            // The time-out alone would not end a body that always has a frame ready.
             Some(at) if Instant::now() >= at => break,
             Some(at) => match timeout_at(at, rest.frame()).await {
                 Ok(frame) => frame,
@@ -119,34 +120,34 @@ where
             break;
         }
     }
-    Ok(Read::Unfinished(Body { data: data.into_bytes(), trailers, rest: Some(rest) }))
+    Ok(Read::Unfinished(LayerBody { data: data.into_bytes(), trailers, rest: Some(rest) }))
 }
 
-/// Chunks in one piece: a body may come byte by byte, and each chunk that is kept takes a hundred times that. One chunk, as
-/// nearly all bodies are, is not copied.
+/// Joins chunks as they come. A body may arrive byte by byte, and a list of chunks would take a hundred times its size. Nearly
+/// all bodies are one chunk, which is not copied.
 #[derive(Default)]
-struct Joined {
+struct Chunks {
     first: Bytes,
-    all: BytesMut,
+    joined: BytesMut,
 }
 
-impl Joined {
+impl Chunks {
     fn push(&mut self, chunk: Bytes) {
         if self.len() == 0 {
             self.first = chunk;
             return;
         }
-        if self.all.is_empty() {
-            self.all.extend_from_slice(&std::mem::take(&mut self.first));
+        if self.joined.is_empty() {
+            self.joined.extend_from_slice(&std::mem::take(&mut self.first));
         }
-        self.all.extend_from_slice(&chunk);
+        self.joined.extend_from_slice(&chunk);
     }
 
     fn len(&self) -> usize {
-        self.first.len() + self.all.len()
+        self.first.len() + self.joined.len()
     }
 
     fn into_bytes(self) -> Bytes {
-        if self.all.is_empty() { self.first } else { self.all.freeze() }
+        if self.joined.is_empty() { self.first } else { self.joined.freeze() }
     }
 }

@@ -5,148 +5,99 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Response;
 
-use super::body::{Body, Limit, Read, read};
-use super::rejection::Misconfigured;
-use super::replay;
+use super::body::{LayerBody, Limit, Read, read};
+use super::grpc;
+use super::handler::{RunError, caught};
+use super::misconfigured::Misconfigured;
+use super::replay::{sealed, to_record};
 use super::settings::Settings;
 use crate::{BoxError, Key, record};
 
-/// How long a response of unknown length may take to end before it counts as a stream. The transaction is open meanwhile.
-const STREAM_PATIENCE: Duration = Duration::from_secs(1);
+/// A response of unknown length that does not end within this time counts as a stream. The transaction is open meanwhile.
+const STREAM_TIME: Duration = Duration::from_secs(1);
 
-/// How much of a gRPC response is read to come to its status, which is at its end. gRPC's implementations take messages of up
-/// to 4 MiB unless they are configured otherwise; the rest is for its frame.
-const GRPC_LIMIT: usize = 4 * 1024 * 1024 + 1024;
-
-/// Marks a response that is sent and not stored: put it into the response's extensions. With axum:
+/// Put this into the extensions of a response that the layer sends and must not store. With axum:
 /// `(Extension(NoStore), secret).into_response()`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoStore;
 
-/// Marks the response of a handler that did nothing outside, under a lease at most once: its key is freed instead of left
-/// indeterminate. Put it into the response's extensions.
+/// Put this into the extensions of a response if the handler had no effect outside. Under a lease with
+/// [`AtMostOnce`](crate::lease::Policy::AtMostOnce) the layer then frees the key, which would otherwise be indeterminate.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NotPerformed;
 
-/// What becomes of the key.
-pub(super) enum Conclusion<B> {
-    /// Done: store this with the key, then send that.
-    Store { stored: record::Response, response: Response<Body<B>>, undo: bool },
-    /// Failed: free the key, then send that.
-    Free { response: Response<Body<B>> },
+/// What happens to the key.
+pub(super) enum Conclusion<R> {
+    /// The operation is done: store it with the key, then send the response. `undo`: without the handler's writes.
+    Store { stored: record::Response, response: Response<LayerBody<R>>, undo: bool },
+    /// The operation failed: free the key, then send the response.
+    Free { response: Response<LayerBody<R>> },
 }
 
-/// Reads the handler's response and judges it: below 400 it is stored, and so are the errors that the service has chosen;
-/// any other frees the key.
-pub(super) async fn conclude<B>(
+/// Judges the handler's response. A response below 400 is stored, and so is one of the errors that the service has chosen. Any
+/// other response frees the key. Without a key nothing is stored, and only success or failure counts.
+pub(super) async fn conclude<R, E>(
     settings: &Settings,
-    key: &Key,
-    response: Response<B>,
-) -> Result<Conclusion<B>, Misconfigured>
+    key: Option<&Key>,
+    response: Response<R>,
+) -> Result<Conclusion<R>, RunError<E>>
 where
-    B: http_body::Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
+    R: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    // The body is code of the handler, too, and may panic.
+    Ok(caught(async || Ok(judge(settings, key, response).await)).await??)
+}
+
+async fn judge<R>(settings: &Settings, key: Option<&Key>, response: Response<R>) -> Result<Conclusion<R>, Misconfigured>
+where
+    R: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
 {
     let status = response.status();
-    let undo = settings.stored_errors.contains(&status);
-    let fine = status.as_u16() < 400 && !replay::grpc_failed(response.headers());
-    if !fine && !undo {
-        return Ok(Conclusion::Free { response: response.map(Body::untouched) });
+    let undo = key.is_some() && settings.stored_errors.contains(&status);
+    let failed = status.as_u16() >= 400 || grpc::is_failure(response.headers());
+    if failed && !undo {
+        return Ok(Conclusion::Free { response: response.map(LayerBody::untouched) });
     }
     let (parts, body) = response.into_parts();
-    // An upgraded connection is nothing to repeat.
-    let kept = !settings.no_store && parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
-    let grpc = replay::is_grpc(&parts.headers);
-    let read = if grpc {
-        read_grpc(body, settings.response_limit).await?
-    } else if kept {
+    // An upgraded connection cannot be replayed.
+    let storable = !settings.no_store && parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
+    let storing_key = key.filter(|_| storable);
+    let body = if grpc::has_status_in_trailers(&parts.headers) {
+        // Read to its end even if it is not stored: a failed call says so last, and must not be committed by then.
+        match read_up_to(body, settings.response_limit.max(grpc::GRPC_LIMIT)).await? {
+            Read::Unfinished(_) => return Err(Misconfigured::GrpcStatusTooLate),
+            whole => whole,
+        }
+    } else if storing_key.is_some() {
         read_up_to(body, settings.response_limit).await?
     } else {
-        Read::Unfinished(Body::untouched(body))
+        Read::Unfinished(LayerBody::untouched(body))
     };
-    let (stored, body) = match read {
-        Read::Whole { data, trailers } => {
-            if trailers.as_ref().is_some_and(replay::grpc_failed) {
-                return Ok(Conclusion::Free { response: Response::from_parts(parts, Body::whole(data, trailers)) });
-            }
-            let body = match kept && data.len() <= settings.response_limit {
-                true => Some((sealed(settings, key, &data)?, trailers.as_ref())),
-                false => None,
-            };
-            let stored = replay::stored(&parts, body, &settings.replayed_headers);
-            (stored, Body::whole(data, trailers))
+    let (data, trailers) = match body {
+        Read::Whole { data, trailers } => (data, trailers),
+        Read::Unfinished(body) => {
+            let stored = to_record(&parts, None, &settings.replayed_headers);
+            return Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo });
         }
-        Read::Unfinished(body) => (replay::stored(&parts, None, &settings.replayed_headers), body),
     };
-    Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo })
-}
-
-/// Whether a response without a key is a success, as far as [`conclude`] would say so.
-pub(super) async fn succeeded<B>(
-    settings: &Settings,
-    response: Response<B>,
-) -> Result<(bool, Response<Body<B>>), Misconfigured>
-where
-    B: http_body::Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
-    let fine = response.status().as_u16() < 400 && !replay::grpc_failed(response.headers());
-    if !fine || !replay::is_grpc(response.headers()) {
-        return Ok((fine, response.map(Body::untouched)));
+    if trailers.as_ref().is_some_and(grpc::is_failure) {
+        return Ok(Conclusion::Free { response: Response::from_parts(parts, LayerBody::whole(data, trailers)) });
     }
-    let (parts, body) = response.into_parts();
-    let (fine, body) = match read_grpc(body, settings.response_limit).await? {
-        Read::Whole { data, trailers } => {
-            (!trailers.as_ref().is_some_and(replay::grpc_failed), Body::whole(data, trailers))
+    let stored_body = match storing_key {
+        Some(key) if data.len() <= settings.response_limit => {
+            Some((sealed(key, &data, settings.seal.as_deref())?, trailers.as_ref()))
         }
-        Read::Unfinished(body) => (fine, body),
+        _ => None,
     };
-    Ok((fine, Response::from_parts(parts, body)))
-}
-
-/// Reads a gRPC response to its end, kept or not: a call that failed says so in the trailers, and what is committed by then
-/// would stay.
-async fn read_grpc<B>(body: B, response_limit: usize) -> Result<Read<B>, Misconfigured>
-where
-    B: http_body::Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
-    match read_up_to(body, response_limit.max(GRPC_LIMIT)).await? {
-        Read::Unfinished(_) => Err(Misconfigured::GrpcStatusTooLate),
-        whole => Ok(whole),
-    }
+    let stored = to_record(&parts, stored_body, &settings.replayed_headers);
+    let response = Response::from_parts(parts, LayerBody::whole(data, trailers));
+    Ok(Conclusion::Store { stored, response, undo })
 }
 
 async fn read_up_to<B>(body: B, bytes: usize) -> Result<Read<B>, Misconfigured>
 where
-    B: http_body::Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
 {
-    let limit = Limit { bytes, patience: Some(STREAM_PATIENCE) };
+    let limit = Limit { bytes, time: Some(STREAM_TIME) };
     read(body, limit).await.map_err(|error| Misconfigured::BrokenResponse(error.into().to_string()))
-}
-
-fn sealed(settings: &Settings, key: &Key, data: &Bytes) -> Result<Vec<u8>, Misconfigured> {
-    match &settings.seal {
-        Some(seal) => seal.seal(key, data).map_err(Misconfigured::Unsealable),
-        None => Ok(data.to_vec()),
-    }
-}
-
-/// The stored response of an earlier request, to be sent again.
-pub(super) fn replayed<B>(
-    settings: &Settings,
-    key: &Key,
-    stored: record::Response,
-) -> Result<Response<Body<B>>, super::Rejection> {
-    replay::replay(stored, |body| match &settings.seal {
-        None => Some(body),
-        Some(seal) => seal
-            .open(key, body)
-            .inspect_err(|error| {
-                let error = &**error as &dyn std::error::Error;
-                tracing::error!(operation = key.operation(), error, "a stored response does not open");
-            })
-            .ok(),
-    })
 }

@@ -1,4 +1,4 @@
-//! How a client hears of a rejection: `application/problem+json` (RFC 9457), or as your API has it.
+//! The response for a rejection: `application/problem+json` (RFC 9457), or another form that the service chooses.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -6,18 +6,18 @@ use serde_json::json;
 
 use super::rejection::Rejection;
 
-/// In front of [`Rejection::kind`], it makes the `type` of a problem.
+/// The `type` of a problem is this prefix and [`Rejection::kind`].
 pub const PROBLEM_TYPE: &str = "urn:pg-idempotency:problem:";
 
-/// The default: a problem (RFC 9457) with `type`, `title`, `status`, `detail` and `retryable`, and `Retry-After` where there
-/// is something to wait for. `type` is [`PROBLEM_TYPE`] and the rejection's [`kind`](Rejection::kind).
+/// The default response for a rejection: a problem (RFC 9457) with `type`, `title`, `status`, `detail` and `retryable`, and
+/// with `Retry-After` if the rejection [has a time](Rejection::retry_after).
 #[must_use]
 pub fn problem(rejection: &Rejection) -> Response<Bytes> {
-    problem_as(rejection, rejection.status())
+    problem_with_status(rejection, rejection.status())
 }
 
-/// For APIs whose clients poll: *in flight* is `202 {"status":"processing"}`, and *key reused* a 409. All else is a
-/// [`problem`].
+/// For APIs whose clients poll: *in flight* is `202 {"status":"processing"}`, and *key reused* is a 409. Every other rejection
+/// is a [`problem`].
 #[must_use]
 pub fn processing(rejection: &Rejection) -> Response<Bytes> {
     match rejection {
@@ -25,12 +25,12 @@ pub fn processing(rejection: &Rejection) -> Response<Bytes> {
             let body = json!({ "status": "processing" }).to_string();
             respond(rejection, StatusCode::ACCEPTED, "application/json", body)
         }
-        Rejection::KeyReused => problem_as(rejection, StatusCode::CONFLICT),
+        Rejection::KeyReused => problem_with_status(rejection, StatusCode::CONFLICT),
         _ => problem(rejection),
     }
 }
 
-fn problem_as(rejection: &Rejection, status: StatusCode) -> Response<Bytes> {
+fn problem_with_status(rejection: &Rejection, status: StatusCode) -> Response<Bytes> {
     let body = json!({
         "type": format!("{PROBLEM_TYPE}{}", rejection.kind()),
         "title": rejection.kind().replace('-', " "),
@@ -46,7 +46,7 @@ fn respond(rejection: &Rejection, status: StatusCode, content_type: &'static str
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     if let Some(retry_after) = rejection.retry_after() {
-        // Whole seconds, and 0 would mean at once.
+        // The header counts whole seconds, and 0 would mean at once.
         let seconds = u64::try_from(retry_after.as_millis().div_ceil(1000)).unwrap_or(u64::MAX).max(1);
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
     }

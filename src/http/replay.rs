@@ -1,16 +1,18 @@
-//! A response on its way into its record, and out of it again.
+//! Responses on their way into a record, and out of it again as replays.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, response};
 
-use super::body::Body;
+use super::body::LayerBody;
+use super::grpc::GRPC_STATUS;
+use super::misconfigured::Misconfigured;
 use super::rejection::Rejection;
-use crate::record;
+use crate::{BoxError, Key, record};
 
-/// `Idempotency-Replayed`: `true` on every replay, on nothing else.
+/// `Idempotency-Replayed`: `true` on every replay, absent from every other response.
 pub const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
-/// What a replay repeats: what says how to read the body, and where things are. The last three are gRPC's.
+/// A replay repeats the headers that a client needs to read the body or to find things. The last three are gRPC's.
 pub(super) const REPLAYED: [HeaderName; 16] = [
     header::CACHE_CONTROL,
     header::CONTENT_DISPOSITION,
@@ -30,8 +32,8 @@ pub(super) const REPLAYED: [HeaderName; 16] = [
     GRPC_STATUS,
 ];
 
-/// What no replay may repeat: a session or a challenge of the first request's, what belongs to one connection (RFC 9110,
-/// section 7.6.1), and what the server computes for each response.
+/// No replay may repeat the session or the challenge of the first request, the headers of one connection (RFC 9110, section
+/// 7.6.1), or the headers that the server computes for each response.
 const NEVER_REPLAYED: [HeaderName; 15] = [
     header::AUTHORIZATION,
     header::CONNECTION,
@@ -50,57 +52,82 @@ const NEVER_REPLAYED: [HeaderName; 15] = [
     IDEMPOTENCY_REPLAYED,
 ];
 
-const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
-
 pub(super) fn may_be_replayed(name: &HeaderName) -> bool {
     !NEVER_REPLAYED.contains(name)
 }
 
-/// Whether the status of the call may still come, in the trailers.
-pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
-    let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
-    content_type.is_some_and(|value| value.starts_with(b"application/grpc")) && !headers.contains_key(GRPC_STATUS)
+/// Encrypts stored bodies, with the service's own cipher and keys.
+///
+/// Use the operation's key as the cipher's associated data: a body that somebody moves to another record then does not open.
+/// The layer calls both methods on the runtime's threads, so they must not block.
+pub trait Seal: Send + Sync + 'static {
+    /// Seals a body.
+    ///
+    /// # Errors
+    ///
+    /// After any error the request ends in a 500, and nothing is committed.
+    fn seal(&self, key: &Key, body: &[u8]) -> Result<Vec<u8>, BoxError>;
+
+    /// Opens a body that [`seal`](Self::seal) has sealed.
+    ///
+    /// # Errors
+    ///
+    /// After any error the repeat gets [`NotReplayable`](Rejection::NotReplayable), and the layer logs the error. The operation
+    /// is never performed again.
+    fn open(&self, key: &Key, sealed: Vec<u8>) -> Result<Vec<u8>, BoxError>;
 }
 
-/// A gRPC call that failed, although its HTTP status is 200.
-pub(super) fn grpc_failed(fields: &HeaderMap) -> bool {
-    fields.get(GRPC_STATUS).is_some_and(|status| status != "0")
+pub(super) fn sealed(key: &Key, data: &Bytes, seal: Option<&dyn Seal>) -> Result<Vec<u8>, Misconfigured> {
+    match seal {
+        Some(seal) => seal.seal(key, data).map_err(Misconfigured::Unsealable),
+        None => Ok(data.to_vec()),
+    }
 }
 
-/// The response with the body as it is to be stored, or without one that is not to be kept.
-pub(super) fn stored(
+fn opened(key: &Key, body: Vec<u8>, seal: Option<&dyn Seal>) -> Option<Vec<u8>> {
+    let Some(seal) = seal else { return Some(body) };
+    let opened = seal.open(key, body).inspect_err(|error| {
+        let error = &**error as &dyn std::error::Error;
+        tracing::error!(operation = key.operation(), error, "a stored response does not open");
+    });
+    opened.ok()
+}
+
+/// The record of a response: with its body and its trailers, or without them if they are not to be stored.
+pub(super) fn to_record(
     parts: &response::Parts,
     body: Option<(Vec<u8>, Option<&HeaderMap>)>,
     replayed: &[HeaderName],
 ) -> record::Response {
-    // At most 999, by `StatusCode`.
+    // `StatusCode` is at most 999.
     let status = Some(parts.status.as_u16().cast_signed());
     let Some((body, trailers)) = body else { return record::Response { status, headers: None, body: None } };
-    let fields = |fields: &HeaderMap, place: Place| -> Vec<Field> {
+    let fields = |fields: &HeaderMap, section: Section| -> Vec<Field> {
         let kept = fields.iter().filter(|(name, _)| replayed.contains(name));
-        kept.map(|(name, value)| Field(name.as_str().to_owned(), text_of(value), place)).collect()
+        kept.map(|(name, value)| Field(name.as_str().to_owned(), text_of(value), section)).collect()
     };
-    let mut headers = fields(&parts.headers, Place::Header);
-    headers.extend(trailers.into_iter().flat_map(|trailers| fields(trailers, Place::Trailer)));
+    let mut headers = fields(&parts.headers, Section::Header);
+    headers.extend(trailers.into_iter().flat_map(|trailers| fields(trailers, Section::Trailer)));
     let headers: Vec<_> = headers.iter().map(Field::parts).collect();
-    // Strings in lists: there is nothing in it that JSON could not hold.
+    // Lists of strings always have a JSON form.
     record::Response { status, headers: serde_json::to_string(&headers).ok(), body: Some(body) }
 }
 
-/// A response as a layer without further settings stores it.
+/// The record that a layer with default settings makes of a response.
 #[cfg(feature = "testing")]
 pub(crate) fn plain_response<R: AsRef<[u8]>>(response: &Response<R>) -> record::Response {
     let mut head = Response::new(());
     *head.status_mut() = response.status();
     *head.headers_mut() = response.headers().clone();
-    stored(&head.into_parts().0, Some((response.body().as_ref().to_vec(), None)), &REPLAYED)
+    to_record(&head.into_parts().0, Some((response.body().as_ref().to_vec(), None)), &REPLAYED)
 }
 
-/// The stored response, with the body opened by `open` where it was sealed.
+/// The replay of a stored response.
 pub(super) fn replay<B>(
+    key: &Key,
     stored: record::Response,
-    open: impl FnOnce(Vec<u8>) -> Option<Vec<u8>>,
-) -> Result<Response<Body<B>>, Rejection> {
+    seal: Option<&dyn Seal>,
+) -> Result<Response<LayerBody<B>>, Rejection> {
     let status = stored.status.and_then(|status| StatusCode::from_u16(status.cast_unsigned()).ok());
     let not_replayable = Rejection::NotReplayable { status };
     let Some(body) = stored.body else { return Err(not_replayable) };
@@ -109,41 +136,41 @@ pub(super) fn replay<B>(
     let body = match (status, stored.headers) {
         (Some(status), Some(fields)) => {
             *response.status_mut() = status;
-            for Field(name, value, place) in fields_of(&fields).ok_or(not_replayable.clone())? {
+            for Field(name, value, section) in fields_of(&fields).ok_or(not_replayable.clone())? {
                 let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value_of(&value)) else {
                     return Err(not_replayable);
                 };
-                match place {
-                    Place::Header => response.headers_mut().append(name, value),
-                    Place::Trailer => trailers.get_or_insert_default().append(name, value),
+                match section {
+                    Section::Header => response.headers_mut().append(name, value),
+                    Section::Trailer => trailers.get_or_insert_default().append(name, value),
                 };
             }
-            open(body).ok_or(not_replayable)?
+            opened(key, body, seal).ok_or(not_replayable)?
         }
-        // Settled by an operator's `resolve`, who has JSON.
+        // An operator has resolved the operation with a JSON value, which is never sealed.
         _ => {
             response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
             body
         }
     };
     response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
-    Ok(response.map(|()| Body::whole(Bytes::from(body), trailers)))
+    Ok(response.map(|()| LayerBody::whole(Bytes::from(body), trailers)))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Section {
     Header,
     Trailer,
 }
 
-/// `[name, value]`, and `[name, value, "trailer"]` for what came after the body.
+/// Stored as `[name, value]`, or as `[name, value, "trailer"]`.
 #[derive(Debug, PartialEq, Eq)]
-struct Field(String, String, Place);
+struct Field(String, String, Section);
 
 impl Field {
     fn parts(&self) -> Vec<&str> {
         let mut parts = vec![&*self.0, &*self.1];
-        if self.2 == Place::Trailer {
+        if self.2 == Section::Trailer {
             parts.push("trailer");
         }
         parts
@@ -157,13 +184,13 @@ fn fields_of(json: &str) -> Option<Vec<Field>> {
         .map(|field| {
             let mut parts = field.into_iter();
             let (name, value) = (parts.next()?, parts.next()?);
-            let place = if parts.next().is_some() { Place::Trailer } else { Place::Header };
-            Some(Field(name, value, place))
+            let section = if parts.next().is_some() { Section::Trailer } else { Section::Header };
+            Some(Field(name, value, section))
         })
         .collect()
 }
 
-/// A byte for a character, as ISO 8859-1 has it: a value may hold any byte from 0x80, and JSON only Unicode.
+/// One character for each byte, as in ISO 8859-1: a header value may contain any byte from 0x80, and JSON only Unicode.
 fn text_of(value: &HeaderValue) -> String {
     value.as_bytes().iter().copied().map(char::from).collect()
 }
@@ -182,6 +209,10 @@ mod tests {
 
     type Nothing = http_body_util::Empty<Bytes>;
 
+    fn key() -> Key {
+        Key::new("ada", "POST /", "key-1").expect("a key")
+    }
+
     fn any_fields() -> impl Strategy<Value = HeaderMap> {
         let byte = prop_oneof![Just(b'\t'), b' '..=b'~', 0x80_u8..=0xff];
         let field = (0..REPLAYED.len(), proptest::collection::vec(byte, 0..12));
@@ -195,9 +226,9 @@ mod tests {
     }
 
     proptest! {
-        /// Any status, allowed headers with any bytes, several of one name, trailers, any body: there and back.
+        /// With any status, any body, trailers, and allowed headers with any bytes, also several of one name.
         #[test]
-        fn what_is_stored_comes_back(
+        fn a_stored_response_comes_back_unchanged(
             status in 100_u16..1000,
             headers in any_fields(),
             trailers in proptest::option::of(any_fields()),
@@ -206,9 +237,9 @@ mod tests {
             let (mut parts, ()) = Response::new(()).into_parts();
             (parts.status, parts.headers) = (StatusCode::from_u16(status).expect("a status"), headers.clone());
             parts.headers.insert(header::SET_COOKIE, HeaderValue::from_static("session=1"));
-            let stored = stored(&parts, Some((body.clone(), trailers.as_ref())), &REPLAYED);
+            let stored = to_record(&parts, Some((body.clone(), trailers.as_ref())), &REPLAYED);
 
-            let (mut parts, replayed) = replay::<Nothing>(stored, Some).expect("replayable").into_parts();
+            let (mut parts, replayed) = replay::<Nothing>(&key(), stored, None).expect("replayable").into_parts();
             prop_assert_eq!(parts.status.as_u16(), status);
             prop_assert_eq!(parts.headers.remove(IDEMPOTENCY_REPLAYED).expect("told"), "true");
             prop_assert_eq!(parts.headers, headers);
@@ -218,10 +249,11 @@ mod tests {
             prop_assert_eq!(replayed.to_bytes(), body);
         }
 
-        /// Any text in the column, as a newer release or a hand may have left it: an answer, and no panic.
+        /// Whatever text a newer release or a person has left in the column, there is an answer and no panic.
         #[test]
         fn any_headers_make_an_answer(headers in "\\PC{0,40}", status in any::<i16>(), body in any::<Option<Vec<u8>>>()) {
-            let _ = replay::<Nothing>(record::Response { status: Some(status), headers: Some(headers), body }, Some);
+            let stored = record::Response { status: Some(status), headers: Some(headers), body };
+            let _ = replay::<Nothing>(&key(), stored, None);
         }
     }
 }

@@ -1,34 +1,34 @@
-//! Which requests the layer is for, and under which key they run.
+//! Which requests the layer covers, and which key they have.
 
 use bytes::Bytes;
 use http::Request;
 use http::request::Parts;
 
-use super::body::{Body, Limit, Read, read};
-use super::denied::Denied;
-use super::header::{MalformedKey, key_value};
-use super::rejection::{Misconfigured, Rejection};
-use super::settings::{OperationFrom, Settings, ValueFrom};
+use super::body::{LayerBody, Limit, Read, read};
+use super::key_header::{MalformedKey, key_value};
+use super::misconfigured::Misconfigured;
+use super::rejection::Rejection;
+use super::settings::{Denied, KeyFrom, OperationFrom, Settings};
 use crate::{Fingerprint, Key, KeyPart};
 
-/// What becomes of a request.
+/// How the layer treats a request.
 pub(super) enum Admission<B> {
-    /// Of no concern to the layer.
-    Passed(Request<Body<B>>),
-    /// To be performed once, or, without a ticket, as often as it comes.
-    Admitted { ticket: Option<Ticket>, request: Request<Body<B>> },
+    /// The layer does not cover the request's method.
+    NotCovered(Request<LayerBody<B>>),
+    /// The request is performed once, or, without a ticket, each time it comes.
+    Admitted { ticket: Option<Ticket>, request: Request<LayerBody<B>> },
 }
 
-/// Which operation a request asks for.
+/// The key and the fingerprint of a request.
 pub(super) struct Ticket {
     pub(super) key: Key,
     pub(super) fingerprint: Fingerprint,
 }
 
-/// Why a request does not get to its handler.
+/// Why a request does not reach its handler.
 pub(super) enum Refusal {
     Rejected(Rejection),
-    /// By a function of the service's, which has its own response.
+    /// A function of the service refused the request with a response of its own.
     Denied(Denied),
 }
 
@@ -38,22 +38,22 @@ impl<R: Into<Rejection>> From<R> for Refusal {
     }
 }
 
-/// Reads the request and makes its key. Nothing is claimed: a slow or broken upload ends here.
+/// Reads the request and makes its ticket. Nothing is claimed yet, so a slow or broken upload costs no connection.
 pub(super) async fn admit<B>(settings: &Settings, request: Request<B>) -> Result<Admission<B>, Refusal>
 where
     B: http_body::Body<Data = Bytes>,
 {
     if !settings.methods.contains(request.method()) {
-        return Ok(Admission::Passed(request.map(Body::untouched)));
+        return Ok(Admission::NotCovered(request.map(LayerBody::untouched)));
     }
     let (parts, body) = request.into_parts();
-    let from_header = match settings.value {
-        // Reported below: a client without access should get that answer first.
-        ValueFrom::Header { strict } => Some(key_value(&parts.headers, strict)),
-        ValueFrom::Function(_) => None,
+    let from_header = match settings.key {
+        // An error is returned below: a client without access gets the scope's answer first.
+        KeyFrom::Header { strict } => Some(key_value(&parts.headers, strict)),
+        KeyFrom::Function(_) => None,
     };
     if matches!(from_header, Some(Ok(None))) && !settings.key_required {
-        let request = Request::from_parts(parts, Body::untouched(body));
+        let request = Request::from_parts(parts, LayerBody::untouched(body));
         return Ok(Admission::Admitted { ticket: None, request });
     }
     let scope = (settings.scope)(&parts).map_err(Refusal::Denied)?;
@@ -63,22 +63,22 @@ where
     let from_header = from_header.transpose().map_err(Rejection::from)?.flatten();
     let operation = operation(settings, &parts)?;
 
-    let limit = Limit { bytes: settings.request_limit, patience: None };
+    let limit = Limit { bytes: settings.request_limit, time: None };
     let (data, trailers) = match read(body, limit).await {
         Ok(Read::Whole { data, trailers }) => (data, trailers),
         Ok(Read::Unfinished(_)) => return Err(Rejection::BodyTooLarge { limit: limit.bytes }.into()),
         Err(_) => return Err(Rejection::BrokenBody.into()),
     };
-    let value = match &settings.value {
-        ValueFrom::Header { .. } => from_header,
-        ValueFrom::Function(value) => value(&parts, &data).map_err(Refusal::Denied)?,
+    let value = match &settings.key {
+        KeyFrom::Header { .. } => from_header,
+        KeyFrom::Function(value) => value(&parts, &data).map_err(Refusal::Denied)?,
     };
     let ticket = match value {
         Some(value) => Some(ticket(settings, &parts, &data, scope, operation, value)?),
         None if settings.key_required => return Err(Rejection::MissingKey.into()),
         None => None,
     };
-    Ok(Admission::Admitted { ticket, request: Request::from_parts(parts, Body::whole(data, trailers)) })
+    Ok(Admission::Admitted { ticket, request: Request::from_parts(parts, LayerBody::whole(data, trailers)) })
 }
 
 fn ticket(
@@ -96,7 +96,7 @@ fn ticket(
         KeyPart::Value => Rejection::from(MalformedKey::from(invalid)),
         KeyPart::Scope | KeyPart::Operation => Misconfigured::Refused(invalid.into()).into(),
     })?;
-    let fingerprint = settings.choice.fingerprint(parts, data).map_err(Rejection::InvalidBody)?;
+    let fingerprint = settings.fingerprint.fingerprint(parts, data).map_err(Rejection::InvalidBody)?;
     Ok(Ticket { key, fingerprint })
 }
 

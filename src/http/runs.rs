@@ -1,11 +1,11 @@
-//! The runs under way, which no connection waits for when its client has hung up.
+//! The runs in progress. No connection waits for a run whose client has hung up.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Counts the runs of a layer. Keep one from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and wait for it at
-/// the end of a graceful shutdown.
+/// Counts the runs of a layer. Take it from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and wait for
+/// [`finished`](Self::finished) at the end of a graceful shutdown.
 ///
 /// ```
 /// # use pg_idempotency::http::Runs;
@@ -14,48 +14,48 @@ use tokio::sync::watch;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Runs {
-    running: Arc<watch::Sender<usize>>,
+    count: Arc<watch::Sender<usize>>,
 }
 
-/// One run, for as long as this lives.
-pub(super) struct Running {
-    running: Arc<watch::Sender<usize>>,
+/// One run, for as long as this value lives.
+pub(super) struct CountedRun {
+    count: Arc<watch::Sender<usize>>,
 }
 
 impl Default for Runs {
     fn default() -> Self {
-        Self { running: Arc::new(watch::Sender::new(0)) }
+        Self { count: Arc::new(watch::Sender::new(0)) }
     }
 }
 
 impl Runs {
-    /// How many there are.
+    /// The number of runs in progress.
     #[must_use]
     pub fn count(&self) -> usize {
-        *self.running.borrow()
+        *self.count.borrow()
     }
 
-    /// Waits until there is none. Stop taking requests first; and put a time-out around it, shorter than the one after
-    /// which your platform kills: what is under way then is rolled back, or its lease lapses.
+    /// Waits until no run is in progress. Stop accepting requests first. Put a time-out around this, shorter than the one
+    /// after which your platform kills the process: a run that is cut off is rolled back, or its lease lapses.
     pub async fn finished(&self) {
         // The sender is in `self`, so the channel stays open.
-        let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
+        let _ = self.count.subscribe().wait_for(|count| *count == 0).await;
     }
 
-    /// Counts one more, unless there are `most` already.
-    pub(super) fn begin(&self, most: usize) -> Option<Running> {
-        // Compared and counted under one lock: two requests never take the last place both.
-        let begun = self.running.send_if_modified(|running| {
-            let fits = *running < most;
-            *running += usize::from(fits);
+    /// Counts one more run, unless there are `most` already.
+    pub(super) fn begin(&self, most: usize) -> Option<CountedRun> {
+        // The channel compares and counts under one lock, so two requests never both take the last place.
+        let begun = self.count.send_if_modified(|count| {
+            let fits = *count < most;
+            *count += usize::from(fits);
             fits
         });
-        begun.then(|| Running { running: self.running.clone() })
+        begun.then(|| CountedRun { count: self.count.clone() })
     }
 }
 
-impl Drop for Running {
+impl Drop for CountedRun {
     fn drop(&mut self) {
-        self.running.send_modify(|running| *running -= 1);
+        self.count.send_modify(|count| *count -= 1);
     }
 }

@@ -1,4 +1,4 @@
-//! What a layer is told, as its parts read it.
+//! The settings that both modes have, with their defaults.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,71 +8,94 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use sqlx::PgPool;
 
-use super::choice::Choice;
-use super::denied::Denied;
-use super::in_flight::InFlightHere;
+use super::fingerprint_choice::FingerprintChoice;
+use super::local_in_flight::LocalInFlight;
+use super::problem::problem;
 use super::rejection::Rejection;
+use super::replay::{REPLAYED, Seal};
 use super::runs::Runs;
-use super::seal::Seal;
-use crate::lease::Leasing;
-use crate::{Deployment, InFlight, InvalidDuration};
+use crate::{DEFAULT_RETENTION, Deployment, InFlight};
+
+/// The default limit of a body. Two copies of it are in memory during a run.
+const BODY_LIMIT: usize = 1024 * 1024;
+/// The default number of runs for each connection of the pool. A connection serves about 30 transactions of a second each in
+/// the 30 seconds for which sqlx waits for a connection by default. A run further back in the queue would keep its body in
+/// memory, wait, and fail all the same.
+const RUNS_PER_CONNECTION: usize = 32;
+/// The default time for a handler. Common proxies and load balancers give up after a minute, so no client has waited for the
+/// answer for a while. Work that takes longer on purpose belongs into a queue.
+const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 pub(super) type ScopeOf = dyn Fn(&Parts) -> Result<String, Denied> + Send + Sync;
-pub(super) type ValueOf = dyn Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync;
+pub(super) type KeyOf = dyn Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync;
 pub(super) type OperationOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
-pub(super) type RejectionOf = dyn Fn(&Rejection) -> Response<Bytes> + Send + Sync;
+pub(super) type ResponseOf = dyn Fn(&Rejection) -> Response<Bytes> + Send + Sync;
 
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) pool: PgPool,
-    pub(super) mode: Mode,
-    pub(super) scope: Arc<ScopeOf>,
-    pub(super) value: ValueFrom,
-    pub(super) shortest_key: usize,
-    pub(super) operation: OperationFrom,
-    pub(super) methods: Vec<Method>,
-    pub(super) key_required: bool,
-    pub(super) retention: Duration,
-    pub(super) in_flight: InFlight,
-    pub(super) in_flight_here: InFlightHere,
-    pub(super) transaction_required: bool,
     pub(super) deployment: Deployment,
-    pub(super) select_first: bool,
-    pub(super) fewest_round_trips: bool,
-    pub(super) choice: Choice,
-    pub(super) request_limit: usize,
-    pub(super) response_limit: usize,
+    // The key.
+    pub(super) methods: Vec<Method>,
+    pub(super) scope: Arc<ScopeOf>,
+    pub(super) operation: OperationFrom,
+    pub(super) key: KeyFrom,
+    pub(super) key_required: bool,
+    pub(super) shortest_key: usize,
+    pub(super) fingerprint: FingerprintChoice,
+    // The response.
     pub(super) stored_errors: Vec<StatusCode>,
     pub(super) replayed_headers: Vec<HeaderName>,
     pub(super) no_store: bool,
     pub(super) seal: Option<Arc<dyn Seal>>,
-    pub(super) rejection: Arc<RejectionOf>,
+    pub(super) rejection: Arc<ResponseOf>,
     pub(super) documentation: Option<HeaderValue>,
-    pub(super) explicit_begin: bool,
+    // The bounds.
+    pub(super) retention: Duration,
+    pub(super) in_flight: InFlight,
+    pub(super) local: LocalInFlight,
+    pub(super) request_limit: usize,
+    pub(super) response_limit: usize,
     pub(super) runs: Runs,
     pub(super) max_runs: usize,
     pub(super) run_timeout: Duration,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Mode {
-    Transactional,
-    Leased(Leasing),
-}
-
-impl Mode {
-    pub(super) fn of_record(self) -> crate::Mode {
-        match self {
-            Self::Transactional => crate::Mode::Transaction,
-            Self::Leased(leasing) => leasing.mode(),
+impl Settings {
+    pub(super) fn new(pool: PgPool, scope: Arc<ScopeOf>) -> Self {
+        let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX);
+        Self {
+            pool,
+            deployment: Deployment::new(),
+            methods: vec![Method::POST, Method::PATCH],
+            scope,
+            operation: OperationFrom::MatchedRoute,
+            key: KeyFrom::Header { strict: false },
+            key_required: true,
+            shortest_key: 1,
+            fingerprint: FingerprintChoice::default(),
+            stored_errors: Vec::new(),
+            replayed_headers: REPLAYED.to_vec(),
+            no_store: false,
+            seal: None,
+            rejection: Arc::new(problem),
+            documentation: None,
+            retention: DEFAULT_RETENTION,
+            in_flight: InFlight::Reject,
+            local: LocalInFlight::default(),
+            request_limit: BODY_LIMIT,
+            response_limit: BODY_LIMIT,
+            runs: Runs::default(),
+            max_runs: connections.saturating_mul(RUNS_PER_CONNECTION),
+            run_timeout: RUN_TIMEOUT,
         }
     }
 }
 
 #[derive(Clone)]
-pub(super) enum ValueFrom {
+pub(super) enum KeyFrom {
     Header { strict: bool },
-    Function(Arc<ValueOf>),
+    Function(Arc<KeyOf>),
 }
 
 #[derive(Clone)]
@@ -82,31 +105,30 @@ pub(super) enum OperationFrom {
     Function(Arc<OperationOf>),
 }
 
-/// A setting that the layer cannot keep.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum InvalidSetting {
-    /// A status that is not a client error: a success is stored anyhow, and a 5xx must stay open to a retry.
-    #[error("responses of status {0} cannot be stored by choice; only 400 to 499 can")]
-    StatusNotStorable(StatusCode),
-    /// A header of one connection, one session or one moment.
-    #[error("the header {0} must not be replayed: it belongs to one connection, one session or one moment")]
-    HeaderNotReplayable(HeaderName),
-    /// No JSON pointer to a part of the body.
-    #[error("{0:?} is no JSON pointer to a part of the body (RFC 6901); write /name or /outer/inner")]
-    NotAPointer(String),
-    /// The route is too long to be part of a key.
-    #[error("the route has {bytes} bytes, and {most} is the most; give the operation a shorter name: with_operation")]
-    RouteTooLong {
-        /// Its length.
-        bytes: usize,
-        /// What is taken.
-        most: usize,
-    },
-    /// A setting of the other constructor's.
-    #[error("attempts are counted for leases only; make the layer by `leased`")]
-    LeasedOnly,
-    /// A duration that makes no sense.
-    #[error(transparent)]
-    Duration(#[from] InvalidDuration),
+/// A response of the service itself to a request that it does not admit, from its function for the scope or for the key.
+///
+/// ```
+/// # use http::StatusCode;
+/// # use pg_idempotency::http::Denied;
+/// fn scope(user: Option<&str>) -> Result<String, Denied> {
+///     Ok(user.ok_or(StatusCode::UNAUTHORIZED)?.to_owned())
+/// }
+/// ```
+// Boxed, because every successful result would have the size of a response.
+#[derive(Debug)]
+pub struct Denied(pub(super) Box<Response<Bytes>>);
+
+impl From<Response<Bytes>> for Denied {
+    fn from(response: Response<Bytes>) -> Self {
+        Self(Box::new(response))
+    }
+}
+
+/// The status with an empty body.
+impl From<StatusCode> for Denied {
+    fn from(status: StatusCode) -> Self {
+        let mut response = Response::default();
+        *response.status_mut() = status;
+        response.into()
+    }
 }

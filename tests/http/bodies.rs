@@ -11,7 +11,7 @@ use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
 use axum::routing::post;
 use http_body::Frame;
-use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, NoStore, PROBLEM_TYPE};
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Leased, NoStore, PROBLEM_TYPE};
 use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::Gate;
 use sqlx::PgPool;
@@ -20,7 +20,7 @@ use crate::support::{create_effects, effects, insert, post_to, records, transact
 
 const LEASE: Duration = Duration::from_secs(60);
 
-fn leased(pool: &PgPool, policy: Policy) -> IdempotencyLayer {
+fn leased(pool: &PgPool, policy: Policy) -> IdempotencyLayer<Leased> {
     IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease")
 }
 

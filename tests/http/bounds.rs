@@ -35,7 +35,7 @@ async fn a_run_too_many_is_refused_before_it_begins(pool: PgPool) {
     let gate = Gate::new();
     let layer = transactional(&pool).with_max_runs(1);
     let runs = layer.runs();
-    let app = stops_at(&gate).merge(app_without_layer()).layer(layer.with_optional_key());
+    let app = stops_at(&gate).merge(app_without_layer()).layer(layer.with_optional_key(true));
     let first = tokio::spawn({
         let app = app.clone();
         async move { post_to(&app, "/gate", "key-1", "x").await }
@@ -101,7 +101,7 @@ async fn a_handler_that_never_returns_is_dropped_and_undone(_: PgPoolOptions, op
         insert(&mut tx, "never").await;
         pending::<&'static str>().await
     };
-    let layer = transactional(&pool).with_optional_key().with_run_timeout(LIMIT).expect("a time-out");
+    let layer = transactional(&pool).with_optional_key(true).with_run_timeout(LIMIT).expect("a time-out");
     let runs = layer.runs();
     let app = app_without_layer().route("/never", post(never)).layer(layer);
     for key in [Some("key-1"), None] {
@@ -121,7 +121,7 @@ async fn under_a_lease_a_handler_that_never_returns_is_a_failure(pool: PgPool) {
     for (policy, key) in [(Policy::AtLeastOnce { lease }, "released"), (Policy::AtMostOnce { lease }, "indeterminate")]
     {
         let layer = IdempotencyLayer::leased(pool.clone(), user, policy).expect("a lease");
-        let layer = layer.with_optional_key().with_run_timeout(LIMIT).expect("a time-out");
+        let layer = layer.with_optional_key(true).with_run_timeout(LIMIT).expect("a time-out");
         let app = Router::new().route("/never", post(async || pending::<&'static str>().await)).layer(layer);
         assert_is(&post_to(&app, "/never", key, "x").await, "timed-out");
         assert_is(&send(&app, request("POST", "/never", None, "x")).await, "timed-out");

@@ -37,7 +37,7 @@ async fn a_constraint_that_fails_at_commit_is_a_500(pool: PgPool) {
         .execute(&pool)
         .await
         .expect("made");
-    let app = app(transactional(&pool).with_optional_key());
+    let app = app(transactional(&pool).with_optional_key(true));
     for key in [Some("key-1"), None] {
         assert_permanent(&send(&app, request("POST", "/fail-to-commit", key, "x")).await);
     }
@@ -115,7 +115,7 @@ async fn a_connection_that_is_lost_at_commit_is_a_503(pool: PgPool) {
     .execute(&pool)
     .await
     .expect("made");
-    let app = app(transactional(&pool).with_optional_key());
+    let app = app(transactional(&pool).with_optional_key(true));
     for key in [Some("key-1"), None] {
         assert_transient(&send(&app, request("POST", "/effects", key, "cut")).await);
     }
@@ -136,7 +136,7 @@ async fn a_serialization_failure_at_commit_is_a_503(pool: PgPool) {
     .execute(&pool)
     .await
     .expect("made");
-    let app = app(transactional(&pool).with_optional_key());
+    let app = app(transactional(&pool).with_optional_key(true));
     for key in [Some("key-1"), None] {
         assert_transient(&send(&app, request("POST", "/effects", key, "x")).await);
     }
@@ -151,7 +151,7 @@ async fn a_connection_that_is_lost_under_the_handler_is_a_503(pool: PgPool) {
         let _ = sqlx::query("select pg_terminate_backend(pg_backend_pid())").execute(&mut *tx).await;
         "done, it believes"
     };
-    let app = Router::new().route("/cut", post(handler)).layer(transactional(&pool).with_optional_key());
+    let app = Router::new().route("/cut", post(handler)).layer(transactional(&pool).with_optional_key(true));
     for key in [Some("key-1"), None] {
         assert_transient(&send(&app, request("POST", "/cut", key, "x")).await);
     }

@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
 use axum::routing::post;
 use axum::{Extension, Router};
-use pg_idempotency::http::{IdempotencyLayer, IdempotentLease, NotPerformed, Rejection};
+use pg_idempotency::http::{IdempotencyLayer, IdempotentLease, Leased, NotPerformed, Rejection};
 use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::Gate;
 use sqlx::PgPool;
@@ -19,12 +19,12 @@ use crate::support::{post_to, request, send, user};
 
 const LEASE: Duration = Duration::from_secs(60);
 
-fn leased(pool: &PgPool, policy: Policy) -> IdempotencyLayer {
+fn leased(pool: &PgPool, policy: Policy) -> IdempotencyLayer<Leased> {
     IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease")
 }
 
 /// A gateway that counts, and answers what the path says.
-fn app(layer: IdempotencyLayer) -> (Router, Arc<AtomicU32>) {
+fn app(layer: IdempotencyLayer<Leased>) -> (Router, Arc<AtomicU32>) {
     let sent = Arc::new(AtomicU32::new(0));
     let counted = sent.clone();
     let send = async move |Path(status): Path<u16>, lease: IdempotentLease| {
@@ -61,7 +61,7 @@ async fn the_answer_is_stored_and_replayed(pool: PgPool) {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
     let layer = leased(&pool, Policy::AtLeastOnce { lease: LEASE });
-    let (app, sent) = app(layer.with_max_attempts(NonZeroU32::new(3).expect("three")).expect("leased"));
+    let (app, sent) = app(layer.with_max_attempts(NonZeroU32::new(3).expect("three")));
     for attempt in 1..=3 {
         let answer = post_to(&app, "/send/503", "key-1", "x").await;
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
@@ -93,7 +93,7 @@ async fn at_most_once_a_failure_is_indeterminate_unless_nothing_was_done(pool: P
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn what_fails_before_the_effect_begins_may_be_tried_again(pool: PgPool) {
-    let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE }).with_explicit_begin();
+    let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE }).with_explicit_begin(true);
     let handler = async |Path(number): Path<u32>, lease: IdempotentLease| {
         match number {
             0 => panic!("before"),
@@ -181,7 +181,7 @@ async fn a_lost_lease_is_never_the_handlers_success(pool: PgPool) {
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn without_a_key_a_handler_has_no_lease(pool: PgPool) {
-    let (app, sent) = app(leased(&pool, Policy::AtLeastOnce { lease: LEASE }).with_optional_key());
+    let (app, sent) = app(leased(&pool, Policy::AtLeastOnce { lease: LEASE }).with_optional_key(true));
     let answer = send(&app, request("POST", "/send/202", None, "x")).await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "this handler asks for one");
     assert_eq!(sent.load(Ordering::SeqCst), 0);

@@ -55,7 +55,7 @@ async fn a_time_out_inside_is_answered_though_its_statement_still_runs(pool: PgP
             Err(_) => StatusCode::GATEWAY_TIMEOUT,
         }
     };
-    let app = Router::new().route("/slow", post(handler)).layer(transactional(&pool).with_optional_key());
+    let app = Router::new().route("/slow", post(handler)).layer(transactional(&pool).with_optional_key(true));
     for key in [Some("key-1"), None] {
         let started = Instant::now();
         let answer = send(&app, request("POST", "/slow", key, "x")).await;
@@ -205,7 +205,7 @@ async fn a_handler_that_never_takes_the_transaction_is_the_services_mistake(pool
         assert!(answer.rejection.is_none());
     }
     // By choice, for handlers without effects in this database.
-    let app = Router::new().route("/apart", post(handler)).layer(layer.with_optional_transaction());
+    let app = Router::new().route("/apart", post(handler)).layer(layer.with_optional_transaction(true));
     assert!(!post_to(&app, "/apart", "key-2", "200").await.is_replayed());
     assert!(post_to(&app, "/apart", "key-2", "200").await.is_replayed());
 }
@@ -253,7 +253,7 @@ async fn a_retry_inside_the_layer_does_not_write_twice(pool: PgPool) {
         assert_eq!(IdempotentTx::take(&extensions).err(), Some(NoTransaction::GivenBack));
         StatusCode::CREATED
     };
-    let layer = transactional(&pool).with_optional_key();
+    let layer = transactional(&pool).with_optional_key(true);
     let app = Router::new()
         .route("/fails-once", post(fails_once))
         .layer(axum::middleware::from_fn(retried))

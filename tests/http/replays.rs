@@ -87,27 +87,26 @@ fn any_response() -> impl Strategy<Value = (StatusCode, HeaderMap, Vec<u8>, Opti
 async fn any_response_comes_back_from_the_database_as_it_was(pool: PgPool) {
     let errors = || (400..500).map(|status| StatusCode::from_u16(status).expect("a status"));
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
-    let layers = [
-        transactional(&pool).with_optional_transaction().with_stored_errors(errors()).expect("client errors"),
-        IdempotencyLayer::leased(pool.clone(), user, policy)
-            .expect("a sensible lease")
-            .with_stored_errors(errors())
-            .expect("client errors"),
+    let transactional = transactional(&pool).with_optional_transaction(true);
+    let leased = IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease");
+    let response = Arc::new(Mutex::new(None));
+    let handler = {
+        let response = response.clone();
+        async move || {
+            let taken: Option<(StatusCode, HeaderMap, Vec<u8>, Option<HeaderMap>)> =
+                response.lock().expect("no panic").take();
+            let (status, headers, body, trailers) = taken.expect("performed once");
+            let body = http_body_util::Full::new(Bytes::from(body));
+            (status, headers, Body::new(body.with_trailers(async { trailers.map(Ok) })))
+        }
+    };
+    let bare = Router::new().route("/any", post(handler));
+    let apps = [
+        bare.clone().layer(transactional.with_stored_errors(errors()).expect("client errors")),
+        bare.layer(leased.with_stored_errors(errors()).expect("client errors")),
     ];
     let mut runner = TestRunner::default();
-    for (mode, layer) in layers.into_iter().enumerate() {
-        let response = Arc::new(Mutex::new(None));
-        let handler = {
-            let response = response.clone();
-            async move || {
-                let taken: Option<(StatusCode, HeaderMap, Vec<u8>, Option<HeaderMap>)> =
-                    response.lock().expect("no panic").take();
-                let (status, headers, body, trailers) = taken.expect("performed once");
-                let body = http_body_util::Full::new(Bytes::from(body));
-                (status, headers, Body::new(body.with_trailers(async { trailers.map(Ok) })))
-            }
-        };
-        let app = Router::new().route("/any", post(handler)).layer(layer);
+    for (mode, app) in apps.into_iter().enumerate() {
         for case in 0..150 {
             let any = any_response().new_tree(&mut runner).expect("a case").current();
             let (status, headers, body, trailers) = any.clone();
@@ -157,7 +156,7 @@ async fn a_secret_is_not_stored(pool: PgPool) {
     let marked = app(transactional(&pool));
     assert_eq!(post_to(&marked, "/secret", "key-1", "x").await.status, StatusCode::CREATED);
     assert_eq!(post_to(&marked, "/secret", "key-1", "x").await.problem(), "not-replayable");
-    let all = app(transactional(&pool).with_no_store());
+    let all = app(transactional(&pool).with_no_store(true));
     assert_eq!(post_to(&all, "/effects", "key-2", "x").await.status, StatusCode::CREATED);
     assert_eq!(post_to(&all, "/effects", "key-2", "x").await.problem(), "not-replayable");
     assert_eq!(effects(&pool).await, 2);
@@ -237,12 +236,13 @@ async fn a_first_response_never_says_that_it_is_a_replay(pool: PgPool) {
         (status, [("idempotency-replayed", "true")], "performed")
     };
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
-    let layers = [
-        transactional(&pool).with_optional_transaction().with_optional_key(),
-        IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease").with_optional_key(),
+    let leased = IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease");
+    let bare = Router::new().route("/claims", post(handler));
+    let apps = [
+        bare.clone().layer(transactional(&pool).with_optional_transaction(true).with_optional_key(true)),
+        bare.layer(leased.with_optional_key(true)),
     ];
-    for (mode, layer) in layers.into_iter().enumerate() {
-        let app = Router::new().route("/claims", post(handler)).layer(layer);
+    for (mode, app) in apps.into_iter().enumerate() {
         let key = format!("key-{mode}");
         let mut failing = request("POST", "/claims", Some(&key), "x");
         failing.headers_mut().insert("x-fail", HeaderValue::from_static("yes"));

@@ -44,7 +44,7 @@ async fn a_missing_key_is_refused_where_one_is_required(pool: PgPool) {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_optional_key_leaves_requests_without_one_unprotected(pool: PgPool) {
     create_effects(&pool).await;
-    let app = app(transactional(&pool).with_optional_key());
+    let app = app(transactional(&pool).with_optional_key(true));
     for _ in 0..2 {
         let answer = send(&app, request("POST", "/effects", None, "x")).await;
         assert_eq!(answer.status, StatusCode::CREATED);
@@ -111,7 +111,7 @@ async fn a_scope_that_fails_answers_itself_and_first(pool: PgPool) {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_store_that_is_away_is_never_an_unprotected_run(pool: PgPool) {
     create_effects(&pool).await;
-    let app = app(transactional(&pool).with_optional_key());
+    let app = app(transactional(&pool).with_optional_key(true));
     pool.close().await;
     for key in [Some("key-1"), None] {
         let answer = send(&app, request("POST", "/effects", key, "x")).await;

@@ -249,9 +249,9 @@ async fn a_rejection_is_a_status_of_grpc(pool: PgPool) -> anyhow::Result<()> {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_failure_in_the_trailers_is_never_committed(pool: PgPool) -> anyhow::Result<()> {
     let layers = [
-        layer(pool.clone()).with_optional_key(),
-        layer(pool.clone()).with_optional_key().with_no_store(),
-        layer(pool.clone()).with_optional_key().with_response_limit(4),
+        layer(pool.clone()).with_optional_key(true),
+        layer(pool.clone()).with_optional_key(true).with_no_store(true),
+        layer(pool.clone()).with_optional_key(true).with_response_limit(4),
     ];
     for (number, layer) in layers.into_iter().enumerate() {
         let mut client = connected_to(&pool, layer, Gate::new()).await?;
@@ -268,7 +268,7 @@ async fn a_failure_in_the_trailers_is_never_committed(pool: PgPool) -> anyhow::R
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_call_whose_status_does_not_come_in_time_is_not_committed(pool: PgPool) -> anyhow::Result<()> {
     let gate = Gate::new();
-    let layers = [layer(pool.clone()), layer(pool.clone()).with_optional_key().with_no_store()];
+    let layers = [layer(pool.clone()), layer(pool.clone()).with_optional_key(true).with_no_store(true)];
     for (layer, key) in layers.into_iter().zip([Some("order-1"), None]) {
         let mut client = connected_to(&pool, layer, gate.clone()).await?;
         let refused = tokio::time::timeout(PATIENCE, follow(&mut client, key, "far")).await.expect("in time");
@@ -281,7 +281,7 @@ async fn a_call_whose_status_does_not_come_in_time_is_not_committed(pool: PgPool
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_call_that_succeeds_past_the_limit_is_committed_and_not_kept(pool: PgPool) -> anyhow::Result<()> {
-    let layers = [layer(pool.clone()).with_response_limit(4), layer(pool.clone()).with_no_store()];
+    let layers = [layer(pool.clone()).with_response_limit(4), layer(pool.clone()).with_no_store(true)];
     for (layer, key) in layers.into_iter().zip(["order-1", "order-2"]) {
         let mut client = connected_to(&pool, layer, Gate::new()).await?;
         assert_eq!(follow(&mut client, Some(key), "station").await?, ["on the way"]);

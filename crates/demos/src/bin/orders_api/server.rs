@@ -10,7 +10,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::http::Method;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, patch, post};
-use pg_idempotency::http::{IdempotencyLayer, Runs};
+use pg_idempotency::http::{IdempotencyLayer, Leased, Runs};
 use pg_idempotency::lease::Policy;
 use sqlx::PgPool;
 use tokio::net::TcpListener;
@@ -72,7 +72,7 @@ impl Server {
     }
 }
 
-fn router(service: Service, transactional: IdempotencyLayer, leased: IdempotencyLayer) -> Router {
+fn router(service: Service, transactional: IdempotencyLayer, leased: IdempotencyLayer<Leased>) -> Router {
     let pool = service.pool.clone();
     let in_the_database = Router::new()
         .route("/orders", get(orders::list).post(orders::create))

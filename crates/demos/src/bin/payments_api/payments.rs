@@ -38,7 +38,7 @@ pub(crate) fn idempotency(pool: PgPool) -> Result<IdempotencyLayer, InvalidSetti
         .with_in_flight(InFlight::Wait(WAIT))?
         .with_shortest_key(SHORTEST_KEY)
         // What has the same values is the same request, whatever its white space and order.
-        .with_canonical_json()
+        .with_canonical_json(true)
         .with_rejection(|rejection| Problem::from(rejection).response()))
 }
 

@@ -1,4 +1,4 @@
-//! What makes two requests the same: the default, or what the service chooses.
+//! Which parts of a request its fingerprint covers: the default, or the service's choice.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::{Fingerprint, InvalidBody};
 
 pub(super) type FingerprintOf = dyn Fn(&Parts, &Bytes) -> Result<Fingerprint, InvalidBody> + Send + Sync;
 
-/// What a service has chosen.
+/// Which parts of a request its fingerprint covers.
 #[derive(Clone, Default)]
-pub(super) struct Choice {
+pub(super) struct FingerprintChoice {
     pub(super) compared: Compared,
-    /// By their names, each once: in which order they were told does not count.
+    /// Sorted, and each once, so that the order in which the service names them does not matter.
     pub(super) headers: Vec<HeaderName>,
 }
 
-/// Where the request as a whole is compared.
+/// How the request as a whole is compared.
 #[derive(Clone, Default)]
 pub(super) enum Compared {
     /// Method, path with query, content type, and the body byte by byte.
@@ -30,13 +30,13 @@ pub(super) enum Compared {
     Bytes,
     /// Method, path with query, and the body as canonical JSON.
     CanonicalJson,
-    /// As [`CanonicalJson`](Self::CanonicalJson), without some parts of the body.
+    /// As [`CanonicalJson`](Self::CanonicalJson), but without some parts of the body.
     JsonWithout(BTreeSet<Pointer>),
-    /// What this function takes, and nothing else.
+    /// The fingerprint that this function returns, and nothing else.
     Function { name: String, function: Arc<FingerprintOf> },
 }
 
-impl Choice {
+impl FingerprintChoice {
     pub(super) fn add_header(&mut self, name: HeaderName) {
         self.headers.push(name);
         self.headers.sort_by(|one, other| one.as_str().cmp(other.as_str()));
@@ -57,8 +57,8 @@ impl Choice {
         })
     }
 
-    /// What tells this choice from every other one; nothing for those of the first version, whose digests stay as they are.
-    /// JSON lists, which no feature of serde_json's writes in another way.
+    /// A text that differs for every choice; `None` for the choices of fingerprint version 1, whose digests must not change.
+    /// The text is made of JSON lists, because no feature of serde_json changes how those are written.
     fn described(&self) -> Option<String> {
         let compared = match &self.compared {
             Compared::Bytes | Compared::CanonicalJson if self.headers.is_empty() => return None,
@@ -73,8 +73,8 @@ impl Choice {
         Some(json!([compared, headers]).to_string())
     }
 
-    /// The lines of the chosen headers: for each header their number, and each behind its length, so that no two requests
-    /// run together.
+    /// The lines of the chosen headers. The number of lines of each header and the length of each line come first, so that
+    /// two different requests never give the same bytes.
     fn lines(&self, headers: &HeaderMap) -> Vec<u8> {
         let mut written = Vec::new();
         for name in &self.headers {
@@ -96,7 +96,7 @@ fn fingerprint(
     content: Content<'_>,
 ) -> Result<Fingerprint, InvalidBody> {
     let content_type = match content {
-        // It is JSON, whatever it says: a charset that comes and goes is no other request.
+        // A client that adds a charset in a retry sends the same JSON.
         Content::Json(_) => None,
         Content::Bytes(_) => headers.get(header::CONTENT_TYPE),
     };
@@ -104,15 +104,14 @@ fn fingerprint(
     Fingerprint::of_request([method.as_str().as_bytes(), target.as_bytes(), content_type], content)
 }
 
-/// The fingerprint of a request as a layer without further settings takes it.
+/// The fingerprint that a layer with default settings gives a request.
 #[cfg(feature = "testing")]
 pub(crate) fn plain_fingerprint<B: AsRef<[u8]>>(request: &http::Request<B>) -> Result<Fingerprint, InvalidBody> {
     let target = request.uri().path_and_query().map_or("", |target| target.as_str());
     fingerprint(request.method(), target, request.headers(), Content::Bytes(request.body().as_ref()))
 }
 
-/// The path with its query, from the root: a nested router of axum's has cut the front off `uri`, and with it whose account
-/// it is.
+/// The whole path with its query. A nested axum router cuts the front off `uri`, and that part may name the account.
 fn target(parts: &Parts) -> String {
     #[cfg(feature = "axum")]
     let uri = parts.extensions.get::<axum::extract::OriginalUri>().map_or(&parts.uri, |original| &original.0);

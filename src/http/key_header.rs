@@ -1,4 +1,4 @@
-//! The key's value, out of the header `Idempotency-Key`.
+//! The value of the header `Idempotency-Key`.
 
 use http::{HeaderMap, HeaderName};
 
@@ -8,39 +8,40 @@ use crate::{InvalidKey, KeyPart};
 /// `Idempotency-Key`.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// Why a request's key was refused.
+/// Why the layer refused the key of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MalformedKey {
-    /// More than one header line, also one that a proxy has joined with a comma: taking the first would hide a mistake.
+    /// There is more than one header line, or a proxy has joined several with a comma. Taking the first would hide a mistake.
     #[error("there are several Idempotency-Key values; send one")]
     Several,
-    /// Empty, over 255 bytes, or, from elsewhere than the header, with a control character in it.
-    #[error("the Idempotency-Key cannot be taken: {0}")]
+    /// The key is empty or longer than 255 bytes; a key that does not come from the header may also contain a control
+    /// character.
+    #[error("the Idempotency-Key cannot be used: {0}")]
     Invalid(#[from] InvalidKey),
-    /// Shorter than was [asked for](super::IdempotencyLayer::with_shortest_key).
+    /// The key is shorter than the service [requires](super::IdempotencyLayer::with_shortest_key).
     #[error("the Idempotency-Key is shorter than {shortest} bytes; send a random value such as a UUID")]
     TooShort {
-        /// What was asked for.
+        /// The shortest length that the service accepts, in bytes.
         shortest: usize,
     },
-    /// Neither a string of structured fields nor a bare word.
+    /// The value is neither a string of structured fields nor a bare word.
     #[error("the Idempotency-Key is neither a quoted string (RFC 9651) nor a word of visible ASCII; send \"a-uuid\"")]
     NeitherStringNorWord,
-    /// Not quoted, where [only that is taken](super::IdempotencyLayer::with_strict_header).
+    /// The value has no quotes, and the service [requires them](super::IdempotencyLayer::with_strict_header).
     #[error("the Idempotency-Key is not a quoted string (RFC 9651); send \"a-uuid\", with the quotes")]
     NotQuoted,
-    /// A quoted string with parameters behind it, which this header does not have.
-    #[error("the Idempotency-Key has parameters behind the string; send the string alone")]
+    /// The quoted string has parameters after it, which this header does not allow.
+    #[error("the Idempotency-Key has parameters after the string; send the string alone")]
     Parameters,
 }
 
-/// Reads the value of `Idempotency-Key`: the quoted string of structured fields (RFC 9651) that the draft asks for, or, unless
-/// `strict`, the bare word that most clients send. `"abc"` and `abc` are the same value. `None` where there is no such header.
+/// Reads the value of `Idempotency-Key`: a quoted string of structured fields (RFC 9651), as the draft demands, or, unless
+/// `strict`, a bare word, which most clients send. `"abc"` and `abc` are the same value. `None` if there is no such header.
 ///
 /// # Errors
 ///
-/// [`MalformedKey`], over HTTP a 400.
+/// [`MalformedKey`], which the layer answers with a 400.
 ///
 /// ```
 /// # use http::HeaderMap;
@@ -68,7 +69,7 @@ fn parse(line: &[u8], strict: bool) -> Result<String, MalformedKey> {
     }
 }
 
-/// What stands behind the opening quote, as RFC 9651, section 4.2.5, reads it.
+/// Parses the part after the opening quote, by RFC 9651, section 4.2.5.
 fn string(rest: &[u8]) -> Result<String, MalformedKey> {
     let mut value = String::new();
     let mut bytes = rest.iter();
@@ -91,7 +92,7 @@ fn string(rest: &[u8]) -> Result<String, MalformedKey> {
     }
 }
 
-/// Visible ASCII. Not the marks that separate values and parameters, so that no word is also another structured field.
+/// Visible ASCII, without the marks that separate values and parameters: a word is then never another structured field.
 fn word(line: &[u8]) -> Result<String, MalformedKey> {
     if line.contains(&b',') {
         return Err(MalformedKey::Several);
