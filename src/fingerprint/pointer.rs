@@ -1,21 +1,20 @@
-//! JSON pointers (RFC 6901), and a JSON text without what they point at.
+//! JSON pointers (RFC 6901), and a JSON text without the parts to which they point.
 //!
-//! The text is cut and not parsed into values: a value in memory has lost digits of its numbers and repeated members, and with
-//! them what makes two requests differ.
+//! The parts are cut out of the text. A parsed value would have lost digits of its numbers and repeated members, which may be
+//! the difference between two requests.
 
 use serde::de::IgnoredAny;
 
-use super::canonical::InvalidBody;
-use super::request::not_json;
+use super::invalid_body::InvalidBody;
 
-/// A member of an object, or an element of an array; never the whole text.
+/// A pointer to a member of an object, or to an element of an array; never to the whole text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pointer {
     tokens: Vec<String>,
 }
 
 impl Pointer {
-    /// `None` for what is no pointer, and for the one to the whole text.
+    /// `None` if the text is no pointer, or points to the whole text.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let tokens = text.strip_prefix('/')?.split('/').map(unescaped);
         Some(Self { tokens: tokens.collect::<Option<_>>()? })
@@ -42,14 +41,14 @@ fn unescaped(token: &str) -> Option<String> {
     Some(plain)
 }
 
-/// The text without the members that the pointers name; a member that is missing is no error. Elements are counted as they stand in the
-/// text, whatever else is cut out.
+/// The text without the parts to which the pointers point. A part that is missing is no error. Elements are counted in the
+/// original text, whatever else is cut out of it.
 pub(crate) fn without<'p>(
     text: &[u8],
     pointers: impl IntoIterator<Item = &'p Pointer>,
 ) -> Result<Vec<u8>, InvalidBody> {
-    // All of it, what is cut out too. From here on brackets match, and strings and values end.
-    let IgnoredAny = serde_json::from_slice(text).map_err(not_json)?;
+    // This checks the whole text, also the parts that are cut out. From here on brackets match, and strings and values end.
+    let IgnoredAny = serde_json::from_slice(text).map_err(InvalidBody::not_json)?;
     let paths: Vec<_> = pointers.into_iter().map(Pointer::tokens).collect();
     let mut cut = Cut { text, at: 0, kept: Vec::with_capacity(text.len()) };
     cut.value(&paths)?;
@@ -63,8 +62,8 @@ struct Cut<'t> {
 }
 
 impl Cut<'_> {
-    /// Keeps the value here, without what the paths lead to from it. It calls itself along the paths alone, so the depth of the
-    /// text does not count.
+    /// Keeps the value here, without the parts at the ends of the paths. It recurses along the paths only, so a deep text needs
+    /// no deep stack.
     fn value(&mut self, paths: &[&[String]]) -> Result<(), InvalidBody> {
         match self.peek() {
             Some(b'{') if !paths.is_empty() => self.members(paths),
@@ -85,7 +84,7 @@ impl Cut<'_> {
             let start = self.at;
             self.skip_value();
             let written = &self.text[start..self.at];
-            let name: String = serde_json::from_slice(written).map_err(not_json)?;
+            let name: String = serde_json::from_slice(written).map_err(InvalidBody::not_json)?;
             self.pass(b':');
             if let Some(paths) = beyond(paths, &name) {
                 self.separate(&mut empty);
@@ -128,7 +127,7 @@ impl Cut<'_> {
         }
     }
 
-    /// Whether another member or element follows. Passes the comma in front of it, or the bracket behind the last one.
+    /// Whether another member or element follows. Skips the comma in front of it, or the bracket behind the last one.
     fn goes_on(&mut self, bracket: u8) -> bool {
         self.pass(b',');
         match self.peek() {
@@ -147,7 +146,7 @@ impl Cut<'_> {
         }
     }
 
-    /// The next byte that is no white space.
+    /// The next byte that is not white space.
     fn peek(&mut self) -> Option<u8> {
         while matches!(self.text.get(self.at), Some(b' ' | b'\t' | b'\r' | b'\n')) {
             self.at += 1;
@@ -196,7 +195,7 @@ impl Cut<'_> {
     }
 }
 
-/// The paths that go on below this name or index; `None` where one of them ends there.
+/// The rest of the paths that lead through this name or index; `None` if one of them ends there.
 fn beyond<'p>(paths: &[&'p [String]], token: &str) -> Option<Vec<&'p [String]>> {
     let below = paths.iter().filter_map(|path| path.split_first()).filter(|(first, _)| *first == token);
     below.map(|(_, rest)| (!rest.is_empty()).then_some(rest)).collect()
@@ -215,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pointed_at_is_cut_and_the_rest_is_untouched() {
+    fn the_parts_are_cut_out_and_the_rest_is_unchanged() {
         for (text, pointers, left) in [
             (r#"{"a": 1, "b": [ 1 , 2 ], "c": "}" }"#, &["/a"][..], r#"{"b":[ 1 , 2 ],"c":"}"}"#),
             (r#"{"a":{"b":1,"c":2},"b":3}"#, &["/a/b"], r#"{"a":{"c":2},"b":3}"#),
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_refused_also_where_it_would_be_cut_out() {
+    fn a_text_that_is_not_json_is_refused_even_if_the_fault_would_be_cut_out() {
         for text in ["", "{", "{}{}", r#"{"a":nul}"#, r#"{"a":1,}"#, r#"{"a":"\x"}"#, "[1 2]"] {
             assert_eq!(cut(text, &["/a"]), None, "{text}");
         }

@@ -2,21 +2,22 @@
 
 use sha2::{Digest as _, Sha256};
 
-use super::canonical::{CanonicalJson, InvalidBody};
+use super::canonical::CanonicalJson;
+use super::invalid_body::InvalidBody;
 
-/// Decimal numbers of up to this many digits are told apart by the `f64` next to them (`f64::DIGITS`).
+/// Two different decimals of up to this many digits are never the same `f64` (`f64::DIGITS`).
 const DIGITS: usize = f64::DIGITS as usize;
-/// Integers of up to this many digits fit a `u64`, or an `i64`, whichever they are.
+/// Integers of up to this many digits fit a `u64` and, with a sign, an `i64`.
 const INTEGER_DIGITS: usize = 18;
-/// Well inside of what an `f64` holds, which ends at 308 and, with fewer digits, at -308.
+/// Exponents up to this size are well inside the range of an `f64`, which ends at 308 and, with fewer digits, at -308.
 const EXPONENT: i32 = 250;
 
-/// How a body counts.
+/// How a body is compared.
 #[derive(Clone, Copy)]
 pub(crate) enum Content<'b> {
     /// Byte by byte.
     Bytes(&'b [u8]),
-    /// As canonical JSON, unless it has a number that would lose digits on the way: then byte by byte.
+    /// As canonical JSON. A body with a number that would lose digits on the way is compared byte by byte.
     Json(&'b [u8]),
 }
 
@@ -28,7 +29,7 @@ impl Content<'_> {
                 let mut json = CanonicalJson::of_parser(hasher);
                 let mut parser = serde_json::Deserializer::from_slice(text);
                 serde_transcode::transcode(&mut parser, &mut json)?;
-                parser.end().map_err(not_json)?;
+                parser.end().map_err(InvalidBody::not_json)?;
                 json.finish()
             }
             Self::Bytes(bytes) | Self::Json(bytes) => {
@@ -40,11 +41,7 @@ impl Content<'_> {
     }
 }
 
-pub(super) fn not_json(error: serde_json::Error) -> InvalidBody {
-    InvalidBody::Serialize(error.to_string())
-}
-
-/// Whether every number of a JSON text is told apart from every other one when it is parsed into a `u64`, `i64` or `f64`.
+/// Whether every number of a JSON text remains different from every other number when it is parsed into a `u64`, `i64` or `f64`.
 /// For a text that is not JSON the answer means nothing.
 fn keeps_its_digits(text: &[u8]) -> bool {
     let mut bytes = text.iter().copied().enumerate();
@@ -135,8 +132,8 @@ mod tests {
         assert!(!keeps_its_digits(br#"["\\", 12345678901234567890]"#));
     }
 
-    /// `script/test` runs this with serde_json's `arbitrary_precision` too, which another crate may turn on: a fingerprint that
-    /// was stored before must still be found.
+    /// `script/test` runs this with serde_json's `arbitrary_precision` too, because another crate may turn it on. A fingerprint
+    /// that was stored before must still be the same.
     #[test]
     fn the_digest_is_the_same_however_serde_json_was_built() {
         let canonical = br#"j{"$serde_json::private::Number":-3,"amount":125e-1,"n":[0,{"a":1}]}"#;
@@ -145,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_refused() {
+    fn a_text_that_is_not_json_is_refused() {
         for text in ["", "{", "{}{}", "[1,]", "nul", "{\"a\":1,\"a\":2}"] {
             assert_eq!(hash(text), None, "{text}");
         }

@@ -1,6 +1,6 @@
-//! Any JSON text at all: bodies of one value in any spelling are one request, of two values two, and no bytes panic.
+//! Properties of any JSON text: all spellings of one value are one request, two values are two requests, and no bytes panic.
 //!
-//! `PROPTEST_CASES` says how many are tried.
+//! `PROPTEST_CASES` is the number of cases.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ fn hash(text: &[u8]) -> Option<Vec<u8>> {
     Some(Content::Json(text).hash_into(Sha256::new()).ok()?.finalize().to_vec())
 }
 
-/// A JSON value by value: a number is digits × 10^exponent without leading and trailing zeros, so that `==` is equality.
+/// A JSON value. A number is digits × 10^exponent without leading and trailing zeros, so that `==` compares by value.
 #[derive(Clone, Debug, PartialEq)]
 enum Json {
     Null,
@@ -34,7 +34,7 @@ fn number(negative: bool, digits: u64, exponent: i32) -> Json {
     Json::Number { negative, digits: kept.to_owned(), exponent: exponent + dropped }
 }
 
-/// Numbers of at most this many digits, however they are spelled.
+/// Numbers of at most this many digits, in any spelling.
 fn any_number(most: u32) -> impl Strategy<Value = Json> {
     let digits = prop_oneof![0..20_u64, 0..10_u64.pow(most.min(19))];
     (any::<bool>(), digits, -8..9_i32).prop_map(|(negative, digits, exponent)| number(negative, digits, exponent))
@@ -59,7 +59,7 @@ fn any_json(most_digits: u32) -> impl Strategy<Value = Json> {
     })
 }
 
-/// Chooses among the spellings of a value: a stream of numbers that never ends.
+/// Chooses among the spellings of a value, by an endless stream of numbers.
 struct Choice(u64);
 
 impl Choice {
@@ -114,7 +114,7 @@ fn spell(json: &Json, choice: &mut Choice, out: &mut String) {
     choice.space(out);
 }
 
-/// The point anywhere within the digits or a zero before them, a zero behind them, an exponent that makes up for it.
+/// Puts the point anywhere within the digits, adds a zero behind them, and chooses the exponent that keeps the value.
 fn spell_number(negative: bool, digits: &str, exponent: i32, choice: &mut Choice) -> String {
     let sign = if negative { "-" } else { "" };
     if digits == "0" {
@@ -174,7 +174,7 @@ fn spelled(json: &Json, seed: u64) -> String {
 }
 
 proptest! {
-    /// 14 digits and the zero behind them are the 15 that an `f64` keeps.
+    /// 14 digits and the added zero are the 15 digits that an `f64` keeps.
     #[test]
     fn all_spellings_of_a_value_are_one_request(json in any_json(14), one: u64, other: u64) {
         let (one, other) = (spelled(&json, one), spelled(&json, other));
@@ -183,7 +183,7 @@ proptest! {
         prop_assert_eq!(fingerprint, hash(other.as_bytes()), "{} {}", one, other);
     }
 
-    /// Also where there are more digits than an `f64` keeps: then it is the bytes that differ.
+    /// With more digits than an `f64` keeps, the bytes differ.
     #[test]
     fn two_values_are_two_requests(one in any_json(19), other in any_json(19), seeds: (u64, u64)) {
         prop_assume!(one != other);
@@ -193,7 +193,7 @@ proptest! {
         prop_assert_ne!(fingerprint, hash(other.as_bytes()), "{} {}", one, other);
     }
 
-    /// The nearest neighbours there are: one unit in the last place, one power of ten, the sign.
+    /// The nearest neighbours: one unit in the last place, one power of ten, the sign.
     #[test]
     fn numbers_that_are_next_to_each_other_are_two_requests(
         digits in prop_oneof![1..1_000_u64, 1..10_u64.pow(16), 10_u64.pow(15)..10_u64.pow(19)],
@@ -217,7 +217,7 @@ proptest! {
         ],
         cut in 0..64_usize,
     ) {
-        // JSON is refused for two members of one name only, which takes an object.
+        // JSON is refused only for two members of one name, which an object must contain.
         let json = serde_json::from_slice::<serde_json::Value>(&bytes).is_ok();
         prop_assert!(!json || hash(&bytes).is_some() || bytes.contains(&b'{'), "{:?}", String::from_utf8_lossy(&bytes));
         let _ = hash(&bytes[..bytes.len().min(cut)]);

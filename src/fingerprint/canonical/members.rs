@@ -1,26 +1,26 @@
-//! The members of objects that are not closed yet, to be sorted.
+//! The members of open objects, which are sorted when their object closes.
 
 use std::ops::Range;
 
-use super::canonical::InvalidBody;
+use crate::fingerprint::invalid_body::InvalidBody;
 
-/// All open objects, the innermost one last. One for a whole body, so that an object of its own costs no memory of its own.
+/// All open objects, the innermost one last. They share these buffers, so that no object allocates.
 #[derive(Default)]
 pub(super) struct OpenObjects {
     count: usize,
     members: Vec<Member>,
-    /// The names as they are sorted: unescaped, one after the other.
+    /// The unescaped names by which members are sorted, one after the other.
     names: Vec<u8>,
     sorted: Vec<u8>,
 }
 
 struct Member {
     name: Range<usize>,
-    /// `"name":value`, in the text.
+    /// The place of `"name":value` in the text.
     text: Range<usize>,
 }
 
-/// Where an object begins: in the text, and among the members and names.
+/// The beginning of an object: in the text, among the members, and among the names.
 #[derive(Clone, Copy)]
 pub(super) struct Opened {
     pub(super) at: usize,
@@ -54,24 +54,24 @@ impl OpenObjects {
         self.members.push(Member { name: from..self.names.len(), text: at..at });
     }
 
-    /// To be called when no object inside of the member's value is open any more.
+    /// Call this when no object inside the member's value is open any more.
     pub(super) fn end_member(&mut self, at: usize) {
         if let Some(member) = self.members.last_mut() {
             member.text.end = at;
         }
     }
 
-    /// Name and text of the member of an object that has but one.
+    /// The name and the text of the member of an object that has exactly one.
     pub(super) fn only_member<'t>(&self, object: Opened, text: &'t [u8]) -> Option<(&[u8], &'t [u8])> {
         let [member] = &self.members[object.members..] else { return None };
         Some((&self.names[member.name.clone()], &text[member.text.clone()]))
     }
 
-    /// Puts the innermost object's members in order, whose text ends with the last of them.
+    /// Sorts the members of the innermost object. The text ends with its last member.
     pub(super) fn sort(&mut self, object: Opened, text: &mut Vec<u8>) -> Result<(), InvalidBody> {
         let Self { members, names, sorted, .. } = self;
         let members = &mut members[object.members..];
-        // UTF-8 keeps the order of code points.
+        // The order of UTF-8 bytes is the order of code points.
         let name = |member: &Member| &names[member.name.clone()];
         if members.is_sorted_by(|a, b| name(a) < name(b)) {
             return Ok(());

@@ -1,19 +1,18 @@
-//! Numbers in canonical form: one text for one value, whatever type or text it came in.
+//! Numbers in canonical form: one value has one text, in whatever type or spelling it comes.
 
 use std::io::Write;
 
-/// Integers of up to this many digits are written out; 40 is more than the 39 of the largest `u128`, so that no integer
-/// type needs the exponent form.
+/// Integers of up to this many digits are written out. The largest `u128` has 39, so no integer type needs the exponent form.
 const PLAIN_DIGITS: i64 = 40;
 
-/// Powers of ten for [`short_decimal`]: amounts have two to four decimals, and each power that fails costs a division.
+/// The powers of ten that [`short_decimal`] tries. Amounts have up to four decimals, and each try costs a division.
 const POWERS: [f64; 5] = [1.0, 1e1, 1e2, 1e3, 1e4];
-/// Two decimals of up to 15 digits are never the same `f64` (`f64::DIGITS`).
+/// Two different decimals of up to 15 digits are never the same `f64` (`f64::DIGITS`).
 const TELLING: f64 = 1e15;
 
-/// Writes an `f64` in its shortest round-trip digits, which are those of `{:e}`. Where two of that length are equally near,
-/// as for 1125899906842624.25, std takes the upper one and serde_json (by ryu, or zmij) the even one: theirs would be other
-/// fingerprints.
+/// Writes an `f64` in its shortest round-trip digits, as `{:e}` has them. If two texts of that length are equally near, as for
+/// 1125899906842624.25, std takes the upper one; serde_json (by ryu, or zmij) takes the even one, and so would give another
+/// fingerprint.
 pub(super) fn write_f64(out: &mut Vec<u8>, value: f64) {
     let Some((digits, decimals)) = short_decimal(value) else { return write_float(out, format_args!("{value:e}")) };
     write_integer(out, digits);
@@ -23,10 +22,10 @@ pub(super) fn write_f64(out: &mut Vec<u8>, value: f64) {
     }
 }
 
-/// The decimal of few digits that a float was most likely made from, without trailing zeros after its point.
+/// The short decimal from which a float was most likely made, as its digits and the number of its decimals.
 ///
-/// Division rounds to the nearest `f64`, as a parser does: a quotient of `value` says that *digits / power* is read as
-/// `value`. And no other decimal of 15 digits is, so there is none that is as short.
+/// Division rounds to the nearest `f64`, as a parser does. So if *digits / power* is `value`, a parser reads that decimal as
+/// `value`; and it reads no other decimal of up to 15 digits as `value`, so none is as short.
 fn short_decimal(value: f64) -> Option<(i64, usize)> {
     POWERS.iter().enumerate().find_map(|(decimals, power)| {
         let digits = (value * power).round();
@@ -38,7 +37,7 @@ pub(super) fn write_integer(out: &mut Vec<u8>, value: impl itoa::Integer) {
     out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
-/// Writes an `f64` or `f32`, both in their shortest round-trip digits, which is what `{:e}` gives.
+/// Writes an `f64` or `f32` from its `{:e}`, which has the shortest round-trip digits of the type.
 pub(super) fn write_float(out: &mut Vec<u8>, scientific: std::fmt::Arguments<'_>) {
     // A sign, 17 digits, a point, `e`, a sign and 3 digits fit easily.
     let mut text = [0_u8; 40];
@@ -51,9 +50,9 @@ pub(super) fn write_float(out: &mut Vec<u8>, scientific: std::fmt::Arguments<'_>
 
 /// Writes a decimal number of any length from its JSON text, by value: `1`, `1.0`, `10e-1` all become `1`.
 ///
-/// The value is *digits × 10^exponent* with neither leading nor trailing zeros in the digits. It is written as plain digits
-/// where it is an integer of at most [`PLAIN_DIGITS`], else as `<digits>e<exponent>`. A text whose exponent does not fit an
-/// `i64` is written as it is: it can meet no other number's form, because no other form has such an exponent.
+/// The value is *digits × 10^exponent*, without leading or trailing zeros in the digits. An integer of at most [`PLAIN_DIGITS`]
+/// is written as plain digits, any other value as `<digits>e<exponent>`. A text whose exponent does not fit an `i64` is written
+/// unchanged; it equals no other number's form, because no other form has such an exponent.
 pub(super) fn write_decimal(out: &mut Vec<u8>, text: &str) {
     let (negative, unsigned) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -61,7 +60,7 @@ pub(super) fn write_decimal(out: &mut Vec<u8>, text: &str) {
     };
     let (mantissa, exponent) = unsigned.split_once(['e', 'E']).unwrap_or((unsigned, "0"));
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    // The digits are those of `whole` and then of `fraction`; zeros go from either end.
+    // The digits are those of `whole`, then those of `fraction`. Zeros at either end are cut off.
     let (mut whole, mut digits) = (whole.trim_start_matches('0'), fraction.trim_end_matches('0'));
     let mut trailing = fraction.len() - digits.len();
     if digits.is_empty() {

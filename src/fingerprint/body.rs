@@ -1,0 +1,36 @@
+//! Anything that has a fingerprint.
+
+use serde::Serialize;
+
+use super::digest::Fingerprint;
+use super::invalid_body::InvalidBody;
+
+/// A body that has a fingerprint: any [`Serialize`] value, as canonical JSON, or a [`Fingerprint`] that was made before.
+///
+/// The trait is sealed: there are no other implementations.
+pub trait Body: sealed::Sealed {
+    /// The fingerprint of this body.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidBody`], as for [`Fingerprint::of_json`]. A ready fingerprint gives no error.
+    fn fingerprint(&self) -> Result<Fingerprint, InvalidBody>;
+}
+
+impl<T: Serialize + ?Sized> Body for T {
+    fn fingerprint(&self) -> Result<Fingerprint, InvalidBody> {
+        Fingerprint::of_json(self)
+    }
+}
+
+impl Body for Fingerprint {
+    fn fingerprint(&self) -> Result<Fingerprint, InvalidBody> {
+        Ok(*self)
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl<T: serde::Serialize + ?Sized> Sealed for T {}
+    impl Sealed for super::Fingerprint {}
+}
