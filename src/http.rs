@@ -5,7 +5,7 @@
 //! use axum::{Router, http::StatusCode, routing::post};
 //! use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
 //!
-//! /// Put into the request by the authentication, further out.
+//! /// The authentication, further out, puts this into the request.
 //! #[derive(Clone)]
 //! struct Account(String);
 //!
@@ -32,119 +32,109 @@
 //!
 //! The first rule that applies decides.
 //!
-//! 1. A method that is [not covered](IdempotencyLayer::with_methods) (POST and PATCH are): the handler, untouched.
-//! 2. No key, where [none is required](IdempotencyLayer::with_optional_key): the handler, unprotected.
-//! 3. The scope's function fails: its own response.
-//! 4. No key: 400 `missing-key`. One that is malformed, or several: 400 `malformed-key`. `"abc"` and `abc` are one key.
-//! 5. The body is over its limit: 413. It breaks off: 400. Nothing was claimed so far, however slow the upload was.
-//! 6. From here on the run is a task of its own: **a client that hangs up changes nothing**, and finds the answer when it
-//!    asks again. Too many runs are under way: 503 `overloaded`. The key is claimed. The database is away: 503, never an
-//!    unprotected run. It refuses what a repeat would ask for again, or its table is missing: 500.
-//! 7. The key came with another request (method, path with query, content type, body, or [what you
-//!    chose](#what-makes-two-requests-the-same)): 422 `key-reused`. Also while the first is in flight, if it is under a lease
-//!    or in this process; what another process does in a transaction cannot be seen before that commits, and is *in flight*
-//!    until then.
-//! 8. The first request is in flight: 409 `in-flight` with `Retry-After`; or a [bounded wait](IdempotencyLayer::with_in_flight)
-//!    that holds no connection.
-//! 9. Its outcome is unknown, or it failed as often as it may: 409 `indeterminate`, 409 `exhausted`.
-//! 10. It was answered: **that answer**, with `Idempotency-Replayed: true`, which a first response never has: the status, the
-//!     [allowed headers](IdempotencyLayer::with_replayed_header), the same bytes. Where it was not kept (too large, a stream,
-//!     a secret): 409 `not-replayable`, and nothing runs.
-//! 11. Otherwise the handler performs. Its response
-//!     - **below 400** is stored with the key and committed, and then sent. A commit that fails is a 500 where the database has
-//!       refused it (a deferred constraint), and a 503 where a repeat may succeed or the connection was lost.
-//!     - of a [chosen status](IdempotencyLayer::with_stored_errors), "card declined", is stored too; what it wrote is undone.
-//!     - of any other status, an error, a panic and a handler that takes [too
-//!       long](IdempotencyLayer::with_run_timeout) undo all and free the key: a corrected request may use it.
+//! 1. The layer does not [cover](IdempotencyLayer::with_methods) the method: the handler gets the request unchanged. By default
+//!    the layer covers POST and PATCH.
+//! 2. The key is missing, and it is [optional](IdempotencyLayer::with_optional_key): the handler runs, unprotected.
+//! 3. The scope function returns an error: that is the response.
+//! 4. The key is missing: 400 `missing-key`. It is malformed, or there are several: 400 `malformed-key`. `"abc"` and `abc` are
+//!    the same key.
+//! 5. The body is over its limit: 413. It breaks off: 400. Up to here nothing is claimed, however slow the upload is.
+//! 6. The request becomes a *run*, which is a task of its own: **a client that hangs up changes nothing**, and gets the answer
+//!    when it asks again. With too many runs the answer is a 503 `overloaded`. The run claims the key. If the database is
+//!    unreachable, the answer is a 503, and the handler never runs unprotected. If the database refuses a statement that a
+//!    retry would send again, or the table is missing, the answer is a 500.
+//! 7. The key came with another request, which differs in method, path with query, content type or body, or in [the parts that
+//!    you choose](#what-makes-two-requests-the-same): 422 `key-reused`. This is also the answer while the first request is in
+//!    flight, if it runs under a lease or in this process. A transaction of another process is invisible until it commits, so
+//!    the answer is `in-flight` until then.
+//! 8. The first request is in flight: 409 `in-flight` with `Retry-After`, or a [bounded
+//!    wait](IdempotencyLayer::with_in_flight) that holds no connection.
+//! 9. The outcome of the first request is unknown, or it failed as often as it may: 409 `indeterminate`, 409 `exhausted`.
+//! 10. The first request was answered: **the same answer**, with the same status, the [allowed
+//!     headers](IdempotencyLayer::with_replayed_header) and the same bytes. Only a replay has `Idempotency-Replayed: true`. If
+//!     the response was not stored (too large, a stream, a secret): 409 `not-replayable`, and the handler does not run.
+//! 11. Otherwise the handler runs. A response
+//!     - **below 400** is stored with the key, committed, and then sent. A commit that fails is a 500 if the database refuses
+//!       it (a deferred constraint), and a 503 if a retry may succeed or the connection was lost.
+//!     - of a [chosen status](IdempotencyLayer::with_stored_errors), such as "card declined", is stored, too. The handler's
+//!       writes are undone.
+//!     - of any other status undoes everything and frees the key, so that a corrected request may use it. So do an error, a
+//!       panic, and a handler that takes [too long](IdempotencyLayer::with_run_timeout).
 //!
-//! Rejections are `application/problem+json`; [`Rejection`] has the table. They can be told [in another
-//! way](IdempotencyLayer::with_rejection).
+//! Rejections are `application/problem+json`, or take [another form](IdempotencyLayer::with_rejection). [`Rejection`] lists
+//! them.
 //!
 //! # Transactional or leased
 //!
-//! [`IdempotencyLayer::transactional`] is for effects in this database. The handler takes the layer's transaction, an
-//! [`IdempotentTx`], and key, effects and response commit together, before the first byte is sent: exactly once. A handler that
-//! succeeds under a key without having taken it is a mistake, a 500 and not stored: what it wrote elsewhere would not commit
-//! with the key. For handlers without effects in this database, say
-//! [`with_optional_transaction`](IdempotencyLayer::with_optional_transaction).
+//! [`IdempotencyLayer::transactional`] is for effects in this database. The handler takes the layer's transaction as an
+//! [`IdempotentTx`]. Key, effects and response commit together, exactly once, before the first byte is sent.
 //!
-//! [`IdempotencyLayer::leased`] is for handlers that call the outside. The claim is committed first, the handler runs under a
-//! lease that renews itself, and the response is stored afterwards, as [`lease`](crate::lease) says: at least once or at most
-//! once, by your choice. Rule 11 holds, with this difference: what was done outside is not undone. At least once, an error
-//! frees the key. **At most once it leaves the key indeterminate**, whatever the status and also when an extractor has refused
-//! the request, unless the response says [`NotPerformed`], or the handler was to say when its effect
-//! [begins](IdempotencyLayer::with_explicit_begin) and has not.
+//! [`IdempotencyLayer::leased`] is for effects outside. The claim is committed first, the handler runs under a
+//! [`lease`](crate::lease) that renews itself, and the response is stored afterwards. By your choice of a policy this is at
+//! least once or at most once. Rule 11 applies, except that effects outside are not undone. At least once, an error frees the
+//! key. **At most once, an error leaves the key indeterminate**, whatever its status, and even if an extractor has refused the
+//! request. There are two exceptions: the response has [`NotPerformed`] in its extensions, or the layer has an [explicit
+//! begin](IdempotencyLayer::with_explicit_begin) that the handler has not reached.
 //!
 //! # Where to put it
 //!
-//! From the outside in: authentication, limits of size and rate, checks of signatures, **this layer**, the handler. What is
-//! outside runs for a replay too, so a user whose access was revoked reads nothing; what is inside does not. Compression
-//! belongs outside, or the stored body is a compressed one; so does a time-out, whose 408 or 504 then leaves the run alone.
-//! **What retries the handler belongs outside too**: inside, its second attempt would write into the transaction that still
-//! has the first one's writes. So the transaction is lent once for each request; a second take is refused, and
-//! nothing is committed.
-//! In axum add it by `Router::route_layer`, where the matched route is known and unknown paths stay a 404; elsewhere name the
-//! operation by [`with_route`](IdempotencyLayer::with_route). **Give it the feature `axum` there:** without it a nested router
-//! hides the front of the path, and with it whose account a request is for.
+//! From the outside in: authentication, limits of size and rate, signature checks, **this layer**, the handler. A layer outside
+//! also runs for a replay, so a user whose access was revoked reads nothing; a layer inside does not. Compression belongs
+//! outside, or the stored body is compressed. A time-out belongs outside, where its 408 or 504 leaves the run alone. **Code
+//! that retries the handler belongs outside**: inside, the second attempt would write into a transaction that still has the
+//! first one's writes, so it gets no transaction, and nothing is committed.
 //!
-//! A run is a task of its own, with the span of its request. **Task-locals of layers further out are not there**
-//! (`tokio::task_local!`): hand over by the request's extensions what the handler needs, or set the task-local inside of this
-//! layer.
+//! In axum add the layer with `Router::route_layer`: there the matched route names the operation, and unknown paths stay a 404.
+//! **Enable the feature `axum`**, without which a nested router hides the front of the path. Elsewhere name the operation with
+//! [`with_route`](IdempotencyLayer::with_route).
+//!
+//! A run has the span of its request, but **not the task-locals of the layers outside** (`tokio::task_local!`). Pass such values
+//! in the request's extensions, or set the task-local inside this layer.
+//!
+//! The handler gets the request with its whole body. The extensions have the [`Key`](crate::Key), if there is one, and what
+//! the extractors [`IdempotentTx`] and [`IdempotentLease`] take. A panic of the handler continues on the connection's task: the
+//! client sees a cut connection, or the answer of a `CatchPanicLayer` further out.
 //!
 //! # gRPC
 //!
-//! A unary call is a POST whose status is at its end, in the trailers. So the layer reads a response of `application/grpc` to
-//! its end before it commits, with a key and without, kept or not: a call that fails is undone. One that does not come to its
-//! status within a second or 4 MiB is a 500, and undone as well, so long streams do not belong behind the layer. With gRPC-Web,
-//! put the translation outside: inside, the status is in the body, where the layer does not look.
+//! A unary call is a POST whose status comes last, in the trailers. Before it commits, the layer therefore reads a response of
+//! `application/grpc` to its end, with or without a key, and undoes a call that fails. A response that does not reach its
+//! status within a second or 4 MiB is a 500 and undone, so long streams do not belong behind the layer. Put a translation of
+//! gRPC-Web outside: inside, the status would be in the body, where the layer does not look.
 //!
 //! # What makes two requests the same
 //!
-//! Under one key, a request with another method, path, query, content type or body is another request, and refused. Other
-//! headers do not count. **A handler whose effect or answer depends on another header** (an account, a currency) needs
-//! [`with_fingerprinted_header`](IdempotencyLayer::with_fingerprinted_header), or one account gets the other's response; where
-//! it says whose the request is, it belongs into the scope. For clients that build the body anew for each attempt there are
-//! [`with_canonical_json`](IdempotencyLayer::with_canonical_json) and, for bodies with a timestamp,
-//! [`with_json_without`](IdempotencyLayer::with_json_without); [`with_fingerprint`](IdempotencyLayer::with_fingerprint) is the
-//! choice as a whole. A fingerprint is of one choice: after a change of it, a request that repeats one from before is refused
-//! until its key expires, and never gets a response that was meant for another.
+//! By default: method, path with query, content type and body. Other headers do not count. **If the effect or the answer depends
+//! on another header** (an account, a currency), use [`with_fingerprinted_header`](IdempotencyLayer::with_fingerprinted_header),
+//! or one account gets the response of another. A header that identifies the client belongs into the scope. For clients that
+//! build the body anew for each attempt there are [`with_canonical_json`](IdempotencyLayer::with_canonical_json),
+//! [`with_json_without`](IdempotencyLayer::with_json_without) and [`with_fingerprint`](IdempotencyLayer::with_fingerprint).
+//! After a change of this choice, a repeat of an earlier request is refused until its key expires, and never gets the response
+//! of another request.
 //!
-//! # What the handler gets
+//! # Runs
 //!
-//! The request, with its body whole. In its extensions, what the extractors [`IdempotentTx`] and [`IdempotentLease`] take, and
-//! the [`Key`](crate::Key), where there is one. A panic of the handler's stays a panic, on the connection's task: a client
-//! sees a cut connection, or what a `CatchPanicLayer` further out makes of it.
-//!
-//! # Bounds
-//!
-//! A run outlives its client, so what bounds connections or requests further out does not bound runs. The layer does, in number
-//! and in time: [`with_max_runs`](IdempotencyLayer::with_max_runs), 32 for each connection of the pool by default, beyond
-//! which a request is a 503 `overloaded`; and [`with_run_timeout`](IdempotencyLayer::with_run_timeout), 5 minutes by default,
-//! after which the handler is dropped and the answer is a 503 `timed-out`.
-//!
-//! # Shutdown
-//!
-//! A run goes on without its client, so the server's own graceful shutdown does not wait for it. Wait for
-//! [`Runs::finished`] after it, and end within a time-out: what is cut off is rolled back, or its lease lapses.
+//! A run outlives its client, so no limit further out bounds runs. The layer bounds their number, by default to [32 for each
+//! connection of the pool](IdempotencyLayer::with_max_runs), and their time, by default to [5
+//! minutes](IdempotencyLayer::with_run_timeout). A graceful shutdown of the server does not wait for them either: after it, wait
+//! for [`Runs::finished`].
 //!
 //! # Costs
 //!
-//! Over the bare handler in a transaction of its own: two round trips, a task, and both bodies in memory, each to its limit
-//! of 1 MiB. A replay is four round trips: begin, claim, look, rollback; one with
-//! [`with_select_first`](IdempotencyLayer::with_select_first), and a first call one fewer with
-//! [`with_fewest_round_trips`](IdempotencyLayer::with_fewest_round_trips). `docs/http.md` has the measurements, and the draft's
-//! requirements one by one.
+//! Compared with the handler in a transaction of its own, a first call costs two more round trips, a task, and memory for both
+//! bodies. A replay takes four round trips (begin, claim, look, rollback), or one with
+//! [`with_select_first`](IdempotencyLayer::with_select_first).
+//! [`with_fewest_round_trips`](IdempotencyLayer::with_fewest_round_trips) saves a first call one round trip. `docs/http.md` has
+//! measurements, and compares the layer with the draft, requirement by requirement.
 
 mod body;
 mod conclusion;
 mod fingerprint_choice;
-mod grpc;
 mod handler;
 mod key_header;
 mod layer;
 mod leased;
 mod local_in_flight;
-mod misconfigured;
 mod problem;
 mod rejection;
 mod replay;
@@ -161,9 +151,8 @@ pub(crate) use fingerprint_choice::plain_fingerprint;
 pub use key_header::{IDEMPOTENCY_KEY, MalformedKey, key_value};
 pub use layer::{IdempotencyLayer, InvalidSetting};
 pub use leased::{IdempotentLease, Leased, NoLease};
-pub use misconfigured::Misconfigured;
 pub use problem::{PROBLEM_TYPE, problem, processing};
-pub use rejection::Rejection;
+pub use rejection::{Misconfigured, Rejection};
 #[cfg(feature = "testing")]
 pub(crate) use replay::plain_response;
 pub use replay::{IDEMPOTENCY_REPLAYED, Seal};

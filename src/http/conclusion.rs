@@ -3,18 +3,20 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Response;
+use http::{HeaderMap, HeaderValue, Response, header};
 
 use super::body::{LayerBody, Limit, Read, read};
-use super::grpc;
-use super::handler::{RunError, caught};
-use super::misconfigured::Misconfigured;
-use super::replay::{sealed, to_record};
+use super::handler::{Unanswered, caught};
+use super::rejection::Misconfigured;
+use super::replay::{GRPC_STATUS, sealed, to_record};
 use super::settings::Settings;
 use crate::{BoxError, Key, record};
 
 /// A response of unknown length that does not end within this time counts as a stream. The transaction is open meanwhile.
 const STREAM_TIME: Duration = Duration::from_secs(1);
+/// The layer reads this much of a gRPC response to reach its status, which comes last. gRPC implementations accept messages of
+/// up to 4 MiB by default; the last KiB is for the frame.
+const GRPC_LIMIT: usize = 4 * 1024 * 1024 + 1024;
 
 /// Put this into the extensions of a response that the layer sends and must not store. With axum:
 /// `(Extension(NoStore), secret).into_response()`.
@@ -40,7 +42,7 @@ pub(super) async fn conclude<R, E>(
     settings: &Settings,
     key: Option<&Key>,
     response: Response<R>,
-) -> Result<Conclusion<R>, RunError<E>>
+) -> Result<Conclusion<R>, Unanswered<E>>
 where
     R: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
 {
@@ -54,7 +56,7 @@ where
 {
     let status = response.status();
     let undo = key.is_some() && settings.stored_errors.contains(&status);
-    let failed = status.as_u16() >= 400 || grpc::is_failure(response.headers());
+    let failed = status.as_u16() >= 400 || grpc_failed(response.headers());
     if failed && !undo {
         return Ok(Conclusion::Free { response: response.map(LayerBody::untouched) });
     }
@@ -62,9 +64,9 @@ where
     // An upgraded connection cannot be replayed.
     let storable = !settings.no_store && parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
     let storing_key = key.filter(|_| storable);
-    let body = if grpc::has_status_in_trailers(&parts.headers) {
+    let body = if grpc_status_is_in_trailers(&parts.headers) {
         // Read to its end even if it is not stored: a failed call says so last, and must not be committed by then.
-        match read_up_to(body, settings.response_limit.max(grpc::GRPC_LIMIT)).await? {
+        match read_up_to(body, settings.response_limit.max(GRPC_LIMIT)).await? {
             Read::Unfinished(_) => return Err(Misconfigured::GrpcStatusTooLate),
             whole => whole,
         }
@@ -80,7 +82,7 @@ where
             return Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo });
         }
     };
-    if trailers.as_ref().is_some_and(grpc::is_failure) {
+    if trailers.as_ref().is_some_and(grpc_failed) {
         return Ok(Conclusion::Free { response: Response::from_parts(parts, LayerBody::whole(data, trailers)) });
     }
     let stored_body = match storing_key {
@@ -100,4 +102,14 @@ where
 {
     let limit = Limit { bytes, time: Some(STREAM_TIME) };
     read(body, limit).await.map_err(|error| Misconfigured::BrokenResponse(error.into().to_string()))
+}
+
+fn grpc_status_is_in_trailers(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    content_type.is_some_and(|value| value.starts_with(b"application/grpc")) && !headers.contains_key(GRPC_STATUS)
+}
+
+/// Whether these headers or trailers say that a gRPC call failed, although its HTTP status is 200.
+fn grpc_failed(fields: &HeaderMap) -> bool {
+    fields.get(GRPC_STATUS).is_some_and(|status| status != "0")
 }

@@ -31,13 +31,6 @@ use crate::{Deployment, InvalidDuration};
 ///     layer.with_select_first(true) // a setting of `Transactional`
 /// }
 /// ```
-///
-/// ```compile_fail,E0599
-/// # use pg_idempotency::http::{IdempotencyLayer, Transactional};
-/// fn wrong(layer: IdempotencyLayer<Transactional>) -> IdempotencyLayer<Transactional> {
-///     layer.with_explicit_begin(true) // a setting of `Leased`
-/// }
-/// ```
 #[derive(Clone)]
 pub struct IdempotencyLayer<M = Transactional> {
     settings: Settings,

@@ -14,19 +14,13 @@ use tokio::time::{Instant, timeout_at};
 use crate::claim::RETRY_AFTER;
 use crate::{Error, Fingerprint, InFlight, Key};
 
-type Keys = Mutex<HashMap<Key, Performing>>;
+/// For each key the fingerprint of its request, and a channel that closes when the request has ended.
+type Keys = Mutex<HashMap<Key, (Fingerprint, watch::Receiver<()>)>>;
 
 /// Shared by a layer and its clones.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LocalInFlight {
     keys: Arc<Keys>,
-}
-
-#[derive(Clone, Debug)]
-struct Performing {
-    fingerprint: Fingerprint,
-    /// Closed when the request has ended.
-    ended: watch::Receiver<()>,
 }
 
 /// While this value lives, duplicates of its request are refused or delayed.
@@ -49,16 +43,16 @@ impl LocalInFlight {
             InFlight::Reject => None,
             InFlight::Wait(limit) => Some(Instant::now() + limit),
         };
-        while let Some(mut other) = self.find(key) {
-            if other.fingerprint != fingerprint {
+        while let Some((first, mut ended)) = self.find(key) {
+            if first != fingerprint {
                 return Err(Error::KeyReused { key: key.clone() });
             }
-            let ended = match deadline {
+            let has_ended = match deadline {
                 None => false,
                 // Nothing is ever sent: this returns when the sender is dropped.
-                Some(at) => timeout_at(at, other.ended.changed()).await.is_ok(),
+                Some(at) => timeout_at(at, ended.changed()).await.is_ok(),
             };
-            if !ended {
+            if !has_ended {
                 return Err(Error::InFlight { retry_after: RETRY_AFTER });
             }
         }
@@ -68,7 +62,7 @@ impl LocalInFlight {
         })
     }
 
-    fn find(&self, key: &Key) -> Option<Performing> {
+    fn find(&self, key: &Key) -> Option<(Fingerprint, watch::Receiver<()>)> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 
@@ -81,7 +75,7 @@ impl LocalInFlight {
             Entry::Occupied(_) => None,
             Entry::Vacant(vacant) => {
                 let (ending, ended) = watch::channel(());
-                vacant.insert(Performing { fingerprint, ended });
+                vacant.insert((fingerprint, ended));
                 Some(Registered { keys: self.keys.clone(), key: key.clone(), _ended: ending })
             }
         }

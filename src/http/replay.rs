@@ -4,9 +4,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, response};
 
 use super::body::LayerBody;
-use super::grpc::GRPC_STATUS;
-use super::misconfigured::Misconfigured;
-use super::rejection::Rejection;
+use super::rejection::{Misconfigured, Rejection};
 use crate::{BoxError, Key, record};
 
 /// `Idempotency-Replayed`: `true` on every replay, absent from every other response.
@@ -51,6 +49,8 @@ const NEVER_REPLAYED: [HeaderName; 15] = [
     HeaderName::from_static("keep-alive"),
     IDEMPOTENCY_REPLAYED,
 ];
+
+pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 pub(super) fn may_be_replayed(name: &HeaderName) -> bool {
     !NEVER_REPLAYED.contains(name)
@@ -102,15 +102,16 @@ pub(super) fn to_record(
     // `StatusCode` is at most 999.
     let status = Some(parts.status.as_u16().cast_signed());
     let Some((body, trailers)) = body else { return record::Response { status, headers: None, body: None } };
-    let fields = |fields: &HeaderMap, section: Section| -> Vec<Field> {
-        let kept = fields.iter().filter(|(name, _)| replayed.contains(name));
-        kept.map(|(name, value)| Field(name.as_str().to_owned(), text_of(value), section)).collect()
-    };
-    let mut headers = fields(&parts.headers, Section::Header);
-    headers.extend(trailers.into_iter().flat_map(|trailers| fields(trailers, Section::Trailer)));
-    let headers: Vec<_> = headers.iter().map(Field::parts).collect();
+    let headers = parts.headers.iter().map(|(name, value)| (name, value, None));
+    let trailers = trailers.into_iter().flatten().map(|(name, value)| (name, value, Some("trailer".to_owned())));
+    // `[name, value]` for a header, `[name, value, "trailer"]` for a trailer.
+    let fields: Vec<Vec<String>> = headers
+        .chain(trailers)
+        .filter(|(name, ..)| replayed.contains(name))
+        .map(|(name, value, section)| [name.to_string(), text_of(value)].into_iter().chain(section).collect())
+        .collect();
     // Lists of strings always have a JSON form.
-    record::Response { status, headers: serde_json::to_string(&headers).ok(), body: Some(body) }
+    record::Response { status, headers: serde_json::to_string(&fields).ok(), body: Some(body) }
 }
 
 /// The record that a layer with default settings makes of a response.
@@ -129,65 +130,33 @@ pub(super) fn replay<B>(
     seal: Option<&dyn Seal>,
 ) -> Result<Response<LayerBody<B>>, Rejection> {
     let status = stored.status.and_then(|status| StatusCode::from_u16(status.cast_unsigned()).ok());
-    let not_replayable = Rejection::NotReplayable { status };
-    let Some(body) = stored.body else { return Err(not_replayable) };
+    let not_replayable = || Rejection::NotReplayable { status };
+    let body = stored.body.ok_or_else(not_replayable)?;
     let mut response = Response::new(());
-    let mut trailers: Option<HeaderMap> = None;
-    let body = match (status, stored.headers) {
-        (Some(status), Some(fields)) => {
-            *response.status_mut() = status;
-            for Field(name, value, section) in fields_of(&fields).ok_or(not_replayable.clone())? {
-                let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value_of(&value)) else {
-                    return Err(not_replayable);
-                };
-                match section {
-                    Section::Header => response.headers_mut().append(name, value),
-                    Section::Trailer => trailers.get_or_insert_default().append(name, value),
-                };
-            }
-            opened(key, body, seal).ok_or(not_replayable)?
-        }
-        // An operator has resolved the operation with a JSON value, which is never sealed.
-        _ => {
-            response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-            body
-        }
-    };
     response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+    let Some((status, fields)) = status.zip(stored.headers) else {
+        // An operator has resolved the operation with a JSON value, which is never sealed.
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        return Ok(response.map(|()| LayerBody::whole(Bytes::from(body), None)));
+    };
+    *response.status_mut() = status;
+    let trailers = restore(&fields, response.headers_mut()).ok_or_else(not_replayable)?;
+    let body = opened(key, body, seal).ok_or_else(not_replayable)?;
     Ok(response.map(|()| LayerBody::whole(Bytes::from(body), trailers)))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Section {
-    Header,
-    Trailer,
-}
-
-/// Stored as `[name, value]`, or as `[name, value, "trailer"]`.
-#[derive(Debug, PartialEq, Eq)]
-struct Field(String, String, Section);
-
-impl Field {
-    fn parts(&self) -> Vec<&str> {
-        let mut parts = vec![&*self.0, &*self.1];
-        if self.2 == Section::Trailer {
-            parts.push("trailer");
-        }
-        parts
+/// Adds the stored headers to `headers` and returns the trailers. `None` if the stored text is not what [`to_record`] writes.
+fn restore(json: &str, headers: &mut HeaderMap) -> Option<Option<HeaderMap>> {
+    let mut trailers: Option<HeaderMap> = None;
+    for field in serde_json::from_str::<Vec<Vec<String>>>(json).ok()? {
+        let (name, value, section) = match &field[..] {
+            [name, value] => (name, value, &mut *headers),
+            [name, value, ..] => (name, value, trailers.get_or_insert_default()),
+            _ => return None,
+        };
+        section.append(name.parse::<HeaderName>().ok()?, value_of(value)?);
     }
-}
-
-fn fields_of(json: &str) -> Option<Vec<Field>> {
-    let fields: Vec<Vec<String>> = serde_json::from_str(json).ok()?;
-    fields
-        .into_iter()
-        .map(|field| {
-            let mut parts = field.into_iter();
-            let (name, value) = (parts.next()?, parts.next()?);
-            let section = if parts.next().is_some() { Section::Trailer } else { Section::Header };
-            Some(Field(name, value, section))
-        })
-        .collect()
+    Some(trailers)
 }
 
 /// One character for each byte, as in ISO 8859-1: a header value may contain any byte from 0x80, and JSON only Unicode.
@@ -195,9 +164,9 @@ fn text_of(value: &HeaderValue) -> String {
     value.as_bytes().iter().copied().map(char::from).collect()
 }
 
-fn value_of(text: &str) -> Result<HeaderValue, ()> {
+fn value_of(text: &str) -> Option<HeaderValue> {
     let bytes: Result<Vec<u8>, _> = text.chars().map(u8::try_from).collect();
-    HeaderValue::from_bytes(&bytes.map_err(drop)?).map_err(drop)
+    HeaderValue::from_bytes(&bytes.ok()?).ok()
 }
 
 #[cfg(test)]

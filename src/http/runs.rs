@@ -18,9 +18,7 @@ pub struct Runs {
 }
 
 /// One run, for as long as this value lives.
-pub(super) struct CountedRun {
-    count: Arc<watch::Sender<usize>>,
-}
+pub(super) struct CountedRun(Runs);
 
 impl Default for Runs {
     fn default() -> Self {
@@ -50,12 +48,12 @@ impl Runs {
             *count += usize::from(fits);
             fits
         });
-        begun.then(|| CountedRun { count: self.count.clone() })
+        begun.then(|| CountedRun(self.clone()))
     }
 }
 
 impl Drop for CountedRun {
     fn drop(&mut self) {
-        self.count.send_modify(|count| *count -= 1);
+        self.0.count.send_modify(|count| *count -= 1);
     }
 }

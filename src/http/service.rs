@@ -13,15 +13,14 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::body::LayerBody;
-use super::handler::{RunError, handled};
+use super::handler::{Handler, ServiceCall, Unanswered};
 use super::leased::Leased;
 use super::rejection::Rejection;
-use super::replay::IDEMPOTENCY_REPLAYED;
-use super::request::{Admission, Refusal, Ticket, admit};
+use super::request::{Admission, Ticket, admit};
 use super::settings::{Denied, Settings};
 use super::transactional::Transactional;
 use crate::limits::in_flight_within;
-use crate::{BoxError, Error, InFlight, observe};
+use crate::{BoxError, Error, Mode, observe};
 
 /// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes of an inner service.
 #[derive(Clone)]
@@ -85,18 +84,29 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         // Only the instance that was polled may be called.
         let unpolled = self.inner.clone();
-        let inner = std::mem::replace(&mut self.inner, unpolled);
-        let answer = answer(self.settings.clone(), self.protection, request, inner);
+        let service = std::mem::replace(&mut self.inner, unpolled);
+        let (settings, protection) = (self.settings.clone(), self.protection);
+        let answer = async move {
+            match serve(&settings, protection, request, service).await {
+                Ok(response) => Ok(response),
+                Err(Unanswered::Rejected(rejection)) => Ok(rejected(&settings, rejection)),
+                Err(Unanswered::Denied(Denied(response))) => Ok(response.map(|body| LayerBody::whole(body, None))),
+                Err(Unanswered::Failed(error)) => Err(error),
+                // The panic goes on in the connection's task, where it would be without the layer.
+                Err(Unanswered::Panicked(panic)) => resume_unwind(panic),
+            }
+        };
         ResponseFuture { answer: Box::pin(answer) }
     }
 }
 
-async fn answer<S, B, R>(
-    settings: Arc<Settings>,
+/// Admits the request and runs it in a task of its own: when the client hangs up, the run continues to its end.
+async fn serve<S, B, R>(
+    settings: &Arc<Settings>,
     protection: Protection,
     request: Request<B>,
-    mut inner: S,
-) -> Answered<R, S::Error>
+    mut service: S,
+) -> Result<Response<LayerBody<R>>, Unanswered<S::Error>>
 where
     S: Service<Request<LayerBody<B>>, Response = Response<R>> + Send + 'static,
     S::Future: Send + 'static,
@@ -104,83 +114,57 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    let (ticket, request) = match admit(&settings, request).await {
-        Ok(Admission::Admitted { ticket, request }) => (ticket, request),
-        Ok(Admission::NotCovered(request)) => return Ok(inner.call(request).await?.map(LayerBody::untouched)),
-        Err(Refusal::Rejected(rejection)) => return Ok(rejected(&settings, rejection)),
-        Err(Refusal::Denied(Denied(response))) => return Ok(response.map(|body| LayerBody::whole(body, None))),
-    };
-    let in_flight = match until_free(&settings, protection, ticket.as_ref()).await {
-        Ok(in_flight) => in_flight,
-        Err(error) => return Ok(rejected(&settings, Rejection::of(error))),
-    };
-    let Some(counted) = settings.runs.begin(settings.max_runs) else {
-        return Ok(rejected(&settings, Rejection::Overloaded { limit: settings.max_runs }));
-    };
-    // Detached: when the client hangs up, the server drops this future, and the run continues to its end.
-    let run = tokio::spawn({
-        let settings = settings.clone();
-        async move {
-            let ran = protection.run(&settings, ticket, in_flight, request, inner).await;
-            drop(counted);
-            ran
+    let (mut ticket, request) = match admit(settings, request).await? {
+        Admission::Covered { ticket, request } => (ticket, request),
+        Admission::NotCovered(request) => {
+            let response = service.call(request).await.map_err(Unanswered::Failed)?;
+            return Ok(response.map(LayerBody::untouched));
         }
-        .in_current_span()
-    });
-    match run.await {
-        Ok(Ok(response)) => Ok(response),
-        Ok(Err(RunError::Rejected(rejection))) => Ok(rejected(&settings, rejection)),
-        Ok(Err(RunError::Failed(error))) => Err(error),
-        // The panic goes on in the connection's task, where it would be without the layer.
-        Ok(Err(RunError::Panicked(panic))) => resume_unwind(panic),
-        // The runtime is shutting down, or the layer itself has panicked.
-        Err(error) => Ok(rejected(&settings, Rejection::of(Error::Database(sqlx::Error::Io(error.into()))))),
+    };
+    in_flight_within(Some(settings.in_flight), settings.retention).map_err(Error::from)?;
+    if let Some(ticket) = &mut ticket {
+        let free = settings.local.until_free(&ticket.key, ticket.fingerprint, ticket.in_flight).await;
+        let free = free.inspect_err(|error| observe::failure(protection.mode(), ticket.key.operation(), error));
+        ticket.in_flight = free?;
     }
-}
-
-/// Rejects or delays duplicates of requests that this process is already performing. Returns the rest of the wait.
-async fn until_free(settings: &Settings, protection: Protection, ticket: Option<&Ticket>) -> Result<InFlight, Error> {
-    in_flight_within(Some(settings.in_flight), settings.retention)?;
-    let Some(Ticket { key, fingerprint }) = ticket else { return Ok(settings.in_flight) };
-    let free = settings.local.until_free(key, *fingerprint, settings.in_flight).await;
-    free.inspect_err(|error| observe::failure(protection.mode(), key.operation(), error))
+    let limit = settings.max_runs;
+    let counted = settings.runs.begin(limit).ok_or(Rejection::Overloaded { limit })?;
+    let settings = settings.clone();
+    let run = async move {
+        let ran = protection.run(&settings, ticket, ServiceCall { service, request }).await;
+        drop(counted);
+        ran
+    };
+    match tokio::spawn(run.in_current_span()).await {
+        Ok(ran) => ran,
+        // The runtime is shutting down, or the layer itself has panicked.
+        Err(error) => Err(Error::Database(sqlx::Error::Io(error.into())).into()),
+    }
 }
 
 impl Protection {
     /// The mode of the records.
-    fn mode(self) -> crate::Mode {
+    fn mode(self) -> Mode {
         match self {
-            Self::Transactional(_) => crate::Mode::Transaction,
+            Self::Transactional(_) => Mode::Transaction,
             Self::Leased(leased) => leased.leasing.mode(),
         }
     }
 
-    async fn run<S, B, R>(
+    async fn run<H: Handler>(
         self,
         settings: &Settings,
         ticket: Option<Ticket>,
-        in_flight: InFlight,
-        mut request: Request<LayerBody<B>>,
-        mut inner: S,
-    ) -> Result<Response<LayerBody<R>>, RunError<S::Error>>
-    where
-        S: Service<Request<LayerBody<B>>, Response = Response<R>>,
-        R: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
-    {
+        mut handler: H,
+    ) -> Result<Response<LayerBody<H::Body>>, Unanswered<H::Error>> {
         if let Some(ticket) = &ticket {
-            request.extensions_mut().insert(ticket.key.clone());
+            handler.extensions_mut().insert(ticket.key.clone());
         }
-        let handle = async |request| {
-            let mut response = inner.call(request).await?;
-            // A handler may pass on a response that another service has replayed. Here it is a first response.
-            response.headers_mut().remove(IDEMPOTENCY_REPLAYED);
-            Ok(response)
-        };
         match (self, &ticket) {
-            (Self::Transactional(mode), Some(ticket)) => mode.run(settings, ticket, in_flight, request, handle).await,
-            (Self::Transactional(mode), None) => mode.run_unprotected(settings, request, handle).await,
-            (Self::Leased(mode), Some(ticket)) => mode.run(settings, ticket, in_flight, request, handle).await,
-            (Self::Leased(_), None) => Ok(handled(settings, request, handle).await?.map(LayerBody::untouched)),
+            (Self::Transactional(mode), Some(ticket)) => mode.run(settings, ticket, handler).await,
+            (Self::Transactional(mode), None) => mode.run_unprotected(settings, handler).await,
+            (Self::Leased(mode), Some(ticket)) => mode.run(settings, ticket, handler).await,
+            (Self::Leased(_), None) => Ok(handler.call(settings.run_timeout).await?.map(LayerBody::untouched)),
         }
     }
 }

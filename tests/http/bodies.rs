@@ -1,4 +1,4 @@
-//! Bodies that are slow, endless, in crumbs, or that fail in ways of their own.
+//! Request and response bodies that are slow, endless, in many small chunks, or that fail.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn leased(pool: &PgPool, policy: Policy) -> IdempotencyLayer<Leased> {
     IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease")
 }
 
-/// Always ready, and a millisecond's work each time: nothing in it ever waits.
+/// A body that always has a frame ready, and works a millisecond for each.
 struct Restless {
     frames: u32,
     empty: bool,
@@ -62,7 +62,7 @@ async fn a_stream_that_never_pauses_does_not_hold_the_transaction_open(pool: PgP
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_body_in_crumbs_is_replayed_whole(pool: PgPool) {
+async fn a_body_in_many_small_chunks_is_replayed_whole(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
         insert(&mut tx, "crumbs").await;
@@ -79,7 +79,7 @@ async fn a_body_in_crumbs_is_replayed_whole(pool: PgPool) {
     assert_eq!(post_to(&too_large, "/crumbs", "key-2", "x").await.body, expected, "nothing is lost or moved");
 }
 
-/// Panics when it is read.
+/// A body that panics when it is read.
 struct Panics;
 
 impl http_body::Body for Panics {
@@ -97,7 +97,7 @@ async fn panicked(app: &Router, uri: &'static str, key: &'static str) -> bool {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_panic_of_the_responses_body_is_a_panic_of_the_handler(pool: PgPool) {
+async fn a_panic_in_the_response_body_is_a_panic_of_the_handler(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
         insert(&mut tx, "panics").await;
@@ -111,7 +111,7 @@ async fn a_panic_of_the_responses_body_is_a_panic_of_the_handler(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_panic_of_the_responses_body_settles_its_lease(pool: PgPool) {
+async fn a_panic_in_the_response_body_settles_the_lease(pool: PgPool) {
     for (policy, released) in
         [(Policy::AtLeastOnce { lease: LEASE }, true), (Policy::AtMostOnce { lease: LEASE }, false)]
     {
@@ -130,9 +130,9 @@ async fn a_panic_of_the_responses_body_settles_its_lease(pool: PgPool) {
     }
 }
 
-/// The handler has called the outside by then: a client that is told otherwise would do it again under another key.
+/// The handler has had its effect by then. A client that reads "nothing was done" would repeat it under another key.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn what_was_done_outside_is_not_denied(pool: PgPool) {
+async fn a_rejection_after_an_effect_outside_does_not_deny_the_effect(pool: PgPool) {
     let sent = Arc::new(AtomicU32::new(0));
     let counted = sent.clone();
     let handler = async move || {
@@ -152,7 +152,7 @@ async fn what_was_done_outside_is_not_denied(pool: PgPool) {
     assert_eq!(sent.load(Ordering::SeqCst), 1);
 }
 
-/// Waits at a gate before its only byte.
+/// A body that waits at a gate before its only byte.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_lease_that_is_lost_while_the_response_is_read_stores_nothing(pool: PgPool) {
     let gate = Gate::new();
@@ -182,9 +182,9 @@ async fn a_lease_that_is_lost_while_the_response_is_read_stores_nothing(pool: Pg
     gate.open();
 }
 
-/// A tombstone is committed before its stream is sent, also while a slow client reads it.
+/// A record without a response is committed before the stream is sent, even if the client reads slowly.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_response_that_is_not_kept_holds_no_transaction(pool: PgPool) {
+async fn a_response_that_is_not_stored_holds_no_transaction(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
         insert(&mut tx, "secret").await;

@@ -1,4 +1,4 @@
-//! Runs are bounded in number and in time: a run outlives its client, so no limit on connections holds it.
+//! Runs are bounded in number and in time. A run outlives its client, so limits on connections do not bound it.
 
 use std::future::{Future as _, pending};
 use std::pin::pin;
@@ -30,7 +30,7 @@ fn assert_is(answer: &Answer, kind: &str) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_run_too_many_is_refused_before_it_begins(pool: PgPool) {
+async fn a_run_over_the_limit_is_refused_before_it_begins(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();
     let layer = transactional(&pool).with_max_runs(1);
@@ -47,7 +47,7 @@ async fn a_run_too_many_is_refused_before_it_begins(pool: PgPool) {
         assert!(matches!(refused.rejection, Some(Rejection::Overloaded { limit: 1, .. })));
     }
     assert_eq!(runs.count(), 1);
-    // What needs no run is told as ever.
+    // An answer that needs no run is still given.
     assert_eq!(post_to(&app, "/gate", "key-1", "x").await.problem(), "in-flight");
     assert_eq!(post_to(&app, "/gate", "key-1", "y").await.problem(), "key-reused");
     assert_eq!(send(&app, request("GET", "/read", None, "")).await.body, "read");
@@ -57,7 +57,7 @@ async fn a_run_too_many_is_refused_before_it_begins(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (2, 2));
 }
 
-/// Each uploads under a key of its own, hangs up, and leaves a run that waits for the only connection.
+/// Each client uploads under a key of its own, hangs up, and leaves a run that waits for the only connection.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn clients_that_hang_up_leave_a_bounded_number_of_runs(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(60));
@@ -92,7 +92,7 @@ async fn layers_that_count_together_are_bounded_together(pool: PgPool) {
     assert_eq!(post_to(&other, "/effects", "key-2", "x").await.status, StatusCode::CREATED);
 }
 
-/// The pool has one connection: what a handler kept would be missed.
+/// The pool has one connection, so the next request would notice if the handler kept it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_handler_that_never_returns_is_dropped_and_undone(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.expect("a pool");
@@ -114,9 +114,9 @@ async fn a_handler_that_never_returns_is_dropped_and_undone(_: PgPoolOptions, op
     assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED, "the key is free");
 }
 
-/// Under a lease it is as an error of the work: nobody knows what was done outside.
+/// Under a lease a time-out is a failure of the handler: its effect outside is unknown.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn under_a_lease_a_handler_that_never_returns_is_a_failure(pool: PgPool) {
+async fn a_leased_handler_that_never_returns_is_a_failure(pool: PgPool) {
     let lease = Duration::from_secs(60);
     for (policy, key) in [(Policy::AtLeastOnce { lease }, "released"), (Policy::AtMostOnce { lease }, "indeterminate")]
     {
@@ -138,9 +138,9 @@ async fn under_a_lease_a_handler_that_never_returns_is_a_failure(pool: PgPool) {
     }
 }
 
-/// A task of the handler's that keeps the transaction keeps the key for as long; the answer does not wait for it.
+/// A task that keeps the transaction keeps the key, too; the answer does not wait for it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_time_out_is_told_though_a_task_still_has_the_transaction(pool: PgPool) {
+async fn a_time_out_is_answered_while_a_task_still_has_the_transaction(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();
     let gated = gate.clone();
@@ -166,6 +166,6 @@ async fn a_time_out_is_told_though_a_task_still_has_the_transaction(pool: PgPool
 }
 
 #[sqlx::test(migrations = false)]
-async fn a_time_out_of_nothing_is_refused(pool: PgPool) {
+async fn a_time_out_of_zero_is_refused(pool: PgPool) {
     assert!(matches!(transactional(&pool).with_run_timeout(Duration::ZERO), Err(InvalidSetting::Duration(_))));
 }

@@ -1,4 +1,4 @@
-//! Clients that hang up at any moment, and runtimes that end.
+//! Clients that hang up at any moment, and runtimes that shut down.
 
 use std::future::Future as _;
 use std::pin::pin;
@@ -15,7 +15,7 @@ use crate::support::{
     app, app_without_layer, create_effects, effects, post_to, records, request, stops_at, transactional, until,
 };
 
-/// Polled at most n times and dropped, for each n: the run goes to its end, or it was never begun.
+/// For each n, the request is polled at most n times and dropped: its run goes to the end, or never began.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_request_that_is_dropped_at_any_poll_is_done_once_or_not_at_all(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(2).connect_with(options).await.expect("a pool");
@@ -51,7 +51,7 @@ async fn a_request_that_is_dropped_at_any_poll_is_done_once_or_not_at_all(_: PgP
     .await;
 }
 
-/// A runtime that is shut down under a run: all is rolled back, and the next process performs.
+/// A runtime shuts down during a run: everything is rolled back, and the next process performs.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_runtime_that_ends_under_a_run_leaves_nothing(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(2).connect_with(options.clone()).await.expect("a pool");

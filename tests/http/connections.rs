@@ -1,4 +1,4 @@
-//! Real sockets: clients that hang up, send halves, pipeline, speak HTTP/2.
+//! Clients over real sockets that hang up, send half a request, pipeline, or speak HTTP/2.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -77,14 +77,14 @@ async fn a_client_that_hangs_up_changes_nothing(pool: PgPool) {
     client.write_all(raw("/gate", "key-1", "x").as_bytes()).await.expect("sent");
     server.gate.reached().await;
     drop(client);
-    // Long enough for the server to see that it is gone.
+    // Long enough for the server to notice that the client is gone.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(server.runs.count(), 1, "the run goes on");
     server.gate.open();
     timeout(PATIENCE, server.runs.finished()).await.expect("it came to its end");
     assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
     let retry = post_to(&server.app, "/gate", "key-1", "x").await;
-    // `oneshot` sends no content type, and neither did the raw client: the same request.
+    // Neither `oneshot` nor the raw client sends a content type, so this is the same request.
     assert_eq!((retry.status, retry.is_replayed()), (StatusCode::OK, true));
     server.end().await;
 }
@@ -147,7 +147,7 @@ async fn pipelined_and_chunked_requests_are_answered_in_order(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn http_2_is_served_alike(pool: PgPool) {
+async fn http_2_behaves_like_http_1(pool: PgPool) {
     create_effects(&pool).await;
     let server = Server::start(&pool).await;
     let client =

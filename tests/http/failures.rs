@@ -1,5 +1,5 @@
-//! What the database refuses: a 503 where asking again may help, a 500 where it cannot. A client that obeys `Retry-After`
-//! would otherwise ask for ever, and the handler would run each time.
+//! Errors of the database: a 503 if a retry may succeed, a 500 if it cannot. A client that obeys `Retry-After`
+//! would otherwise ask forever, and the handler would run each time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,14 +16,14 @@ use sqlx::{AssertSqlSafe, PgPool};
 
 use crate::support::{Answer, app, create_effects, effects, insert, post_to, records, request, send, transactional};
 
-/// The answer says to stop: no `Retry-After`, and not retryable.
+/// The answer tells the client to stop: it has no `Retry-After` and is not retryable.
 fn assert_permanent(answer: &Answer) {
     assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
     assert!(!answer.headers.contains_key("retry-after"), "{answer:?}");
     assert!(answer.rejection.as_ref().is_some_and(|rejection| !rejection.is_retryable()));
 }
 
-/// The answer says when to ask again.
+/// The answer tells the client when to ask again.
 fn assert_transient(answer: &Answer) {
     assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
     assert_eq!(answer.headers["retry-after"], "1");
@@ -44,7 +44,7 @@ async fn a_constraint_that_fails_at_commit_is_a_500(pool: PgPool) {
     assert_eq!(records(&pool).await, 0);
 }
 
-/// 42501: the role may not write the record. Granting is for a person to do.
+/// 42501: the role may not write the record, until a person grants it the privilege.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_missing_privilege_is_a_500(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPool::connect_with(options.clone()).await.expect("a pool");
@@ -65,7 +65,7 @@ async fn a_missing_privilege_is_a_500(_: PgPoolOptions, options: PgConnectOption
     assert_eq!(effects(&pool).await, 0);
 }
 
-/// 22P05: a key that the database's encoding does not have.
+/// 22P05: the key has a character that the database's encoding lacks.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_key_outside_the_databases_encoding_is_a_500(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPool::connect_with(options.clone()).await.expect("a pool");
@@ -92,7 +92,7 @@ async fn a_key_outside_the_databases_encoding_is_a_500(_: PgPoolOptions, options
     assert_eq!(ran.load(Ordering::SeqCst), 1);
 }
 
-/// Permanent until somebody migrates, and never an unprotected run.
+/// The error is permanent until an operator migrates, and the handler never runs unprotected.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_missing_table_is_a_500(pool: PgPool) {
     create_effects(&pool).await;
@@ -102,7 +102,7 @@ async fn a_missing_table_is_a_500(pool: PgPool) {
     assert_eq!(effects(&pool).await, 0);
 }
 
-/// Nobody knows whether the COMMIT took effect: asking again with the same key tells.
+/// It is unknown whether the COMMIT took effect; a retry with the same key gives the answer.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_connection_that_is_lost_at_commit_is_a_503(pool: PgPool) {
     create_effects(&pool).await;
@@ -123,7 +123,7 @@ async fn a_connection_that_is_lost_at_commit_is_a_503(pool: PgPool) {
     assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
 }
 
-/// 40001, as the database says it where the transaction lost against a concurrent one: the next attempt may win.
+/// 40001: the transaction lost against a concurrent one, and the next attempt may win.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_serialization_failure_at_commit_is_a_503(pool: PgPool) {
     create_effects(&pool).await;
@@ -158,7 +158,7 @@ async fn a_connection_that_is_lost_under_the_handler_is_a_503(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-/// The session ends with the transaction (25P03), which the handler has left idle for too long.
+/// 25P03: the handler leaves the transaction idle for too long, and the server ends the session.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_session_that_the_server_has_ended_is_a_503(pool: PgPool) {
     create_effects(&pool).await;
@@ -183,7 +183,7 @@ async fn a_session_that_the_server_has_ended_is_a_503(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-/// What was done outside may be done again by the next owner: the refusal must not ask for that.
+/// The next owner may repeat the effect outside, so the rejection must not ask for a retry.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_leased_response_that_the_database_refuses_is_a_500(pool: PgPool) {
     sqlx::raw_sql("alter table idempotency.record add constraint small check (octet_length(response_body) < 4)")

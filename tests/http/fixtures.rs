@@ -1,4 +1,4 @@
-//! A stored HTTP response that no request has made (feature `testing`).
+//! Stored HTTP responses that a fixture writes (feature `testing`).
 
 use axum::http::{Request, Response, StatusCode};
 use pg_idempotency::Key;

@@ -1,4 +1,4 @@
-//! The header itself: what is a key, what is the same key, what is none.
+//! The header `Idempotency-Key`: valid keys, equal keys, malformed keys.
 
 use axum::http::{HeaderMap, HeaderValue};
 use pg_idempotency::http::{MalformedKey, key_value};
@@ -23,13 +23,13 @@ fn a_quoted_string_and_a_bare_word_are_the_same_key() {
 }
 
 #[test]
-fn strict_takes_the_quoted_string_alone() {
+fn strict_accepts_only_a_quoted_string() {
     assert_eq!(read(b"\"abc\"", true), Ok(Some("abc".to_owned())));
     assert_eq!(read(b"abc", true), Err(MalformedKey::NotQuoted));
 }
 
 #[test]
-fn what_is_no_key_says_why() {
+fn a_malformed_key_names_its_mistake() {
     let too_long = "x".repeat(MAX_PART_BYTES + 1);
     for (line, why) in [
         (&b"\"a\"; v=1"[..], "Parameters"),
@@ -57,7 +57,7 @@ fn what_is_no_key_says_why() {
 }
 
 #[test]
-fn several_header_lines_are_refused_also_when_they_are_alike() {
+fn several_header_lines_are_refused_even_if_they_are_equal() {
     let mut headers = HeaderMap::new();
     headers.append("idempotency-key", HeaderValue::from_static("a"));
     headers.append("idempotency-key", HeaderValue::from_static("a"));
@@ -66,7 +66,7 @@ fn several_header_lines_are_refused_also_when_they_are_alike() {
 }
 
 proptest! {
-    /// A parser of structured fields by somebody else is the reference for everything in quotes.
+    /// For everything in quotes, an independent parser of structured fields is the reference.
     #[test]
     fn strict_agrees_with_another_parser(line in "\"?[ -~]{0,20}\"?[ ;=a-z]{0,4}") {
         let Ok(value) = HeaderValue::from_str(&line) else { return Ok(()) };
@@ -78,7 +78,7 @@ proptest! {
         prop_assert_eq!(ours, theirs.filter(|text| !text.is_empty()));
     }
 
-    /// Any bytes that HTTP lets through: a key that PostgreSQL takes, or an error; and quoting a bare word changes nothing.
+    /// Any bytes that HTTP allows are a key that PostgreSQL accepts, or an error. Quoting a bare word changes nothing.
     #[test]
     fn any_value_is_a_key_or_an_error(line in proptest::collection::vec(any::<u8>(), 0..300)) {
         let Ok(value) = HeaderValue::from_bytes(&line) else { return Ok(()) };
@@ -102,7 +102,7 @@ async fn the_service_takes_both_forms_as_one_key(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_key_may_come_from_elsewhere_and_must_be_long_enough(pool: PgPool) {
+async fn the_key_may_come_from_the_body_and_must_be_long_enough(pool: PgPool) {
     create_effects(&pool).await;
     let from_body = transactional(&pool).with_shortest_key(4).with_key_from(|_, body| {
         let order: Option<serde_json::Value> = serde_json::from_slice(body).ok();

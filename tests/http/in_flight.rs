@@ -1,4 +1,4 @@
-//! A request whose first one is not finished.
+//! Duplicates of a request that is not finished.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ fn waiting(pool: &PgPool, limit: Duration) -> IdempotencyLayer {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_duplicate_is_told_at_once(pool: PgPool) {
+async fn a_duplicate_is_refused_at_once(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();
     let app = app(&gate, transactional(&pool));
@@ -66,11 +66,11 @@ async fn a_duplicate_may_wait_for_the_first_answer(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn who_waits_performs_when_the_first_one_fails(pool: PgPool) {
+async fn a_waiting_duplicate_performs_when_the_first_request_fails(pool: PgPool) {
     create_effects(&pool).await;
     let mut owner = pool.begin().await.expect("begun");
     let gate = Gate::new();
-    // An owner of another process, who rolls back.
+    // The owner is in another process, and rolls back.
     let key = pg_idempotency::Key::new("ada", "POST /effects", "key-1").expect("a key");
     let first =
         pg_idempotency::ensure_idempotent(&mut owner, &key, &(), async |_| -> Result<(), pg_idempotency::Error> {
@@ -87,7 +87,7 @@ async fn who_waits_performs_when_the_first_one_fails(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_wait_ends(pool: PgPool) {
+async fn a_wait_ends_at_its_limit(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();
     let app = app(&gate, waiting(&pool, Duration::from_millis(300)));
@@ -104,10 +104,10 @@ async fn a_wait_ends(pool: PgPool) {
     assert_eq!(first.await.expect("joined").status, StatusCode::OK);
 }
 
-/// Another request under the same key is told so before it is told to wait, once the first is committed; while it is not,
-/// nobody can see what it was.
+/// A different request under the same key is `key-reused` and not `in-flight`, as soon as the claim of the first is
+/// committed. Until then no other process can see it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_reused_key_is_told_before_in_flight_under_a_lease(pool: PgPool) {
+async fn under_a_lease_a_reused_key_is_reported_before_in_flight(pool: PgPool) {
     use pg_idempotency::lease::{Acquired, Leasing, Policy};
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
     let layer = IdempotencyLayer::leased(pool.clone(), crate::support::user, policy).expect("a lease");
@@ -119,9 +119,9 @@ async fn a_reused_key_is_told_before_in_flight_under_a_lease(pool: PgPool) {
     lease.release("the test is over").await.expect("released");
 }
 
-/// The one connection is the first request's: a duplicate in the same process needs none to be told, and none to wait.
+/// The first request has the only connection. A duplicate in the same process needs none, even if it waits.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_duplicate_needs_no_connection_where_its_first_is(_: PgPoolOptions, options: PgConnectOptions) {
+async fn a_duplicate_in_the_same_process_needs_no_connection(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(20));
     let pool = pool.connect_with(options).await.expect("a pool");
     create_effects(&pool).await;
@@ -150,7 +150,7 @@ async fn a_duplicate_needs_no_connection_where_its_first_is(_: PgPoolOptions, op
     assert_eq!(effects(&pool).await, 2);
 }
 
-/// Many duplicates of one slow request, few connections: others are served meanwhile, whether the duplicates wait or not.
+/// Many duplicates of one slow request meet few connections. Other keys are served meanwhile, whether the duplicates wait or not.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_storm_on_one_key_leaves_the_pool_to_others(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(3).connect_with(options).await.expect("a pool");

@@ -1,4 +1,4 @@
-//! Handlers that call the outside, under a lease.
+//! Handlers with effects outside the database, under a lease.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn leased(pool: &PgPool, policy: Policy) -> IdempotencyLayer<Leased> {
     IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease")
 }
 
-/// A gateway that counts, and answers what the path says.
+/// A gateway that counts its calls and answers with the status in the path.
 fn app(layer: IdempotencyLayer<Leased>) -> (Router, Arc<AtomicU32>) {
     let sent = Arc::new(AtomicU32::new(0));
     let counted = sent.clone();
@@ -31,7 +31,7 @@ fn app(layer: IdempotencyLayer<Leased>) -> (Router, Arc<AtomicU32>) {
         counted.fetch_add(1, Ordering::SeqCst);
         match status {
             0 => panic!("on purpose"),
-            // The gateway was not even asked.
+            // The handler did not call the gateway.
             499 => (StatusCode::BAD_REQUEST, Extension(NotPerformed)).into_response(),
             status => {
                 let status = StatusCode::from_u16(status).expect("a status");
@@ -92,7 +92,7 @@ async fn at_most_once_a_failure_is_indeterminate_unless_nothing_was_done(pool: P
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn what_fails_before_the_effect_begins_may_be_tried_again(pool: PgPool) {
+async fn a_failure_before_the_effect_begins_frees_the_key(pool: PgPool) {
     let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE }).with_explicit_begin(true);
     let handler = async |Path(number): Path<u32>, lease: IdempotentLease| {
         match number {
@@ -103,7 +103,7 @@ async fn what_fails_before_the_effect_begins_may_be_tried_again(pool: PgPool) {
         StatusCode::BAD_GATEWAY
     };
     let app = Router::new().route("/send/{number}", post(handler)).route_layer(layer);
-    // Refused by an extractor, by the handler, by a panic: each time nothing had begun.
+    // An extractor refuses, the handler refuses, the handler panics: each time before the effect begins.
     for _ in 0..2 {
         assert_eq!(post_to(&app, "/send/no-number", "key-1", "x").await.status, StatusCode::BAD_REQUEST);
         assert_eq!(post_to(&app, "/send/1", "key-2", "x").await.status, StatusCode::BAD_REQUEST);
@@ -142,7 +142,7 @@ async fn a_panic_is_a_failure(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn what_an_operator_has_resolved_is_replayed_as_json(pool: PgPool) {
+async fn a_response_that_an_operator_has_resolved_is_replayed_as_json(pool: PgPool) {
     let (app, sent) = app(leased(&pool, Policy::AtMostOnce { lease: LEASE }));
     assert_eq!(post_to(&app, "/send/503", "key-1", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);
     let key = pg_idempotency::Key::new("ada", "POST /send/{status}", "key-1").expect("a key");
@@ -157,7 +157,7 @@ async fn what_an_operator_has_resolved_is_replayed_as_json(pool: PgPool) {
     assert_eq!(sent.load(Ordering::SeqCst), 1);
 }
 
-/// The lease is over before the handler is, and cannot be renewed: somebody else has the key by then.
+/// Another owner takes the key over, so the lease is lost before the handler ends.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_lost_lease_is_never_the_handlers_success(pool: PgPool) {
     let gate = Gate::new();

@@ -1,10 +1,11 @@
-//! The layer for `Idempotency-Key`, by behaviour. Requests go to the service itself, except where the connection matters.
+//! Tests of the HTTP layer, one file per behaviour. Requests go to the service directly, unless the connection matters.
 
 mod bodies;
 mod bounds;
 mod cancellation;
 mod connections;
 mod failures;
+mod fingerprints;
 mod fixtures;
 mod headers;
 mod in_flight;
@@ -13,7 +14,6 @@ mod mistakes;
 mod replays;
 mod requests;
 mod rules;
-mod sameness;
 mod settings;
 #[path = "../support/strict.rs"]
 mod strict;

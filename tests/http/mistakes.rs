@@ -1,5 +1,5 @@
-//! Handlers and functions of the service that do what they should not: never a success that was not committed, and no
-//! connection that is worse for it.
+//! Mistakes of handlers and of the service's functions. They never lead to a success that was not committed, nor to a
+//! damaged connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,9 +20,9 @@ use crate::support::{
 const NOTHING_OPEN: &str = "select count(*) = 0 from pg_stat_activity
     where datname = current_database() and pid <> pg_backend_pid() and state like 'idle in%'";
 
-/// sqlx's own depth is above 0 where somebody has forgotten a `Transaction`.
+/// After a forgotten `Transaction`, sqlx's own transaction depth is above 0.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_connection_that_comes_back_inside_a_transaction_of_sqlx_is_no_error_of_the_next_request(
+async fn a_connection_returned_with_a_forgotten_transaction_does_not_fail_the_next_request(
     _: PgPoolOptions,
     options: PgConnectOptions,
 ) {
@@ -43,9 +43,9 @@ async fn a_connection_that_comes_back_inside_a_transaction_of_sqlx_is_no_error_o
     assert_eq!(notes, ["x", "x"]);
 }
 
-/// Dropping a query does not cancel it, and the ROLLBACK waits behind it.
+/// Dropping a query does not cancel it, so the ROLLBACK waits behind it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_time_out_inside_is_answered_though_its_statement_still_runs(pool: PgPool) {
+async fn a_time_out_inside_the_handler_is_answered_while_its_statement_still_runs(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
         insert(&mut tx, "slow").await;
@@ -88,9 +88,9 @@ async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(p
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-/// What was stored stays, and what comes after it is sent as ever.
+/// The chosen error is stored although a statement of the handler failed before it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_aborted_transaction_stores_a_chosen_error_all_the_same(pool: PgPool) {
+async fn an_aborted_transaction_still_stores_a_chosen_error(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
         insert(&mut tx, "declined").await;
@@ -109,9 +109,9 @@ async fn an_aborted_transaction_stores_a_chosen_error_all_the_same(pool: PgPool)
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 1));
 }
 
-/// An unknown path is a 404 and no mistake of the service's, where the layer is on the routes alone.
+/// With `route_layer` an unknown path is a 404 and not a mistake of the service.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn on_the_routes_alone_an_unknown_path_stays_a_404(pool: PgPool) {
+async fn behind_route_layer_an_unknown_path_stays_a_404(pool: PgPool) {
     create_effects(&pool).await;
     let app = app_without_layer().route_layer(transactional(&pool));
     for key in [Some("key-1"), None] {
@@ -121,9 +121,9 @@ async fn on_the_routes_alone_an_unknown_path_stays_a_404(pool: PgPool) {
     assert!(post_to(&app, "/effects", "key-1", "x").await.is_replayed());
 }
 
-/// Whoever looks first waits for a connection once, and not for a second one after the first was not to be had.
+/// A request that selects first waits for a connection once: if it gets none, it does not wait for a second one.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_connection_that_is_not_to_be_had_is_waited_for_once(_: PgPoolOptions, options: PgConnectOptions) {
+async fn a_missing_connection_is_waited_for_once(_: PgPoolOptions, options: PgConnectOptions) {
     const LIMIT: Duration = Duration::from_secs(1);
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(LIMIT);
     let pool = pool.connect_with(options).await.expect("a pool");
@@ -134,7 +134,7 @@ async fn a_connection_that_is_not_to_be_had_is_waited_for_once(_: PgPoolOptions,
     assert!(asked.elapsed() < LIMIT * 2, "{:?}", asked.elapsed());
 }
 
-/// Between `begin` and the answer the transaction holds the only connection: nothing asks for a second one.
+/// Between `begin` and the answer the transaction holds the only connection, so nothing may ask for a second one.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_pool_of_one_connection_is_enough(_: PgPoolOptions, options: PgConnectOptions) {
     use pg_idempotency::lease::Policy;
@@ -177,9 +177,9 @@ async fn a_pool_of_one_connection_is_enough(_: PgPoolOptions, options: PgConnect
     assert_eq!((effects(&pool).await, records(&pool).await), (1, 2));
 }
 
-/// It writes by a pool of its own: it would be replayed, and look right, and not be atomic.
+/// The handler writes by a pool of its own. Its answer would be replayed, but its writes would not be atomic with the key.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_handler_that_never_takes_the_transaction_is_the_services_mistake(pool: PgPool) {
+async fn a_handler_that_never_takes_the_transaction_is_a_mistake_of_the_service(pool: PgPool) {
     create_effects(&pool).await;
     let handler = {
         let pool = pool.clone();
@@ -198,19 +198,19 @@ async fn a_handler_that_never_takes_the_transaction_is_the_services_mistake(pool
         assert!(matches!(*mistake, Misconfigured::TransactionNotTaken), "{mistake:?}");
         assert_eq!(records(&pool).await, 0, "nothing is stored");
     }
-    // An error may come before the transaction is needed: an extractor's refusal, a declined card.
+    // An error may come before the handler needs the transaction, for example from an extractor.
     for status in ["400", "402", "500"] {
         let answer = post_to(&app, "/apart", &format!("key-{status}"), status).await;
         assert_eq!(answer.status.as_str(), status);
         assert!(answer.rejection.is_none());
     }
-    // By choice, for handlers without effects in this database.
+    // The service may allow this, for handlers without effects in this database.
     let app = Router::new().route("/apart", post(handler)).layer(layer.with_optional_transaction(true));
     assert!(!post_to(&app, "/apart", "key-2", "200").await.is_replayed());
     assert!(post_to(&app, "/apart", "key-2", "200").await.is_replayed());
 }
 
-/// Inside of the layer, as a middleware that retries has it: until it is no 503, at most three times.
+/// A retrying middleware inside the layer: it calls the handler up to three times, until the answer is not a 503.
 async fn retried(
     request: axum::extract::Request,
     next: axum::middleware::Next,

@@ -1,4 +1,4 @@
-//! What a replay repeats, and what it does not.
+//! The parts of a response that a replay repeats.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -57,7 +57,7 @@ async fn any_body_comes_back_byte_by_byte(pool: PgPool) {
     }
 }
 
-/// Any status that is stored, any bytes that HTTP lets through in headers and trailers, several of one name, any body.
+/// Any stored status, any bytes that HTTP allows in headers and trailers, several of one name, any body.
 fn any_response() -> impl Strategy<Value = (StatusCode, HeaderMap, Vec<u8>, Option<HeaderMap>)> {
     const NAMES: [&str; 6] = ["content-type", "content-disposition", "etag", "link", "location", "vary"];
     let fields = || {
@@ -75,16 +75,16 @@ fn any_response() -> impl Strategy<Value = (StatusCode, HeaderMap, Vec<u8>, Opti
     let body = prop_oneof![
         prop::collection::vec(any::<u8>(), 0..200),
         any::<String>().prop_map(String::into_bytes),
-        // Past what PostgreSQL keeps in the row itself.
+        // Larger than the values that PostgreSQL keeps in the row itself.
         prop::collection::vec(any::<u8>(), 3000..9000),
     ];
     let trailers = prop::option::of(fields().prop_filter("some", |fields| !fields.is_empty()));
     (status, fields(), body, trailers)
 }
 
-/// There is no shrinking: what failed is in the message.
+/// Failing cases are not shrunk; the message has the whole case.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn any_response_comes_back_from_the_database_as_it_was(pool: PgPool) {
+async fn any_response_comes_back_from_the_database_unchanged(pool: PgPool) {
     let errors = || (400..500).map(|status| StatusCode::from_u16(status).expect("a status"));
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
     let transactional = transactional(&pool).with_optional_transaction(true);
@@ -123,7 +123,7 @@ async fn any_response_comes_back_from_the_database_as_it_was(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn what_is_too_large_is_sent_once_and_never_performed_again(pool: PgPool) {
+async fn a_response_that_is_too_large_is_sent_once_and_never_performed_again(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_response_limit(1000));
     for (bytes, kept) in [(1000, true), (1001, false), (300_000, false)] {
@@ -141,7 +141,7 @@ async fn what_is_too_large_is_sent_once_and_never_performed_again(pool: PgPool) 
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_stream_is_sent_on_and_not_kept(pool: PgPool) {
+async fn a_stream_is_passed_on_and_not_stored(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
     let first = post_to(&app, "/stream", "key-1", "x").await;
@@ -165,7 +165,7 @@ async fn a_secret_is_not_stored(pool: PgPool) {
     assert_eq!(bodies, [None, None]);
 }
 
-/// No cipher, but it knows which record it belongs to.
+/// Not a cipher, but the sealed body is bound to its record.
 #[derive(Clone, Copy)]
 struct Reversed {
     works: bool,
@@ -200,18 +200,18 @@ async fn bodies_can_be_sealed(pool: PgPool) {
     let repeat = post_to(&works, "/effects", "key-1", "x").await;
     assert_eq!((repeat.is_replayed(), repeat.body), (true, first.body));
 
-    // What does not open is not replayed, and not performed again.
+    // A body that does not open is not replayed, and the operation is not performed again.
     sqlx::raw_sql("update idempotency.record set response_body = 'moved here'").execute(&pool).await.expect("moved");
     assert_eq!(post_to(&works, "/effects", "key-1", "x").await.problem(), "not-replayable");
 
-    // What cannot be sealed is not committed.
+    // A response that cannot be sealed is not committed.
     let broken = app(sealed(&pool, false));
     assert_eq!(post_to(&broken, "/effects", "key-2", "x").await.problem(), "misconfigured");
     assert_eq!(effects(&pool).await, 1);
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_record_that_makes_no_response_is_not_performed_again(pool: PgPool) {
+async fn a_damaged_record_is_not_performed_again(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
     for spoil in [
@@ -228,7 +228,7 @@ async fn a_record_that_makes_no_response_is_not_performed_again(pool: PgPool) {
     }
 }
 
-/// A handler that passes on what another service has replayed to it.
+/// The handler passes on a response that another service has replayed.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_first_response_never_says_that_it_is_a_replay(pool: PgPool) {
     let handler = async |headers: HeaderMap| {

@@ -1,4 +1,4 @@
-//! What makes two requests the same, and what becomes of their bodies.
+//! The default fingerprint of a request, its operation, and its body.
 
 use axum::Router;
 use axum::body::Body;
@@ -8,7 +8,7 @@ use sqlx::PgPool;
 use crate::support::{app, app_without_layer, create_effects, effects, post_to, records, request, send, transactional};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn path_query_content_type_and_body_all_count(pool: PgPool) {
+async fn path_query_content_type_and_body_are_in_the_fingerprint(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
     let with_type = |uri, content_type: &str, body| {
@@ -32,7 +32,7 @@ async fn path_query_content_type_and_body_all_count(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_nested_router_does_not_hide_whose_account_it_is(pool: PgPool) {
+async fn a_nested_router_does_not_hide_the_account_in_the_path(pool: PgPool) {
     create_effects(&pool).await;
     let app = Router::new().nest("/tenants/{id}", app(transactional(&pool)));
     assert_eq!(post_to(&app, "/tenants/1/effects", "key-1", "x").await.status, StatusCode::CREATED);
@@ -54,7 +54,7 @@ async fn as_a_route_layer_it_leaves_unknown_paths_alone(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn methods_and_routes_are_operations_of_their_own(pool: PgPool) {
+async fn each_method_and_route_is_an_operation_of_its_own(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
     for (method, uri) in [("POST", "/effects"), ("PATCH", "/effects"), ("POST", "/accounts/1/effects")] {
@@ -65,7 +65,7 @@ async fn methods_and_routes_are_operations_of_their_own(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn canonical_json_by_choice(pool: PgPool) {
+async fn equal_canonical_json_is_the_same_request_by_choice(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_canonical_json(true));
     assert_eq!(post_to(&app, "/effects", "key-1", r#"{"a": 1.50, "b": [1]}"#).await.status, StatusCode::CREATED);
@@ -110,7 +110,7 @@ async fn a_body_that_breaks_off_claims_nothing(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_body_in_chunks_is_the_same_request_and_handed_on_whole(pool: PgPool) {
+async fn a_body_in_chunks_is_the_same_request_and_reaches_the_handler_whole(pool: PgPool) {
     let app = app(transactional(&pool));
     let chunked = || {
         let chunks = ["ab", "", "c"].map(Ok::<_, std::io::Error>);
@@ -125,7 +125,7 @@ async fn a_body_in_chunks_is_the_same_request_and_handed_on_whole(pool: PgPool) 
 async fn without_a_matched_route_the_service_must_name_the_operation(pool: PgPool) {
     use tower::{Layer as _, ServiceExt as _};
     create_effects(&pool).await;
-    // In front of the router, where no route has matched yet.
+    // Outside the router no route has matched yet.
     let in_front = transactional(&pool).layer(app_without_layer());
     let refused = in_front.oneshot(request("POST", "/effects", Some("key-1"), "x")).await.expect("infallible");
     assert_eq!(refused.status(), StatusCode::INTERNAL_SERVER_ERROR);

@@ -1,4 +1,4 @@
-//! The decisions of the draft: which requests, which keys, which answers.
+//! The rules of the draft: which requests are covered, and which answers they get.
 
 use axum::http::{Method, StatusCode};
 use pg_idempotency::http::{IdempotencyLayer, processing};
@@ -50,9 +50,9 @@ async fn an_optional_key_leaves_requests_without_one_unprotected(pool: PgPool) {
         assert_eq!(answer.status, StatusCode::CREATED);
     }
     assert_eq!((effects(&pool).await, records(&pool).await), (2, 0));
-    // An empty key is not a missing one.
+    // An empty key is malformed, not missing.
     assert_eq!(post_to(&app, "/effects", "", "x").await.problem(), "malformed-key");
-    // Its transaction is committed or rolled back as with a key.
+    // The transaction is committed or rolled back as with a key.
     let refused = send(&app, request("POST", "/status/400", None, "x")).await;
     assert_eq!(refused.status, StatusCode::BAD_REQUEST);
     let swallowed = send(&app, request("POST", "/swallow", None, "x")).await;
@@ -72,7 +72,7 @@ async fn only_the_chosen_methods_are_covered(pool: PgPool) {
         );
     }
     assert_eq!(effects(&pool).await, 1);
-    // Not covered, and so no transaction for the handler.
+    // The layer does not cover the method, so the handler has no transaction.
     let uncovered = send(&by_default, request("PUT", "/effects", Some("key-1"), "x")).await;
     assert_eq!(uncovered.status, StatusCode::INTERNAL_SERVER_ERROR);
     let with_put = app(transactional(&pool).with_methods([Method::PUT]));
@@ -96,7 +96,7 @@ async fn two_users_with_one_key_do_not_see_each_other(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_scope_that_fails_answers_itself_and_first(pool: PgPool) {
+async fn an_error_of_the_scope_is_the_first_answer(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
     for key in [Some("key-1"), Some(""), None] {
@@ -109,7 +109,7 @@ async fn a_scope_that_fails_answers_itself_and_first(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_store_that_is_away_is_never_an_unprotected_run(pool: PgPool) {
+async fn without_a_database_the_handler_never_runs_unprotected(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_optional_key(true));
     pool.close().await;
@@ -139,7 +139,7 @@ async fn an_indeterminate_operation_has_a_problem_of_its_own(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn rejections_can_be_told_in_the_services_own_way(pool: PgPool) {
+async fn the_service_may_choose_the_form_of_rejections(pool: PgPool) {
     create_effects(&pool).await;
     let preset = app(transactional(&pool).with_rejection(processing));
     assert_eq!(post_to(&preset, "/effects", "key-1", "x").await.status, StatusCode::CREATED);

@@ -1,4 +1,4 @@
-//! Settings that cannot be kept are refused when the service starts.
+//! The layer refuses invalid settings when the service starts.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use sqlx::PgPool;
 use crate::support::{transactional, user};
 
 #[sqlx::test(migrations = false)]
-async fn what_cannot_be_kept_is_refused(pool: PgPool) {
+async fn invalid_settings_are_refused(pool: PgPool) {
     let layer = || transactional(&pool);
     let leased = |lease| IdempotencyLayer::leased(pool.clone(), user, Policy::AtLeastOnce { lease });
     for status in [StatusCode::OK, StatusCode::INTERNAL_SERVER_ERROR] {

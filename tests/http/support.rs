@@ -1,4 +1,4 @@
-//! A service with an effect to count, and a client that has no network.
+//! A service whose effects are counted, and a client without a network.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use pg_idempotency::testing::{Gate, PATIENCE};
 use sqlx::PgPool;
 use tower::ServiceExt as _;
 
-/// A table of effects without a unique constraint: nothing but the layer keeps a second one out.
+/// The table of effects has no unique constraint: only the layer prevents a second effect.
 pub(crate) async fn create_effects(pool: &PgPool) {
     sqlx::raw_sql("create table effect (id bigint generated always as identity, note text not null)")
         .execute(pool)
@@ -31,7 +31,7 @@ pub(crate) async fn records(pool: &PgPool) -> i64 {
     sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(pool).await.expect("a count")
 }
 
-/// Whose request it is. A real service asks its authentication.
+/// The scope of a request. A real service takes it from the authenticated identity.
 pub(crate) fn user(parts: &Parts) -> Result<String, Denied> {
     let user = parts.headers.get("x-user").and_then(|user| user.to_str().ok()).unwrap_or("ada");
     if user == "nobody" {
@@ -42,13 +42,13 @@ pub(crate) fn user(parts: &Parts) -> Result<String, Denied> {
     Ok(user.to_owned())
 }
 
-/// `script/test` runs all the tests twice: the plain way, and with what saves round trips, which must change no answer.
+/// `script/test` runs all tests twice, without and with the settings that save round trips, which must change no answer.
 pub(crate) fn transactional(pool: &PgPool) -> IdempotencyLayer {
     let saving = std::env::var_os("SAVE_ROUND_TRIPS").is_some();
     IdempotencyLayer::transactional(pool.clone(), user).with_select_first(saving).with_fewest_round_trips(saving)
 }
 
-/// The service: each route leaves an effect, and answers in its own way.
+/// The service. Each route leaves an effect and answers in a different way.
 pub(crate) fn app(layer: IdempotencyLayer) -> Router {
     app_without_layer().layer(layer)
 }
@@ -101,7 +101,7 @@ async fn large(Path(bytes): Path<usize>, mut tx: IdempotentTx) -> Vec<u8> {
     vec![b'x'; bytes]
 }
 
-/// Never ends before its client has gone.
+/// A stream that is longer than the layer waits for its end.
 async fn stream(mut tx: IdempotentTx) -> Body {
     insert(&mut tx, "stream").await;
     let ticks = futures_util::stream::unfold(0, async |tick: u32| {
@@ -138,7 +138,7 @@ async fn broken(mut tx: IdempotentTx) -> Body {
     Body::from_stream(futures_util::stream::iter(parts))
 }
 
-/// Spawns a task that outlives the answer with the transaction in its hand.
+/// Spawns a task that keeps the transaction beyond the answer.
 async fn keep(mut tx: IdempotentTx) -> &'static str {
     insert(&mut tx, "kept").await;
     tokio::spawn(async move {
@@ -154,7 +154,7 @@ async fn commit(mut tx: IdempotentTx) -> &'static str {
     "committed"
 }
 
-/// Goes on after an error of the database's.
+/// Ignores an error of the database.
 async fn swallow(mut tx: IdempotentTx) -> &'static str {
     insert(&mut tx, "swallowed").await;
     let error = sqlx::query("select 1 / 0").execute(&mut *tx).await;
@@ -162,13 +162,13 @@ async fn swallow(mut tx: IdempotentTx) -> &'static str {
     "all is well"
 }
 
-/// Violates a constraint that is looked at when the transaction commits.
+/// Violates a constraint that is checked at COMMIT.
 async fn fail_to_commit(mut tx: IdempotentTx) -> (StatusCode, &'static str) {
     sqlx::query("insert into deferred values (1), (1)").execute(&mut *tx).await.expect("deferred");
     (StatusCode::CREATED, "done")
 }
 
-/// What a client sees.
+/// The response as a client sees it.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -221,7 +221,7 @@ pub(crate) async fn post_to(app: &Router, uri: &str, key: &str, body: &str) -> A
     send(app, request("POST", uri, Some(key), body)).await
 }
 
-/// Waits until the database answers `true`, by asking again: the database decides, not a clock.
+/// Asks the database until it answers `true`: the state of the database decides, not a clock.
 pub(crate) async fn until(pool: &PgPool, question: &'static str) {
     let started = Instant::now();
     while !sqlx::query_scalar::<_, bool>(question).fetch_one(pool).await.expect("an answer") {

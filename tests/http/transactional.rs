@@ -1,4 +1,4 @@
-//! Key, effects and response in one transaction.
+//! Key, effects and response commit in one transaction.
 
 use axum::Router;
 use axum::http::StatusCode;
@@ -11,7 +11,7 @@ use sqlx::{PgPool, Row as _};
 use crate::support::{app, create_effects, effects, insert, post_to, records, transactional};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_error_undoes_all_and_frees_the_key(pool: PgPool) {
+async fn an_error_undoes_everything_and_frees_the_key(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
     for status in [400, 404, 422, 500, 503] {
@@ -28,7 +28,7 @@ async fn an_error_undoes_all_and_frees_the_key(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn what_is_below_400_is_stored(pool: PgPool) {
+async fn a_response_below_400_is_stored(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
     for status in [200, 204, 303] {
@@ -50,7 +50,7 @@ async fn a_chosen_error_is_stored_and_its_writes_are_undone(pool: PgPool) {
     assert_eq!((repeat.status, repeat.is_replayed()), (StatusCode::PAYMENT_REQUIRED, true));
     assert_eq!(repeat.body, first.body);
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 1));
-    // Others as ever, and successes too.
+    // Other errors and successes are treated as before.
     assert!(!post_to(&app, "/status/403", "key-2", "x").await.is_replayed());
     assert!(!post_to(&app, "/status/403", "key-2", "x").await.is_replayed());
     assert_eq!(post_to(&app, "/effects", "key-3", "x").await.status, StatusCode::CREATED);
@@ -59,7 +59,7 @@ async fn a_chosen_error_is_stored_and_its_writes_are_undone(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_panic_undoes_all_frees_the_key_and_stays_a_panic(pool: PgPool) {
+async fn a_panic_undoes_everything_frees_the_key_and_stays_a_panic(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
     for _ in 0..2 {
@@ -72,7 +72,7 @@ async fn a_panic_undoes_all_frees_the_key_and_stays_a_panic(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_error_of_the_database_that_the_handler_swallowed_is_not_acknowledged(pool: PgPool) {
+async fn a_database_error_that_the_handler_ignores_is_not_acknowledged(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
     let answer = post_to(&app, "/swallow", "key-1", "x").await;
@@ -81,12 +81,12 @@ async fn an_error_of_the_database_that_the_handler_swallowed_is_not_acknowledged
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_transaction_that_the_handler_keeps_or_ends_is_the_services_mistake(pool: PgPool) {
+async fn a_handler_that_keeps_or_ends_the_transaction_is_a_mistake_of_the_service(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
     let kept = post_to(&app, "/keep", "key-1", "x").await;
     assert_eq!((kept.status, &*kept.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
-    // What was kept is rolled back when it is dropped.
+    // The kept transaction is rolled back when the task drops it.
     crate::support::until(
         &pool,
         "select count(*) = 0 from pg_stat_activity where datname = current_database() and state = 'idle in transaction'",
@@ -95,7 +95,7 @@ async fn a_transaction_that_the_handler_keeps_or_ends_is_the_services_mistake(po
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
     let committed = post_to(&app, "/commit", "key-2", "x").await;
     assert_eq!((committed.status, &*committed.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
-    // The documented exception: what the handler has committed stays, and its key is indeterminate.
+    // The documented exception: the handler's own COMMIT stays, and the key is indeterminate.
     assert_eq!(post_to(&app, "/commit", "key-2", "x").await.problem(), "indeterminate");
 }
 
@@ -128,7 +128,7 @@ async fn the_handler_has_the_key_and_may_nest_transactions(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_transaction_is_taken_once(pool: PgPool) {
+async fn the_transaction_is_lent_once(pool: PgPool) {
     create_effects(&pool).await;
     let twice = async |_first: IdempotentTx, second: Result<IdempotentTx, NoTransaction>| {
         assert_eq!(second.err(), Some(NoTransaction::Taken));
@@ -140,10 +140,10 @@ async fn the_transaction_is_taken_once(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_connection_with_somebody_elses_transaction_on_it_is_not_used(pool: PgPool) {
+async fn a_connection_with_a_foreign_transaction_is_not_used(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
-    // Every connection at rest is spoilt, more than once.
+    // Every idle connection has a foreign transaction, more than once.
     let mut spoilt = Vec::new();
     for _ in 0..3 {
         let mut conn = pool.acquire().await.expect("a connection");
@@ -163,9 +163,9 @@ async fn a_connection_with_somebody_elses_transaction_on_it_is_not_used(pool: Pg
     assert_eq!((foreign, effects(&pool).await), (0, 8), "what is not ours was not committed");
 }
 
-/// The server fails the message that begins, after somebody has shadowed an operator: as a cancelled statement, for one.
+/// A shadowed operator makes the BEGIN message fail in the server, as a cancelled statement would.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_begin_that_fails_leaves_its_connection_in_no_transaction(_: PgPoolOptions, options: PgConnectOptions) {
+async fn a_failed_begin_leaves_its_connection_outside_a_transaction(_: PgPoolOptions, options: PgConnectOptions) {
     let observer = PgPool::connect_with(options.clone()).await.expect("a pool");
     create_effects(&observer).await;
     sqlx::raw_sql(

@@ -1,5 +1,5 @@
-//! A unary gRPC service of tonic's behind the layer, and a client of tonic's, over a loopback socket. No protobuf: its
-//! messages are text, by a codec of their own, and the layer sees bytes either way.
+//! A unary gRPC service and its client, both with tonic, over a loopback socket. The messages are text with a codec of their
+//! own instead of protobuf; the layer sees only bytes.
 
 use std::future::Future;
 use std::net::Ipv4Addr;
@@ -58,7 +58,7 @@ impl Decoder for Text {
     }
 }
 
-/// `taxi.Orders/Place`: orders a taxi to somewhere. Nobody drives to the moon.
+/// `taxi.Orders/Place` orders a taxi. No taxi drives to the moon.
 struct Place;
 
 impl UnaryService<String> for Place {
@@ -75,7 +75,7 @@ impl UnaryService<String> for Place {
                 .await
                 .map_err(|error| Status::internal(error.to_string()))?;
             match request.get_ref().as_str() {
-                // After the insert, which must not stay.
+                // This error comes after the insert, which must be undone.
                 "moon" => Err(Status::failed_precondition("no road leads there")),
                 destination => Ok(Response::new(format!("ride {number} to {destination}"))),
             }
@@ -83,7 +83,7 @@ impl UnaryService<String> for Place {
     }
 }
 
-/// `taxi.Orders/Follow`: orders a taxi, and answers with its way there. The status comes after the messages, in the trailers.
+/// `taxi.Orders/Follow` orders a taxi and answers with its way. The status comes after the messages, in the trailers.
 struct Follow(Gate);
 
 impl ServerStreamingService<String> for Follow {
@@ -119,18 +119,18 @@ impl ServerStreamingService<String> for Follow {
 }
 
 fn layer(pool: PgPool) -> IdempotencyLayer {
-    // A stand-in: a real service takes it from the authenticated identity.
+    // A real service takes the scope from the authenticated identity.
     let scope = |parts: &Parts| match parts.headers.get("x-user-id").map(|user| user.to_str()) {
         Some(Ok(user)) => Ok(user.to_owned()),
         _ => Err(Status::unauthenticated("who are you?").into_http().into()),
     };
     IdempotencyLayer::transactional(pool, scope)
-        // The method is POST for each call, and the path names the call: it is a template already.
+        // The method of each call is POST, and its path is a template already.
         .with_operation(|parts| Some(parts.uri.path().to_owned()))
         .with_rejection(|rejection| Status::new(code(rejection), rejection.to_string()).into_http())
 }
 
-/// What gRPC's clients retry on their own is UNAVAILABLE.
+/// gRPC clients retry UNAVAILABLE on their own.
 fn code(rejection: &Rejection) -> Code {
     match rejection {
         Rejection::InFlight { .. } => Code::Aborted,
@@ -144,7 +144,7 @@ fn code(rejection: &Rejection) -> Code {
     }
 }
 
-/// The service, and a client that is connected to it. Both end with the test's runtime.
+/// The service and a connected client. Both end with the test's runtime.
 async fn connected(pool: &PgPool) -> anyhow::Result<Client<Channel>> {
     connected_to(pool, layer(pool.clone()), Gate::new()).await
 }
@@ -183,7 +183,7 @@ async fn place(client: &mut Client<Channel>, key: Option<&str>, to: &str) -> Res
     client.unary(asked(key, to), "/taxi.Orders/Place".parse().expect("a path"), Text).await
 }
 
-/// The messages, to the end: an error of the trailers is an error here.
+/// Reads all messages; an error in the trailers is an error here.
 async fn follow(client: &mut Client<Channel>, key: Option<&str>, to: &str) -> Result<Vec<String>, Status> {
     client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
     let path = "/taxi.Orders/Follow".parse().expect("a path");
@@ -233,7 +233,7 @@ async fn a_call_that_fails_leaves_nothing_and_frees_its_key(pool: PgPool) -> any
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_rejection_is_a_status_of_grpc(pool: PgPool) -> anyhow::Result<()> {
+async fn a_rejection_is_a_grpc_status(pool: PgPool) -> anyhow::Result<()> {
     let mut client = connected(&pool).await?;
     let keyless = place(&mut client, None, "station").await.expect_err("a key is required");
     assert_eq!(keyless.code(), Code::InvalidArgument);
@@ -245,7 +245,7 @@ async fn a_rejection_is_a_status_of_grpc(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where there is a key, and where there is none; where the response is stored, where it is not, and where it is too large.
+/// With and without a key; with a response that is stored, not stored, and too large.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_failure_in_the_trailers_is_never_committed(pool: PgPool) -> anyhow::Result<()> {
     let layers = [
@@ -264,9 +264,9 @@ async fn a_failure_in_the_trailers_is_never_committed(pool: PgPool) -> anyhow::R
     Ok(())
 }
 
-/// The status is not there in time, so nobody knows whether the call fails, and it would be committed by then.
+/// Without the status it is unknown whether the call fails, and it must not be committed by then.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_call_whose_status_does_not_come_in_time_is_not_committed(pool: PgPool) -> anyhow::Result<()> {
+async fn a_call_whose_status_comes_too_late_is_not_committed(pool: PgPool) -> anyhow::Result<()> {
     let gate = Gate::new();
     let layers = [layer(pool.clone()), layer(pool.clone()).with_optional_key(true).with_no_store(true)];
     for (layer, key) in layers.into_iter().zip([Some("order-1"), None]) {
@@ -280,7 +280,7 @@ async fn a_call_whose_status_does_not_come_in_time_is_not_committed(pool: PgPool
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_call_that_succeeds_past_the_limit_is_committed_and_not_kept(pool: PgPool) -> anyhow::Result<()> {
+async fn a_call_that_succeeds_over_the_limit_is_committed_and_not_stored(pool: PgPool) -> anyhow::Result<()> {
     let layers = [layer(pool.clone()).with_response_limit(4), layer(pool.clone()).with_no_store(true)];
     for (layer, key) in layers.into_iter().zip(["order-1", "order-2"]) {
         let mut client = connected_to(&pool, layer, Gate::new()).await?;

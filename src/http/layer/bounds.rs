@@ -36,15 +36,14 @@ impl<M> IdempotencyLayer<M> {
         self.with(|settings| settings.response_limit = bytes)
     }
 
-    /// The greatest number of runs at a time. A further request is refused with a 503 and `Retry-After`
+    /// The greatest number of [runs](crate::http#runs) at a time. A further request is refused with a 503 and `Retry-After`
     /// ([`Overloaded`](crate::http::Rejection::Overloaded)) before anything begins. The default is 32 for each connection that
     /// the pool may have: 320 for sqlx's default of 10 connections.
     ///
-    /// A run outlives its client, so limits on connections and a `ConcurrencyLimit` further out do not bound runs. Clients
-    /// that upload a body, hang up and continue with another key would leave any number of runs behind, each with its body.
-    /// With the default, a run that waits for a connection gets it within the 30 seconds for which sqlx waits, as long as
-    /// handlers take about a second. Raise the limit for a leased layer whose handlers wait for other services, because they
-    /// hold no connection meanwhile.
+    /// Without a limit, clients that upload a body, hang up and continue with another key would leave any number of runs
+    /// behind, each with its body. With the default, a run that waits for a connection gets it within the 30 seconds for which
+    /// sqlx waits, as long as handlers take about a second. Raise the limit for a leased layer whose handlers wait for other
+    /// services, because they hold no connection meanwhile.
     ///
     /// A replay counts as a run, and so does a duplicate that waits for a request of another process. A duplicate that waits
     /// for a request of this process does not: it ends with its client.
@@ -58,13 +57,12 @@ impl<M> IdempotencyLayer<M> {
     /// handler's writes back and frees the key. Under a lease the time-out is a failure of the handler: at least once the key
     /// is free, at most once it is indeterminate.
     ///
-    /// The default is 5 minutes. Without a limit, a handler that never returns would keep its connection and its key forever,
-    /// and common proxies give up after a minute anyway. Choose a longer time than the time-outs further out, which answer the
-    /// client and leave the run alone.
+    /// The default is 5 minutes, because common proxies give up after one. Without a limit, a handler that never returns would
+    /// keep its connection and its key forever. Choose a longer time than the time-outs further out, which answer the client
+    /// and leave the run alone.
     ///
-    /// Dropping a handler does not cancel its statement. PostgreSQL ends the statement by its own `statement_timeout`, and the
-    /// transaction and its connection are in use until then. Dropping a handler does not stop a task that it has spawned,
-    /// either.
+    /// Dropping a handler stops neither its statement nor a task that it has spawned. PostgreSQL ends the statement by its own
+    /// `statement_timeout`, and the transaction and its connection are in use until then.
     ///
     /// # Errors
     ///

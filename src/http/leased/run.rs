@@ -2,19 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use http::{Request, Response};
+use http::Response;
 
 use super::idempotent_lease::IdempotentLease;
 use crate::http::body::LayerBody;
 use crate::http::conclusion::{Conclusion, NotPerformed, conclude};
-use crate::http::handler::{RunError, handled};
+use crate::http::handler::{Handler, Unanswered};
 use crate::http::rejection::Rejection;
 use crate::http::replay::replay;
 use crate::http::request::Ticket;
 use crate::http::settings::Settings;
 use crate::lease::{Acquired, Leasing, unless_lost};
-use crate::{BoxError, Error, InFlight, observe};
+use crate::{Error, InFlight, observe};
 
 /// The mode of a layer that claims the key under a lease, made by
 /// [`IdempotencyLayer::leased`](crate::http::IdempotencyLayer::leased).
@@ -26,19 +25,14 @@ pub struct Leased {
 
 impl Leased {
     /// Claims the key, calls the handler and stores its response; or replays the stored response.
-    pub(in crate::http) async fn run<B, R, E>(
+    pub(in crate::http) async fn run<H: Handler>(
         self,
         settings: &Settings,
         ticket: &Ticket,
-        in_flight: InFlight,
-        mut request: Request<LayerBody<B>>,
-        handle: impl AsyncFnOnce(Request<LayerBody<B>>) -> Result<Response<R>, E>,
-    ) -> Result<Response<LayerBody<R>>, RunError<E>>
-    where
-        R: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
-    {
+        mut handler: H,
+    ) -> Result<Response<LayerBody<H::Body>>, Unanswered<H::Error>> {
         let key = &ticket.key;
-        let wait_for = match in_flight {
+        let wait_for = match ticket.in_flight {
             InFlight::Reject => Duration::ZERO,
             InFlight::Wait(limit) => limit,
         };
@@ -47,13 +41,13 @@ impl Leased {
             Acquired::Lease(lease) => lease,
             Acquired::Replayed(stored) => return Ok(replay(key, stored, settings.seal.as_deref())?),
         };
-        let handlers = IdempotentLease::new(lease.owner().clone(), !self.explicit_begin);
-        request.extensions_mut().insert(handlers.clone());
+        let handlers_lease = IdempotentLease::new(lease.owner().clone(), !self.explicit_begin);
+        handler.extensions_mut().insert(handlers_lease.clone());
         let _registered = settings.local.register(key, ticket.fingerprint);
 
         let started = Instant::now();
         // The response body is a part of the work, because it may have effects outside, too.
-        let work = async { conclude(settings, Some(key), handled(settings, request, handle).await?).await };
+        let work = async { conclude(settings, Some(key), handler.call(settings.run_timeout).await?).await };
         let concluded = unless_lost(&lease, work).await;
         observe::performed(leasing.mode(), key.operation(), started.elapsed());
         match concluded {
@@ -63,14 +57,14 @@ impl Leased {
                 Ok(response)
             }
             Some(Ok(Conclusion::Free { response })) => {
-                if !handlers.has_begun() || response.extensions().get::<NotPerformed>().is_some() {
+                if !handlers_lease.has_begun() || response.extensions().get::<NotPerformed>().is_some() {
                     lease.not_performed(());
                 }
                 lease.fail(&format!("the handler answered {}", response.status())).await;
                 Ok(response)
             }
             Some(Err(error)) => {
-                if !handlers.has_begun() {
+                if !handlers_lease.has_begun() {
                     lease.not_performed(());
                 }
                 lease.fail(reason(&error)).await;
@@ -81,12 +75,12 @@ impl Leased {
 }
 
 /// The `last_error` of a lease that was not completed.
-fn reason<E>(error: &RunError<E>) -> &'static str {
+fn reason<E>(error: &Unanswered<E>) -> &'static str {
     match error {
-        RunError::Rejected(Rejection::Misconfigured(_)) => "the handler's response could not be stored",
-        RunError::Rejected(Rejection::TimedOut { .. }) => "the handler ran into the layer's time-out",
-        RunError::Rejected(_) => "the layer refused the response",
-        RunError::Failed(_) => "the handler failed",
-        RunError::Panicked(_) => "the handler panicked",
+        Unanswered::Rejected(Rejection::Misconfigured(_)) => "the handler's response could not be stored",
+        Unanswered::Rejected(Rejection::TimedOut { .. }) => "the handler ran into the layer's time-out",
+        Unanswered::Rejected(_) | Unanswered::Denied(_) => "the layer refused the response",
+        Unanswered::Failed(_) => "the handler failed",
+        Unanswered::Panicked(_) => "the handler panicked",
     }
 }

@@ -6,13 +6,12 @@ use chrono::{DateTime, Utc};
 use sqlx::PgTransaction;
 use tokio::time::timeout;
 
-use super::run::Transactional;
 use crate::claim::{Claimed, contend};
 use crate::http::request::Ticket;
 use crate::http::settings::Settings;
 use crate::record::{Claim, Record, Response, Terms};
 use crate::session::{Polls, begin_pooled};
-use crate::{Error, InFlight, Mode};
+use crate::{Error, InFlight, Mode, observe};
 
 /// A claim that lost against a concurrent transaction, above READ COMMITTED or to a sweep, starts over this often.
 const RETRIES: usize = 3;
@@ -22,42 +21,39 @@ const ROLLBACK_TIME: Duration = Duration::from_secs(1);
 /// The transaction that holds the key, and the claim in it.
 pub(super) type Won = (PgTransaction<'static>, Claim);
 
-impl Transactional {
-    /// Claims the key, or returns the stored response. Waits for the first request as long as `in_flight` allows.
-    pub(super) async fn claim(
-        self,
-        settings: &Settings,
-        ticket: &Ticket,
-        in_flight: InFlight,
-    ) -> Result<Claimed<Won>, Error> {
-        let record = Record { key: &ticket.key, deployment: settings.deployment };
-        let terms = Terms {
-            mode: Mode::Transaction,
-            fingerprint: Some(ticket.fingerprint),
-            retention: settings.retention,
-            in_flight: InFlight::Reject,
-            lease: None,
-            max_attempts: None,
-        };
-        let started = Instant::now();
-        if self.select_first
-            && let Some(stored) = look(settings, record, &terms).await?
-        {
-            return Ok(Claimed::Replayed(stored));
-        }
-        let deadline = match in_flight {
-            InFlight::Reject => started,
-            InFlight::Wait(limit) => started + limit,
-        };
-        let mut polls = Polls::until(deadline.into());
-        let (mut lost, mut asked) = (0, None);
-        loop {
-            let claimed = claim_once(settings, record, &terms, &mut asked).await;
-            match &claimed {
-                Err(Error::Retryable(_)) if lost < RETRIES => lost += 1,
-                Err(Error::InFlight { .. }) if polls.rest().await => {}
-                _ => return claimed,
-            }
+/// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.
+pub(super) async fn claim(settings: &Settings, ticket: &Ticket, select_first: bool) -> Result<Claimed<Won>, Error> {
+    let started = Instant::now();
+    let claimed = contend_and_poll(settings, ticket, select_first).await;
+    observe::claimed(Mode::Transaction, ticket.key.operation(), started.elapsed());
+    claimed
+}
+
+async fn contend_and_poll(settings: &Settings, ticket: &Ticket, select_first: bool) -> Result<Claimed<Won>, Error> {
+    let record = Record { key: &ticket.key, deployment: settings.deployment };
+    let terms = Terms {
+        mode: Mode::Transaction,
+        fingerprint: Some(ticket.fingerprint),
+        retention: settings.retention,
+        in_flight: InFlight::Reject,
+        lease: None,
+        max_attempts: None,
+    };
+    let deadline = match ticket.in_flight {
+        InFlight::Reject => Instant::now(),
+        InFlight::Wait(limit) => Instant::now() + limit,
+    };
+    if select_first && let Some(stored) = look(settings, record, &terms).await? {
+        return Ok(Claimed::Replayed(stored));
+    }
+    let mut polls = Polls::until(deadline.into());
+    let (mut lost, mut asked) = (0, None);
+    loop {
+        let claimed = claim_once(settings, record, &terms, &mut asked).await;
+        match &claimed {
+            Err(Error::Retryable(_)) if lost < RETRIES => lost += 1,
+            Err(Error::InFlight { .. }) if polls.rest().await => {}
+            _ => return claimed,
         }
     }
 }

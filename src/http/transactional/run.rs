@@ -2,26 +2,24 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
-use http::{Request, Response};
+use http::Response;
 use sqlx::PgTransaction;
 
-use super::claim::roll_back;
+use super::claim::{Won, claim, roll_back};
 use super::idempotent_tx::{Slot, SlotState};
 use crate::claim::Claimed;
 use crate::http::body::LayerBody;
 use crate::http::conclusion::{Conclusion, conclude};
-use crate::http::handler::{RunError, handled};
-use crate::http::misconfigured::Misconfigured;
-use crate::http::rejection::Rejection;
+use crate::http::handler::{Handler, Unanswered};
+use crate::http::rejection::{Misconfigured, Rejection};
 use crate::http::replay::replay;
 use crate::http::request::Ticket;
 use crate::http::settings::Settings;
 use crate::observe::{call_span, spanned};
-use crate::record::{self, Claim, Record};
+use crate::record::{self, Record};
 use crate::session::{Savepoint, begin_pooled, commit_unclaimed};
 use crate::transaction::complete_and_commit;
-use crate::{BoxError, Error, InFlight, Mode, observe};
+use crate::{Error, Key, Mode, observe};
 
 /// The mode of a layer whose transaction holds the key, made by
 /// [`IdempotencyLayer::transactional`](crate::http::IdempotencyLayer::transactional).
@@ -42,19 +40,14 @@ enum Ran<R> {
 
 impl Transactional {
     /// Claims the key, calls the handler, stores its response and commits; or replays the stored response.
-    pub(in crate::http) async fn run<B, R, E>(
+    pub(in crate::http) async fn run<H: Handler>(
         self,
         settings: &Settings,
         ticket: &Ticket,
-        in_flight: InFlight,
-        request: Request<LayerBody<B>>,
-        handle: impl AsyncFnOnce(Request<LayerBody<B>>) -> Result<Response<R>, E>,
-    ) -> Result<Response<LayerBody<R>>, RunError<E>>
-    where
-        R: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
-    {
+        handler: H,
+    ) -> Result<Response<LayerBody<H::Body>>, Unanswered<H::Error>> {
         let counted = async {
-            let ran = self.perform_or_replay(settings, ticket, in_flight, request, handle).await;
+            let ran = self.perform_or_replay(settings, ticket, handler).await;
             observe::outcome(Mode::Transaction, ticket.key.operation(), outcome(&ran));
             ran
         };
@@ -64,22 +57,14 @@ impl Transactional {
         }
     }
 
-    async fn perform_or_replay<B, R, E>(
+    async fn perform_or_replay<H: Handler>(
         self,
         settings: &Settings,
         ticket: &Ticket,
-        in_flight: InFlight,
-        request: Request<LayerBody<B>>,
-        handle: impl AsyncFnOnce(Request<LayerBody<B>>) -> Result<Response<R>, E>,
-    ) -> Result<Ran<R>, RunError<E>>
-    where
-        R: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
-    {
+        handler: H,
+    ) -> Result<Ran<H::Body>, Unanswered<H::Error>> {
         let key = &ticket.key;
-        let started = Instant::now();
-        let claimed = self.claim(settings, ticket, in_flight).await;
-        observe::claimed(Mode::Transaction, key.operation(), started.elapsed());
-        let (mut transaction, claim) = match claimed? {
+        let (mut transaction, claim) = match claim(settings, ticket, self.select_first).await? {
             Claimed::Won(won) => won,
             Claimed::Replayed(stored) => return Ok(Ran::Replayed(replay(key, stored, settings.seal.as_deref())?)),
         };
@@ -88,48 +73,38 @@ impl Transactional {
             true => None,
             false => Some(Savepoint::set(&mut transaction, claim.token).await?),
         };
-
-        let started = Instant::now();
-        let (slot, answered) = lend(settings, transaction, request, handle).await;
-        observe::performed(Mode::Transaction, key.operation(), started.elapsed());
-        match concluded(settings, Some(key), answered).await {
-            Ok(Conclusion::Store { stored, response, undo }) => {
-                // A chosen error may come before the handler needs the transaction, and undoes its writes anyway.
-                let transaction = committable(slot, self.transaction_required && !undo).await?;
-                let record = Record { key, deployment: settings.deployment };
-                self.commit(transaction, record, claim, &stored, savepoint.filter(|_| undo)).await?;
-                Ok(Ran::Performed(response))
-            }
-            Ok(Conclusion::Free { response }) => {
-                roll_back_slot(slot).await;
-                Ok(Ran::Undone(response))
-            }
-            Err(error) => {
-                roll_back_slot(slot).await;
-                Err(error)
-            }
-        }
+        let (slot, conclusion) = perform(settings, Some(key), transaction, handler).await;
+        let (stored, response, undo) = match conclusion? {
+            Conclusion::Store { stored, response, undo } => (stored, response, undo),
+            Conclusion::Free { response } => return Ok(Ran::Undone(response)),
+        };
+        // A chosen error may come before the handler needs the transaction, and undoes its writes anyway.
+        let transaction = committable(slot, self.transaction_required && !undo).await?;
+        let record = Record { key, deployment: settings.deployment };
+        self.commit((transaction, claim), record, &stored, savepoint.filter(|_| undo)).await?;
+        Ok(Ran::Performed(response))
     }
 
     /// Goes back to the savepoint, if there is one, stores the response and commits.
     async fn commit(
         self,
-        mut transaction: PgTransaction<'static>,
+        (mut transaction, claim): Won,
         record: Record<'_>,
-        claim: Claim,
         stored: &record::Response,
         undo: Option<Savepoint>,
     ) -> Result<(), Rejection> {
-        if let Some(savepoint) = undo
-            && let Err(error) = savepoint.undo(&mut transaction).await
-        {
-            roll_back(transaction).await;
-            return Err(Rejection::of_completion(error));
-        }
-        if self.fewest_round_trips {
-            return complete_and_commit(transaction, record, claim, stored).await.map_err(Rejection::of_completion);
-        }
-        if let Err(error) = record.complete(&mut transaction, claim, stored).await {
+        let undone = match undo {
+            Some(savepoint) => savepoint.undo(&mut transaction).await,
+            None => Ok(()),
+        };
+        let completed = match undone {
+            Ok(()) if self.fewest_round_trips => {
+                return complete_and_commit(transaction, record, claim, stored).await.map_err(Rejection::of_completion);
+            }
+            Ok(()) => record.complete(&mut transaction, claim, stored).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = completed {
             roll_back(transaction).await;
             return Err(Rejection::of_completion(error));
         }
@@ -137,67 +112,59 @@ impl Transactional {
     }
 
     /// Runs a request without a key in a transaction of its own, which is committed for a response below 400.
-    pub(in crate::http) async fn run_unprotected<B, R, E>(
+    pub(in crate::http) async fn run_unprotected<H: Handler>(
         self,
         settings: &Settings,
-        request: Request<LayerBody<B>>,
-        handle: impl AsyncFnOnce(Request<LayerBody<B>>) -> Result<Response<R>, E>,
-    ) -> Result<Response<LayerBody<R>>, RunError<E>>
-    where
-        R: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
-    {
+        handler: H,
+    ) -> Result<Response<LayerBody<H::Body>>, Unanswered<H::Error>> {
         let transaction = begin_pooled(&settings.pool).await?;
-        let (slot, answered) = lend(settings, transaction, request, handle).await;
-        match concluded(settings, None, answered).await {
-            Ok(Conclusion::Store { response, .. }) => {
+        let (slot, conclusion) = perform(settings, None, transaction, handler).await;
+        match conclusion? {
+            Conclusion::Store { response, .. } => {
                 // No key commits with it, so the handler may leave the transaction alone.
                 let transaction = committable(slot, false).await?;
                 commit_unclaimed(transaction).await.map_err(Rejection::of_completion)?;
                 Ok(response)
             }
-            Ok(Conclusion::Free { response }) => {
-                roll_back_slot(slot).await;
-                Ok(response)
-            }
-            Err(error) => {
-                roll_back_slot(slot).await;
-                Err(error)
-            }
+            Conclusion::Free { response } => Ok(response),
         }
     }
 }
 
-fn outcome<R, E>(ran: &Result<Ran<R>, RunError<E>>) -> &'static str {
+fn outcome<R, E>(ran: &Result<Ran<R>, Unanswered<E>>) -> &'static str {
     match ran {
         Ok(Ran::Performed(_)) => observe::PERFORMED,
-        Ok(Ran::Undone(_)) => observe::FAILED,
         Ok(Ran::Replayed(_)) => observe::REPLAYED,
-        Err(RunError::Rejected(rejection)) => rejection.outcome(),
-        Err(RunError::Failed(_) | RunError::Panicked(_)) => observe::FAILED,
+        Err(Unanswered::Rejected(rejection)) => rejection.outcome(),
+        Ok(Ran::Undone(_)) | Err(_) => observe::FAILED,
     }
 }
 
-/// Lends the transaction to the handler and takes it back, before the body of the response is read.
-async fn lend<B, R, E>(
+/// Lends the transaction to the handler, takes it back, and judges the response. If that is not to be stored, the transaction
+/// is rolled back.
+async fn perform<H: Handler>(
     settings: &Settings,
+    key: Option<&Key>,
     transaction: PgTransaction<'static>,
-    mut request: Request<LayerBody<B>>,
-    handle: impl AsyncFnOnce(Request<LayerBody<B>>) -> Result<Response<R>, E>,
-) -> (SlotState, Result<Response<R>, RunError<E>>) {
-    let slot = Slot::lend(transaction, request.extensions_mut());
-    let answered = handled(settings, request, handle).await;
-    (slot.close(), answered)
-}
-
-async fn concluded<R, E>(
-    settings: &Settings,
-    key: Option<&crate::Key>,
-    answered: Result<Response<R>, RunError<E>>,
-) -> Result<Conclusion<R>, RunError<E>>
-where
-    R: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
-{
-    conclude(settings, key, answered?).await
+    mut handler: H,
+) -> (SlotState, Result<Conclusion<H::Body>, Unanswered<H::Error>>) {
+    let slot = Slot::lend(transaction, handler.extensions_mut());
+    let started = Instant::now();
+    let answered = handler.call(settings.run_timeout).await;
+    if let Some(key) = key {
+        observe::performed(Mode::Transaction, key.operation(), started.elapsed());
+    }
+    // Closed before the body is read: the body cannot use the transaction.
+    let slot = slot.close();
+    let conclusion = match answered {
+        Ok(response) => conclude(settings, key, response).await,
+        Err(error) => Err(error),
+    };
+    if matches!(conclusion, Ok(Conclusion::Store { .. })) {
+        return (slot, conclusion);
+    }
+    roll_back_slot(slot).await;
+    (SlotState::Closed, conclusion)
 }
 
 /// The transaction, unless the handler did something with it that must not be committed.

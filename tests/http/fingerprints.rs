@@ -1,4 +1,4 @@
-//! What the service chooses to make two requests the same, and what becomes of a record that was made under another choice.
+//! Fingerprints by the service's choice, and records that were made under another choice.
 
 use axum::Router;
 use axum::body::Bytes;
@@ -24,10 +24,10 @@ fn without(pool: &PgPool, pointers: &[&str]) -> IdempotencyLayer {
     transactional(pool).with_json_without(pointers.iter().copied()).expect("pointers")
 }
 
-/// A handler that picks the account by a header: without its header in the fingerprint, one account would get the other's
-/// response.
+/// The handler selects the account by a header. Without that header in the fingerprint, one account would get the response
+/// of the other.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_fingerprinted_header_tells_two_accounts_apart(pool: PgPool) {
+async fn a_fingerprinted_header_separates_two_accounts(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |headers: HeaderMap, mut tx: IdempotentTx, _: Bytes| {
         let account = headers.get(ACCOUNT).map_or("none", |value| value.to_str().expect("text")).to_owned();
@@ -67,7 +67,7 @@ async fn several_headers_and_several_lines_of_one_are_kept_apart(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn members_that_differ_in_each_attempt_may_be_left_out(pool: PgPool) {
+async fn members_that_differ_in_each_attempt_may_be_ignored(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(without(&pool, &["/sent_at", "/client/at~1by"]));
     let first = r#"{"cents": 1250, "sent_at": 1763769600.1234567, "client": {"at/by": [1], "name": "a"}}"#;
@@ -95,9 +95,9 @@ async fn members_that_differ_in_each_attempt_may_be_left_out(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_whole_choice_may_be_the_services(pool: PgPool) {
+async fn the_service_may_compute_the_fingerprint_itself(pool: PgPool) {
     create_effects(&pool).await;
-    // The first word alone.
+    // The function compares only the first word.
     let layer = transactional(&pool).with_fingerprint("first word", |_, body| {
         Ok(Fingerprint::of_bytes(body.split(|byte| *byte == b' ').next().unwrap_or_default()))
     });
@@ -106,13 +106,13 @@ async fn the_whole_choice_may_be_the_services(pool: PgPool) {
     assert_eq!(post("/accounts/1/effects", "tea now").await.status, StatusCode::CREATED);
     assert!(post("/accounts/2/effects?fast=yes", "tea later").await.is_replayed(), "not even the path counts");
     assert_eq!(post("/accounts/1/effects", "milk now").await.problem(), "key-reused");
-    // Added to whatever was chosen.
+    // A fingerprinted header counts in addition to the function.
     assert_eq!(post_with(&app, "key-2", Some("1"), "tea").await.status, StatusCode::CREATED);
     assert_eq!(post_with(&app, "key-2", Some("2"), "tea").await.problem(), "key-reused");
     assert_eq!(effects(&pool).await, 2);
 }
 
-/// Every choice, with the same request, against the records of every other: an error each time, and never a replay.
+/// The same request under every choice, against a record of every other choice, is an error and never a replay.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_record_that_was_made_under_another_choice_is_never_replayed(pool: PgPool) {
     create_effects(&pool).await;
@@ -139,7 +139,7 @@ async fn a_record_that_was_made_under_another_choice_is_never_replayed(pool: PgP
                 assert!(answer.is_replayed());
                 continue;
             }
-            // Only where both are choices of the first version does the record not say which one it was made under.
+            // A record of fingerprint version 1 does not show under which of the two choices it was made.
             let expected = if made < 2 && asked < 2 { "key-reused" } else { "misconfigured" };
             assert_eq!(answer.problem(), expected, "made under {made}, asked for under {asked}");
         }
@@ -147,9 +147,9 @@ async fn a_record_that_was_made_under_another_choice_is_never_replayed(pool: PgP
     assert_eq!(effects(&pool).await, 10);
 }
 
-/// However it is said, one choice is one choice.
+/// The same choice gives the same fingerprint, in whatever order the settings are made.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_order_in_which_a_choice_is_told_does_not_count(pool: PgPool) {
+async fn the_order_of_the_settings_does_not_change_the_fingerprint(pool: PgPool) {
     create_effects(&pool).await;
     let [a, b] = ["x-a", "x-b"].map(HeaderName::from_static);
     let one =
@@ -160,9 +160,9 @@ async fn the_order_in_which_a_choice_is_told_does_not_count(pool: PgPool) {
     assert!(post_to(&same, "/effects", "key-1", "{}").await.is_replayed());
 }
 
-/// As stored by 0.1.0 so far: a digest that changed would take every key in flight for reused.
+/// After a change of these digests, every repeat of an earlier request would be `key-reused`.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_default_digests_are_what_they_were(pool: PgPool) {
+async fn the_default_digests_never_change(pool: PgPool) {
     create_effects(&pool).await;
     let layers = [transactional(&pool), transactional(&pool).with_canonical_json(true)];
     for (layer, expected) in layers.into_iter().zip([
@@ -182,7 +182,7 @@ async fn the_default_digests_are_what_they_were(pool: PgPool) {
 }
 
 #[sqlx::test(migrations = false)]
-async fn what_is_no_pointer_is_refused(pool: PgPool) {
+async fn an_invalid_pointer_is_refused(pool: PgPool) {
     for pointer in ["", "sent_at", "#/sent_at", "/a~2b", "/a~"] {
         let refused = transactional(&pool).with_json_without(["/fine", pointer]).err();
         assert_eq!(refused, Some(InvalidSetting::NotAPointer(pointer.to_owned())));
