@@ -1,4 +1,4 @@
-//! The key: whose operation it is, which one, and the client's value for it.
+//! The key: the owner of an operation, the operation, and the client's value.
 
 use std::fmt;
 
@@ -6,19 +6,19 @@ use sha2::{Digest, Sha256};
 
 /// The longest part of a key, in bytes of UTF-8.
 ///
-/// Three parts of this size stay under the 2704 bytes that a PostgreSQL B-tree entry can hold, with room to spare, and the
-/// IETF draft's examples (UUIDs of 36 bytes) are far below.
+/// Three parts of this size fit well into a PostgreSQL B-tree entry, which holds 2704 bytes. The examples of the IETF draft
+/// (UUIDs of 36 bytes) are far shorter.
 pub const MAX_PART_BYTES: usize = 255;
 
-/// Names one operation that must happen once.
+/// The name of one operation that must happen once.
 ///
-/// - `scope`: whose it is: the tenant, account or user, **from the authenticated identity**, never from the request's body.
-///   Two scopes with the same value never see each other's response.
-/// - `operation`: what it is, with a fixed set of names: `POST /payments`, `order.created`.
-/// - `value`: what the client sent: an `Idempotency-Key`, an event's id, a nonce.
+/// - `scope`: the owner of the operation: the tenant, account or user, **from the authenticated identity**, never from the
+///   request's body. Two scopes never see each other's responses, even under the same value.
+/// - `operation`: the kind of operation, from a fixed set of names: `POST /payments`, `order.created`.
+/// - `value`: the value that the client sent: an `Idempotency-Key`, an event's id, a nonce.
 ///
-/// Each part is 1 to [`MAX_PART_BYTES`] bytes long and has no control characters. Parts are compared byte by byte: case,
-/// accents and Unicode normal forms all count.
+/// Each part is 1 to [`MAX_PART_BYTES`] bytes long and contains no control characters. Parts are compared byte by byte: case,
+/// accents and Unicode normal forms make a difference.
 ///
 /// Keys are ordered by scope, operation and value, which is the order in which to claim several in one transaction: two
 /// transactions that claim the same keys in opposite orders deadlock.
@@ -38,11 +38,11 @@ pub struct Key {
 }
 
 impl Key {
-    /// Checks the three parts and makes a key of them. No SQL runs.
+    /// Makes a key of three parts, which it checks. No SQL runs.
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`] says which part is empty, longer than [`MAX_PART_BYTES`] or holds a control character.
+    /// [`InvalidKey`] if a part is empty, is longer than [`MAX_PART_BYTES`], or contains a control character.
     pub fn new(
         scope: impl Into<String>,
         operation: impl Into<String>,
@@ -55,13 +55,13 @@ impl Key {
         })
     }
 
-    /// Whose operation it is.
+    /// The owner of the operation.
     #[must_use]
     pub fn scope(&self) -> &str {
         &self.scope
     }
 
-    /// Which operation it is.
+    /// The kind of operation.
     #[must_use]
     pub fn operation(&self) -> &str {
         &self.operation
@@ -73,7 +73,7 @@ impl Key {
         &self.value
     }
 
-    /// The advisory lock of this key.
+    /// The number of this key's advisory lock.
     pub(crate) fn lock_id(&self) -> i64 {
         let mut hasher = Sha256::new();
         self.hash_into(&mut hasher);
@@ -92,20 +92,20 @@ impl Key {
         hex::encode(&hasher.finalize()[..16])
     }
 
-    /// The lengths go in front, so that `("ab", "c")` and `("a", "bc")` differ.
+    /// Each part has its length in front, so that `("ab", "c")` and `("a", "bc")` differ.
     fn hash_into(&self, hasher: &mut Sha256) {
         for part in [&self.scope, &self.operation, &self.value] {
-            // At most 255 bytes, so one byte holds the length.
+            // A part has at most 255 bytes, so its length fits one byte.
             hasher.update([part.len() as u8]);
             hasher.update(part);
         }
     }
 }
 
-/// Prints the value's first characters and its length only: a key can be worth as much as the response it unlocks.
+/// Prints only the first characters and the length of the value, because the value gives access to the response.
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Four of at least sixteen: what is left keeps the entropy of any sensible key.
+        // Four of at least sixteen bytes: the rest keeps enough entropy.
         let shown: String = if self.value.len() >= 16 { self.value.chars().take(4).collect() } else { String::new() };
         f.debug_struct("Key")
             .field("scope", &self.scope)
@@ -118,9 +118,9 @@ impl fmt::Debug for Key {
 /// One of the three parts of a [`Key`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyPart {
-    /// Whose operation it is.
+    /// The owner of the operation.
     Scope,
-    /// Which operation it is.
+    /// The kind of operation.
     Operation,
     /// The client's value.
     Value,
@@ -140,34 +140,34 @@ impl fmt::Display for KeyPart {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidKey {
-    /// The part has no bytes.
+    /// The part is empty.
     #[error("the key's {part} is empty; it takes 1 to {MAX_PART_BYTES} bytes")]
     Empty {
         /// Which part.
         part: KeyPart,
     },
     /// The part is longer than [`MAX_PART_BYTES`].
-    #[error("the key's {part} is {bytes} bytes long; at most {MAX_PART_BYTES} are taken: hash longer ones")]
+    #[error("the key's {part} is {bytes} bytes long; at most {MAX_PART_BYTES} are allowed; hash longer values")]
     TooLong {
         /// Which part.
         part: KeyPart,
         /// Its length.
         bytes: usize,
     },
-    /// The part holds a control character: U+0000 to U+001F, or U+007F to U+009F.
-    #[error("the key's {part} holds the control character U+{:04X} at byte {at}; remove it or encode it", *.character as u32)]
+    /// The part contains a control character: U+0000 to U+001F, or U+007F to U+009F.
+    #[error("the key's {part} contains the control character U+{:04X} at byte {at}; remove it or encode it", *.character as u32)]
     ControlCharacter {
         /// Which part.
         part: KeyPart,
         /// The character.
         character: char,
-        /// Where it stands, in bytes.
+        /// Its offset, in bytes.
         at: usize,
     },
 }
 
 impl InvalidKey {
-    /// Which part was refused: a scope that the service made is its own mistake, a value is its client's.
+    /// The part that was refused. A refused scope is a mistake of the service, a refused value is a mistake of its client.
     #[must_use]
     pub fn part(&self) -> KeyPart {
         match *self {

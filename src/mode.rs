@@ -1,8 +1,8 @@
-//! The mode of a record: which promise it is part of.
+//! The mode of a record.
 
 use std::fmt;
 
-/// What a record promises, and so whose it is: a key belongs to one mode.
+/// The promise that a record is a part of. A key belongs to one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
@@ -12,12 +12,12 @@ pub enum Mode {
     AtLeastOnce,
     /// An effect outside the database; a lapsed claim is indeterminate.
     AtMostOnce,
-    /// Seen before or not; nothing else is stored.
+    /// Only the fact that the key was seen before is stored.
     Mark,
 }
 
 impl Mode {
-    /// Reads the column `mode`. A newer release may know more values.
+    /// Reads the column `mode`. A newer release may write other values.
     pub(crate) fn from_column(text: &str) -> Result<Self, UnknownMode> {
         [Self::Transaction, Self::AtLeastOnce, Self::AtMostOnce, Self::Mark]
             .into_iter()
@@ -37,7 +37,7 @@ impl Mode {
     }
 }
 
-/// What the column says, where it is none of ours.
+/// A text in the column `mode` that this release does not know.
 #[derive(Clone, Debug)]
 pub(crate) struct UnknownMode(pub(crate) String);
 

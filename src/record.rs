@@ -8,6 +8,7 @@
 //! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.
 //! - Marks in batches: `mark`.
 //! - The janitor: `sweep`, `due`, `lock`. The operator: `stats`, `unsettled`, `show`, `rules`, `setup`.
+//! - The tests of a service: `staged`, `time`.
 
 mod claim;
 mod complete;
@@ -22,10 +23,14 @@ mod select_first;
 mod setup;
 mod shared;
 mod show;
+#[cfg(feature = "testing")]
+mod staged;
 mod statement;
 mod stats;
 mod sweep;
 mod take_over;
+#[cfg(feature = "testing")]
+mod time;
 mod unsettled;
 mod wait;
 
@@ -38,6 +43,8 @@ pub(crate) use mark::{MarkBatch, Seen};
 pub(crate) use rules::{Broken, broken_rules};
 pub(crate) use setup::{commit_settings, response_compression, setup, without_autovacuum};
 pub use show::Shown;
+#[cfg(feature = "testing")]
+pub(crate) use staged::Staged;
 pub(crate) use statement::{Record, Response};
 pub use stats::Group;
 pub(crate) use stats::{groups, size};

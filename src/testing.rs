@@ -1,5 +1,5 @@
-//! For the tests of your own service (feature `testing`): records in any state and of any age, time that passes when told,
-//! and what it takes to stop, drop, race and kill a call.
+//! Tools for the tests of your own service (feature `testing`): they write records in any state and of any age, move time, and
+//! stop, drop, race and kill calls.
 //!
 //! With `#[sqlx::test]`, which gives each test a database of its own, [`MIGRATOR`](crate::MIGRATOR) creates the table:
 //!
@@ -18,20 +18,20 @@
 //! }
 //! ```
 //!
-//! | to test | take |
+//! | to test | use |
 //! |---|---|
 //! | a repeat, a retry after a crash, an expired key | [`Fixture`], or [`completed`] and [`expired`] for the common ones |
-//! | a duplicate that comes meanwhile | [`in_flight`], or a [`Gate`] in your own operation |
-//! | what happens a day later | [`age`], [`expire`], [`expire_in`], [`lapse`] |
+//! | a duplicate of a call in flight | [`in_flight`], or a [`Gate`] in your own operation |
+//! | a call a day later | [`age`], [`expire`], [`expire_in`], [`lapse`] |
 //! | a storm of duplicates | [`race`] and [`assert_performed_once`] |
 //! | a client that hangs up, a time-out | [`cancel_after`] |
 //! | a lost connection | [`kill_backend`] |
-//! | what is left | [`assert_completed`], [`assert_no_trace`]; more by [`operator::show`](crate::operator::show()) |
+//! | the record that remains | [`assert_completed`], [`assert_no_trace`]; for more, [`operator::show`](crate::operator::show()) |
 //!
-//! `docs/testing.md` in the repository is a tutorial, also for databases with migrations of their own; `src/testing/fixtures`
-//! holds records as `.sql` files for `#[sqlx::test(fixtures(path = …))]`.
+//! `docs/testing.md` in the repository is a tutorial, which also covers databases with migrations of their own.
+//! `src/testing/fixtures` contains records as `.sql` files for `#[sqlx::test(fixtures(path = …))]`.
 //!
-//! What waits here gives up after [`PATIENCE`], by Tokio's clock.
+//! Functions that wait give up after [`PATIENCE`], by Tokio's clock.
 
 mod assertion;
 mod backend;

@@ -1,29 +1,45 @@
-//! How fast, how often, and who.
+//! The janitor and its options.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::Janitor;
+use sqlx::PgPool;
+
 use crate::InvalidDuration;
 use crate::limits::within;
 
-/// Small enough that a batch takes milliseconds and a claim of a swept key hardly waits.
+/// A batch of this size takes milliseconds, so a claim of a swept key hardly waits.
 const BATCH_SIZE: u32 = 1000;
 
-/// Past this a batch holds its row locks and its memory for longer than it saves round trips.
+/// The largest batch. A larger one would hold its row locks and its memory for too long, and hardly save round trips.
 pub const MAX_BATCH_SIZE: u32 = 50_000;
 
-/// With 1000 rows a batch this costs the foreground 6 to 9 % of its throughput; without a pause it is 27 to 45 %.
+/// With this pause, batches of 1000 rows cost the foreground 6 to 9 % of its throughput; without a pause, 27 to 45 %.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Seldom enough to be cheap on an idle table, often enough that a pass stays short.
+/// A pass each minute is cheap on an idle table, and short on a busy one.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// Under a second the empty passes cost more than they find; past a day it is cron's job.
+/// Under a second, empty passes would be most of the work. Beyond a day, cron is the better tool.
 const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 60 * 60);
 
-/// Twice the default wait: a duplicate that asked before the end of the retention still finds the record when its wait is over.
+/// Twice the default wait, so a duplicate that asked before the end of the retention still finds the record after its wait.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// Sweeps the table of one database.
+///
+/// ```no_run
+/// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
+/// let swept = pg_idempotency::Janitor::new(pool).sweep_once(100_000).await?;
+/// println!("{} records deleted", swept.rows());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Janitor {
+    pub(super) pool: PgPool,
+    pub(super) options: Options,
+}
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
@@ -35,21 +51,8 @@ pub(super) struct Options {
     pub(super) grace: Duration,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            batch_size: BATCH_SIZE,
-            pause: PAUSE,
-            interval: INTERVAL,
-            max_rows_per_second: None,
-            single_runner: false,
-            grace: GRACE,
-        }
-    }
-}
-
 impl Options {
-    /// The pause after a full batch that took this long: the configured one, or what the rate still asks for.
+    /// The pause after a full batch that took this long: the configured pause, or a longer one that keeps to the rate.
     pub(super) fn pause_after(&self, rows: u32, took: Duration) -> Duration {
         let owed = self.max_rows_per_second.map_or(Duration::ZERO, |rate| {
             Duration::from_secs_f64(f64::from(rows) / f64::from(rate.get())).saturating_sub(took)
@@ -58,17 +61,32 @@ impl Options {
     }
 }
 
-/// A batch size that makes no sense.
+/// A batch size of zero, or over [`MAX_BATCH_SIZE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a batch size of {given} was asked for; it must be between 1 and {MAX_BATCH_SIZE}")]
+#[error("the batch size is {given}; it must be between 1 and {MAX_BATCH_SIZE}")]
 #[non_exhaustive]
 pub struct InvalidBatchSize {
-    /// What was given.
+    /// The size that was given.
     pub given: u32,
 }
 
 impl Janitor {
-    /// How many records one transaction deletes. The default is 1000.
+    /// A janitor that takes its connections from this pool, one at a time. By default it deletes batches of 1000 records with
+    /// pauses of 50 ms.
+    #[must_use]
+    pub fn new(pool: PgPool) -> Self {
+        let options = Options {
+            batch_size: BATCH_SIZE,
+            pause: PAUSE,
+            interval: INTERVAL,
+            max_rows_per_second: None,
+            single_runner: false,
+            grace: GRACE,
+        };
+        Self { pool, options }
+    }
+
+    /// Sets the number of records that one transaction deletes. The default is 1000.
     ///
     /// # Errors
     ///
@@ -81,14 +99,14 @@ impl Janitor {
         Ok(self)
     }
 
-    /// How long to rest after a full batch. The default is 50 ms; zero sweeps as fast as it can.
+    /// Sets the pause after a full batch. The default is 50 ms. Zero sweeps as fast as possible.
     #[must_use]
     pub fn with_pause(mut self, pause: Duration) -> Self {
         self.options.pause = pause;
         self
     }
 
-    /// How long [`run`](Self::run) rests after a pass. The default is a minute.
+    /// Sets the pause of [`run`](Self::run) after a pass. The default is a minute.
     ///
     /// # Errors
     ///
@@ -98,31 +116,31 @@ impl Janitor {
         Ok(self)
     }
 
-    /// A rate that is not exceeded, on top of the pause.
+    /// Limits the rate of deletions, in addition to the pause. The default is no limit.
     #[must_use]
     pub fn with_max_rows_per_second(mut self, rate: NonZeroU32) -> Self {
         self.options.max_rows_per_second = Some(rate);
         self
     }
 
-    /// Whether only one janitor of a database may delete at a time. Off by default: several share the work. It is a
-    /// transaction-level advisory lock, so it passes a pooler, and it ends with a runner that dies.
+    /// Sets whether only one janitor of a database may delete at a time. The default is no: several janitors share the work. The
+    /// means is a transaction-level advisory lock, which works through a pooler, and which a runner that dies lets go.
     #[must_use]
     pub fn with_single_runner(mut self, single_runner: bool) -> Self {
         self.options.single_runner = single_runner;
         self
     }
 
-    /// How long an expired record is left alone. The default is 10 seconds. An expired key is new at once, whatever this is; the
-    /// grace is for duplicates that asked before and still wait: for them the record is the answer. Make it longer than the
-    /// longest wait of your service.
+    /// Sets how long an expired record is left alone. The default is 10 seconds. The grace does not prolong the retention: an
+    /// expired key is new at once. It is for duplicates that asked before and still wait, for which the record is the answer.
+    /// Make it longer than the longest wait of your service.
     #[must_use]
     pub fn with_grace(mut self, grace: Duration) -> Self {
         self.options.grace = grace;
         self
     }
 
-    /// The rows that this janitor deletes in a second while it is busy, where a batch takes `batch_time`.
+    /// The rows that this janitor deletes in a second while it is busy, if a batch takes `batch_time`.
     ///
     /// ```
     /// # use std::time::Duration;

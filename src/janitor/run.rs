@@ -1,29 +1,28 @@
-//! The loop around a sweep: staggered, paced, and not ended by an error.
+//! The loop around a sweep. It staggers and paces the sweeps, and goes on after an error.
 
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+use std::pin::pin;
 use std::time::Duration;
 
+use super::shutdown::{Shutdown, unless};
 use super::{Janitor, Swept};
 use crate::Error;
 use crate::error::sqlstate;
 
-/// After an error: soon, since most are over in a moment, and then less and less often.
+/// The pause after the first error. Most errors are over in a moment; if not, the pause doubles with each error.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
-/// A batch this small fails for another reason than its size.
+/// The smallest batch after time-outs. A smaller batch would fail for another reason than its size.
 const SMALLEST_BATCH: u32 = 10;
 
-/// In how many passes in a row the backlog must have grown to be worth a warning: one may be a burst.
+/// The number of consecutive passes in which the backlog must grow before the janitor warns: one growth may be a burst.
 const GROWING: u32 = 3;
 
 impl Janitor {
-    /// Sweeps at every interval until `shutdown` is ready, then ends within a batch. One for each process of a fleet, or
-    /// one for all: the start is staggered by a random part of the interval.
+    /// Sweeps at every interval until `shutdown` is ready, then ends within a batch. Run one in each process of a fleet, or one
+    /// for all. The start is delayed by a random part of the interval.
     ///
-    /// An error is logged and tried again, after a second at first. A batch that runs into a time-out is halved, and grows
-    /// back when all is well.
+    /// After an error it logs the error and tries again, at first after a second. A batch that times out is halved, and grows
+    /// back after sweeps that succeed.
     ///
     /// ```no_run
     /// # async fn f(pool: sqlx::PgPool, shutdown: impl Future<Output = ()>) {
@@ -44,31 +43,9 @@ impl Janitor {
         while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
             match self.sweep(u64::MAX, batch_size, &mut shutdown, |_| {}).await {
                 Ok(swept) => {
-                    tracing::info!(
-                        rows = swept.rows(),
-                        batches = swept.batches,
-                        unfinished = swept.unfinished,
-                        yielded = swept.yielded,
-                        seconds = swept.duration.as_secs_f64(),
-                        "swept"
-                    );
+                    log(&swept, backlog.grows(&swept));
                     #[cfg(feature = "metrics")]
                     self.observe_records().await;
-                    if backlog.grows(&swept) {
-                        let oldest_seconds = swept.oldest_after.unwrap_or_default().as_secs_f64();
-                        if swept.yielded {
-                            tracing::warn!(
-                                oldest_seconds,
-                                "the backlog of expired records grows while this janitor yields: look at the session that \
-                                 has the lock of the single runner"
-                            );
-                        } else {
-                            tracing::warn!(
-                                oldest_seconds,
-                                "the backlog of expired records grows: raise the batch size, or lower pause or interval"
-                            );
-                        }
-                    }
                     batch_size = batch_size.saturating_mul(2).min(self.options.batch_size);
                     retry = FIRST_RETRY;
                     rest = self.options.interval;
@@ -88,11 +65,10 @@ impl Janitor {
             }
         }
     }
-}
 
-#[cfg(feature = "metrics")]
-impl Janitor {
-    /// From a sample, which is cheap at any size. An error here is one of a moment, and the next pass tells.
+    /// Counts the records by state from a sample, which is cheap for any table. It ignores an error, because the next pass
+    /// counts again.
+    #[cfg(feature = "metrics")]
     async fn observe_records(&self) {
         let Ok(mut conn) = self.pool.acquire().await else { return };
         let Ok(stats) = crate::operator::stats(&mut conn, false).await else { return };
@@ -101,6 +77,30 @@ impl Janitor {
             *by_state.entry(group.state).or_default() += group.records;
         }
         crate::observe::records(by_state);
+    }
+}
+
+fn log(swept: &Swept, backlog_grows: bool) {
+    tracing::info!(
+        rows = swept.rows(),
+        batches = swept.batches,
+        unfinished = swept.unfinished,
+        yielded = swept.yielded,
+        seconds = swept.duration.as_secs_f64(),
+        "swept"
+    );
+    let oldest_seconds = swept.oldest_after.unwrap_or_default().as_secs_f64();
+    match (backlog_grows, swept.yielded) {
+        (false, _) => {}
+        (true, true) => tracing::warn!(
+            oldest_seconds,
+            "the backlog of expired records grows while this janitor yields: look at the session that has the lock of the \
+             single runner"
+        ),
+        (true, false) => tracing::warn!(
+            oldest_seconds,
+            "the backlog of expired records grows: raise the batch size, or lower pause or interval"
+        ),
     }
 }
 
@@ -119,7 +119,7 @@ impl Backlog {
     }
 }
 
-/// 57014: a `statement_timeout`. 55P03: a `lock_timeout`.
+/// 57014 is a `statement_timeout`, 55P03 is a `lock_timeout`.
 fn is_timeout(error: &Error) -> bool {
     match error {
         Error::Database(error) => matches!(sqlstate(error).as_deref(), Some("57014" | "55P03")),
@@ -127,51 +127,9 @@ fn is_timeout(error: &Error) -> bool {
     }
 }
 
-/// From 0 to 1; without randomness, janitors that start together sweep together, which does no harm.
+/// From 0 to 1. Without randomness, janitors that start together sweep together, which does no harm.
 fn random() -> f64 {
     f64::from(getrandom::u32().unwrap_or_default()) / f64::from(u32::MAX)
-}
-
-/// A future that is asked again after it was ready, which most do not stand.
-pub(super) struct Shutdown<'a, F> {
-    future: Option<Pin<&'a mut F>>,
-}
-
-impl<'a, F> Shutdown<'a, F> {
-    pub(super) fn new(future: Pin<&'a mut F>) -> Self {
-        Self { future: Some(future) }
-    }
-}
-
-impl<F: Future<Output = ()>> Future for Shutdown<'_, F> {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if let Some(future) = &mut self.future {
-            if future.as_mut().poll(context).is_pending() {
-                return Poll::Pending;
-            }
-            self.future = None;
-        }
-        Poll::Ready(())
-    }
-}
-
-/// The outcome of `other`, or `None` where `shutdown` is ready first.
-pub(super) async fn unless<F: Future>(
-    shutdown: &mut (impl Future<Output = ()> + Unpin),
-    other: F,
-) -> Option<F::Output> {
-    let mut other = pin!(other);
-    poll_fn(|context| match Pin::new(&mut *shutdown).poll(context) {
-        Poll::Ready(()) => Poll::Ready(None),
-        Poll::Pending => other.as_mut().poll(context).map(Some),
-    })
-    .await
-}
-
-pub(super) async fn is_ready(shutdown: &mut (impl Future<Output = ()> + Unpin)) -> bool {
-    unless(shutdown, std::future::ready(())).await.is_none()
 }
 
 #[cfg(test)]

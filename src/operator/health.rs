@@ -1,4 +1,4 @@
-//! Whether the set-up can keep its promise.
+//! Whether the set-up keeps the crate's promises.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,61 +9,61 @@ use crate::record::Broken;
 use crate::session::in_any_transaction;
 use crate::{Error, migrate, record};
 
-/// Records that one statement of [`deep_health`] looks at: some 10 ms of work.
+/// The number of records that one statement of [`deep_health`] checks: some 10 ms of work.
 const DEEP_STEP: i64 = 5000;
 
-/// Something that keeps a promise of this crate from holding, or will.
+/// A part of the set-up that breaks a promise of this crate, or will.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
-    /// `synchronous_commit` is `off`: the server may lose what it has acknowledged when it crashes.
+    /// `synchronous_commit` is `off`: a crash of the server may lose acknowledged effects.
     SynchronousCommitOff,
-    /// `synchronous_commit` is `local` on a server with synchronous standbys: what it has acknowledged may be missing on the
-    /// standby that is promoted.
+    /// `synchronous_commit` is `local` on a server with synchronous standbys: acknowledged effects may be missing on the standby
+    /// that is promoted.
     SynchronousCommitLocal,
-    /// `alter role` or `alter database` has set `synchronous_commit` to such a value, for others than this connection maybe.
+    /// `alter role` or `alter database` has set `synchronous_commit` to such a value. This connection may have another one.
     SynchronousCommitSet {
         /// The value: `off`, or `local` on a server with synchronous standbys.
         value: String,
-        /// Whose setting it is; `None` is every role's.
+        /// The role with this setting; `None` means all roles.
         role: Option<String>,
-        /// Where it holds; `None` is every database.
+        /// The database with this setting; `None` means all databases.
         database: Option<String>,
     },
-    /// `fsync` is off: the server may lose everything when its machine crashes.
+    /// `fsync` is off: a crash of the server's machine may lose everything.
     FsyncOff,
     /// The table is `UNLOGGED`: the server empties it after a crash.
     Unlogged,
-    /// The server is a replica: nothing can be claimed here.
+    /// The server is a replica, where no key can be claimed.
     Replica,
-    /// `autovacuum` is off: dead rows gather in the claim's way.
+    /// `autovacuum` is off: dead rows accumulate and slow down every claim.
     AutovacuumOff,
     /// `autovacuum_enabled` is off for the table itself, or for a partition of it.
     TableAutovacuumOff {
-        /// Its name, with its schema.
+        /// The name of the table or partition, with its schema.
         table: String,
     },
-    /// Records break a rule of `migrations/strict.sql`: somebody has edited them, or there is a bug. Only [`deep_health`]
-    /// looks for these.
+    /// Records break a rule of `migrations/strict.sql`: they were edited by hand, or there is a bug. Only [`deep_health`] checks
+    /// these rules.
     BrokenRule {
-        /// The name of the rule, as that file has it.
+        /// The name of the rule in that file.
         rule: String,
         /// How many records break it.
         records: u64,
         /// The scope of one of them.
         scope: String,
-        /// Its operation.
+        /// The operation of that record.
         operation: String,
     },
-    /// The oldest expired record has been due for longer than it should be: no janitor runs, or it does not keep up.
+    /// The oldest expired record has waited for its sweep for too long: no janitor runs, or it does not keep up.
     SweepLags {
-        /// For how long it has been due.
+        /// How long ago it expired.
         oldest: Duration,
     },
 }
 
 impl Warning {
-    /// A word for machines, which stays when the sentence is reworded.
+    /// A name for machines. It remains the same when the message is reworded.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -99,8 +99,8 @@ impl std::fmt::Display for Warning {
                 let event = if value == "local" { "a fail-over to a synchronous standby" } else { "a crash of the server" };
                 write!(
                     f,
-                    "synchronous_commit is {value} for {role} in {database}: {event} loses what they have \
-                     acknowledged; reset it with alter role or alter database, or set it to on"
+                    "synchronous_commit is {value} for {role} in {database}: {event} loses acknowledged \
+                     effects; reset it with alter role or alter database, or set it to on"
                 )
             }
             Self::FsyncOff => {
@@ -110,17 +110,17 @@ impl std::fmt::Display for Warning {
                 "the table is unlogged: a crash of the server empties it, and every repeat is performed again; \
                  alter table idempotency.record set logged",
             ),
-            Self::Replica => f.write_str("the server is a replica, where nothing can be claimed; connect to the primary"),
-            Self::AutovacuumOff => f.write_str("autovacuum is off: dead rows gather in the claim's way; turn it on"),
+            Self::Replica => f.write_str("the server is a replica, where no key can be claimed; connect to the primary"),
+            Self::AutovacuumOff => f.write_str("autovacuum is off: dead rows accumulate and slow down every claim; turn it on"),
             Self::TableAutovacuumOff { table } => write!(
                 f,
-                "autovacuum is off for the table {table}: dead rows gather in the claim's way; \
+                "autovacuum is off for the table {table}: dead rows accumulate and slow down every claim; \
                  alter table {table} reset (autovacuum_enabled)"
             ),
             Self::BrokenRule { rule, records, scope, operation } => write!(
                 f,
                 "{records} records break the rule {rule}, one of them of scope {scope:?} and operation {operation:?}: \
-                 they were edited by hand, or there is a bug; migrations/strict.sql has the rule"
+                 they were edited by hand, or there is a bug; migrations/strict.sql explains the rule"
             ),
             Self::SweepLags { oldest } => write!(
                 f,
@@ -131,21 +131,25 @@ impl std::fmt::Display for Warning {
     }
 }
 
-/// Looks for what keeps a promise from holding. `lag` is how long an expired record may wait for its sweep.
+/// Looks for parts of the set-up that break a promise. `lag` is how long an expired record may wait for its sweep.
 ///
-/// It sees this connection, and what `alter role` and `alter database` have set for any role that may log in. It does not
-/// see what a service sets in its URL or in a session.
+/// It sees the settings of this connection, and the settings of `alter role` and `alter database` for any role that may log in.
+/// It does not see settings that a service makes in its URL or in a session.
 ///
 /// # Errors
 ///
-/// [`Error::SchemaMissing`] where the table is missing or old, and [`Error::Database`].
+/// [`Error::SchemaMissing`] if the table is missing or too old, and [`Error::Database`].
+///
+/// # Cancellation
+///
+/// Nothing is changed, at any point.
 pub async fn health(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {
-    in_any_transaction(conn, async |conn| look(conn, lag).await).await
+    in_any_transaction(conn, async |conn| warnings(conn, lag).await).await
 }
 
-/// Looks at every record for a broken rule of `migrations/strict.sql`, whose constraints are not a part of the schema because
-/// of their price. It reads the whole table, some thousand records in each statement; on a connection in no transaction it
-/// holds no snapshot between two of them.
+/// Checks every record against the rules of `migrations/strict.sql`. The schema does not contain these constraints, because they
+/// slow down every statement. It reads the whole table, some thousand records in each statement. On a connection outside a
+/// transaction it holds no snapshot between two statements.
 ///
 /// # Errors
 ///
@@ -172,17 +176,21 @@ pub async fn deep_health(conn: &mut PgConnection) -> Result<Vec<Warning>, Error>
     Ok(broken.into_values().map(warning).collect())
 }
 
-/// By which method PostgreSQL compresses stored responses: `lz4` or `pglz`, which is slower for large ones.
+/// The method by which PostgreSQL compresses stored responses: `lz4`, or `pglz`, which is slower for large responses.
 ///
 /// # Errors
 ///
 /// As [`health`].
+///
+/// # Cancellation
+///
+/// Nothing is changed, at any point.
 pub async fn response_compression(conn: &mut PgConnection) -> Result<String, Error> {
     migrate::current(conn).await?;
     record::response_compression(conn).await
 }
 
-async fn look(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {
+async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {
     migrate::current(conn).await?;
     let setup = record::setup(conn).await?;
     let mut warnings = Vec::new();
@@ -214,18 +222,18 @@ async fn look(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Er
     Ok(warnings)
 }
 
-/// What a `synchronous_commit` comes to.
+/// The effect of a `synchronous_commit`.
 enum Commit {
     Durable,
     Off,
-    /// Durable here, and not waited for on the standbys; without standbys it is as good as `on`.
+    /// Durable on the primary only. Without synchronous standbys this is as good as `on`.
     Local,
 }
 
 impl Commit {
     fn of(value: &str, standbys: bool) -> Self {
         match value {
-            // As `alter role` keeps what was typed.
+            // `alter role` stores the text as it was typed.
             "off" | "false" | "no" | "0" => Self::Off,
             "local" if standbys => Self::Local,
             _ => Self::Durable,

@@ -51,7 +51,12 @@ pub(super) fn known_mode(row: &PgRow) -> sqlx::Result<Mode> {
 
 /// A duration as a parameter. It has microseconds only: days and months would depend on the session's time zone.
 pub(super) fn interval(duration: Duration) -> PgInterval {
-    PgInterval { months: 0, days: 0, microseconds: i64::try_from(duration.as_micros()).unwrap_or(i64::MAX) }
+    PgInterval { months: 0, days: 0, microseconds: microseconds(duration) }
+}
+
+/// A duration in PostgreSQL's unit. PostgreSQL itself refuses a time beyond its calendar.
+pub(super) fn microseconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// A response as its record stores it: a body of JSON text, or, over HTTP, a status, headers and a body.

@@ -1,4 +1,4 @@
-//! What must be left.
+//! Assertions about the answers and the records that remain.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -9,7 +9,8 @@ use sqlx::PgPool;
 use crate::operator::{Shown, show};
 use crate::{Key, Outcome};
 
-/// Asserts that one of these calls performed, that every other one replayed, and that all gave one answer; returns it.
+/// Asserts that exactly one of these calls performed, that all others replayed, and that all gave the same answer. Returns the
+/// answer.
 ///
 /// ```
 /// # use pg_idempotency::{Error, Outcome, testing::assert_performed_once};
@@ -17,12 +18,12 @@ use crate::{Key, Outcome};
 /// assert_eq!(assert_performed_once(answers), 17);
 /// ```
 ///
-/// Under [`InFlight::Reject`](crate::InFlight::Reject) a duplicate may be told [`Error::InFlight`](crate::Error::InFlight):
-/// filter those out before.
+/// Under [`InFlight::Reject`](crate::InFlight::Reject) a duplicate may get [`Error::InFlight`](crate::Error::InFlight): filter
+/// these errors out first.
 ///
 /// # Panics
 ///
-/// Where that is not so: two performed, or none, or a call failed.
+/// If two calls performed, or none, or if a call failed, or if the answers differ.
 #[track_caller]
 pub fn assert_performed_once<T, E>(answers: impl IntoIterator<Item = Result<Outcome<T>, E>>) -> T
 where
@@ -45,11 +46,11 @@ where
     first
 }
 
-/// Asserts that the key's record is completed, or that it is marked; by a committed record, within its retention.
+/// Asserts that the key has a committed record within its retention, which is completed or a mark.
 ///
 /// # Panics
 ///
-/// Where it is not, with the state that it is in; and where the database does not answer.
+/// If it has not, with the state of its record; or if the database fails.
 #[track_caller]
 pub fn assert_completed<'a>(pool: &'a PgPool, key: &'a Key) -> impl Future<Output = ()> + Send + 'a {
     let at = Location::caller();
@@ -62,11 +63,11 @@ pub fn assert_completed<'a>(pool: &'a PgPool, key: &'a Key) -> impl Future<Outpu
     }
 }
 
-/// Asserts that there is no committed record of the key: what was called with it has failed, and left no trace.
+/// Asserts that the key has no committed record: the call with it has failed and left no trace.
 ///
 /// # Panics
 ///
-/// Where there is one, with the state that it is in; and where the database does not answer.
+/// If there is a record, with its state; or if the database fails.
 #[track_caller]
 pub fn assert_no_trace<'a>(pool: &'a PgPool, key: &'a Key) -> impl Future<Output = ()> + Send + 'a {
     let at = Location::caller();

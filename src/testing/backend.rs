@@ -1,4 +1,4 @@
-//! The server's processes, one for each connection: which one it is, what it waits for, and its end.
+//! Backends: the server's processes, of which each serves one connection.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::gate::PATIENCE;
 use crate::Error;
 
-/// Between two looks at what the server is doing. A look is cheap, and a test should not be slow.
+/// The pause between two looks at the server's activity. A look is cheap, and a test should be fast.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// The process id of the backend that serves this connection, for [`kill_backend`].
@@ -21,7 +21,7 @@ pub async fn backend(conn: &mut PgConnection) -> Result<i32, Error> {
 }
 
 /// Kills a backend, as a crash of its client's machine or an operator does, and waits until it is gone: its transaction is
-/// rolled back, its locks are free. By a connection of its own.
+/// then rolled back, and its locks are free. This function opens a connection of its own.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Idempotency, Key, testing};
@@ -39,16 +39,16 @@ pub async fn backend(conn: &mut PgConnection) -> Result<i32, Error> {
 ///
 /// # Errors
 ///
-/// The database's. One that is gone already is no error.
+/// The database's. It is not an error if the backend is gone already.
 ///
 /// # Panics
 ///
-/// After [`PATIENCE`]: PostgreSQL ends a backend at the next place where that is safe.
+/// After [`PATIENCE`]. PostgreSQL ends a backend at the next point where that is safe.
 pub async fn kill_backend(pool: &PgPool, backend: i32) -> Result<(), Error> {
     let mut conn = PgConnection::connect_with(&pool.connect_options()).await?;
     let started = Instant::now();
     loop {
-        // Asked and killed anew each time: a signal to a process that has just begun may be lost.
+        // Each round kills again, because a signal to a process that has just begun may be lost.
         let there: bool = sqlx::query_scalar(
             "
             select coalesce(bool_or(pg_terminate_backend(pid)), false)
@@ -67,8 +67,8 @@ pub async fn kill_backend(pool: &PgPool, backend: i32) -> Result<(), Error> {
     }
 }
 
-/// Waits until so many statements in this database wait for a lock of another's: a duplicate for the owner of its key. By a
-/// connection of the pool's.
+/// Waits until exactly this many statements in this database wait for a lock of another transaction, as a duplicate waits for
+/// the owner of its key. It uses a connection of the pool.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Key, testing};

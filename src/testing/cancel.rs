@@ -1,13 +1,13 @@
-//! Dropping a future in the middle.
+//! Dropping a future before it is ready.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
 
-/// Polls a future at most so often, then drops it. `None` where it was dropped.
+/// Polls a future at most `polls` times, then drops it. `None` means that it was dropped.
 ///
-/// A client that hangs up, a `timeout` and a `select!` all drop a call at one of its polls. To meet every place where they
-/// can, ask with 0, 1, 2 … polls until the call completes, and look each time that nothing is half done:
+/// A client that hangs up, a `timeout` and a `select!` all drop a call at one of its polls. To cover every such point, try 0, 1,
+/// 2 … polls until the call completes, and check each time that nothing is half done:
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Key, testing::{assert_completed, assert_no_trace, cancel_after}};
@@ -16,7 +16,7 @@ use std::task::Poll;
 /// for polls in 0.. {
 ///     let key = Key::new("user:1", "POST /orders", format!("after {polls} polls"))?;
 ///     let cancelled = cancel_after(polls, place_order(&pool, &key)).await.transpose()?.is_none();
-///     // Whatever became of it: asked again, it is done once.
+///     // Performed or not, the repeat finds or makes the one order.
 ///     place_order(&pool, &key).await?;
 ///     assert_completed(&pool, &key).await;
 ///     if !cancelled {
@@ -47,7 +47,7 @@ pub async fn cancel_after<F: Future>(polls: usize, future: F) -> Option<F::Outpu
         }
         polled += 1;
         let result = future.as_mut().poll(context).map(Some);
-        // The last poll allowed: a future that is pending after it is dropped without being woken first.
+        // This was the last poll. A future that is still pending is dropped at once, without waiting for it to be woken.
         if result.is_pending() && polled == polls {
             return Poll::Ready(None);
         }

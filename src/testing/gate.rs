@@ -1,4 +1,4 @@
-//! A place to stop inside `perform`.
+//! A point inside `perform` at which a test stops a call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// Long past anything that works, short enough for a person: a test that hangs fails by it.
+/// The longest wait: 30 seconds. Nothing that works takes so long, and a test that hangs fails.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Stops inside `perform`: the operation [`pass`](Self::pass)es, the test waits until it is [`reached`](Self::reached), does
-/// what should happen in that moment, and [`open`](Self::open)s.
+/// Stops a call inside `perform`. The operation calls [`pass`](Self::pass). The test waits until the gate is
+/// [`reached`](Self::reached), does its work while the call is stopped, and [`open`](Self::open)s the gate.
 ///
-/// Clones are the same gate. Each `open` lets one through, also one that comes later, and each `reached` is for one arrival.
+/// Clones are the same gate. Each `open` lets one arrival through, even a later one, and each `reached` counts one arrival.
 ///
 /// ```
 /// # use pg_idempotency::testing::Gate;
@@ -45,28 +45,28 @@ impl Gate {
         Self { reached: Arc::new(Semaphore::new(0)), opened: Arc::new(Semaphore::new(0)) }
     }
 
-    /// Says that the gate is reached, and waits until it is opened.
+    /// Reaches the gate, and waits until it is opened.
     ///
     /// # Cancellation
     ///
-    /// A future that is dropped here has been counted as reaching the gate, and leaves what was opened to others.
+    /// A future that is dropped here has counted as an arrival. An `open` remains for another arrival.
     pub async fn pass(&self) {
         self.reached.add_permits(1);
         take(&self.opened).await;
     }
 
-    /// Waits until somebody is at the gate.
+    /// Waits until a call reaches the gate.
     ///
     /// # Panics
     ///
     /// After [`PATIENCE`].
     pub async fn reached(&self) {
         if timeout(PATIENCE, take(&self.reached)).await.is_err() {
-            panic!("nobody reached the gate within {PATIENCE:?}");
+            panic!("no call reached the gate within {PATIENCE:?}");
         }
     }
 
-    /// Lets one through.
+    /// Lets one arrival through.
     pub fn open(&self) {
         self.opened.add_permits(1);
     }
@@ -79,7 +79,7 @@ impl Default for Gate {
 }
 
 async fn take(semaphore: &Semaphore) {
-    // Never closed, so it is always a permit.
+    // The semaphore is never closed, so this is always a permit.
     if let Ok(permit) = semaphore.acquire().await {
         permit.forget();
     }

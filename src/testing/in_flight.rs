@@ -1,4 +1,4 @@
-//! A call of somebody else's that is under way.
+//! Another caller's call that is in flight.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 use super::fixture::Fixture;
 use crate::{Body, Error, Fingerprint, Key};
 
-/// A call that is in flight, in transaction mode: the next one waits, or is told [`Error::InFlight`].
+/// Starts a call in transaction mode, which is then in flight: the next call waits, or gets [`Error::InFlight`].
 ///
-/// It has a connection of its own, so that the pool of the test stays as large as it was. A call in flight in lease mode is
-/// a mere record: [`Fixture::leased`].
+/// It has a connection of its own, so it takes none from the test's pool. In lease mode a call in flight is only a record:
+/// [`Fixture::leased`].
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Idempotency, InFlight, Key, testing};
@@ -40,8 +40,9 @@ where
     Ok(InFlightCall { conn, key: key.clone(), fingerprint })
 }
 
-/// A call in flight, made by [`in_flight`]. Dropped, it rolls back, as if its process had died: the next call performs.
-#[must_use = "dropped, the call is in flight no more"]
+/// A call in flight, made by [`in_flight`]. When it is dropped, it rolls back, as if its process had died: the next call
+/// performs.
+#[must_use = "a call that is dropped is no longer in flight"]
 pub struct InFlightCall {
     conn: PgConnection,
     key: Key,

@@ -1,4 +1,4 @@
-//! Many at once.
+//! Many calls at once.
 
 use std::future::{Future, poll_fn};
 use std::task::Poll;
@@ -10,11 +10,10 @@ use tokio::time::timeout;
 use super::gate::PATIENCE;
 use crate::Error;
 
-/// Makes the same call so many times at once, on a pool of so many connections, all of them open before the first call begins;
-/// gives what each of them answered.
+/// Makes `calls` calls at once, and returns all answers.
 ///
-/// The pool is the race's own, to the same database: the five connections of `#[sqlx::test]` would make most of the calls
-/// queue, and race against nobody.
+/// The race has a pool of its own to the same database, with a connection for each call. All connections are open before the
+/// first call begins. On the five connections of `#[sqlx::test]` most calls would queue instead of racing.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Idempotency, Key, testing::{assert_performed_once, race}};
@@ -27,12 +26,11 @@ use crate::Error;
 /// # Ok(()) }
 /// ```
 ///
-/// All calls run in the task of the caller, and wait for the database beside each other; one that blocks its thread blocks
-/// all.
+/// All calls run in the caller's task and wait for the database concurrently. A call that blocks its thread blocks all others.
 ///
 /// # Errors
 ///
-/// The database's, where it has not so many connections to give.
+/// The database's, for instance if it has too few connections.
 pub async fn race<T>(pool: &PgPool, calls: u32, call: impl AsyncFn(&PgPool) -> T) -> Result<Vec<T>, Error> {
     let options = PgPoolOptions::new().max_connections(calls.max(1)).acquire_timeout(PATIENCE);
     let wide = options.connect_with(pool.connect_options().as_ref().clone()).await?;
@@ -43,12 +41,12 @@ pub async fn race<T>(pool: &PgPool, calls: u32, call: impl AsyncFn(&PgPool) -> T
     drop(open);
 
     let answers = all((0..calls).map(|_| call(&wide))).await;
-    // A run that outlives its call, as those of the HTTP layer may, holds a connection; to close waits for it.
+    // A run of the HTTP layer may outlive its call and hold a connection. `close` waits for it.
     let _ = timeout(PATIENCE, wide.close()).await;
     Ok(answers)
 }
 
-/// Polls all of them until the last is ready; the answers are in the order of the calls.
+/// Polls all calls until the last one is ready. The answers are in the order of the calls.
 async fn all<F: Future>(calls: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut calls: Vec<_> = calls.map(|call| (Box::pin(call), None)).collect();
     poll_fn(|context| {

@@ -1,19 +1,17 @@
-//! Time passes when the test says so: the record is moved, by the database's clock, and nobody sleeps.
+//! The passing of time: these functions move the times of a record by the database's clock, so that no test sleeps.
 //!
-//! All of these take a pool or a connection, and give [`sqlx::Error::RowNotFound`] where the key has no such record that is
-//! committed: one cannot age what a transaction under way has not shown yet.
+//! All of them take a pool or a connection. They fail with [`sqlx::Error::RowNotFound`] if the key has no such record that is
+//! committed; a record of an open transaction cannot be moved.
 
 use std::time::Duration;
 
 use sqlx::PgExecutor;
-use sqlx::postgres::{PgArguments, PgQueryResult};
-use sqlx::query::Query;
 
-use super::fixture::microseconds;
-use crate::{Error, Key};
+use crate::record::Record;
+use crate::{Deployment, Error, Key};
 
-/// Lets so much time pass for the record: it was claimed and completed so much earlier, and its lease and retention end so
-/// much sooner.
+/// Lets this much time pass for the record: it was claimed and completed earlier by that much, and its lease and retention end
+/// that much sooner.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Key, testing};
@@ -25,90 +23,42 @@ use crate::{Error, Key};
 ///
 /// # Errors
 ///
-/// [`Error::Database`] with [`sqlx::Error::RowNotFound`] where there is no record; the database's.
+/// [`Error::Database`], with [`sqlx::Error::RowNotFound`] if there is no record.
 pub async fn age(executor: impl PgExecutor<'_>, key: &Key, by: Duration) -> Result<(), Error> {
-    let statement = of(
-        key,
-        "
-        update idempotency.record
-        set claimed_at = claimed_at - $4::int8 * interval '1 microsecond',
-            completed_at = completed_at - $4::int8 * interval '1 microsecond',
-            lease_until = lease_until - $4::int8 * interval '1 microsecond',
-            expires_at = expires_at - $4::int8 * interval '1 microsecond'
-        where scope = $1::text and operation = $2::text and key = $3::text
-        ",
-    );
-    moved(statement.bind(microseconds(by)).execute(executor).await)
+    record(key).move_back(executor, by).await
 }
 
-/// Ends the retention a moment ago, and the lease where one is live: the key is new, whatever it was, and no sweep has met
-/// the record yet.
+/// Ends the retention a moment ago, and a live lease too: the key is new, whatever the state of its record was, and no sweep has
+/// deleted the record yet.
 ///
 /// # Errors
 ///
 /// As [`age`].
 pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error> {
-    let statement = of(
-        key,
-        "
-        update idempotency.record
-        set expires_at = least(expires_at, statement_timestamp() - interval '1 ms'),
-            lease_until = case when lease_until is not null
-                then least(lease_until, statement_timestamp() - interval '1 ms')
-            end
-        where scope = $1::text and operation = $2::text and key = $3::text
-        ",
-    );
-    moved(statement.execute(executor).await)
+    record(key).end(executor).await
 }
 
-/// Lets the retention end so far from now. Zero is now; a lease that is live then protects the record, as it does in life.
+/// Sets the rest of the retention. Zero ends it now. A lease that is live then protects the record, as in production.
 ///
 /// # Errors
 ///
 /// As [`age`].
 pub async fn expire_in(executor: impl PgExecutor<'_>, key: &Key, left: Duration) -> Result<(), Error> {
-    let statement = of(
-        key,
-        "
-        update idempotency.record
-        set expires_at = statement_timestamp() + $4::int8 * interval '1 microsecond'
-        where scope = $1::text and operation = $2::text and key = $3::text
-        ",
-    );
-    moved(statement.bind(microseconds(left)).execute(executor).await)
+    record(key).set_retention_left(executor, left).await
 }
 
 /// Lets the lease lapse a moment ago, as if its owner had died long enough before.
 ///
-/// An owner that is alive does not know: it goes on, and its next heartbeat prolongs the lease again, unless somebody has
+/// An owner that is alive does not notice: it goes on, and its next heartbeat prolongs the lease again, unless another call has
 /// taken the claim over by then.
 ///
 /// # Errors
 ///
-/// As [`age`]; also where the record is completed, released, or never had a lease.
+/// As [`age`]; also if the record is completed, released, or never had a lease.
 pub async fn lapse(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error> {
-    let statement = of(
-        key,
-        "
-        update idempotency.record
-        set lease_until = least(lease_until, statement_timestamp() - interval '1 ms')
-        where scope = $1::text and operation = $2::text and key = $3::text
-            and completed_at is null
-            and lease_until > '-infinity'
-        ",
-    );
-    moved(statement.execute(executor).await)
+    record(key).end_lease(executor).await
 }
 
-fn of<'k>(key: &'k Key, sql: &'static str) -> Query<'k, sqlx::Postgres, PgArguments> {
-    sqlx::query(sql).bind(key.scope()).bind(key.operation()).bind(key.value())
-}
-
-fn moved(result: sqlx::Result<PgQueryResult>) -> Result<(), Error> {
-    match result {
-        Ok(done) if done.rows_affected() == 1 => Ok(()),
-        Ok(_) => Err(Error::Database(sqlx::Error::RowNotFound)),
-        Err(error) => Err(Error::of_statement(error)),
-    }
+fn record(key: &Key) -> Record<'_> {
+    Record { key, deployment: Deployment::new() }
 }

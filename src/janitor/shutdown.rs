@@ -1,0 +1,47 @@
+//! The future that ends a sweep or a run.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+
+/// A future that may be polled again after it was ready, unlike most futures.
+pub(super) struct Shutdown<'a, F> {
+    future: Option<Pin<&'a mut F>>,
+}
+
+impl<'a, F> Shutdown<'a, F> {
+    pub(super) fn new(future: Pin<&'a mut F>) -> Self {
+        Self { future: Some(future) }
+    }
+}
+
+impl<F: Future<Output = ()>> Future for Shutdown<'_, F> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if let Some(future) = &mut self.future {
+            if future.as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
+            self.future = None;
+        }
+        Poll::Ready(())
+    }
+}
+
+/// The outcome of `other`; `None` if `shutdown` is ready first.
+pub(super) async fn unless<F: Future>(
+    shutdown: &mut (impl Future<Output = ()> + Unpin),
+    other: F,
+) -> Option<F::Output> {
+    let mut other = pin!(other);
+    poll_fn(|context| match Pin::new(&mut *shutdown).poll(context) {
+        Poll::Ready(()) => Poll::Ready(None),
+        Poll::Pending => other.as_mut().poll(context).map(Some),
+    })
+    .await
+}
+
+pub(super) async fn is_ready(shutdown: &mut (impl Future<Output = ()> + Unpin)) -> bool {
+    unless(shutdown, std::future::ready(())).await.is_none()
+}

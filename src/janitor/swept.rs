@@ -1,0 +1,68 @@
+//! The counts of a sweep.
+
+use std::time::Duration;
+
+use crate::record::Batch;
+
+/// The records that one sweep deleted, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Swept {
+    /// Completed records. Their responses are forgotten, and their keys are new again.
+    pub completed: u64,
+    /// Records that were never completed. In transaction mode each of them is a caller that committed after an error: look
+    /// into it.
+    pub unfinished: u64,
+    /// Marks.
+    pub marks: u64,
+    /// Transactions that deleted something.
+    pub batches: u64,
+    /// Whether the limit or a shutdown ended the sweep while more was due.
+    pub limited: bool,
+    /// Whether another session had the lock of the [single runner](super::Janitor::with_single_runner), so that this sweep
+    /// ended. The log names that session.
+    pub yielded: bool,
+    /// How long the sweep took.
+    pub duration: Duration,
+    /// How long ago the oldest expired record had expired when the sweep began; `None` if none was due.
+    pub oldest_before: Option<Duration>,
+    /// The same at the end of the sweep. The records that remain are locked by another transaction, or came due during the
+    /// sweep, or the sweep was [`limited`](Self::limited).
+    pub oldest_after: Option<Duration>,
+}
+
+impl Swept {
+    /// The number of deleted records.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.completed + self.unfinished + self.marks
+    }
+
+    pub(super) fn add(&mut self, batch: Batch) {
+        self.completed += batch.completed;
+        self.unfinished += batch.unfinished;
+        self.marks += batch.marks;
+        self.batches += u64::from(batch.rows() > 0);
+    }
+
+    /// The outcome for the sweep's span.
+    pub(super) fn outcome(&self) -> &'static str {
+        match self {
+            Self { yielded: true, .. } => "yielded",
+            Self { limited: true, .. } => "limited",
+            _ => "done",
+        }
+    }
+}
+
+/// The records that a sweep would delete, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DueRecords {
+    /// Completed records.
+    pub completed: u64,
+    /// Records that were never completed.
+    pub unfinished: u64,
+    /// Marks.
+    pub marks: u64,
+}

@@ -1,0 +1,119 @@
+//! Records that a test writes, in any state and of any age.
+
+use std::time::Duration;
+
+use sqlx::PgExecutor;
+
+use super::look::LeaseState;
+use super::statement::{Record, Response, microseconds};
+use crate::{Error, Fingerprint, Mode};
+
+/// An event that is over happened this long ago.
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// The state of a record that a test writes.
+#[derive(Clone, Debug)]
+pub(crate) struct Staged {
+    pub(crate) mode: Mode,
+    /// A mark has none.
+    pub(crate) fingerprint: Option<Fingerprint>,
+    pub(crate) attempt: u32,
+    /// The time since the claim, and since the completion if it is completed.
+    pub(crate) age: Duration,
+    /// Counts from the claim.
+    pub(crate) retention: Duration,
+    /// The retention has ended, however long it is.
+    pub(crate) expired: bool,
+    pub(crate) lease: LeaseState,
+    pub(crate) completed: bool,
+    pub(crate) response: Response,
+    pub(crate) last_error: Option<String>,
+}
+
+impl Staged {
+    /// The rule of `migrations/strict.sql` that this record would break. [`Key`](crate::Key) and [`Fingerprint`] keep the
+    /// rules about their lengths.
+    pub(crate) fn broken_rule(&self) -> Option<&'static str> {
+        let leased = matches!(self.mode, Mode::AtLeastOnce | Mode::AtMostOnce);
+        let rules = [
+            ("attempts_count_from_one", self.attempt >= 1),
+            ("fingerprint_unless_mark", (self.mode == Mode::Mark) == self.fingerprint.is_none()),
+            ("mark_is_complete", self.mode != Mode::Mark || self.completed),
+            ("completed_has_no_lease", !self.completed || self.lease == LeaseState::None),
+            (
+                "deadline_only_for_leases",
+                match self.lease {
+                    LeaseState::None => true,
+                    LeaseState::Live(_) | LeaseState::Lapsed => leased,
+                    LeaseState::Released => self.mode != Mode::Mark,
+                },
+            ),
+            ("unfinished_lease_has_a_deadline", !leased || self.completed || self.lease != LeaseState::None),
+        ];
+        rules.into_iter().find_map(|(rule, kept)| (!kept).then_some(rule))
+    }
+
+    /// The rest of the lease in microseconds, negative once it has lapsed.
+    fn lease_left(&self) -> Option<i64> {
+        match self.lease {
+            LeaseState::None | LeaseState::Released => None,
+            LeaseState::Live(left) => Some(microseconds(left)),
+            LeaseState::Lapsed => Some(-microseconds(MOMENT)),
+        }
+    }
+
+    /// The rest of the retention in microseconds, negative once it has ended.
+    fn retention_left(&self) -> i64 {
+        match self.expired {
+            true => -microseconds(MOMENT),
+            false => microseconds(self.retention).saturating_sub(microseconds(self.age)),
+        }
+    }
+}
+
+impl Record<'_> {
+    /// Writes the record, and replaces any other record of the key.
+    pub(crate) async fn stage(self, executor: impl PgExecutor<'_>, staged: Staged) -> Result<(), Error> {
+        self.query(
+            "
+            insert into idempotency.record (
+                scope, operation, key, mode, fingerprint, token, attempt,
+                claimed_at, completed_at, lease_until, expires_at,
+                response_status, response_headers, response_body, last_error
+            )
+            values (
+                $1::text, $2::text, $3::text, $4::text, $5::bytea, 0, $6::int4,
+                statement_timestamp() - $7::int8 * interval '1 microsecond',
+                case when $8::bool then statement_timestamp() - $7::int8 * interval '1 microsecond' end,
+                case when $9::bool then '-infinity'
+                    else statement_timestamp() + $10::int8 * interval '1 microsecond'
+                end,
+                statement_timestamp() + $11::int8 * interval '1 microsecond',
+                $12::int2, $13::text::jsonb, $14::bytea, $15::text
+            )
+            on conflict (scope, operation, key) do update
+            set mode = excluded.mode, fingerprint = excluded.fingerprint, token = excluded.token,
+                attempt = excluded.attempt, claimed_at = excluded.claimed_at, completed_at = excluded.completed_at,
+                lease_until = excluded.lease_until, expires_at = excluded.expires_at,
+                response_status = excluded.response_status, response_headers = excluded.response_headers,
+                response_body = excluded.response_body, last_error = excluded.last_error
+            ",
+        )
+        .bind(staged.mode.as_str())
+        .bind(staged.fingerprint.as_ref().map(Fingerprint::as_bytes))
+        .bind(i32::try_from(staged.attempt).unwrap_or(i32::MAX))
+        .bind(microseconds(staged.age))
+        .bind(staged.completed)
+        .bind(staged.lease == LeaseState::Released)
+        .bind(staged.lease_left())
+        .bind(staged.retention_left())
+        .bind(&staged.response.status)
+        .bind(&staged.response.headers)
+        .bind(&staged.response.body)
+        .bind(&staged.last_error)
+        .execute(executor)
+        .await
+        .map(drop)
+        .map_err(Error::of_statement)
+    }
+}

@@ -1,0 +1,79 @@
+//! The times of a record, moved by a test.
+
+use std::time::Duration;
+
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{PgExecutor, Postgres};
+
+use super::statement::{Record, interval};
+use crate::Error;
+
+impl Record<'_> {
+    /// Moves all times of the record into the past.
+    pub(crate) async fn move_back(self, executor: impl PgExecutor<'_>, by: Duration) -> Result<(), Error> {
+        let update = self.query(
+            "
+            update idempotency.record
+            set claimed_at = claimed_at - $4::interval,
+                completed_at = completed_at - $4::interval,
+                lease_until = lease_until - $4::interval,
+                expires_at = expires_at - $4::interval
+            where scope = $1::text and operation = $2::text and key = $3::text
+            ",
+        );
+        moves_the_record(executor, update.bind(interval(by))).await
+    }
+
+    /// Ends the retention, and a live lease.
+    pub(crate) async fn end(self, executor: impl PgExecutor<'_>) -> Result<(), Error> {
+        let update = self.query(
+            "
+            update idempotency.record
+            set expires_at = least(expires_at, statement_timestamp() - interval '1 ms'),
+                lease_until = case when lease_until is not null
+                    then least(lease_until, statement_timestamp() - interval '1 ms')
+                end
+            where scope = $1::text and operation = $2::text and key = $3::text
+            ",
+        );
+        moves_the_record(executor, update).await
+    }
+
+    /// Sets the rest of the retention.
+    pub(crate) async fn set_retention_left(self, executor: impl PgExecutor<'_>, left: Duration) -> Result<(), Error> {
+        let update = self.query(
+            "
+            update idempotency.record
+            set expires_at = statement_timestamp() + $4::interval
+            where scope = $1::text and operation = $2::text and key = $3::text
+            ",
+        );
+        moves_the_record(executor, update.bind(interval(left))).await
+    }
+
+    /// Ends the lease, live or lapsed.
+    pub(crate) async fn end_lease(self, executor: impl PgExecutor<'_>) -> Result<(), Error> {
+        let update = self.query(
+            "
+            update idempotency.record
+            set lease_until = least(lease_until, statement_timestamp() - interval '1 ms')
+            where scope = $1::text and operation = $2::text and key = $3::text
+                and completed_at is null
+                and lease_until > '-infinity'
+            ",
+        );
+        moves_the_record(executor, update).await
+    }
+}
+
+/// Sends the update. It is an error if no record fits.
+async fn moves_the_record(
+    executor: impl PgExecutor<'_>,
+    update: Query<'_, Postgres, PgArguments>,
+) -> Result<(), Error> {
+    match update.execute(executor).await.map_err(Error::of_statement)?.rows_affected() {
+        1 => Ok(()),
+        _ => Err(Error::Database(sqlx::Error::RowNotFound)),
+    }
+}
