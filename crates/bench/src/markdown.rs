@@ -14,14 +14,16 @@ pub(crate) fn document(report: &Report) -> String {
     let machine = &report.machine;
     let mut text = format!(
         "# Performance\n\n\
-         Made by `{}` on {}, in {:.0} minutes; all figures are in [figures.json](performance/figures.json).\n\n\
-         The alternatives of a table took turns in one run, A B C A B C …: rates are medians of the rounds, and a ratio is the \
-         median of each round's ratio to the first line, so that a machine that drifts flatters nobody. Absolute figures are \
-         this machine's: {}, {} cores, PostgreSQL {} with fsync on and 128 MB of shared buffers, clients and server on the same \
-         cores. Load average in the minute before the run {:.2}, in its last minute {:.2}.\n\n\
-         What one call takes is counted, with one client: round trips by a proxy, WAL and bytes by the server, allocations of \
-         the client's process by its allocator, sqlx's with the crate's. Heap and index are those of the keys' table, HOT is the \
-         share of its updates that wrote no index.\n\n\
+         `{}` wrote this page on {}, in {:.0} minutes. [figures.json](performance/figures.json) contains all figures.\n\n\
+         The alternatives of a table took turns in one run, A B C A B C …. A rate is the median of the rounds. A ratio is the \
+         median of each round's ratio to the first line, so a machine that becomes slower affects all alternatives equally. \
+         In the targets, *rate over that of X* means the rate divided by the rate of X.\n\n\
+         The absolute figures apply to this machine: {}, {} cores, PostgreSQL {} with fsync on and 128 MB of shared buffers, \
+         with clients and server on the same cores. The load average was {:.2} in the minute before the run, and {:.2} in its \
+         last minute.\n\n\
+         The costs of one call were counted with one client. A proxy counted round trips, the server counted WAL and bytes, \
+         and the allocator of the client's process counted allocations, including sqlx's. Heap and index are those of the keys' \
+         table. HOT is the share of its updates that wrote no index.\n\n\
          ## Targets\n\n{}\n",
         report.command,
         machine.day,
@@ -51,7 +53,7 @@ pub(crate) fn document(report: &Report) -> String {
         let told: Vec<_> =
             report.targets.iter().filter(|target| target.case == case.name && !target.promised()).collect();
         if !told.is_empty() {
-            let _ = writeln!(text, "| Told, not promised | Setting | Measured |\n|---|---|--:|");
+            let _ = writeln!(text, "| Measured, without a target | Setting | Figure |\n|---|---|--:|");
             for Target { what, setting, seen, .. } in told {
                 let _ = writeln!(text, "| {what} | {} | {} |", in_words(*setting), figure(*seen));
             }

@@ -8,10 +8,10 @@ use crate::report::Report;
 use crate::target::Bound::Told;
 
 pub(crate) const ABOUT: &str = "\
-Allocations and reallocations of one first call, sqlx's and the closure's own among them; what the crate adds is the difference \
-to the same SQL by hand, which makes, encodes and binds the same response. It adds one allocation: the response is read back \
-before it is stored, because what cannot be replayed must not commit. Most of the other bytes are no allocation of the crate's: \
-its future is some 3 KB larger, and the benchmark boxes it.";
+The tables count allocations and reallocations of one first call, including those of sqlx and of the closure. The difference \
+to the same SQL by hand is what the crate adds, because both make, encode and bind the same response. It is one allocation: \
+the crate decodes the response before it stores it, because a response that cannot be replayed must not commit. Most of the \
+other bytes are not allocated by the crate: its future is some 3 KB larger, and the benchmark boxes it.";
 
 const NAME: &str = "allocations";
 /// For the WAL, which stands under `first_call`: no more, because large responses would take gigabytes of it.

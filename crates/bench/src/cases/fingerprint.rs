@@ -14,8 +14,9 @@ use crate::target::Bound::{AtMost, Told};
 use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
-An order of many lines, one of a few long texts and a list of numbers, 256 KB of JSON each, on one core. *SHA-256 alone* hashes \
-the text that serde_json makes, without making it; *serde_json, then SHA-256* makes it too, members in their own order.";
+There are three bodies of 256 KB of JSON: an order with many lines, a few long texts, and a list of numbers. All run on one \
+core. *SHA-256 alone* hashes the text that serde_json has made, without the time to make it. *serde_json, then SHA-256* \
+includes that time, and keeps the members in their own order.";
 
 const NAME: &str = "fingerprint";
 const BYTES: usize = 256 * 1024;

@@ -12,13 +12,13 @@ use crate::setting::Setting;
 use crate::target::Bound::{AtLeast, AtMost, Told};
 
 pub(crate) const ABOUT: &str = "\
-Each call inserts one row of business in a transaction, and answers. *The same SQL by hand* is the crate's statements through \
-sqlx; *usual hand-written code* is insert, catch the unique violation, select, update, without retention, fence or bounded \
-wait; *Redis around it* is GET, SET NX PX, the transaction, SET, and a script that releases, on a Redis that writes nothing to \
-disk, and it lets the business happen twice when a process dies between COMMIT and SET; *pgbench* sends the crate's statements \
-without a key's hash, a fingerprint or a response to encode. *By run* is through a pool of two connections for each client, \
-without sqlx's ping before one is given away; among its round trips are some that nobody waits for: the ping when one comes back, \
-and a ROLLBACK after the commit of the fewest round trips.";
+Each call inserts one business row in a transaction, and returns a response. *The same SQL by hand* sends the crate's \
+statements through sqlx. *Usual hand-written code* is insert, catch the unique violation, select, update. It has no \
+retention, no fence and no wait with a limit. *Redis around it* is GET, SET NX PX, the transaction, SET, and a script that \
+releases the lock. Its Redis writes nothing to disk. If a process dies between COMMIT and SET, the business row is inserted \
+twice. *pgbench* sends the crate's statements, but does not hash a key, compute a fingerprint or encode a response. *By run* \
+uses a pool of two connections for each client, without sqlx's ping before the pool lends one. Its round trips include some \
+for which no call waits: the ping when a connection comes back, and a ROLLBACK after the commit of the fewest round trips.";
 
 const NAME: &str = "first_call";
 const SIZES: [(usize, &str); 3] = [(300, "300 B"), (4096, "4 KB"), (256 * 1024, "256 KB")];

@@ -9,9 +9,9 @@ use crate::report::Report;
 use crate::target::Bound::{AtMost, Told};
 
 pub(crate) const ABOUT: &str = "\
-One database for each size, on one server with 128 MB of shared buffers, so that the largest table is in the operating \
-system's cache at best. First calls, and replays of random keys; 8 clients. The first call's page of the index is a random \
-one, and the first change of a page after a checkpoint writes the whole page to the WAL.";
+There is one database for each size, on one server with 128 MB of shared buffers. So at best the largest table is in the \
+operating system's cache. 8 clients make first calls, and replays of random keys. A first call needs a random page of the \
+index. The first change of a page after a checkpoint writes the whole page to the WAL.";
 
 const NAME: &str = "growth";
 

@@ -22,10 +22,10 @@ use crate::target::Bound::{AtMost, Told};
 use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
-Requests over loopback to a service in the same process, with a pool of 10; the transactional layer, 300 B of response. *Bare \
-handler* begins, inserts and commits, on the same pool. In the storm, 200 clients ask with one key at once, for what takes as \
-long as two others, with keys of their own, are watched; a client who is told 409 comes back after a second. Both sides of 202 \
-connections are on the same cores.";
+The requests go over loopback to a service in the same process, with a pool of 10, the transactional layer and 300 B of \
+response. *Bare handler* begins, inserts and commits, on the same pool. In the storm, 200 clients send the same key at once. \
+Their request takes as long as the whole measurement of two other clients, which use their own keys. A client that gets a \
+409 asks again after a second. Both ends of all 202 connections run on the same cores.";
 
 const NAME: &str = "http";
 const BARE: &str = "bare handler";

@@ -14,8 +14,9 @@ use crate::target::Bound::{AtLeast, Told};
 use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
-On a table of expired records. *Paced*, as it is by default, 1000 rows in each 50 ms: first calls of 8 clients, with the sweep \
-and without it in turns. *Unpaced*, in batches of 10 000: how fast rows go.";
+The table contains expired records. *Paced* is the default: a batch of 1000 rows, then a pause of 50 ms. It measures first \
+calls of 8 clients, with and without the sweep in turns. *Unpaced*, in batches of 10 000, measures how fast the sweep \
+deletes rows.";
 
 const NAME: &str = "janitor";
 /// What the default pace cannot exceed.

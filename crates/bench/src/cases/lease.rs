@@ -16,10 +16,12 @@ use crate::target::Bound::Told;
 use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
-Acquire and complete, at least once, 300 B of result, 8 clients, a pool of 8 for each alternative. *Two bare transactions* \
-insert a row each. A lease's transactions, by hand too, are durable whatever `synchronous_commit` says; the crate's lease renews \
-itself in a task of its own. The round trips hold sqlx's pings: one before each of the two connections is lent, and one, which \
-nobody waits for, when it is back. No completion of a lease is a heap-only update: it sets `expires_at` anew, which is indexed.";
+Each call acquires a lease with the policy at least once, and completes it with 300 B of result. There are 8 clients, and \
+each alternative has a pool of 8 connections. *Two bare transactions* insert one row each. The transactions of a lease are \
+durable whatever `synchronous_commit` says, also in the hand-written variant. The crate's lease renews itself in a separate \
+task. The round trips include sqlx's pings: one before the pool lends each of the two connections, and one when a connection \
+comes back, for which no call waits. No completion of a lease is a heap-only update, because it changes `expires_at`, which \
+has an index.";
 
 const NAME: &str = "lease";
 const CLIENTS: usize = 8;

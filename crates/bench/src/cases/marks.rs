@@ -12,9 +12,9 @@ use crate::target::Bound::AtLeast;
 use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
-Keys a second, each key new, a transaction for each call. *Bare insert* is `insert … on conflict do nothing` into a table of \
-one column, without a window, a bounded wait or an answer to *duplicate or in flight?*. Latencies are of a call, with all its \
-keys.";
+The rate counts keys. Each key is new, and each call has its own transaction. *Bare insert* is `insert … on conflict do \
+nothing` into a table with one column. It has no retention and no wait with a limit, and cannot distinguish *duplicate* from \
+*in flight*. A latency is that of one call with all its keys.";
 
 const NAME: &str = "marks";
 const BATCHES: [usize; 4] = [1, 10, 100, 1000];

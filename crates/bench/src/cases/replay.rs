@@ -15,8 +15,8 @@ use crate::target::Bound::{AtLeast, AtMost, Told};
 use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
-On a connection outside a transaction. *Bare primary-key select* is what one look at the record costs; it decides nothing. Of \
-random keys only those alternatives are measured whose records can be stored by the hundred thousand.";
+Each call uses a connection that is not in a transaction. *Bare primary-key select* is the cost of one look at the record; \
+it decides nothing. The tables with random keys contain only the alternatives whose records the benchmark can store in bulk.";
 
 const NAME: &str = "replay";
 const SELECT: &str = "bare primary-key select";

@@ -16,9 +16,9 @@ use crate::target::Bound::AtMost;
 use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
-32 clients, each on a connection of its own, ask for one and the same key at once; the one who performs takes half of the \
-time, in a statement. Who waits does so in the database; who is turned away asks again after 50 ms. Beside them, 4 others make \
-first calls with keys of their own, one in 5 ms.";
+32 clients, each on its own connection, request the same key at once. The call that performs takes half of the measured \
+time, in one statement. Under Wait the other calls wait in the database. Under Reject they get an error and ask again after \
+50 ms. At the same time 4 other clients make first calls with their own keys, one call in 5 ms.";
 
 const NAME: &str = "storm";
 const DUPLICATES: usize = 32;
