@@ -1,9 +1,9 @@
 -- The rules that every record keeps, as CHECK constraints. `migrate` does not apply this file.
 --
--- PostgreSQL parses each CHECK anew for every statement: a first call then costs the server twice the CPU. Apply it where
--- that does not matter and a bug in hand-written SQL would: `psql -f migrations/strict.sql`. It reads the whole table and
--- locks it meanwhile; applied a second time, it changes nothing. The crate's own tests run with it, so every statement that
--- the crate sends is proven against it. `idempotency-janitor health --deep` looks for records that break these rules.
+-- PostgreSQL parses each CHECK again for every statement, so a first call costs the server twice the CPU. Apply this file if
+-- that price is small beside the danger of a bug in hand-written SQL: `psql -f migrations/strict.sql`. It reads and locks the
+-- whole table. Applied a second time, it changes nothing. The crate's own tests run with it, so every statement that the crate
+-- sends keeps these rules. `idempotency-janitor health --deep` looks for records that break them.
 
 alter table idempotency.record
     drop constraint if exists known_mode,
@@ -17,7 +17,7 @@ alter table idempotency.record
     drop constraint if exists unfinished_lease_has_a_deadline,
     drop constraint if exists response_only_when_completed,
     add constraint known_mode check (mode in ('transaction', 'at_least_once', 'at_most_once', 'mark')),
-    -- An entry of the index has 2704 bytes at most.
+    -- An entry of the index has at most 2704 bytes.
     add constraint key_length check (
         octet_length(scope) between 1 and 255
         and octet_length(operation) between 1 and 255
@@ -29,7 +29,7 @@ alter table idempotency.record
     add constraint attempts_count_from_one check (attempt >= 1),
     add constraint mark_is_complete check (mode <> 'mark' or completed_at is not null),
     add constraint completed_has_no_lease check (completed_at is null or lease_until is null),
-    -- In transaction mode the transaction itself is the lease. Released is released in any mode.
+    -- In transaction mode the transaction itself is the lease. A claim of any mode can be released.
     add constraint deadline_only_for_leases check (
         lease_until is null
         or mode in ('at_least_once', 'at_most_once')

@@ -107,7 +107,7 @@ impl Record<'_> {
         .bind(staged.lease == LeaseState::Released)
         .bind(staged.lease_left())
         .bind(staged.retention_left())
-        .bind(&staged.response.status)
+        .bind(staged.response.status)
         .bind(&staged.response.headers)
         .bind(&staged.response.body)
         .bind(&staged.last_error)

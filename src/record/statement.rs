@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::postgres::types::PgInterval;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
-use sqlx::{PgConnection, Postgres, Row as _};
+use sqlx::{PgExecutor, Postgres, Row as _};
 
 use crate::{Deployment, Error, Key, Mode};
 
@@ -34,10 +34,10 @@ impl<'k> Record<'k> {
 
 /// Sends a statement that changes one row or none, and returns whether it changed one.
 pub(super) async fn changes_a_row(
-    conn: &mut PgConnection,
+    executor: impl PgExecutor<'_>,
     statement: Query<'_, Postgres, PgArguments>,
 ) -> Result<bool, Error> {
-    let done = statement.execute(conn).await.map_err(Error::of_statement)?;
+    let done = statement.execute(executor).await.map_err(Error::of_statement)?;
     Ok(done.rows_affected() == 1)
 }
 

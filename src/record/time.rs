@@ -1,17 +1,15 @@
-//! The times of a record, moved by a test.
+//! The times of a record, moved by a test. `false` means that the key has no such record.
 
 use std::time::Duration;
 
-use sqlx::postgres::PgArguments;
-use sqlx::query::Query;
-use sqlx::{PgExecutor, Postgres};
+use sqlx::PgExecutor;
 
-use super::statement::{Record, interval};
+use super::statement::{Record, changes_a_row, interval};
 use crate::Error;
 
 impl Record<'_> {
     /// Moves all times of the record into the past.
-    pub(crate) async fn move_back(self, executor: impl PgExecutor<'_>, by: Duration) -> Result<(), Error> {
+    pub(crate) async fn move_back(self, executor: impl PgExecutor<'_>, by: Duration) -> Result<bool, Error> {
         let update = self.query(
             "
             update idempotency.record
@@ -22,11 +20,11 @@ impl Record<'_> {
             where scope = $1::text and operation = $2::text and key = $3::text
             ",
         );
-        moves_the_record(executor, update.bind(interval(by))).await
+        changes_a_row(executor, update.bind(interval(by))).await
     }
 
     /// Ends the retention, and a live lease.
-    pub(crate) async fn end(self, executor: impl PgExecutor<'_>) -> Result<(), Error> {
+    pub(crate) async fn end(self, executor: impl PgExecutor<'_>) -> Result<bool, Error> {
         let update = self.query(
             "
             update idempotency.record
@@ -37,11 +35,11 @@ impl Record<'_> {
             where scope = $1::text and operation = $2::text and key = $3::text
             ",
         );
-        moves_the_record(executor, update).await
+        changes_a_row(executor, update).await
     }
 
     /// Sets the rest of the retention.
-    pub(crate) async fn set_retention_left(self, executor: impl PgExecutor<'_>, left: Duration) -> Result<(), Error> {
+    pub(crate) async fn set_retention_left(self, executor: impl PgExecutor<'_>, left: Duration) -> Result<bool, Error> {
         let update = self.query(
             "
             update idempotency.record
@@ -49,11 +47,11 @@ impl Record<'_> {
             where scope = $1::text and operation = $2::text and key = $3::text
             ",
         );
-        moves_the_record(executor, update.bind(interval(left))).await
+        changes_a_row(executor, update.bind(interval(left))).await
     }
 
     /// Ends the lease, live or lapsed.
-    pub(crate) async fn end_lease(self, executor: impl PgExecutor<'_>) -> Result<(), Error> {
+    pub(crate) async fn end_lease(self, executor: impl PgExecutor<'_>) -> Result<bool, Error> {
         let update = self.query(
             "
             update idempotency.record
@@ -63,17 +61,6 @@ impl Record<'_> {
                 and lease_until > '-infinity'
             ",
         );
-        moves_the_record(executor, update).await
-    }
-}
-
-/// Sends the update. It is an error if no record fits.
-async fn moves_the_record(
-    executor: impl PgExecutor<'_>,
-    update: Query<'_, Postgres, PgArguments>,
-) -> Result<(), Error> {
-    match update.execute(executor).await.map_err(Error::of_statement)?.rows_affected() {
-        1 => Ok(()),
-        _ => Err(Error::Database(sqlx::Error::RowNotFound)),
+        changes_a_row(executor, update).await
     }
 }

@@ -25,7 +25,7 @@ use crate::{Deployment, Error, Key};
 ///
 /// [`Error::Database`], with [`sqlx::Error::RowNotFound`] if there is no record.
 pub async fn age(executor: impl PgExecutor<'_>, key: &Key, by: Duration) -> Result<(), Error> {
-    record(key).move_back(executor, by).await
+    moved(record(key).move_back(executor, by).await?)
 }
 
 /// Ends the retention a moment ago, and a live lease too: the key is new, whatever the state of its record was, and no sweep has
@@ -35,7 +35,7 @@ pub async fn age(executor: impl PgExecutor<'_>, key: &Key, by: Duration) -> Resu
 ///
 /// As [`age`].
 pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error> {
-    record(key).end(executor).await
+    moved(record(key).end(executor).await?)
 }
 
 /// Sets the rest of the retention. Zero ends it now. A lease that is live then protects the record, as in production.
@@ -44,7 +44,7 @@ pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Erro
 ///
 /// As [`age`].
 pub async fn expire_in(executor: impl PgExecutor<'_>, key: &Key, left: Duration) -> Result<(), Error> {
-    record(key).set_retention_left(executor, left).await
+    moved(record(key).set_retention_left(executor, left).await?)
 }
 
 /// Lets the lease lapse a moment ago, as if its owner had died long enough before.
@@ -56,9 +56,13 @@ pub async fn expire_in(executor: impl PgExecutor<'_>, key: &Key, left: Duration)
 ///
 /// As [`age`]; also if the record is completed, released, or never had a lease.
 pub async fn lapse(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error> {
-    record(key).end_lease(executor).await
+    moved(record(key).end_lease(executor).await?)
 }
 
 fn record(key: &Key) -> Record<'_> {
     Record { key, deployment: Deployment::new() }
+}
+
+fn moved(moved: bool) -> Result<(), Error> {
+    if moved { Ok(()) } else { Err(Error::Database(sqlx::Error::RowNotFound)) }
 }

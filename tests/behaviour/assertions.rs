@@ -1,4 +1,4 @@
-//! Races, kills and assertions that users get (feature `testing`): each passes where it should, and fails where it should.
+//! The races, kills and assertions of the feature `testing`: each passes and fails when it should.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -23,7 +23,7 @@ async fn a_race_performs_once_and_runs_all_at_once(pool: PgPool) -> anyhow::Resu
     let again: [Result<_, Error>; 1] = [once(&pool, &key("a"), "body").await];
     assert!(again.iter().all(|answer| matches!(answer, Ok(Outcome::Replayed(replayed)) if *replayed == id)));
 
-    // Nobody's turn waits for another's: the last to come lets all of them go.
+    // No call waits for another to end: the last one to arrive lets all of them go.
     let (there, gate) = (AtomicUsize::new(0), Gate::new());
     let backends = race(&pool, CALLS, async |pool| {
         let mut conn = pool.acquire().await?;
@@ -59,7 +59,7 @@ async fn a_killed_backend_leaves_no_trace(pool: PgPool) -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_future_is_polled_so_often_and_no_more() {
+async fn a_future_is_polled_as_often_as_asked_and_no_more() {
     let polled = AtomicUsize::new(0);
     let counted = std::future::poll_fn(|_| {
         polled.fetch_add(1, Ordering::SeqCst);
@@ -77,7 +77,7 @@ async fn a_future_is_polled_so_often_and_no_more() {
     }
 }
 
-/// The message of a panic in this.
+/// The message of the panic of this call.
 async fn panics(call: impl Future<Output = ()> + Send + 'static) -> String {
     let panic = tokio::spawn(call).await.expect_err("a panic").into_panic();
     match panic.downcast::<String>() {
@@ -122,7 +122,7 @@ async fn an_assertion_fails_where_it_is_made_and_says_what_is_there(pool: PgPool
 }
 
 #[tokio::test]
-async fn performed_once_is_not_twice_nor_never_nor_with_two_answers() {
+async fn performed_once_is_neither_twice_nor_never_nor_two_answers() {
     let (performed, replayed) = (|n| Ok(Outcome::Performed(n)), |n| Ok(Outcome::Replayed(n)));
     let failed = || Err(Error::AlreadyInTransaction);
     for (answers, says) in [

@@ -1,5 +1,5 @@
-//! What makes two bodies the same. `script/test` runs this file once more with serde_json's `preserve_order` and
-//! `arbitrary_precision` turned on, as another crate might: the digests written here must not change.
+//! Fingerprints: which bodies are the same. `script/test` runs this file again with serde_json's `preserve_order` and
+//! `arbitrary_precision`, which another crate may turn on: the digests in this file must not change.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -82,8 +82,8 @@ fn another_request_has_another_fingerprint() {
     assert_ne!(Fingerprint::of_bytes(b"1"), Fingerprint::of_bytes(b"1 "));
 }
 
-/// Where two texts of the fewest digits are equally near to a float, std and serde_json print different ones. The digests
-/// are of std's.
+/// If two texts of the fewest digits are equally near to a float, std and serde_json print different ones. The digests are those
+/// of std's text.
 #[test]
 fn a_float_between_two_texts_is_the_upper_one() {
     for (float, digits) in [
@@ -99,7 +99,7 @@ fn a_float_between_two_texts_is_the_upper_one() {
 
 /// Beyond `u128`, only serde_json's `arbitrary_precision` keeps the digits; then they count.
 #[test]
-fn longer_numbers_do_not_collide_where_their_digits_are_kept() {
+fn longer_numbers_do_not_collide_if_their_digits_are_kept() {
     let one = parsed("123456789012345678901234567890123456789012345678901");
     let other = parsed("123456789012345678901234567890123456789012345678902");
     let kept = one != other;
@@ -154,7 +154,7 @@ fn a_struct_a_map_and_their_value_are_one_request() {
 
 #[test]
 fn members_are_sorted_by_code_points() {
-    // U+FF61 comes before U+1F980, and after it where UTF-16 units are compared.
+    // U+FF61 is less than U+1F980 as a code point, and greater in UTF-16 units.
     let canonical = "j{\"\":0,\"\\\"\":1,\"a\":2,\"é\":3,\"\u{ff61}\":4,\"\u{1f980}\":5}";
     let value = json!({"\u{1f980}": 5, "\u{ff61}": 4, "é": 3, "a": 2, "\"": 1, "": 0});
     use sha2::Digest as _;
@@ -162,7 +162,7 @@ fn members_are_sorted_by_code_points() {
 }
 
 #[test]
-fn a_string_is_escaped_where_json_demands_it() {
+fn a_string_is_escaped_only_if_json_requires_it() {
     let text: String = ('\0'..='\u{a0}').chain("\u{1f980}\u{1f}".chars()).collect();
     assert_eq!(of(&text).as_bytes()[1..], digest_of(&reference_string(&text)));
     for plain in ["", "é", "\u{7f}", "/"] {
@@ -190,7 +190,7 @@ fn a_body_without_a_canonical_form_is_refused() {
     assert_eq!(Fingerprint::of_json(&raw), Err(InvalidBody::RawJson));
 }
 
-/// A `Serialize` that goes on after a part has failed must not get a fingerprint without that part.
+/// A `Serialize` that goes on after a part has failed must not get a fingerprint that lacks this part.
 #[test]
 fn an_error_that_is_swallowed_is_still_an_error() {
     struct InMap(f64);
@@ -232,7 +232,7 @@ fn an_error_that_is_swallowed_is_still_an_error() {
 
 #[test]
 fn large_bodies_are_streamed_in_pieces_with_the_same_outcome() {
-    // Outside any object, the buffer is flushed to the hasher; inside one it waits.
+    // Outside all objects the buffer is flushed to the hasher; inside an object it waits.
     let numbers: Vec<u32> = (0..50_000).collect();
     let text = serde_json::to_string(&numbers).expect("JSON");
     use sha2::Digest as _;
@@ -241,7 +241,7 @@ fn large_bodies_are_streamed_in_pieces_with_the_same_outcome() {
     assert_eq!(of(&json!({"n": numbers})).as_bytes()[1..], *sha2::Sha256::digest(wrapped).as_slice());
 }
 
-/// A slow, obvious reference: sort, and print.
+/// A slow and obvious reference implementation: it sorts and prints.
 fn reference(value: &Value) -> String {
     match value {
         Value::Object(members) => {
@@ -260,8 +260,8 @@ fn reference(value: &Value) -> String {
     }
 }
 
-/// *digits × 10^exponent*, digit by digit: all zeros are moved from either end of the digits, and put back where that gives
-/// an integer of at most 40 digits.
+/// The reference for numbers, *digits × 10^exponent*, digit by digit: it removes all zeros at either end of the digits, and puts
+/// them back if that gives an integer of at most 40 digits.
 fn reference_number(text: &str) -> String {
     let text = text.to_ascii_lowercase();
     let (sign, text) = text.strip_prefix('-').map_or(("", &*text), |rest| ("-", rest));
@@ -301,7 +301,7 @@ fn digits_are_kept() -> bool {
     serde_json::from_str::<serde_json::Number>("1e400").is_ok()
 }
 
-/// A decimal number as JSON has it, of any length and size; `most` digits and powers of ten where an `f64` must hold it.
+/// A decimal number in JSON, of any length and size. If an `f64` must hold it, its digits and its exponent are limited.
 fn any_decimal() -> impl proptest::strategy::Strategy<Value = String> {
     use proptest::prelude::*;
     let (digits, power) = if digits_are_kept() { (1..=60_usize, -500..500_i32) } else { (1..=15, -250..250) };
@@ -332,7 +332,7 @@ fn any_decimal() -> impl proptest::strategy::Strategy<Value = String> {
     )
 }
 
-/// Any float at all, and those that are decimals of a few digits, as amounts are.
+/// Any float, and often a decimal of a few digits, as amounts are.
 fn any_float() -> impl proptest::strategy::Strategy<Value = f64> {
     use proptest::num::f64::{NEGATIVE, NORMAL, POSITIVE, SUBNORMAL, ZERO};
     use proptest::prelude::*;
@@ -340,7 +340,7 @@ fn any_float() -> impl proptest::strategy::Strategy<Value = f64> {
     prop_oneof![
         POSITIVE | NEGATIVE | NORMAL | SUBNORMAL | ZERO,
         (any::<i64>(), 0..63_u32, 0..8_i32).prop_map(decimal),
-        // Whole numbers and halves, quarters and so on, about where the digits of an `f64` end.
+        // Whole numbers, halves, quarters and so on, of about as many digits as an `f64` holds.
         (any::<i64>(), 8..20_u32, 0..8_i32)
             .prop_map(|(digits, size, halves)| (digits >> size) as f64 / 2_f64.powi(halves)),
     ]
@@ -401,7 +401,7 @@ proptest::proptest! {
         proptest::prop_assert_eq!(&fingerprint.as_bytes()[1..], expected.as_slice());
     }
 
-    /// Not a digit is lost, and none that says nothing is counted: with `arbitrary_precision` of any length.
+    /// Every significant digit counts, and no other digit does; with `arbitrary_precision`, for numbers of any length.
     #[test]
     fn any_decimal_is_its_exact_value(text in any_decimal()) {
         let canonical = reference_number(&text);
@@ -409,7 +409,7 @@ proptest::proptest! {
         proptest::prop_assert_eq!(&fingerprint.as_bytes()[1..], digest_of(&canonical), "{} is {}", text, canonical);
     }
 
-    /// All integer types, and their text where serde_json has room for it.
+    /// All integer types, and their text if serde_json can represent it.
     #[test]
     fn any_integer_is_its_digits(number: i128, positive: u128, shift in 0..128_u32) {
         let (number, positive) = (number >> shift, positive >> shift);
@@ -428,7 +428,7 @@ proptest::proptest! {
         }
     }
 
-    /// Nothing depends on the order in which members come, at any depth.
+    /// The order of members makes no difference, at any depth.
     #[test]
     fn members_in_any_order_are_one_request(value in any_json()) {
         let fingerprint = of(&Backwards(&value));

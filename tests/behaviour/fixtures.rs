@@ -1,4 +1,4 @@
-//! The fixtures that users get (feature `testing`), used as they use them.
+//! The fixtures of the feature `testing`, used as in the tests of a service.
 
 use std::time::Duration;
 
@@ -60,8 +60,8 @@ async fn state(pool: &PgPool, key: &Key) -> anyhow::Result<String> {
     Ok(shown.map_or_else(|| "no record".to_owned(), |shown| shown.state))
 }
 
-/// What a call with the same body is told.
-async fn told(pool: &PgPool, key: &Key, policy: Option<Policy>) -> String {
+/// The answer to a call with the same body.
+async fn answer(pool: &PgPool, key: &Key, policy: Option<Policy>) -> String {
     let answer: Result<Outcome<i64>, Error> = match policy {
         None => rejecting().run(pool, key, "body", async |_| Ok(9)).await,
         Some(policy) => {
@@ -77,9 +77,9 @@ async fn told(pool: &PgPool, key: &Key, policy: Option<Policy>) -> String {
     }
 }
 
-/// Each state is what the table's own readers take it for, and the next call is answered as the documentation says.
+/// `operator::show` names each state, and the next call gets the documented answer.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn every_state_is_met_as_it_is_documented(pool: PgPool) -> anyhow::Result<()> {
+async fn every_state_gets_its_documented_answer(pool: PgPool) -> anyhow::Result<()> {
     let (least, most) = (Some(AT_LEAST_ONCE), Some(AT_MOST_ONCE));
     let key = key("a");
     for (fixture, is, policy, expected) in [
@@ -108,7 +108,7 @@ async fn every_state_is_met_as_it_is_documented(pool: PgPool) -> anyhow::Result<
         let named = format!("{fixture:?}");
         fixture.write(&pool).await?;
         assert_eq!(state(&pool, &key).await?, is, "{named}");
-        assert_eq!(told(&pool, &key, policy).await, expected, "{named}");
+        assert_eq!(answer(&pool, &key, policy).await, expected, "{named}");
     }
     Ok(())
 }
@@ -126,7 +126,7 @@ async fn a_mark_is_a_duplicate_until_it_expires(pool: PgPool) -> anyhow::Result<
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn time_passes_when_told(pool: PgPool) -> anyhow::Result<()> {
+async fn time_passes_when_the_test_moves_it(pool: PgPool) -> anyhow::Result<()> {
     let key = key("a");
     for (move_it, is) in [(0, "completed"), (1, "completed"), (2, "expired"), (3, "expired"), (4, "completed")] {
         Fixture::completed(&key, "body", &7)?.write(&pool).await?;
@@ -159,9 +159,9 @@ async fn time_passes_when_told(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A typing error in a key would otherwise be a test that tests nothing.
+/// Otherwise a typing error in a key would make a test that tests nothing.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn what_is_not_there_cannot_be_moved(pool: PgPool) -> anyhow::Result<()> {
+async fn a_record_that_does_not_exist_cannot_be_moved(pool: PgPool) -> anyhow::Result<()> {
     Fixture::completed(&key("a"), "body", &7)?.write(&pool).await?;
     for moved in [
         age(&pool, &key("b"), HOUR).await,

@@ -1,4 +1,4 @@
-//! The sweep: what it deletes, what it must leave, and where it stops.
+//! The sweep: which records it deletes, which records it leaves, and when it ends.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use sqlx::{Executor as _, PgPool};
 
 use crate::support::{create_effects, effects, key, leave_effect, once};
 
-/// `count` records of this mode and state, that ended a minute ago or will end in one.
+/// Inserts `count` records of this mode and state, which expired a minute ago or will expire in a minute.
 async fn fill(pool: &PgPool, mode: &str, completed: bool, lease: Option<&str>, expired: bool, count: i32) {
     sqlx::query(
         "
@@ -65,9 +65,9 @@ async fn works_in_batches_and_stops_at_its_limit(pool: PgPool) -> anyhow::Result
     Ok(())
 }
 
-/// The plans that deleted 1989 rows for a limit of 10.
+/// With these plans an earlier statement deleted 1989 rows for a limit of 10.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn never_deletes_more_than_its_limit_whatever_the_plan(pool: PgPool) -> anyhow::Result<()> {
+async fn never_deletes_more_than_its_limit_under_any_plan(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 2000).await;
     for settings in [
         "set enable_hashjoin = off; set enable_mergejoin = off; set enable_material = off; set enable_hashagg = off",
@@ -119,8 +119,7 @@ async fn skips_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result
     Ok(())
 }
 
-/// A batch begins where the one before left off: at the same moment, not past it, and at the beginning where that end is
-/// none that a client can read.
+/// A batch begins at the very moment at which the batch before ended, or at the beginning if a client cannot read that moment.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<()> {
     let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(2)?.with_pause(Duration::ZERO);
@@ -135,8 +134,8 @@ async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<
     Ok(())
 }
 
-/// Four janitors against callers whose records live a millisecond: whoever is acknowledged finds his record as long as it
-/// lives, and the counts of effects and acknowledgements agree.
+/// Four janitors race against callers whose retention is a millisecond. A caller with an acknowledgement finds its record until
+/// that expires, and the numbers of effects and acknowledgements agree.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn races_with_claims_and_take_overs_lose_nothing(
     _: sqlx::postgres::PgPoolOptions,
@@ -186,7 +185,7 @@ async fn races_with_claims_and_take_overs_lose_nothing(
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn tells_how_old_the_oldest_is_before_and_after(pool: PgPool) -> anyhow::Result<()> {
+async fn reports_the_age_of_the_oldest_before_and_after(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 30).await;
     let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(10)?;
     let swept = janitor.sweep_once(20).await?;
@@ -211,7 +210,7 @@ async fn a_dry_run_counts_and_deletes_nothing(pool: PgPool) -> anyhow::Result<()
     Ok(())
 }
 
-/// A `ctid` names a row of one leaf only; without the leaf, live rows at the same place of others would go too.
+/// A `ctid` is unique in one leaf only: without the leaf, a sweep would delete live rows of other leaves too.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn sweeps_a_partitioned_table_leaf_by_leaf(pool: PgPool) -> anyhow::Result<()> {
     pool.execute(
@@ -244,11 +243,11 @@ async fn sweeps_a_partitioned_table_leaf_by_leaf(pool: PgPool) -> anyhow::Result
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_single_runner_leaves_the_floor_to_the_one_who_has_it(pool: PgPool) -> anyhow::Result<()> {
+async fn a_single_runner_yields_to_the_session_with_the_lock(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 30).await;
     let single = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(10)?.with_single_runner(true);
     let mut other = pool.begin().await?;
-    // The lock of whoever sweeps at this moment.
+    // The lock of another session that sweeps at this moment.
     sqlx::query("select pg_advisory_xact_lock($1)").bind(i64::from_be_bytes(*b"pgisweep")).execute(&mut *other).await?;
     let swept = single.sweep_once(u64::MAX).await?;
     assert_eq!((swept.rows(), swept.limited, swept.yielded), (0, false, true));
@@ -263,7 +262,7 @@ async fn a_single_runner_leaves_the_floor_to_the_one_who_has_it(pool: PgPool) ->
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn runs_until_it_is_told_to_stop(pool: PgPool) -> anyhow::Result<()> {
+async fn runs_until_the_shutdown(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 500).await;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_interval(Duration::from_secs(1))?;
@@ -277,10 +276,10 @@ async fn runs_until_it_is_told_to_stop(pool: PgPool) -> anyhow::Result<()> {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn stops_within_a_batch_when_told(pool: PgPool) -> anyhow::Result<()> {
+async fn stops_within_a_batch_at_a_shutdown(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 5000).await;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    // It would take longer than anybody's patience.
+    // Without the shutdown, the sweep would take hours.
     let janitor = Janitor::new(pool.clone())
         .with_grace(Duration::ZERO)
         .with_interval(Duration::from_secs(1))?
@@ -299,7 +298,7 @@ async fn goes_on_after_errors(pool: PgPool) -> anyhow::Result<()> {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_interval(Duration::from_secs(1))?;
     let running = tokio::spawn(janitor.run(async { drop(stopped.await) }));
-    // There is no table at first, and then its sweeps are killed.
+    // At first there is no table; later the sweeps are killed.
     crate::support::until(
         &pool,
         "select exists (
@@ -330,7 +329,7 @@ async fn goes_on_after_errors(pool: PgPool) -> anyhow::Result<()> {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_batch_that_takes_too_long_is_halved(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 400).await;
-    // Deleting costs a millisecond for each row, and a statement may take 100 of them.
+    // Deleting a row takes a millisecond, and the time-out of a statement is 100 ms.
     pool.execute(
         "create function slow() returns trigger language plpgsql as $$ begin perform pg_sleep(0.001); return old; end $$;
          create trigger slow before delete on idempotency.record for each row execute function slow()",
@@ -394,9 +393,9 @@ async fn a_sweep_keeps_its_pace_and_its_time(pool: PgPool) -> anyhow::Result<()>
     Ok(())
 }
 
-/// A duplicate that asked before still waits, and the record is its answer.
+/// A duplicate that asked before the record expired may still wait, and the record is its answer.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn what_has_just_expired_is_left_alone_for_a_grace(pool: PgPool) -> anyhow::Result<()> {
+async fn a_record_that_has_just_expired_is_left_alone_for_the_grace(pool: PgPool) -> anyhow::Result<()> {
     expired_mark(&pool, "fresh", "1 s").await?;
     expired_mark(&pool, "old", "1 min").await?;
     let janitor = Janitor::new(pool.clone());

@@ -1,4 +1,4 @@
-//! What may be a key, and that whatever may be one works.
+//! Keys: which texts are valid, and that every valid text works.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -23,7 +23,7 @@ async fn every_valid_key_works_and_meets_no_other(pool: PgPool) -> anyhow::Resul
         "$1",
         "%s",
         "🦀",
-        // One letter in two normal forms: compared byte by byte, they are two keys.
+        // One letter in two normal forms. Bytes are compared, so these are two keys.
         "\u{e9}",
         "e\u{301}",
         "e",
@@ -95,7 +95,7 @@ fn parts() -> [(KeyPart, Make); 3] {
     ]
 }
 
-/// Any text, with a liking for what SQL, arrays and collations might trip over, and for the longest that there is.
+/// Any text, and often one that SQL, arrays or collations might treat specially, or one of the greatest length.
 fn any_text() -> impl Strategy<Value = String> {
     prop_oneof![
         2 => any::<String>(),
@@ -106,8 +106,8 @@ fn any_text() -> impl Strategy<Value = String> {
     ]
 }
 
-/// What `Key::new` accepts, every statement takes as it is: nothing is an SQL error, no two keys are one, and the record
-/// holds the very bytes. Of each case all that is asserted, and what failed, is in the message: there is no shrinking here.
+/// Every statement takes a text that `Key::new` accepts unchanged: there is no SQL error, no two keys are equal, and the record
+/// stores the same bytes. The message of each assertion contains the whole case, because there is no shrinking here.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn any_text_is_refused_by_name_or_is_a_key_of_its_own(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -136,7 +136,7 @@ async fn any_text_is_refused_by_name_or_is_a_key_of_its_own(pool: PgPool) -> any
         sqlx::query_as("select scope, operation, key from idempotency.record").fetch_all(&pool).await?;
     assert_eq!(stored.into_iter().collect::<HashSet<_>>(), performed);
 
-    // Once more as marks, whose statement takes them as arrays.
+    // The same keys as marks, whose statement takes them as arrays.
     let marks: HashSet<_> = performed.into_iter().map(|(scope, _, value)| (scope, "mark", value)).collect();
     let marks: Vec<_> = marks.into_iter().map(|(scope, operation, value)| Key::new(scope, operation, value)).collect();
     let marks = marks.into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -150,7 +150,7 @@ async fn any_text_is_refused_by_name_or_is_a_key_of_its_own(pool: PgPool) -> any
 }
 
 proptest! {
-    /// No text panics, and what is accepted is what the rule says.
+    /// No text panics, and `Key::new` accepts a text exactly if the rule does.
     #[test]
     fn any_text_is_accepted_or_refused_by_the_rule(text in any_text()) {
         let valid = (1..=255).contains(&text.len()) && !text.chars().any(char::is_control);

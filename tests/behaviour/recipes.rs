@@ -1,5 +1,5 @@
-//! `#[sqlx::test]` as users have it: with this crate's table alone, beside an application's own migrations, with records
-//! from `.sql` files. `docs/testing.md` shows what stands here; `shop/` is the application.
+//! `#[sqlx::test]` in a service: with this crate's table alone, beside an application's own migrations, and with records from
+//! `.sql` files. `docs/testing.md` shows these tests; `shop/` is the application.
 
 use pg_idempotency::dedup::{Marked, mark};
 use pg_idempotency::lease::{Policy, ensure_leased};
@@ -44,7 +44,7 @@ async fn beside_the_applications_own_migrations(pool: PgPool) -> anyhow::Result<
     let answers = race(&pool, 10, async |pool| place_order(pool, &key("a"), &json!({"what": "tea"})).await).await?;
     assert_performed_once(answers);
     assert_eq!(orders(&pool).await?, 1);
-    // Each has its own list of what is applied.
+    // Each has its own list of applied migrations.
     for (list, migrations) in [("_sqlx_migrations", 1_i64), ("idempotency._sqlx_migrations", 1)] {
         let query = format!("select count(*) from {list}");
         let applied: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(&pool).await?;
@@ -53,8 +53,8 @@ async fn beside_the_applications_own_migrations(pool: PgPool) -> anyhow::Result<
     Ok(())
 }
 
-/// Fixtures are applied after the migrations and before the test, so the schema is the first of them. It was written by
-/// `idempotency-janitor migrate --print`.
+/// sqlx applies fixtures after the migrations and before the test, so the schema is the first fixture.
+/// `idempotency-janitor migrate --print` wrote it.
 #[sqlx::test(
     migrations = "tests/behaviour/shop/migrations",
     fixtures(path = "shop/fixtures", scripts("idempotency")),
@@ -64,7 +64,7 @@ async fn beside_them_with_records_from_files(pool: PgPool) -> anyhow::Result<()>
     let outcome = place_order(&pool, &key("completed"), &json!({"what": "tea"})).await?;
     assert_eq!(outcome, Outcome::Replayed(17));
     assert_eq!(orders(&pool).await?, 0);
-    // A service that migrates at its start finds it done.
+    // A service that migrates at its start finds the schema up to date.
     pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
     assert_eq!(include_str!("shop/fixtures/idempotency.sql"), schema_sql());
     Ok(())
@@ -77,7 +77,7 @@ async fn beside_them_with_records_from_files(pool: PgPool) -> anyhow::Result<()>
         scripts("completed", "expired", "indeterminate", "lapsed", "leased", "marked", "released")
     )
 )]
-async fn each_file_is_what_it_says(pool: PgPool) -> anyhow::Result<()> {
+async fn each_file_gets_the_answer_that_it_announces(pool: PgPool) -> anyhow::Result<()> {
     assert_completed(&pool, &key("completed")).await;
     let body = json!({"what": "tea"});
     for (value, expected) in

@@ -1,5 +1,5 @@
-//! What saves round trips, where the crate owns the transaction. That every way gives the plain one's answers is tested
-//! where those are, with [`WAYS`](crate::support::WAYS); here is what is theirs alone.
+//! The options that save round trips when the crate owns the transaction. Other tests run with all [`WAYS`](crate::support::WAYS)
+//! and check that each gives the same answers; these tests are about the options alone.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ fn squeezed(sql: &str) -> String {
     sql.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What the crate prepares is what it says: so the functions are compared with that.
+/// Compares the functions with the statements that the crate prepares.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_functions_of_the_schema_hold_the_crates_own_statements(pool: PgPool) -> anyhow::Result<()> {
+async fn the_functions_of_the_schema_contain_the_crates_own_statements(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
     for (function, part) in [
         ("claim", "insert into idempotency.record"),
@@ -48,7 +48,7 @@ async fn the_functions_of_the_schema_hold_the_crates_own_statements(pool: PgPool
     Ok(())
 }
 
-/// One connection, which the pool has back when the call is over.
+/// There is one connection, and the pool has it back after the call.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn no_way_leaves_a_transaction_open(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let observer = PgPool::connect_with(options.clone()).await?;
@@ -59,7 +59,7 @@ async fn no_way_leaves_a_transaction_open(_: PgPoolOptions, options: PgConnectOp
         clear(&observer).await;
         for _ in 0..2 {
             let _ = way.run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "effect").await).await?;
-            // Nobody uses the connection; the server has what it needs to be idle, sooner or later.
+            // No call uses the connection, so the server reports it as idle sooner or later.
             loop {
                 let state: String = sqlx::query_scalar("select state from pg_stat_activity where pid = $1")
                     .bind(pid)
@@ -72,7 +72,7 @@ async fn no_way_leaves_a_transaction_open(_: PgPoolOptions, options: PgConnectOp
                 }
             }
         }
-        // What comes next is in autocommit, on the same connection.
+        // The next statement is in autocommit, on the same connection.
         let mut conn = pool.acquire().await?;
         assert_eq!(backend(&mut conn).await?, pid);
         leave_effect(&mut conn, "after").await?;
@@ -98,7 +98,7 @@ async fn bodies_of_any_size_come_back_to_the_byte(pool: PgPool) -> anyhow::Resul
     Ok(())
 }
 
-/// Told by the function that is missing: what is completed apart does without it.
+/// A response that is completed in a statement of its own does not need the function, which is missing here.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn only_responses_up_to_16_kib_are_completed_in_a_text(pool: PgPool) -> anyhow::Result<()> {
     sqlx::raw_sql("alter function idempotency.complete rename to gone").execute(&pool).await?;
@@ -126,7 +126,7 @@ async fn any_key_is_claimed_as_it_is(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two transactions that each read what the other writes: PostgreSQL fails one of them, at its COMMIT if nothing comes before.
+/// Each of two transactions reads rows that the other one writes: PostgreSQL fails one of them, at its COMMIT at the latest.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_serialization_failure_of_the_commit_is_retryable_and_stores_nothing(
     _: PgPoolOptions,
@@ -181,7 +181,7 @@ async fn any_retention_is_kept_to_the_microsecond(pool: PgPool) -> anyhow::Resul
             .fetch_optional(&pool)
             .await?;
             match kept {
-                // The claim comes some time after the BEGIN.
+                // The claim runs some time after the BEGIN.
                 Some(kept) => assert!((-1e-6..5.0).contains(&(kept - retention.as_secs_f64())), "{way:?}: {kept}"),
                 None => assert_eq!(retention, SHORTEST, "{way:?}: only that one may be over before the completion"),
             }
@@ -190,7 +190,7 @@ async fn any_retention_is_kept_to_the_microsecond(pool: PgPool) -> anyhow::Resul
     Ok(())
 }
 
-/// A look before the transaction takes nothing for stored that somebody's open transaction may still undo.
+/// A look before the transaction does not trust a record that an open transaction may still undo.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_look_in_a_foreign_transaction_sees_nothing_of_its_own(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
