@@ -18,8 +18,9 @@ struct Message {
     sold: i64,
 }
 
-/// Processes the messages that are new, in one transaction with their marks. The caller acknowledges the batch to the queue
-/// if this returns `Ok`; after an error, including [`Error::InFlight`], it leaves the batch to be delivered again.
+/// Processes the messages that are new, in one transaction with their marks. The caller acknowledges the batch to the
+/// queue if this returns `Ok`; after an error, including [`Error::InFlight`], it leaves the batch to be delivered
+/// again.
 async fn consume(pool: &PgPool, batch: &[Message]) -> Result<usize, Error> {
     let keys: Vec<Key> = batch
         .iter()

@@ -9,8 +9,8 @@ use pg_idempotency::{Error, Key, Outcome};
 use serde::Serialize;
 use sqlx::PgPool;
 
-/// If this process dies during the charge, the next caller charges again. That is safe only because the gateway ignores a
-/// second request with the same downstream key. For a gateway that does not, take `Policy::AtMostOnce`.
+/// If this process dies during the charge, the next caller charges again. That is safe only because the gateway ignores
+/// a second request with the same downstream key. For a gateway that does not, take `Policy::AtMostOnce`.
 const POLICY: Policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
 
 #[derive(Serialize)]
@@ -46,7 +46,8 @@ async fn main() -> anyhow::Result<()> {
                 Some(Error::InFlight { retry_after, .. }) => {
                     println!("  another worker has it; again in {retry_after:?}")
                 }
-                // Under AtMostOnce: an operator looks at the gateway, then runs `idempotency-janitor resolve` or `release`.
+                // Under AtMostOnce: an operator looks at the gateway, then runs `idempotency-janitor resolve` or
+                // `release`.
                 Some(Error::Indeterminate { .. }) => println!("  nobody knows whether it was charged"),
                 _ => return Err(error),
             },

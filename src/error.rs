@@ -18,20 +18,20 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why an operation was neither performed nor replayed.
 ///
-/// Database errors are told apart by SQLSTATE alone. **An error while committing is ambiguous**: either both the effect and its
-/// response are stored, or neither is. Ask again with the same key to find out.
+/// Database errors are told apart by SQLSTATE alone. **An error while committing is ambiguous**: either both the effect
+/// and its response are stored, or neither is. Ask again with the same key to find out.
 ///
 /// # What to do on each
 ///
-/// *Transient* means that the same call may succeed in a moment ([`is_transient`](Self::is_transient)). The HTTP status is the one
-/// that the layer of the feature `http` answers with. A 409 of `InFlight` and every 503 carry `Retry-After`.
+/// *Transient* means that the same call may succeed in a moment ([`is_transient`](Self::is_transient)). The HTTP status
+/// is the one that the layer of the feature `http` answers with. A 409 of `InFlight` and every 503 carry `Retry-After`.
 ///
 #[doc = include_str!("error/table.md")]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The key was used before for a request with another body. Nothing was performed. Do not retry: a new request needs a new
-    /// key.
+    /// The key was used before for a request with another body. Nothing was performed. Do not retry: a new request
+    /// needs a new key.
     #[error("the key was used before with another body; take a new key for a new request ({key:?})")]
     #[non_exhaustive]
     KeyReused {
@@ -39,8 +39,8 @@ pub enum Error {
         key: Key,
     },
 
-    /// Another caller is performing the same operation. Retry with the same key after `retry_after`. A transaction of the caller is
-    /// still usable.
+    /// Another caller is performing the same operation. Retry with the same key after `retry_after`. A transaction of
+    /// the caller is still usable.
     #[error("the operation is in flight elsewhere; retry with the same key after {retry_after:?}")]
     #[non_exhaustive]
     InFlight {
@@ -48,9 +48,9 @@ pub enum Error {
         retry_after: Duration,
     },
 
-    /// The operation was claimed and never completed, its owner is gone, and nobody knows whether it took effect. The key stays
-    /// indeterminate until an operator resolves or releases it, or its retention ends. In transaction mode the cause is a caller
-    /// that commits although the call failed, or a `perform` that commits itself.
+    /// The operation was claimed and never completed, its owner is gone, and nobody knows whether it took effect. The
+    /// key stays indeterminate until an operator resolves or releases it, or its retention ends. In transaction mode
+    /// the cause is a caller that commits although the call failed, or a `perform` that commits itself.
     #[error(
         "the operation was claimed at {claimed_at} (attempt {attempt}, token {token}) and never completed{}; \
          find out whether it took effect, then resolve or release it",
@@ -64,17 +64,18 @@ pub enum Error {
         claimed_at: DateTime<Utc>,
         /// The error of the latest attempt that reported one.
         last_error: Option<String>,
-        /// The fencing token of the claim, for [`resolve`](crate::lease::resolve()) and [`release`](crate::lease::release()).
+        /// The fencing token of the claim, for [`resolve`](crate::lease::resolve()) and
+        /// [`release`](crate::lease::release()).
         token: i64,
     },
 
-    /// The same transaction has claimed this key and not completed it: `perform` has called itself, or the caller went on after an
-    /// earlier call had failed. Roll back.
+    /// The same transaction has claimed this key and not completed it: `perform` has called itself, or the caller went
+    /// on after an earlier call had failed. Roll back.
     #[error("this transaction has claimed the key before without completing it; roll back and start over")]
     AlreadyInTransaction,
 
-    /// [`commit`](crate::commit()) met an aborted transaction: an earlier statement had failed, and the caller ignored its error.
-    /// Nothing was saved, and the transaction is rolled back. Acknowledge nothing.
+    /// [`commit`](crate::commit()) met an aborted transaction: an earlier statement had failed, and the caller ignored
+    /// its error. Nothing was saved, and the transaction is rolled back. Acknowledge nothing.
     #[error(
         "the transaction was aborted by an earlier error, so nothing was saved; do not ignore errors of its statements"
     )]
@@ -83,9 +84,9 @@ pub enum Error {
     /// The connection is not in the transaction that the call needs.
     ///
     /// - A mark was requested on a connection in autocommit. Begin a transaction, and process the event in it.
-    /// - `perform` has ended the transaction that holds the claim, with a COMMIT, a ROLLBACK, or a nested `conn.begin()` whose
-    ///   future was dropped while it waited. The response was not stored, and nothing was acknowledged. **Writes of `perform` after
-    ///   that stay.**
+    /// - `perform` has ended the transaction that holds the claim, with a COMMIT, a ROLLBACK, or a nested
+    ///   `conn.begin()` whose future was dropped while it waited. The response was not stored, and nothing was
+    ///   acknowledged. **Writes of `perform` after that stay.**
     /// - [`commit`](crate::commit()) met a transaction that had ended in one of these ways.
     #[error(
         "the connection is not in the transaction that is needed, so nothing was stored; mark inside a transaction, \
@@ -113,13 +114,14 @@ pub enum Error {
         asked: Mode,
     },
 
-    /// The connection is in a foreign transaction, which sqlx does not count: somebody sent a raw `BEGIN`, or forgot a guard of sqlx.
-    /// Nothing was performed. That transaction was not committed; it is aborted. Begin transactions with `conn.begin()`.
+    /// The connection is in a foreign transaction, which sqlx does not count: somebody sent a raw `BEGIN`, or forgot a
+    /// guard of sqlx. Nothing was performed. That transaction was not committed; it is aborted. Begin transactions with
+    /// `conn.begin()`.
     #[error("the connection is in a transaction that sqlx does not count (a raw BEGIN); begin transactions with sqlx")]
     UnknownTransaction,
 
-    /// The stored response does not decode into the response type. The operation is never performed again. Make the type able to
-    /// decode old responses (`#[serde(default)]`, an enum of versions).
+    /// The stored response does not decode into the response type. The operation is never performed again. Make the
+    /// type able to decode old responses (`#[serde(default)]`, an enum of versions).
     #[error("the stored response does not decode into the response type; keep the type able to read older responses")]
     #[non_exhaustive]
     Undecodable {
@@ -131,7 +133,8 @@ pub enum Error {
     ///
     /// Examples are a float that is not finite, and a `Some` whose value is `null` in JSON (`Some(())`, `Some(None)`,
     /// `Some(Value::Null)`), which would be replayed as `None`. **The crate does not notice two cases**: a field with
-    /// `#[serde(skip)]` is replayed as its default, and an `#[serde(untagged)]` enum as its first variant that can decode the JSON.
+    /// `#[serde(skip)]` is replayed as its default, and an `#[serde(untagged)]` enum as its first variant that can
+    /// decode the JSON.
     #[error("the response cannot be stored as JSON and decoded again, so a repeat could not get it; change its type")]
     #[non_exhaustive]
     Unencodable {
@@ -139,8 +142,8 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// The key was refused. No SQL ran. The crate's calls take a valid [`Key`]; this variant is for functions that make one and
-    /// return this error.
+    /// The key was refused. No SQL ran. The crate's calls take a valid [`Key`]; this variant is for functions that make
+    /// one and return this error.
     #[error(transparent)]
     InvalidKey(#[from] InvalidKey),
 
@@ -153,9 +156,9 @@ pub enum Error {
         source: InvalidBody,
     },
 
-    /// The fingerprint of the record has a version that this call cannot compare with its own. Nothing was performed. This happens
-    /// while a newer release is being rolled out: send the request there, or retry later. Over HTTP it also happens after a change of
-    /// the settings that decide what makes two requests the same, until the key expires.
+    /// The fingerprint of the record has a version that this call cannot compare with its own. Nothing was performed.
+    /// This happens while a newer release is being rolled out: send the request there, or retry later. Over HTTP it
+    /// also happens after a change of the settings that decide what makes two requests the same, until the key expires.
     #[error(
         "the record's fingerprint has version {version} and cannot be compared with this request's: a newer release made it, \
          or other settings of what makes two requests the same"
@@ -166,8 +169,8 @@ pub enum Error {
         version: u8,
     },
 
-    /// The record is in a mode that this release does not know. Nothing was performed or replayed. This happens while a newer
-    /// release is being rolled out: send the request there, or retry later.
+    /// The record is in a mode that this release does not know. Nothing was performed or replayed. This happens while a
+    /// newer release is being rolled out: send the request there, or retry later.
     #[error("the record's mode is {mode:?}, which this release does not know; upgrade this process")]
     #[non_exhaustive]
     UnknownMode {
@@ -175,13 +178,14 @@ pub enum Error {
         mode: String,
     },
 
-    /// The claim belongs to this owner no more: its lease lapsed and another owner took it over, or it was released, resolved or
-    /// deleted. Nothing was stored. The effect may have happened, but the record has, or will have, the other owner's result.
+    /// The claim belongs to this owner no more: its lease lapsed and another owner took it over, or it was released,
+    /// resolved or deleted. Nothing was stored. The effect may have happened, but the record has, or will have, the
+    /// other owner's result.
     #[error("the lease was lost, so the response was not stored; ask again with the same key to get the stored one")]
     LeaseLost,
 
-    /// The operation has used up its attempts, and failed or lapsed every time: a poison message. It stays exhausted until an
-    /// operator resolves or forgets it, or its retention ends.
+    /// The operation has used up its attempts, and failed or lapsed every time: a poison message. It stays exhausted
+    /// until an operator resolves or forgets it, or its retention ends.
     #[error("the operation was attempted {attempts} times without completing, which is the limit; set it aside")]
     #[non_exhaustive]
     Exhausted {
@@ -208,8 +212,8 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// Another session has held the lock of [`migrate`](crate::migrate()) for longer than `migrate` waits. Any role can take that
-    /// lock. If no migration is under way, look at the session, and end it with `pg_terminate_backend`.
+    /// Another session has held the lock of [`migrate`](crate::migrate()) for longer than `migrate` waits. Any role can
+    /// take that lock. If no migration is under way, look at the session, and end it with `pg_terminate_backend`.
     #[error(
         "another session has held the lock of the migration for {waited:.1?}{}; try again, or end that session",
         holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
@@ -222,8 +226,8 @@ pub enum Error {
         waited: Duration,
     },
 
-    /// A serialization failure (SQLSTATE 40001) or a deadlock (40P01). Nothing was stored, and the transaction is aborted. Retry the
-    /// whole transaction.
+    /// A serialization failure (SQLSTATE 40001) or a deadlock (40P01). Nothing was stored, and the transaction is
+    /// aborted. Retry the whole transaction.
     #[error("the transaction lost against a concurrent one; retry the whole transaction")]
     Retryable(#[source] sqlx::Error),
 
@@ -245,9 +249,9 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed in a moment without a change: another caller is in flight, a serialization failure or
-    /// deadlock, a connection that broke or was not available, a server that restarts or is full. Over HTTP, answer a 409 or 503
-    /// with `Retry-After` then.
+    /// Whether the same call may succeed in a moment without a change: another caller is in flight, a serialization
+    /// failure or deadlock, a connection that broke or was not available, a server that restarts or is full. Over HTTP,
+    /// answer a 409 or 503 with `Retry-After` then.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -283,14 +287,14 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// Whether the connection was lost or not available, or the server has no room. If a connection is lost at COMMIT, only another
-/// call with the same key tells whether it took effect.
+/// Whether the connection was lost or not available, or the server has no room. If a connection is lost at COMMIT, only
+/// another call with the same key tells whether it took effect.
 fn is_lost(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Io, PoolClosed, PoolTimedOut, Protocol, Tls};
     match error {
         Io(_) | Tls(_) | Protocol(_) | PoolTimedOut | PoolClosed => true,
-        // 08: connection exceptions. 53: insufficient resources. 57P: the server shuts down or starts up. 25P03 and 25P04: a
-        // time-out has ended the session.
+        // 08: connection exceptions. 53: insufficient resources. 57P: the server shuts down or starts up. 25P03 and
+        // 25P04: a time-out has ended the session.
         error => sqlstate(error).is_some_and(|state| {
             ["08", "53", "57P"].iter().any(|class| state.starts_with(class)) || matches!(&*state, "25P03" | "25P04")
         }),

@@ -1,16 +1,16 @@
 //! Lease mode: effects outside the database, at least once or at most once, by choice.
 //!
-//! A payment gateway, an SMS or another service cannot share a transaction with a key. So one transaction claims the key, the
-//! work runs, and another transaction stores its result. If the process dies between the two, nobody can tell whether the work
-//! took effect. Your [`Policy`] decides what the next caller does:
+//! A payment gateway, an SMS or another service cannot share a transaction with a key. So one transaction claims the
+//! key, the work runs, and another transaction stores its result. If the process dies between the two, nobody can tell
+//! whether the work took effect. Your [`Policy`] decides what the next caller does:
 //!
-//! - [`AtLeastOnce`](Policy::AtLeastOnce) takes a lapsed claim over and does the work again. **The effect can happen twice.** If
-//!   the other service deduplicates by a key, give it [`Lease::downstream_key`], and it sees one operation.
+//! - [`AtLeastOnce`](Policy::AtLeastOnce) takes a lapsed claim over and does the work again. **The effect can happen
+//!   twice.** If the other service deduplicates by a key, give it [`Lease::downstream_key`], and it sees one operation.
 //! - [`AtMostOnce`](Policy::AtMostOnce) never does the work again. **The effect can stay unknown**: the key is
 //!   [indeterminate](crate::Error::Indeterminate) until an operator finds out and calls [`resolve`] or [`release`].
 //!
-//! Under both policies at most one result is stored. A stale owner can neither store nor undo anything, because every write
-//! demands the fencing token of the claim. For an effect in this database, use
+//! Under both policies at most one result is stored. A stale owner can neither store nor undo anything, because every
+//! write demands the fencing token of the claim. For an effect in this database, use
 //! [`ensure_idempotent`](crate::ensure_idempotent()): it is cheaper, and exactly once.
 //!
 //! ```no_run
@@ -35,14 +35,14 @@
 //!
 //! # The lease
 //!
-//! A claim lasts for the length of its lease, by the database's clock. While the work runs, the claim renews itself at a third of
-//! the lease, in a Tokio task. The owner has a clock of its own, which starts before the claim is sent and so ends first. If
-//! nine tenths of the lease pass without a renewal, the work is dropped at its next await, and the call ends in
-//! [`Error::LeaseLost`](crate::Error::LeaseLost). The owner's clock stops while the machine sleeps, and work that does not await is
-//! not dropped. Only the fencing token is certain.
+//! A claim lasts for the length of its lease, by the database's clock. While the work runs, the claim renews itself at
+//! a third of the lease, in a Tokio task. The owner has a clock of its own, which starts before the claim is sent and
+//! so ends first. If nine tenths of the lease pass without a renewal, the work is dropped at its next await, and the
+//! call ends in [`Error::LeaseLost`](crate::Error::LeaseLost). The owner's clock stops while the machine sleeps, and
+//! work that does not await is not dropped. Only the fencing token is certain.
 //!
-//! Make the lease several times as long as a database outage that the work should survive, and no longer than the next attempt
-//! may wait: 40 seconds is usual. A queue that delivers a message again before the lease has lapsed only gets
+//! Make the lease several times as long as a database outage that the work should survive, and no longer than the next
+//! attempt may wait: 40 seconds is usual. A queue that delivers a message again before the lease has lapsed only gets
 //! [`Error::InFlight`](crate::Error::InFlight).
 
 mod guard;

@@ -3,8 +3,8 @@
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-/// The default retention: 24 hours. Stripe documents the same for its idempotency keys, and it is longer than clients usually
-/// retry.
+/// The default retention: 24 hours. Stripe documents the same for its idempotency keys, and it is longer than clients
+/// usually retry.
 pub const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 /// A retention above ten years is probably a typing error.
 pub(crate) const RETENTION: RangeInclusive<Duration> =
@@ -12,20 +12,21 @@ pub(crate) const RETENTION: RangeInclusive<Duration> =
 
 /// Long enough for the first call of an ordinary request to finish, and shorter than the time-outs of common proxies.
 pub(crate) const DEFAULT_WAIT: Duration = Duration::from_secs(5);
-/// PostgreSQL's `lock_timeout` counts milliseconds, and takes 0 for no limit. An hour is the most, because a wait holds a connection.
+/// PostgreSQL's `lock_timeout` counts milliseconds, and takes 0 for no limit. An hour is the most, because a wait holds
+/// a connection.
 pub(crate) const WAIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
 
 /// What to do when another caller is performing the same operation at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InFlight {
-    /// Wait for the other transaction, at most this long in total. If it commits, replay its response. If it rolls back, perform.
-    /// When the time is over, return [`Error::InFlight`](crate::Error::InFlight): **a transaction of the caller is still usable**
-    /// then. A shorter `lock_timeout` of the caller's session ends the wait earlier, in the same way. A `statement_timeout` is an
-    /// error, and aborts the transaction.
+    /// Wait for the other transaction, at most this long in total. If it commits, replay its response. If it rolls
+    /// back, perform. When the time is over, return [`Error::InFlight`](crate::Error::InFlight): **a transaction of the
+    /// caller is still usable** then. A shorter `lock_timeout` of the caller's session ends the wait earlier, in the
+    /// same way. A `statement_timeout` is an error, and aborts the transaction.
     ///
-    /// **A caller that waits holds its connection.** Many duplicates of one slow operation can hold a whole pool, and other calls
-    /// queue for it. Give the pool an `acquire_timeout` longer than the limit. If anybody may call, use
+    /// **A caller that waits holds its connection.** Many duplicates of one slow operation can hold a whole pool, and
+    /// other calls queue for it. Give the pool an `acquire_timeout` longer than the limit. If anybody may call, use
     /// [`Reject`](Self::Reject), and send the client a `Retry-After`.
     ///
     /// If the owner's process has died, the server notices when its present statement ends. If statements are long, set

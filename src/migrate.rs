@@ -11,7 +11,8 @@ use crate::error::sqlstate;
 use crate::session::in_any_transaction;
 use crate::{Error, record};
 
-/// The table in which sqlx's migrator records the applied migrations. It is in the crate's schema, apart from the application's.
+/// The table in which sqlx's migrator records the applied migrations. It is in the crate's schema, apart from the
+/// application's.
 const APPLIED: &str = "idempotency._sqlx_migrations";
 
 /// A migration takes about a second, and longer on a large table.
@@ -28,14 +29,16 @@ static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
     )]
 });
 
-/// The migrations as an sqlx migrator, for `#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]` and for services that run all
-/// migrations with sqlx.
+/// The migrations as an sqlx migrator, for `#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]` and for services that
+/// run all migrations with sqlx.
 ///
-/// It records applied migrations in `idempotency._sqlx_migrations` and never touches the application's own table. It takes a
-/// session-level advisory lock, so it does not work through PgBouncer in transaction mode; [`migrate`] does. The two take different
-/// locks: if both run at the same moment on an empty database, [`migrate`] tries again, and this one may fail once.
+/// It records applied migrations in `idempotency._sqlx_migrations` and never touches the application's own table. It
+/// takes a session-level advisory lock, so it does not work through PgBouncer in transaction mode; [`migrate`] does.
+/// The two take different locks: if both run at the same moment on an empty database, [`migrate`] tries again, and this
+/// one may fail once.
 ///
-/// Like [`migrate`], it ignores migrations of a newer release, so that old processes start on the new schema during a roll-out.
+/// Like [`migrate`], it ignores migrations of a newer release, so that old processes start on the new schema during a
+/// roll-out.
 pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     let mut migrator = Migrator::with_migrations(MIGRATIONS.to_vec());
     migrator.create_schema("idempotency");
@@ -44,12 +47,13 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     migrator
 });
 
-/// Creates the schema `idempotency` and its table, or brings them up to date. If they are up to date, it does nothing, and needs no
-/// more than the right to read the schema, so a service may call it at every start. It ignores migrations of a newer release.
+/// Creates the schema `idempotency` and its table, or brings them up to date. If they are up to date, it does nothing,
+/// and needs no more than the right to read the schema, so a service may call it at every start. It ignores migrations
+/// of a newer release.
 ///
-/// It is safe to call from many processes at once, in a transaction, through PgBouncer, and beside the application's own
-/// migrations. It neither reads nor changes `search_path`. It waits for another session that migrates: for a minute, or for the
-/// connection's `lock_timeout` if that is shorter.
+/// It is safe to call from many processes at once, in a transaction, through PgBouncer, and beside the application's
+/// own migrations. It neither reads nor changes `search_path`. It waits for another session that migrates: for a
+/// minute, or for the connection's `lock_timeout` if that is shorter.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
@@ -60,8 +64,8 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 ///
 /// # Errors
 ///
-/// - [`Error::Database`], most often because the role may not create a schema: have a DBA run [`schema_sql`]. Also if an applied
-///   migration has another checksum than in this release; nothing is changed then.
+/// - [`Error::Database`], most often because the role may not create a schema: have a DBA run [`schema_sql`]. Also if
+///   an applied migration has another checksum than in this release; nothing is changed then.
 /// - [`Error::MigrationLocked`] if another session has the lock for longer than the wait.
 ///
 /// # Cancellation
@@ -73,8 +77,8 @@ pub async fn migrate(conn: &mut PgConnection) -> Result<(), Error> {
     }
     let callers = conn.is_in_transaction();
     match in_any_transaction(conn, apply).await {
-        // sqlx's migrator, under a lock of its own, was creating the same schema or table at this moment. A caller's transaction
-        // is aborted by that.
+        // sqlx's migrator, under a lock of its own, was creating the same schema or table at this moment. A caller's
+        // transaction is aborted by that.
         Err(Error::Database(error))
             if !callers && matches!(sqlstate(&error).as_deref(), Some("23505" | "42P06" | "42P07")) =>
         {
@@ -84,8 +88,8 @@ pub async fn migrate(conn: &mut PgConnection) -> Result<(), Error> {
     }
 }
 
-/// The SQL that [`migrate`] runs on an empty database, for a DBA to run. It is one transaction, and records itself, so that
-/// [`migrate`] and [`MIGRATOR`] find it applied.
+/// The SQL that [`migrate`] runs on an empty database, for a DBA to run. It is one transaction, and records itself, so
+/// that [`migrate`] and [`MIGRATOR`] find it applied.
 #[must_use]
 pub fn schema_sql() -> String {
     let mut sql = format!("begin;\n\n{PREPARE}\n");
@@ -144,8 +148,8 @@ async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
 
 /// Admits one installer at a time: `if not exists` alone fails when two sessions create at once.
 ///
-/// It polls the lock, because a time-out while waiting for it would abort the caller's transaction. It sleeps on the server, because
-/// a sleep here would need a runtime.
+/// It polls the lock, because a time-out while waiting for it would abort the caller's transaction. It sleeps on the
+/// server, because a sleep here would need a runtime.
 async fn lock(conn: &mut PgConnection) -> Result<(), Error> {
     let started = Instant::now();
     while !record::try_lock(conn, record::INSTALLER).await? {
@@ -178,7 +182,8 @@ pub(crate) async fn current(conn: &mut PgConnection) -> Result<(), Error> {
     }
 }
 
-/// The migrations that are not recorded as applied. Plain SQL without parameters, so that any pooler passes it in one message.
+/// The migrations that are not recorded as applied. Plain SQL without parameters, so that any pooler passes it in one
+/// message.
 async fn missing(conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Error> {
     let there = conn.fetch_one("select to_regclass('idempotency._sqlx_migrations') is not null").await?;
     if !there.try_get::<bool, _>(0)? {

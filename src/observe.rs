@@ -1,5 +1,5 @@
-//! Metrics (feature `metrics`), spans and logs. They never contain the key's value or scope: the value may be a secret, and both
-//! would make one series per client.
+//! Metrics (feature `metrics`), spans and logs. They never contain the key's value or scope: the value may be a secret,
+//! and both would make one series per client.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,8 @@ macro_rules! call_span {
 }
 pub(crate) use call_span;
 
-/// Runs a call in its span, and records the outcome when the call has ended. If the future is dropped, the outcome stays empty.
+/// Runs a call in its span, and records the outcome when the call has ended. If the future is dropped, the outcome
+/// stays empty.
 ///
 /// This keeps the span instead of looking it up: if ours is disabled, the current span is the caller's.
 pub(crate) async fn spanned<R, E>(
@@ -41,8 +42,8 @@ pub(crate) fn outcome_of<R>(result: &Result<R, Error>, succeeded: impl FnOnce(&R
     result.as_ref().map_or_else(name, succeeded)
 }
 
-/// Runs a call in transaction mode: its span, and the metrics of its claim, of `perform` and of its outcome. The outcome is
-/// counted when all has ended, the crate's own COMMIT included.
+/// Runs a call in transaction mode: its span, and the metrics of its claim, of `perform` and of its outcome. The
+/// outcome is counted when all has ended, the crate's own COMMIT included.
 pub(crate) async fn observed<T, E, C>(span: Span, key: &Key, call: C) -> Result<Outcome<T>, E>
 where
     E: From<Error>,
@@ -182,8 +183,8 @@ pub(crate) fn swept(batch: &Batch, took: Duration) {
     let _ = (batch, took);
 }
 
-/// A sweep that ended because another session has the single runner's lock. Any role can take that lock, so the log names the
-/// session.
+/// A sweep that ended because another session has the single runner's lock. Any role can take that lock, so the log
+/// names the session.
 pub(crate) fn yielded(holder: Option<&LockHolder>) {
     tracing::info!(
         pid = holder.map(|holder| holder.pid),

@@ -1,12 +1,12 @@
-//! The questions of an operator: how much is in the table, whether the set-up keeps the crate's promises, what became of one
-//! key, and which records wait for a decision.
+//! The questions of an operator: how much is in the table, whether the set-up keeps the crate's promises, what became
+//! of one key, and which records wait for a decision.
 //!
 //! The binary `idempotency-janitor` prints the answers, and a service may serve them.
 //!
 //! # Layout
 //!
-//! `stats` reads sizes and counts; `health` looks for warnings; `records` lists, shows and forgets single records. The module
-//! `record` has the statements, and the types of their rows.
+//! `stats` reads sizes and counts; `health` looks for warnings; `records` lists, shows and forgets single records. The
+//! module `record` has the statements, and the types of their rows.
 
 mod health;
 mod records;

@@ -44,8 +44,8 @@ pub enum Verdict<T> {
     Undo(T),
 }
 
-/// Encodes a response, and decodes it again: a response that cannot be replayed must not commit. (`skip_serializing` loses a
-/// field. Without this check, every repeat would be undecodable for as long as the key is remembered.)
+/// Encodes a response, and decodes it again: a response that cannot be replayed must not commit. (`skip_serializing`
+/// loses a field. Without this check, every repeat would be undecodable for as long as the key is remembered.)
 pub(crate) fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<Response, Error> {
     let encoded = to_json(response)?;
     serde_json::from_slice::<T>(&encoded).map_err(unencodable)?;

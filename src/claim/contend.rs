@@ -35,11 +35,11 @@ enum Held {
     Row,
 }
 
-/// Claims the key, or finds the response of the call that did. `asked` is the time of the call's first look, by the database's
-/// clock: a record that expires while a duplicate waits is still that duplicate's answer.
+/// Claims the key, or finds the response of the call that did. `asked` is the time of the call's first look, by the
+/// database's clock: a record that expires while a duplicate waits is still that duplicate's answer.
 ///
-/// No claim waits for another claim. Only [`Record::await_key`] waits, within the limit of the terms, and the transaction is
-/// usable after it.
+/// No claim waits for another claim. Only [`Record::await_key`] waits, within the limit of the terms, and the
+/// transaction is usable after it.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,

@@ -11,8 +11,8 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use tokio::time::{Instant, timeout_at};
 
-/// The body of a request or a response that went through the layer: the bytes that the layer has read, then the rest of the
-/// original.
+/// The body of a request or a response that went through the layer: the bytes that the layer has read, then the rest of
+/// the original.
 pub struct LayerBody<B> {
     data: Bytes,
     trailers: Option<HeaderMap>,
@@ -123,8 +123,8 @@ where
     Ok(Read::Unfinished(LayerBody { data: data.into_bytes(), trailers, rest: Some(rest) }))
 }
 
-/// Joins chunks as they come. A body may arrive byte by byte, and a list of chunks would take a hundred times its size. Nearly
-/// all bodies are one chunk, which is not copied.
+/// Joins chunks as they come. A body may arrive byte by byte, and a list of chunks would take a hundred times its size.
+/// Nearly all bodies are one chunk, which is not copied.
 #[derive(Default)]
 struct Chunks {
     first: Bytes,

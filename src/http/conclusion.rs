@@ -12,10 +12,11 @@ use super::replay::{GRPC_STATUS, sealed, to_record};
 use super::settings::Settings;
 use crate::{BoxError, Key, record};
 
-/// A response of unknown length that does not end within this time counts as a stream. The transaction is open meanwhile.
+/// A response of unknown length that does not end within this time counts as a stream. The transaction is open
+/// meanwhile.
 const STREAM_TIME: Duration = Duration::from_secs(1);
-/// The layer reads this much of a gRPC response to reach its status, which comes last. gRPC implementations accept messages of
-/// up to 4 MiB by default; the last KiB is for the frame.
+/// The layer reads this much of a gRPC response to reach its status, which comes last. gRPC implementations accept
+/// messages of up to 4 MiB by default; the last KiB is for the frame.
 const GRPC_LIMIT: usize = 4 * 1024 * 1024 + 1024;
 
 /// Put this into the extensions of a response that the layer sends and must not store. With axum:
@@ -24,7 +25,8 @@ const GRPC_LIMIT: usize = 4 * 1024 * 1024 + 1024;
 pub struct NoStore;
 
 /// Put this into the extensions of a response if the handler had no effect outside. Under a lease with
-/// [`AtMostOnce`](crate::lease::Policy::AtMostOnce) the layer then frees the key, which would otherwise be indeterminate.
+/// [`AtMostOnce`](crate::lease::Policy::AtMostOnce) the layer then frees the key, which would otherwise be
+/// indeterminate.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NotPerformed;
 
@@ -36,8 +38,8 @@ pub(super) enum Conclusion<R> {
     Free { response: Response<LayerBody<R>> },
 }
 
-/// Judges the handler's response. A response below 400 is stored, and so is one of the errors that the service has chosen. Any
-/// other response frees the key. Without a key nothing is stored, and only success or failure counts.
+/// Judges the handler's response. A response below 400 is stored, and so is one of the errors that the service has
+/// chosen. Any other response frees the key. Without a key nothing is stored, and only success or failure counts.
 pub(super) async fn conclude<R, E>(
     settings: &Settings,
     key: Option<&Key>,

@@ -57,8 +57,8 @@ impl FingerprintChoice {
         })
     }
 
-    /// A text that differs for every choice; `None` for the choices of fingerprint version 1, whose digests must not change.
-    /// The text is made of JSON lists, because no feature of serde_json changes how those are written.
+    /// A text that differs for every choice; `None` for the choices of fingerprint version 1, whose digests must not
+    /// change. The text is made of JSON lists, because no feature of serde_json changes how those are written.
     fn described(&self) -> Option<String> {
         let compared = match &self.compared {
             Compared::Bytes | Compared::CanonicalJson if self.headers.is_empty() => return None,
@@ -73,8 +73,8 @@ impl FingerprintChoice {
         Some(json!([compared, headers]).to_string())
     }
 
-    /// The lines of the chosen headers. The number of lines of each header and the length of each line come first, so that
-    /// two different requests never give the same bytes.
+    /// The lines of the chosen headers. The number of lines of each header and the length of each line come first, so
+    /// that two different requests never give the same bytes.
     fn lines(&self, headers: &HeaderMap) -> Vec<u8> {
         let mut written = Vec::new();
         for name in &self.headers {

@@ -12,7 +12,8 @@ pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MalformedKey {
-    /// There is more than one header line, or a proxy has joined several with a comma. Taking the first would hide a mistake.
+    /// There is more than one header line, or a proxy has joined several with a comma. Taking the first would hide a
+    /// mistake.
     #[error("there are several Idempotency-Key values; send one")]
     Several,
     /// The key is empty or longer than 255 bytes; a key that does not come from the header may also contain a control
@@ -36,8 +37,9 @@ pub enum MalformedKey {
     Parameters,
 }
 
-/// Reads the value of `Idempotency-Key`: a quoted string of structured fields (RFC 9651), as the draft demands, or, unless
-/// `strict`, a bare word, which most clients send. `"abc"` and `abc` are the same value. `None` if there is no such header.
+/// Reads the value of `Idempotency-Key`: a quoted string of structured fields (RFC 9651), as the draft demands, or,
+/// unless `strict`, a bare word, which most clients send. `"abc"` and `abc` are the same value. `None` if there is no
+/// such header.
 ///
 /// # Errors
 ///

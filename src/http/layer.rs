@@ -23,7 +23,8 @@ use crate::{Deployment, InvalidDuration};
 /// The layer is cheap to clone. Add it with axum's `Router::route_layer`, with tower's `ServiceBuilder`, or with
 /// [`Layer::layer`].
 ///
-/// `M` is the mode, [`Transactional`] or [`Leased`]. Some settings exist in one mode only; in the other they do not compile:
+/// `M` is the mode, [`Transactional`] or [`Leased`]. Some settings exist in one mode only; in the other they do not
+/// compile:
 ///
 /// ```compile_fail,E0599
 /// # use pg_idempotency::http::{IdempotencyLayer, Leased};

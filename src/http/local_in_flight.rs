@@ -1,7 +1,7 @@
 //! The requests that this process is performing.
 //!
-//! A duplicate of such a request is refused or delayed without a connection. A storm of duplicates therefore stays out of the
-//! pool. The database alone decides which request performs.
+//! A duplicate of such a request is refused or delayed without a connection. A storm of duplicates therefore stays out
+//! of the pool. The database alone decides which request performs.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -31,8 +31,8 @@ pub(super) struct Registered {
 }
 
 impl LocalInFlight {
-    /// Returns once no request of this process performs the key. Waits for such a request as long as `in_flight` allows, and
-    /// returns the rest of that wait.
+    /// Returns once no request of this process performs the key. Waits for such a request as long as `in_flight`
+    /// allows, and returns the rest of that wait.
     pub(super) async fn until_free(
         &self,
         key: &Key,
@@ -66,8 +66,8 @@ impl LocalInFlight {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 
-    /// Registers a request that performs. Call it only after the claim is won, so that replays of one key do not wait for
-    /// each other.
+    /// Registers a request that performs. Call it only after the claim is won, so that replays of one key do not wait
+    /// for each other.
     ///
     /// `None` if the key is registered already, by the owner of a lease that has lost it and has not noticed.
     pub(super) fn register(&self, key: &Key, fingerprint: Fingerprint) -> Option<Registered> {

@@ -9,15 +9,15 @@ use super::rejection::Rejection;
 /// The `type` of a problem is this prefix and [`Rejection::kind`].
 pub const PROBLEM_TYPE: &str = "urn:pg-idempotency:problem:";
 
-/// The default response for a rejection: a problem (RFC 9457) with `type`, `title`, `status`, `detail` and `retryable`, and
-/// with `Retry-After` if the rejection [has a time](Rejection::retry_after).
+/// The default response for a rejection: a problem (RFC 9457) with `type`, `title`, `status`, `detail` and `retryable`,
+/// and with `Retry-After` if the rejection [has a time](Rejection::retry_after).
 #[must_use]
 pub fn problem(rejection: &Rejection) -> Response<Bytes> {
     problem_with_status(rejection, rejection.status())
 }
 
-/// For APIs whose clients poll: *in flight* is `202 {"status":"processing"}`, and *key reused* is a 409. Every other rejection
-/// is a [`problem`].
+/// For APIs whose clients poll: *in flight* is `202 {"status":"processing"}`, and *key reused* is a 409. Every other
+/// rejection is a [`problem`].
 #[must_use]
 pub fn processing(rejection: &Rejection) -> Response<Bytes> {
     match rejection {

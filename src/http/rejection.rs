@@ -13,8 +13,8 @@ use crate::{Error, InvalidBody, observe};
 /// Why the layer refused a request. **The request performed nothing**, unless the variant says otherwise.
 ///
 /// The response has it in its extensions, for your logs and metrics, and the function of
-/// [`with_rejection`](super::IdempotencyLayer::with_rejection) receives it. Its text is for the client. Its `source()`, which
-/// `unavailable` and `misconfigured` have, is for the service.
+/// [`with_rejection`](super::IdempotencyLayer::with_rejection) receives it. Its text is for the client. Its `source()`,
+/// which `unavailable` and `misconfigured` have, is for the service.
 ///
 /// | [`kind`](Self::kind) | status | may a retry succeed? | what happened |
 /// |---|---|---|---|
@@ -91,9 +91,9 @@ pub enum Rejection {
         /// The status of the first response, if it is known.
         status: Option<StatusCode>,
     },
-    /// The database is unreachable, the connection or the lease was lost, or the transaction lost against a concurrent one. A
-    /// retry may succeed. **If the connection was lost at COMMIT, it is unknown whether the operation took effect; a retry
-    /// with the same key gives the answer.**
+    /// The database is unreachable, the connection or the lease was lost, or the transaction lost against a concurrent
+    /// one. A retry may succeed. **If the connection was lost at COMMIT, it is unknown whether the operation took
+    /// effect; a retry with the same key gives the answer.**
     #[error("the service cannot process this request at the moment; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
     /// The number of runs is at its limit. Nothing began.
@@ -111,8 +111,8 @@ pub enum Rejection {
         /// [The limit](super::IdempotencyLayer::with_run_timeout).
         limit: Duration,
     },
-    /// A mistake of the service, or an error of the database that a retry would meet again. The layer has committed nothing.
-    /// **Effects outside the layer's transaction, or under a lease, remain.**
+    /// A mistake of the service, or an error of the database that a retry would meet again. The layer has committed
+    /// nothing. **Effects outside the layer's transaction, or under a lease, remain.**
     #[error("the service failed in a way that a retry does not fix; do not repeat the operation under another key")]
     Misconfigured(#[source] Arc<Misconfigured>),
 }
@@ -165,7 +165,8 @@ impl Rejection {
         }
     }
 
-    /// The rejection for an error of this crate's own statements. There is no `From`: the handler judges its own errors.
+    /// The rejection for an error of this crate's own statements. There is no `From`: the handler judges its own
+    /// errors.
     pub(crate) fn of(error: Error) -> Self {
         match error {
             Error::KeyReused { .. } => Self::KeyReused,
@@ -219,16 +220,17 @@ pub enum Misconfigured {
     /// The handler answered while it, or a task that it spawned, still held the transaction.
     #[error("the handler answered and still holds its IdempotentTx; drop it before the response is returned")]
     TransactionKept,
-    /// The handler answered below 400 without having taken the transaction, so its effects would not commit together with the
-    /// key. Let it take its [`IdempotentTx`](super::IdempotentTx). If it has no effects in this database, use
+    /// The handler answered below 400 without having taken the transaction, so its effects would not commit together
+    /// with the key. Let it take its [`IdempotentTx`](super::IdempotentTx). If it has no effects in this database, use
     /// [`with_optional_transaction`](super::IdempotencyLayer::with_optional_transaction).
     #[error(
         "the handler succeeded without its IdempotentTx, so its effects would not commit with the key; let it take the \
          IdempotentTx, or use with_optional_transaction for handlers without effects in this database"
     )]
     TransactionNotTaken,
-    /// The handler gave the transaction back and asked for it again. Something inside the layer calls the handler a second
-    /// time, and the writes of the first call are still in the transaction. Put the code that retries outside the layer.
+    /// The handler gave the transaction back and asked for it again. Something inside the layer calls the handler a
+    /// second time, and the writes of the first call are still in the transaction. Put the code that retries outside
+    /// the layer.
     #[error(
         "the IdempotentTx was given back and asked for again, but it is lent once; put the code that retries outside the \
          layer"
@@ -241,8 +243,8 @@ pub enum Misconfigured {
     #[error("the handler's response could not be read to its end: {0}")]
     BrokenResponse(String),
     /// A gRPC response did not reach its status, which comes last, within a second or within 4 MiB (or the [limit for
-    /// responses](super::IdempotencyLayer::with_response_limit), if that is larger). Nothing is committed, because the call
-    /// may still fail. Long streams do not belong behind the layer.
+    /// responses](super::IdempotencyLayer::with_response_limit), if that is larger). Nothing is committed, because the
+    /// call may still fail. Long streams do not belong behind the layer.
     #[error(
         "the gRPC response did not reach its status in time, or within the limit, so the call may still fail; keep long \
          streams away from the layer"
@@ -251,11 +253,12 @@ pub enum Misconfigured {
     /// The response could not be sealed.
     #[error("the response could not be sealed")]
     Unsealable(#[source] crate::BoxError),
-    /// The database refused a statement of this crate or the COMMIT, and would refuse it again: a deferred constraint, a
-    /// missing privilege (42501), a key with characters outside the database's encoding (22P05).
+    /// The database refused a statement of this crate or the COMMIT, and would refuse it again: a deferred constraint,
+    /// a missing privilege (42501), a key with characters outside the database's encoding (22P05).
     #[error("the database refused a statement or the commit, and would refuse it again")]
     DatabaseRefused(#[source] Error),
-    /// Any other error of this crate: the table is missing, or the stored fingerprint is of an unknown version or choice.
+    /// Any other error of this crate: the table is missing, or the stored fingerprint is of an unknown version or
+    /// choice.
     #[error(transparent)]
     Refused(#[from] Error),
 }

@@ -30,8 +30,8 @@ pub(super) const REPLAYED: [HeaderName; 16] = [
     GRPC_STATUS,
 ];
 
-/// No replay may repeat the session or the challenge of the first request, the headers of one connection (RFC 9110, section
-/// 7.6.1), or the headers that the server computes for each response.
+/// No replay may repeat the session or the challenge of the first request, the headers of one connection (RFC 9110,
+/// section 7.6.1), or the headers that the server computes for each response.
 const NEVER_REPLAYED: [HeaderName; 15] = [
     header::AUTHORIZATION,
     header::CONNECTION,
@@ -58,8 +58,8 @@ pub(super) fn may_be_replayed(name: &HeaderName) -> bool {
 
 /// Encrypts stored bodies, with the service's own cipher and keys.
 ///
-/// Use the operation's key as the cipher's associated data: a body that somebody moves to another record then does not open.
-/// The layer calls both methods on the runtime's threads, so they must not block.
+/// Use the operation's key as the cipher's associated data: a body that somebody moves to another record then does not
+/// open. The layer calls both methods on the runtime's threads, so they must not block.
 pub trait Seal: Send + Sync + 'static {
     /// Seals a body.
     ///
@@ -72,8 +72,8 @@ pub trait Seal: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// After any error the repeat gets [`NotReplayable`](Rejection::NotReplayable), and the layer logs the error. The operation
-    /// is never performed again.
+    /// After any error the repeat gets [`NotReplayable`](Rejection::NotReplayable), and the layer logs the error. The
+    /// operation is never performed again.
     fn open(&self, key: &Key, sealed: Vec<u8>) -> Result<Vec<u8>, BoxError>;
 }
 
@@ -145,7 +145,8 @@ pub(super) fn replay<B>(
     Ok(response.map(|()| LayerBody::whole(Bytes::from(body), trailers)))
 }
 
-/// Adds the stored headers to `headers` and returns the trailers. `None` if the stored text is not what [`to_record`] writes.
+/// Adds the stored headers to `headers` and returns the trailers. `None` if the stored text is not what [`to_record`]
+/// writes.
 fn restore(json: &str, headers: &mut HeaderMap) -> Option<Option<HeaderMap>> {
     let mut trailers: Option<HeaderMap> = None;
     for field in serde_json::from_str::<Vec<Vec<String>>>(json).ok()? {

@@ -33,8 +33,8 @@ impl Runs {
         *self.count.borrow()
     }
 
-    /// Waits until no run is in progress. Stop accepting requests first. Put a time-out around this, shorter than the one
-    /// after which your platform kills the process: a run that is cut off is rolled back, or its lease lapses.
+    /// Waits until no run is in progress. Stop accepting requests first. Put a time-out around this, shorter than the
+    /// one after which your platform kills the process: a run that is cut off is rolled back, or its lease lapses.
     pub async fn finished(&self) {
         // The sender is in `self`, so the channel stays open.
         let _ = self.count.subscribe().wait_for(|count| *count == 0).await;

@@ -18,12 +18,12 @@ use crate::{DEFAULT_RETENTION, Deployment, InFlight};
 
 /// The default limit of a body. Two copies of it are in memory during a run.
 const BODY_LIMIT: usize = 1024 * 1024;
-/// The default number of runs for each connection of the pool. A connection serves about 30 transactions of a second each in
-/// the 30 seconds for which sqlx waits for a connection by default. A run further back in the queue would keep its body in
-/// memory, wait, and fail all the same.
+/// The default number of runs for each connection of the pool. A connection serves about 30 transactions of a second
+/// each in the 30 seconds for which sqlx waits for a connection by default. A run further back in the queue would keep
+/// its body in memory, wait, and fail all the same.
 const RUNS_PER_CONNECTION: usize = 32;
-/// The default time for a handler. Common proxies and load balancers give up after a minute, so no client has waited for the
-/// answer for a while. Work that takes longer on purpose belongs into a queue.
+/// The default time for a handler. Common proxies and load balancers give up after a minute, so no client has waited
+/// for the answer for a while. Work that takes longer on purpose belongs into a queue.
 const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 pub(super) type ScopeOf = dyn Fn(&Parts) -> Result<String, Denied> + Send + Sync;
@@ -105,7 +105,8 @@ pub(super) enum OperationFrom {
     Function(Arc<OperationOf>),
 }
 
-/// A response of the service itself to a request that it does not admit, from its function for the scope or for the key.
+/// A response of the service itself to a request that it does not admit, from its function for the scope or for the
+/// key.
 ///
 /// ```
 /// # use http::StatusCode;

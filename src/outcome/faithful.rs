@@ -1,7 +1,8 @@
 //! Writing a response so that it decodes as what it was.
 //!
-//! serde_json writes NaN and the infinities as `null`, and `Some` as what is in it; an `Option` reads `null` as `None`. So
-//! `Some(f64::NAN)` and `Some(())` would be replayed as `None`. This serializer refuses both, and hands everything else on.
+//! serde_json writes NaN and the infinities as `null`, and `Some` as what is in it; an `Option` reads `null` as `None`.
+//! So `Some(f64::NAN)` and `Some(())` would be replayed as `None`. This serializer refuses both, and hands everything
+//! else on.
 
 use std::fmt::Display;
 

@@ -10,13 +10,14 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 
 /// Performs an operation exactly once, however often it is requested, with the [default options](Idempotency::new).
 ///
-/// The first call with a key performs. `perform` gets the connection. Its writes, the claim of the key and the response commit
-/// together, or not at all. Every later call with the same key and body gets the first response, from the same stored bytes, and
-/// performs nothing. A call with another body under the key returns [`Error::KeyReused`]. A concurrent duplicate waits for the
-/// first call's transaction.
+/// The first call with a key performs. `perform` gets the connection. Its writes, the claim of the key and the response
+/// commit together, or not at all. Every later call with the same key and body gets the first response, from the same
+/// stored bytes, and performs nothing. A call with another body under the key returns [`Error::KeyReused`]. A
+/// concurrent duplicate waits for the first call's transaction.
 ///
-/// If the connection is in a transaction of the caller, the claim is a part of it, and takes effect when the caller commits. If the
-/// connection is in no transaction, the crate begins one and commits it. With a pool, [`Idempotency::run`] is simpler.
+/// If the connection is in a transaction of the caller, the claim is a part of it, and takes effect when the caller
+/// commits. If the connection is in no transaction, the crate begins one and commits it. With a pool,
+/// [`Idempotency::run`] is simpler.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Key, ensure_idempotent};
@@ -39,17 +40,17 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// # The response
 ///
-/// The response is any type that serde can encode and decode. It is stored as JSON text. A replay decodes this text into the
-/// *present* type, so after a release that adds a field, the client may see other bytes than before. If the client must see the
-/// same bytes across releases, make the response a `Box<serde_json::value::RawValue>` (serde_json's feature `raw_value`), which is
-/// the stored text itself. A response that would decode into another value is refused before it is stored, with the exceptions
-/// that [`Error::Unencodable`] lists.
+/// The response is any type that serde can encode and decode. It is stored as JSON text. A replay decodes this text
+/// into the *present* type, so after a release that adds a field, the client may see other bytes than before. If the
+/// client must see the same bytes across releases, make the response a `Box<serde_json::value::RawValue>` (serde_json's
+/// feature `raw_value`), which is the stored text itself. A response that would decode into another value is refused
+/// before it is stored, with the exceptions that [`Error::Unencodable`] lists.
 ///
 /// # The closure
 ///
-/// Write `async |conn| -> Result<_, MyError> { … }`, with the return type if the body ends in `?; Ok(x)`, or pass a named
-/// `async fn`. `|conn| async move { … }` does not compile, because of lifetimes. A generic wrapper that must return a `Send` future
-/// takes a closure with a boxed future:
+/// Write `async |conn| -> Result<_, MyError> { … }`, with the return type if the body ends in `?; Ok(x)`, or pass a
+/// named `async fn`. `|conn| async move { … }` does not compile, because of lifetimes. A generic wrapper that must
+/// return a `Send` future takes a closure with a boxed future:
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Key, Outcome, ensure_idempotent};
@@ -67,8 +68,8 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// # Errors
 ///
-/// - An error of `perform` comes back unchanged. In a transaction of the caller, **the caller must then roll back**. If the caller
-///   commits all the same, the key is left [indeterminate](Error::Indeterminate).
+/// - An error of `perform` comes back unchanged. In a transaction of the caller, **the caller must then roll back**. If
+///   the caller commits all the same, the key is left [indeterminate](Error::Indeterminate).
 /// - The answers of the record: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight),
 ///   [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
 ///   [`AlreadyInTransaction`](Error::AlreadyInTransaction), [`UnknownFingerprint`](Error::UnknownFingerprint),
@@ -76,21 +77,21 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// - Errors before `perform`: [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing),
 ///   [`UnknownTransaction`](Error::UnknownTransaction).
 /// - Errors after `perform`, when the response could not be stored: [`Unencodable`](Error::Unencodable),
-///   [`NotInTransaction`](Error::NotInTransaction), [`OutlivedRetention`](Error::OutlivedRetention). Nothing was acknowledged: roll
-///   back.
-/// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database). After a lost connection or an error of
-///   the COMMIT it is unknown whether the operation took effect: ask again with the same key.
+///   [`NotInTransaction`](Error::NotInTransaction), [`OutlivedRetention`](Error::OutlivedRetention). Nothing was
+///   acknowledged: roll back.
+/// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database). After a lost connection or
+///   an error of the COMMIT it is unknown whether the operation took effect: ask again with the same key.
 ///
 /// # Cancellation
 ///
-/// If the crate owns the transaction, the future may be dropped at any point: the transaction is rolled back, or its COMMIT was
-/// under way and decides. If the caller owns it, drop the transaction together with this future, as `?` and a `timeout` around both
-/// do. If a caller drops only this future and then commits, the key is left indeterminate. A statement that was sent runs to its end on
-/// the server, and holds the claim until then.
+/// If the crate owns the transaction, the future may be dropped at any point: the transaction is rolled back, or its
+/// COMMIT was under way and decides. If the caller owns it, drop the transaction together with this future, as `?` and
+/// a `timeout` around both do. If a caller drops only this future and then commits, the key is left indeterminate. A
+/// statement that was sent runs to its end on the server, and holds the claim until then.
 ///
-/// These end the claim from inside `perform`: a COMMIT, a ROLLBACK, and a nested `conn.begin()` whose future is dropped while it
-/// waits (sqlx 0.9 then rolls back the *outer* transaction). The call is never acknowledged after that, but returns
-/// [`NotInTransaction`](Error::NotInTransaction). What `perform` wrote afterwards was in autocommit, and stays.
+/// These end the claim from inside `perform`: a COMMIT, a ROLLBACK, and a nested `conn.begin()` whose future is dropped
+/// while it waits (sqlx 0.9 then rolls back the *outer* transaction). The call is never acknowledged after that, but
+/// returns [`NotInTransaction`](Error::NotInTransaction). What `perform` wrote afterwards was in autocommit, and stays.
 pub async fn ensure_idempotent<T, E, B, F>(
     conn: &mut PgConnection,
     key: &Key,
@@ -108,9 +109,10 @@ where
 
 /// [`ensure_idempotent`] with `perform` behind a savepoint, so that the caller's transaction survives a failure.
 ///
-/// An error of `perform` undoes only what `perform` wrote, and releases the key for the next caller. The transaction stays usable,
-/// and the caller may commit it. [`Verdict::Undo`] undoes the writes too, but *stores* the response: a failure that every repeat
-/// should get. This function costs two more round trips than [`ensure_idempotent`], and `Undo` four.
+/// An error of `perform` undoes only what `perform` wrote, and releases the key for the next caller. The transaction
+/// stays usable, and the caller may commit it. [`Verdict::Undo`] undoes the writes too, but *stores* the response: a
+/// failure that every repeat should get. This function costs two more round trips than [`ensure_idempotent`], and
+/// `Undo` four.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Key, Verdict, ensure_isolated};
@@ -210,12 +212,12 @@ impl Idempotency {
         .await
     }
 
-    /// [`ensure`](Self::ensure) for callers without a transaction: takes a connection from the pool, begins, performs or replays,
-    /// and commits.
+    /// [`ensure`](Self::ensure) for callers without a transaction: takes a connection from the pool, begins, performs
+    /// or replays, and commits.
     ///
-    /// If a connection has a foreign open transaction, it is closed, not committed, and another one is taken, at most three times.
-    /// (A replay under [`with_select_first`](Self::with_select_first) does not notice such a transaction.) A duplicate that
-    /// [waits](crate::InFlight::Wait) holds its connection.
+    /// If a connection has a foreign open transaction, it is closed, not committed, and another one is taken, at most
+    /// three times. (A replay under [`with_select_first`](Self::with_select_first) does not notice such a transaction.)
+    /// A duplicate that [waits](crate::InFlight::Wait) holds its connection.
     ///
     /// # Errors
     ///
@@ -244,8 +246,8 @@ impl Idempotency {
         .await
     }
 
-    /// [`ensure_isolated`](Self::ensure_isolated) for callers without a transaction, as [`run`](Self::run). An error of `perform`
-    /// rolls everything back. [`Verdict::Undo`] stores the response and undoes the rest.
+    /// [`ensure_isolated`](Self::ensure_isolated) for callers without a transaction, as [`run`](Self::run). An error of
+    /// `perform` rolls everything back. [`Verdict::Undo`] stores the response and undoes the rest.
     ///
     /// # Errors
     ///

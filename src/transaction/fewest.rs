@@ -1,5 +1,5 @@
-//! The option *fewest round trips*: the message that begins the transaction contains the claim, and the message that commits
-//! contains the completion. Only this file calls the functions `claim` and `complete` of the schema.
+//! The option *fewest round trips*: the message that begins the transaction contains the claim, and the message that
+//! commits contains the completion. Only this file calls the functions `claim` and `complete` of the schema.
 //!
 //! Such a message takes no parameters. So its values are decimal or hexadecimal digits, and nothing else.
 
@@ -20,13 +20,13 @@ use crate::{Error, Fingerprint, Key};
 const NOT_IN_TRANSACTION: &str = "IK002";
 const OUTLIVED_RETENTION: &str = "IK003";
 
-/// The longest response that goes into a message. For a longer one, twice the bytes and their decoding cost more than a round
-/// trip (measured; DESIGN.md).
+/// The longest response that goes into a message. For a longer one, twice the bytes and their decoding cost more than a
+/// round trip (measured; DESIGN.md).
 const MOST_INLINE: usize = 16 * 1024;
 
 impl Call<'_> {
-    /// As [`on_pool`](Self::on_pool) with [`ensure`](Self::ensure), in fewer round trips. If the key is taken, it costs one more:
-    /// the plain way then finds out what is there.
+    /// As [`on_pool`](Self::on_pool) with [`ensure`](Self::ensure), in fewer round trips. If the key is taken, it costs
+    /// one more: the plain way then finds out what is there.
     pub(super) async fn run_in_fewest<T, E, F>(&self, pool: &PgPool, mut perform: F) -> Result<Outcome<T>, E>
     where
         T: Serialize + DeserializeOwned,
@@ -78,9 +78,9 @@ impl Call<'_> {
 
 /// Stores the response and commits: in one message if the response is short. If either fails, rolls back.
 ///
-/// In one message, an error of the first statement keeps the server from reaching the second. It commits AND CHAIN, because
-/// sqlx still counts a transaction. The chained one is empty and holds neither lock nor snapshot. sqlx queues a ROLLBACK for it,
-/// which goes out with the ping of the pool's release, so no caller waits for it.
+/// In one message, an error of the first statement keeps the server from reaching the second. It commits AND CHAIN,
+/// because sqlx still counts a transaction. The chained one is empty and holds neither lock nor snapshot. sqlx queues a
+/// ROLLBACK for it, which goes out with the ping of the pool's release, so no caller waits for it.
 pub(crate) async fn complete_and_commit(
     mut transaction: PgTransaction<'_>,
     record: Record<'_>,
@@ -149,7 +149,8 @@ fn text(value: Option<&str>) -> String {
 }
 
 fn interval(value: Option<Duration>) -> String {
-    // In seconds, because PostgreSQL 13 and 14 read no number of microseconds above 2^31. Without days, as bound parameters.
+    // In seconds, because PostgreSQL 13 and 14 read no number of microseconds above 2^31. Without days, as bound
+    // parameters.
     value.map_or_else(null, |value| format!("'{}.{:06} seconds'", value.as_secs(), value.subsec_micros()))
 }
 

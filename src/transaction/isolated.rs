@@ -60,7 +60,8 @@ impl Call<'_> {
 
     /// Leaves the transaction as it was before `perform`, and the key to the next caller.
     async fn undo_and_release(&self, conn: &mut PgConnection, claim: Claim, savepoint: Savepoint) -> Result<(), Error> {
-        // The first error may be that of an earlier statement whose future `perform` has dropped: then nothing was sent.
+        // The first error may be that of an earlier statement whose future `perform` has dropped: then nothing was
+        // sent.
         if savepoint.undo(conn).await.is_err() {
             savepoint.undo(conn).await?;
         }

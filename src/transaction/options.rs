@@ -45,9 +45,9 @@ impl Idempotency {
         }
     }
 
-    /// How long a key is remembered, counted from its claim by the database's clock. The default is 24 hours. **A repeat that
-    /// comes later is performed again.** Make the retention longer than the transaction that holds the claim. If the transaction
-    /// outlives it, the call returns [`OutlivedRetention`](crate::Error::OutlivedRetention).
+    /// How long a key is remembered, counted from its claim by the database's clock. The default is 24 hours. **A
+    /// repeat that comes later is performed again.** Make the retention longer than the transaction that holds the
+    /// claim. If the transaction outlives it, the call returns [`OutlivedRetention`](crate::Error::OutlivedRetention).
     ///
     /// # Errors
     ///
@@ -59,11 +59,12 @@ impl Idempotency {
         }
     }
 
-    /// What to do about a concurrent duplicate. The default is to wait for 5 seconds, or for half the retention if that is shorter.
+    /// What to do about a concurrent duplicate. The default is to wait for 5 seconds, or for half the retention if that
+    /// is shorter.
     ///
-    /// A wait must be shorter than the retention, or the first response could be forgotten meanwhile. If it is not, every call
-    /// returns [`Error::InvalidDuration`](crate::Error::InvalidDuration). The setter cannot check this, because setters may come in
-    /// any order.
+    /// A wait must be shorter than the retention, or the first response could be forgotten meanwhile. If it is not,
+    /// every call returns [`Error::InvalidDuration`](crate::Error::InvalidDuration). The setter cannot check this,
+    /// because setters may come in any order.
     ///
     /// # Errors
     ///
@@ -85,35 +86,37 @@ impl Idempotency {
         Self { deployment, ..self }
     }
 
-    /// Whether to look for a stored response before the transaction begins. For services where most calls are repeats. The default
-    /// is `false`.
+    /// Whether to look for a stored response before the transaction begins. For services where most calls are repeats.
+    /// The default is `false`.
     ///
     /// A replay then takes one round trip instead of four, and a first call takes one more. The option works for
-    /// [`run`](Self::run) and on a connection that is in no transaction. It has no effect in a transaction of the caller, nor without
-    /// [prepared statements](Deployment::with_prepared_statements), because a pooler could mix up unprepared ones outside a
-    /// transaction.
+    /// [`run`](Self::run) and on a connection that is in no transaction. It has no effect in a transaction of the
+    /// caller, nor without [prepared statements](Deployment::with_prepared_statements), because a pooler could mix up
+    /// unprepared ones outside a transaction.
     #[must_use]
     pub const fn with_select_first(self, select_first: bool) -> Self {
         Self { select_first, ..self }
     }
 
-    /// Whether [`run`](Self::run) sends the claim together with BEGIN, and the completion together with COMMIT. The default is
-    /// `false`. A first call then takes as many round trips as its bare transaction, two fewer than without this option. It pays
-    /// off if a round trip takes half a millisecond or more.
+    /// Whether [`run`](Self::run) sends the claim together with BEGIN, and the completion together with COMMIT. The
+    /// default is `false`. A first call then takes as many round trips as its bare transaction, two fewer than without
+    /// this option. It pays off if a round trip takes half a millisecond or more.
     ///
     /// The price:
-    /// - **Each call that finds a record writes an ERROR to the server's log**, with SQLSTATE IK001 and the key in hexadecimal
-    ///   digits. These are duplicates, and first calls whose record is expired or released. Such a call takes one or two round
-    ///   trips more than without the option, but a replay takes two fewer.
-    /// - The text of a statement contains the response, in hexadecimal digits. PostgreSQL logs this text if the statement fails
-    ///   (`log_min_error_statement`) or is slow, `pg_stat_activity` shows it, and sqlx logs it at DEBUG or, if slow, at WARN. **Do
-    ///   not use the option if a response must not appear in logs.** Responses over 16 KiB are stored by a statement of their own.
-    /// - A COMMIT that fails also leaves a WARNING about a missing transaction. A duplicate whose future is dropped may cost the
-    ///   pool its connection.
+    /// - **Each call that finds a record writes an ERROR to the server's log**, with SQLSTATE IK001 and the key in
+    ///   hexadecimal digits. These are duplicates, and first calls whose record is expired or released. Such a call
+    ///   takes one or two round trips more than without the option, but a replay takes two fewer.
+    /// - The text of a statement contains the response, in hexadecimal digits. PostgreSQL logs this text if the
+    ///   statement fails (`log_min_error_statement`) or is slow, `pg_stat_activity` shows it, and sqlx logs it at DEBUG
+    ///   or, if slow, at WARN. **Do not use the option if a response must not appear in logs.** Responses over 16 KiB
+    ///   are stored by a statement of their own.
+    /// - A COMMIT that fails also leaves a WARNING about a missing transaction. A duplicate whose future is dropped may
+    ///   cost the pool its connection.
     ///
-    /// The option saves its round trips only if the pool has another connection for the next call, because this connection goes back
-    /// with an empty transaction that ends there. It has no effect on isolated calls, nor on calls with a connection of the caller.
-    /// Roles need EXECUTE on `idempotency.claim` and `idempotency.complete`. PUBLIC has it by default.
+    /// The option saves its round trips only if the pool has another connection for the next call, because this
+    /// connection goes back with an empty transaction that ends there. It has no effect on isolated calls, nor on calls
+    /// with a connection of the caller. Roles need EXECUTE on `idempotency.claim` and `idempotency.complete`. PUBLIC
+    /// has it by default.
     #[must_use]
     pub const fn with_fewest_round_trips(self, fewest_round_trips: bool) -> Self {
         Self { fewest_round_trips, ..self }

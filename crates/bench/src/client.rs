@@ -10,8 +10,8 @@ use crate::setting::Setting;
 
 pub(crate) struct Client {
     pub(crate) conn: PgConnection,
-    /// Of two connections, so that no call waits for the ping with which sqlx takes the last one's back; and without the one
-    /// before it gives one away.
+    /// Of two connections, so that no call waits for the ping with which sqlx takes the last one's back; and without
+    /// the one before it gives one away.
     pub(crate) pool: PgPool,
     pub(crate) redis: Option<Redis>,
 }

@@ -1,4 +1,5 @@
-//! The report for programs, `figures.json`: one line for each figure, with four digits, so that a new run is a short diff.
+//! The report for programs, `figures.json`: one line for each figure, with four digits, so that a new run is a short
+//! diff.
 
 use serde::{Serialize, Serializer};
 use serde_json::json;

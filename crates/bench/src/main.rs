@@ -1,8 +1,8 @@
-//! What the crate costs beside the bare transaction, and beside what people would use instead. `script/bench` runs it, on a
-//! server of its own; DESIGN.md tells what the figures are for, and docs/performance.md holds the last whole run.
+//! What the crate costs beside the bare transaction, and beside what people would use instead. `script/bench` runs it,
+//! on a server of its own; DESIGN.md tells what the figures are for, and docs/performance.md holds the last whole run.
 //!
-//! The alternatives of a case take turns in one run, A B C A B C …, so that a machine that drifts flatters none of them:
-//! the ratios are what to look at.
+//! The alternatives of a case take turns in one run, A B C A B C …, so that a machine that drifts flatters none of
+//! them: the ratios are what to look at.
 
 mod alternatives;
 mod arguments;

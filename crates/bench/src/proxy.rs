@@ -24,7 +24,8 @@ struct Heard {
 }
 
 impl Proxy {
-    /// Counts the server's `ReadyForQuery`, of which PostgreSQL sends one for each time the client waits, and keeps the SQL.
+    /// Counts the server's `ReadyForQuery`, of which PostgreSQL sends one for each time the client waits, and keeps the
+    /// SQL.
     pub(crate) fn listening(socket: &Path) -> anyhow::Result<Self> {
         Self::before(socket, listen, count)
     }

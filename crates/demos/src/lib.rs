@@ -1,5 +1,6 @@
-//! Demos: whole services that run into trouble, such as storms of duplicates, hang-ups and killed processes, and then check
-//! their own books. Each program exits with 0 only if every count is right. `examples/` in the root has the code to copy.
+//! Demos: whole services that run into trouble, such as storms of duplicates, hang-ups and killed processes, and then
+//! check their own books. Each program exits with 0 only if every count is right. `examples/` in the root has the code
+//! to copy.
 //!
 //! This library has what several of the programs need.
 
@@ -11,8 +12,8 @@ use std::{env, io, process, thread};
 /// Holds every statement of a demo to the rules of a record.
 pub const STRICT: &str = include_str!("../../../migrations/strict.sql");
 
-/// Starts this program again, in the same process, with a server's `DATABASE_URL`. Returns only if that fails. A variable
-/// of `environment` applies unless the caller has set it.
+/// Starts this program again, in the same process, with a server's `DATABASE_URL`. Returns only if that fails. A
+/// variable of `environment` applies unless the caller has set it.
 pub fn on_a_throw_away_server(environment: &[(&str, &str)]) -> anyhow::Error {
     let with_postgres = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../script/with-postgres"));
     let exec = || -> io::Result<io::Error> {

@@ -11,19 +11,20 @@ use crate::fingerprint::pointer::Pointer;
 use crate::http::fingerprint_choice::Compared;
 use crate::{Fingerprint, InvalidBody};
 
-/// Settings of the fingerprint. Of `with_canonical_json`, `with_json_without` and `with_fingerprint`, the last call decides.
+/// Settings of the fingerprint. Of `with_canonical_json`, `with_json_without` and `with_fingerprint`, the last call
+/// decides.
 impl<M> IdempotencyLayer<M> {
-    /// Whether bodies are compared as canonical JSON, without regard to `Content-Type`, instead of byte by byte. The default
-    /// is `false`. `true` is for clients that build the request anew for each retry. A body that is not JSON is then refused
-    /// with a 400. A body that has a number with more digits than an `f64` keeps is compared byte by byte.
+    /// Whether bodies are compared as canonical JSON, without regard to `Content-Type`, instead of byte by byte. The
+    /// default is `false`. `true` is for clients that build the request anew for each retry. A body that is not JSON is
+    /// then refused with a 400. A body that has a number with more digits than an `f64` keeps is compared byte by byte.
     #[must_use]
     pub fn with_canonical_json(self, canonical_json: bool) -> Self {
         let compared = if canonical_json { Compared::CanonicalJson } else { Compared::Bytes };
         self.with(|settings| settings.fingerprint.compared = compared)
     }
 
-    /// Compares bodies as [canonical JSON](Self::with_canonical_json) and ignores the parts at these JSON pointers (RFC 6901),
-    /// for clients that put a timestamp or the number of the attempt into each body.
+    /// Compares bodies as [canonical JSON](Self::with_canonical_json) and ignores the parts at these JSON pointers (RFC
+    /// 6901), for clients that put a timestamp or the number of the attempt into each body.
     ///
     /// ```
     /// # use pg_idempotency::http::{IdempotencyLayer, InvalidSetting};
@@ -32,8 +33,8 @@ impl<M> IdempotencyLayer<M> {
     /// # }
     /// ```
     ///
-    /// A pointer to a part that the body does not have is allowed. **Ignore only parts on which the handler does not act**:
-    /// two requests that differ only in them are the same, and the second gets the response of the first.
+    /// A pointer to a part that the body does not have is allowed. **Ignore only parts on which the handler does not
+    /// act**: two requests that differ only in them are the same, and the second gets the response of the first.
     ///
     /// # Errors
     ///
@@ -48,11 +49,11 @@ impl<M> IdempotencyLayer<M> {
     }
 
     /// Two requests are the same if this function returns the same [`Fingerprint`] for both. Only the key's scope and
-    /// operation, and [further headers](Self::with_fingerprinted_header), count in addition: method and path do not, unless
-    /// the function includes them. If it returns an error, the answer is a 400.
+    /// operation, and [further headers](Self::with_fingerprinted_header), count in addition: method and path do not,
+    /// unless the function includes them. If it returns an error, the answer is a 400.
     ///
-    /// The layer cannot see the function's code, so `name` represents it in the fingerprint. **Change the name with each change
-    /// of the function**, because fingerprints of two functions with the same name are compared.
+    /// The layer cannot see the function's code, so `name` represents it in the fingerprint. **Change the name with
+    /// each change of the function**, because fingerprints of two functions with the same name are compared.
     ///
     /// ```
     /// # use pg_idempotency::Fingerprint;

@@ -15,30 +15,30 @@ const LONGEST_METHOD: usize = 8;
 
 /// Settings of the key.
 impl<M> IdempotencyLayer<M> {
-    /// The methods that the layer covers; it passes on all others unchanged. The default is POST and PATCH. HTTP defines the
-    /// other methods as idempotent (RFC 9110, section 9.2.2), and your handlers must make them so.
+    /// The methods that the layer covers; it passes on all others unchanged. The default is POST and PATCH. HTTP
+    /// defines the other methods as idempotent (RFC 9110, section 9.2.2), and your handlers must make them so.
     #[must_use]
     pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.with(|settings| settings.methods = methods.into_iter().collect())
     }
 
-    /// Whether requests without a key reach the handler, unprotected: they are performed each time they come. The default is
-    /// `false`. A transactional layer gives them a transaction, too, so the handler needs no second form.
+    /// Whether requests without a key reach the handler, unprotected: they are performed each time they come. The
+    /// default is `false`. A transactional layer gives them a transaction, too, so the handler needs no second form.
     #[must_use]
     pub fn with_optional_key(self, optional: bool) -> Self {
         self.with(|settings| settings.key_required = !optional)
     }
 
-    /// Whether the header must be a quoted string (RFC 9651), as the draft demands. The default is `false`, because most
-    /// clients send bare words. The layer then takes the key from the header, even after
+    /// Whether the header must be a quoted string (RFC 9651), as the draft demands. The default is `false`, because
+    /// most clients send bare words. The layer then takes the key from the header, even after
     /// [`with_key_from`](Self::with_key_from).
     #[must_use]
     pub fn with_strict_header(self, strict: bool) -> Self {
         self.with(|settings| settings.key = KeyFrom::Header { strict })
     }
 
-    /// Takes the value of the key from another place than `Idempotency-Key`: from another header, or from a field of the body.
-    /// `Ok(None)` means that the key is missing. If the function returns an error, that is the response.
+    /// Takes the value of the key from another place than `Idempotency-Key`: from another header, or from a field of
+    /// the body. `Ok(None)` means that the key is missing. If the function returns an error, that is the response.
     #[must_use]
     pub fn with_key_from<F>(self, value: F) -> Self
     where
@@ -47,16 +47,16 @@ impl<M> IdempotencyLayer<M> {
         self.with(|settings| settings.key = KeyFrom::Function(Arc::new(value)))
     }
 
-    /// Refuses keys with fewer bytes than this. Two devices of one user may both invent the same counter or date, but not the
-    /// same 36 bytes of a UUID.
+    /// Refuses keys with fewer bytes than this. Two devices of one user may both invent the same counter or date, but
+    /// not the same 36 bytes of a UUID.
     #[must_use]
     pub fn with_shortest_key(self, bytes: usize) -> Self {
         self.with(|settings| settings.shortest_key = bytes)
     }
 
-    /// Names the operation by its method and this route, for services without an axum router that reports the matched route.
-    /// Give a template such as `/payments/{id}`: with the real ids, every payment would be an operation and a time series of
-    /// its own in the metrics.
+    /// Names the operation by its method and this route, for services without an axum router that reports the matched
+    /// route. Give a template such as `/payments/{id}`: with the real ids, every payment would be an operation and a
+    /// time series of its own in the metrics.
     ///
     /// # Errors
     ///

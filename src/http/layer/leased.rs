@@ -15,9 +15,9 @@ use crate::lease::{Leasing, Policy};
 
 /// Settings of the leased mode.
 impl IdempotencyLayer<Leased> {
-    /// A layer for handlers with effects outside this database. The key is claimed under a lease, which renews itself while
-    /// the handler runs, and the response is stored afterwards. The [`policy`](crate::lease) decides what happens if the
-    /// handler dies in between. The handler may take an [`IdempotentLease`](crate::http::IdempotentLease).
+    /// A layer for handlers with effects outside this database. The key is claimed under a lease, which renews itself
+    /// while the handler runs, and the response is stored afterwards. The [`policy`](crate::lease) decides what happens
+    /// if the handler dies in between. The handler may take an [`IdempotentLease`](crate::http::IdempotentLease).
     ///
     /// `scope` is the same as for a [transactional layer](IdempotencyLayer::transactional).
     ///
@@ -41,17 +41,17 @@ impl IdempotencyLayer<Leased> {
 
     /// Whether the handler declares the beginning of its effect, with
     /// [`IdempotentLease::begin`](crate::http::IdempotentLease::begin). The default is `false`. It matters under
-    /// [`AtMostOnce`](Policy::AtMostOnce): with `true` a failure before that moment frees the key, for example a request that
-    /// an extractor refuses; with `false` it leaves the key indeterminate. **A handler that forgets to call `begin` can repeat
-    /// its effect.**
+    /// [`AtMostOnce`](Policy::AtMostOnce): with `true` a failure before that moment frees the key, for example a
+    /// request that an extractor refuses; with `false` it leaves the key indeterminate. **A handler that forgets to
+    /// call `begin` can repeat its effect.**
     #[must_use]
     pub fn with_explicit_begin(mut self, explicit_begin: bool) -> Self {
         self.mode.explicit_begin = explicit_begin;
         self
     }
 
-    /// How long the database remembers a key, counted from its completion. The default is 24 hours. **Tell your clients**: a
-    /// repeat that comes later is performed.
+    /// How long the database remembers a key, counted from its completion. The default is 24 hours. **Tell your
+    /// clients**: a repeat that comes later is performed.
     ///
     /// # Errors
     ///

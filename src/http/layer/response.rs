@@ -11,9 +11,9 @@ use crate::http::replay::{Seal, may_be_replayed};
 
 /// Settings of the response.
 impl<M> IdempotencyLayer<M> {
-    /// Also stores responses of these statuses, from 400 to 499, which otherwise free the key. An example is "card declined",
-    /// which every repeat should get. A transactional layer still undoes the handler's writes, by a savepoint, which costs
-    /// every request one round trip.
+    /// Also stores responses of these statuses, from 400 to 499, which otherwise free the key. An example is "card
+    /// declined", which every repeat should get. A transactional layer still undoes the handler's writes, by a
+    /// savepoint, which costs every request one round trip.
     ///
     /// # Errors
     ///
@@ -39,8 +39,8 @@ impl<M> IdempotencyLayer<M> {
         Ok(self.with(|settings| settings.replayed_headers.push(name)))
     }
 
-    /// Whether the layer stores no response at all, for operations that answer with secrets. The default is `false`. With
-    /// `true` a repeat gets [`NotReplayable`](Rejection::NotReplayable). For a single response, use
+    /// Whether the layer stores no response at all, for operations that answer with secrets. The default is `false`.
+    /// With `true` a repeat gets [`NotReplayable`](Rejection::NotReplayable). For a single response, use
     /// [`NoStore`](crate::http::NoStore).
     #[must_use]
     pub fn with_no_store(self, no_store: bool) -> Self {
@@ -53,8 +53,8 @@ impl<M> IdempotencyLayer<M> {
         self.with(|settings| settings.seal = Some(Arc::new(seal)))
     }
 
-    /// The function that makes a response of a rejection. The default is [`problem`](crate::http::problem). For clients that
-    /// poll there is [`processing`](crate::http::processing).
+    /// The function that makes a response of a rejection. The default is [`problem`](crate::http::problem). For clients
+    /// that poll there is [`processing`](crate::http::processing).
     #[must_use]
     pub fn with_rejection<F>(self, rejection: F) -> Self
     where

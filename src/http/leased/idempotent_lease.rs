@@ -17,8 +17,8 @@ pub struct IdempotentLease {
     begun: Arc<AtomicBool>,
 }
 
-/// There is no lease: no leased layer is in front of this handler, or the layer does not cover this method, or the request has
-/// no key.
+/// There is no lease: no leased layer is in front of this handler, or the layer does not cover this method, or the
+/// request has no key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no lease here: no leased IdempotencyLayer covers this request, or the request has no key")]
 pub struct NoLease;
@@ -38,8 +38,8 @@ impl IdempotentLease {
         extensions.get::<Self>().cloned().ok_or(NoLease)
     }
 
-    /// Declares that the effect begins now: from here on a failure may leave an effect behind. This matters only in a layer
-    /// with [`with_explicit_begin`](crate::http::IdempotencyLayer::with_explicit_begin).
+    /// Declares that the effect begins now: from here on a failure may leave an effect behind. This matters only in a
+    /// layer with [`with_explicit_begin`](crate::http::IdempotencyLayer::with_explicit_begin).
     pub fn begin(&self) {
         self.begun.store(true, Ordering::Relaxed);
     }
@@ -73,8 +73,8 @@ impl IdempotentLease {
         self.owner.token
     }
 
-    /// Whether the lease is lost. The layer then drops the handler at its next await. A handler with several effects and no
-    /// await between them asks before each effect.
+    /// Whether the lease is lost. The layer then drops the handler at its next await. A handler with several effects
+    /// and no await between them asks before each effect.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.owner.is_lost()

@@ -15,7 +15,8 @@ use crate::{Error, InFlight, Mode, observe};
 
 /// A claim that lost against a concurrent transaction, above READ COMMITTED or to a sweep, starts over this often.
 const RETRIES: usize = 3;
-/// An answer waits this long for the ROLLBACK, which takes a round trip. A retry that follows at once then finds the key free.
+/// An answer waits this long for the ROLLBACK, which takes a round trip. A retry that follows at once then finds the
+/// key free.
 const ROLLBACK_TIME: Duration = Duration::from_secs(1);
 
 /// The transaction that holds the key, and the claim in it.
@@ -82,9 +83,9 @@ async fn claim_once(
 
 /// A failure to roll back means a broken connection, whose transaction the server rolls back.
 ///
-/// If the handler has dropped the future of a statement, by a time-out of its own, the statement still runs, and the ROLLBACK
-/// waits behind it. The answer does not wait for longer than the limit. After that the pool waits, and the key stays in flight
-/// for as long as the statement runs.
+/// If the handler has dropped the future of a statement, by a time-out of its own, the statement still runs, and the
+/// ROLLBACK waits behind it. The answer does not wait for longer than the limit. After that the pool waits, and the key
+/// stays in flight for as long as the statement runs.
 pub(super) async fn roll_back(transaction: PgTransaction<'static>) {
     let _ = timeout(ROLLBACK_TIME, transaction.rollback()).await;
 }

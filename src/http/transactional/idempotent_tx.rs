@@ -9,12 +9,13 @@ use sqlx::{PgConnection, PgTransaction};
 
 use crate::Key;
 
-/// The transaction that holds the key. The handler's writes through it commit together with the response, or not at all.
+/// The transaction that holds the key. The handler's writes through it commit together with the response, or not at
+/// all.
 ///
-/// It is a `PgConnection`: `sqlx::query(…).execute(&mut *tx)`, and `tx.begin()` for savepoints. With axum it is an extractor;
-/// elsewhere [`take`](Self::take) it from the request's extensions. Drop it before the response is returned. Do not send
-/// COMMIT or ROLLBACK through it, because the layer would answer 500. The layer lends it once for each request, so code that
-/// retries the handler belongs outside the layer.
+/// It is a `PgConnection`: `sqlx::query(…).execute(&mut *tx)`, and `tx.begin()` for savepoints. With axum it is an
+/// extractor; elsewhere [`take`](Self::take) it from the request's extensions. Drop it before the response is returned.
+/// Do not send COMMIT or ROLLBACK through it, because the layer would answer 500. The layer lends it once for each
+/// request, so code that retries the handler belongs outside the layer.
 pub struct IdempotentTx {
     // `None` only during the drop.
     transaction: Option<PgTransaction<'static>>,
@@ -32,8 +33,8 @@ pub(super) enum SlotState {
     Lent(PgTransaction<'static>),
     /// The handler, or a task that it spawned, has it.
     Taken,
-    /// The handler has dropped it. It is not lent again, because the handler's writes are still in it, and a retry of the
-    /// handler would write them twice.
+    /// The handler has dropped it. It is not lent again, because the handler's writes are still in it, and a retry of
+    /// the handler would write them twice.
     GivenBack(PgTransaction<'static>),
     /// As `GivenBack`, and the handler has asked for it again.
     AskedForAgain(PgTransaction<'static>),
@@ -88,8 +89,8 @@ pub enum NoTransaction {
     /// Another extractor of the same handler, or a task that it spawned, has the transaction.
     #[error("the idempotent transaction is taken, and was not given back")]
     Taken,
-    /// The transaction was taken and given back, and the writes of that time are still in it: something inside the layer calls
-    /// the handler a second time. The layer then commits nothing, whatever the handler answers: see
+    /// The transaction was taken and given back, and the writes of that time are still in it: something inside the
+    /// layer calls the handler a second time. The layer then commits nothing, whatever the handler answers: see
     /// [`Misconfigured::TransactionTakenAgain`](crate::http::Misconfigured::TransactionTakenAgain).
     #[error("the idempotent transaction was given back, and is lent once; put the code that retries outside the layer")]
     GivenBack,

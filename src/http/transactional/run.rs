@@ -140,8 +140,8 @@ fn outcome<R, E>(ran: &Result<Ran<R>, Unanswered<E>>) -> &'static str {
     }
 }
 
-/// Lends the transaction to the handler, takes it back, and judges the response. If that is not to be stored, the transaction
-/// is rolled back.
+/// Lends the transaction to the handler, takes it back, and judges the response. If that is not to be stored, the
+/// transaction is rolled back.
 async fn perform<H: Handler>(
     settings: &Settings,
     key: Option<&Key>,

@@ -1,7 +1,8 @@
 //! The crate's own SQL, by hand through sqlx: what the crate adds to its statements shows against this.
 //!
-//! The texts are heard on the wire, on which the crate has just sent them, `begin` too: so they are always the crate's, and
-//! go in as many round trips. The parameters are bound, and the rows read, as in `src/record.rs` and `src/record/claim.rs`.
+//! The texts are heard on the wire, on which the crate has just sent them, `begin` too: so they are always the crate's,
+//! and go in as many round trips. The parameters are bound, and the rows read, as in `src/record.rs` and
+//! `src/record/claim.rs`.
 
 use std::sync::Arc;
 

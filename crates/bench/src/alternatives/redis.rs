@@ -1,8 +1,8 @@
-//! The design with Redis: a lock with a time limit, a key for the result, a script that releases the lock if it is still
-//! one's own, around the same PostgreSQL transaction.
+//! The design with Redis: a lock with a time limit, a key for the result, a script that releases the lock if it is
+//! still one's own, around the same PostgreSQL transaction.
 //!
-//! It is flattered: nothing is written to disk, and the result is not looked for again under the lock. And it promises less:
-//! who dies between COMMIT and the result, or outlives the lock, has the business happen twice.
+//! It is flattered: nothing is written to disk, and the result is not looked for again under the lock. And it promises
+//! less: who dies between COMMIT and the result, or outlives the lock, has the business happen twice.
 
 use std::sync::Arc;
 

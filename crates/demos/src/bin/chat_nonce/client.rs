@@ -87,7 +87,8 @@ impl Client {
         sqlx::query(sql).bind(author).bind(seconds).execute(&self.pool).await.map(drop)
     }
 
-    /// A gate in the middle of the server's work: until this transaction ends, the nonce is claimed and its message waits.
+    /// A gate in the middle of the server's work: until this transaction ends, the nonce is claimed and its message
+    /// waits.
     pub(crate) async fn no_inserts(&self) -> sqlx::Result<Transaction<'static, Postgres>> {
         let mut gate = self.pool.begin().await?;
         sqlx::query("lock table message in share mode").execute(&mut *gate).await?;

@@ -54,8 +54,8 @@ impl Server {
     }
 }
 
-/// Who writes, which is the scope of the key. **A real service takes it from the authenticated session**: with a header that
-/// anybody can write, anybody could write as another, or have another's message returned by guessing its nonce.
+/// Who writes, which is the scope of the key. **A real service takes it from the authenticated session**: with a header
+/// that anybody can write, anybody could write as another, or have another's message returned by guessing its nonce.
 pub(crate) struct Author(pub(crate) String);
 
 impl<S: Sync> FromRequestParts<S> for Author {

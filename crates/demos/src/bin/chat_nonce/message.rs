@@ -11,8 +11,9 @@ use uuid::Uuid;
 use crate::nonce::Nonce;
 use crate::problem::Problem;
 
-/// Discord documents "the past few minutes". It must outlast a client's retries, and a person who walks through a tunnel;
-/// and it should end before a client that counts its nonces from 1 after each start comes to the same one again.
+/// Discord documents "the past few minutes". It must outlast a client's retries, and a person who walks through a
+/// tunnel; and it should end before a client that counts its nonces from 1 after each start comes to the same one
+/// again.
 const WINDOW: Duration = Duration::from_secs(300);
 
 /// A concurrent duplicate waits for the first request, up to 5 seconds: creating a message takes milliseconds, and the
@@ -25,8 +26,8 @@ const NONCES: Idempotency = match Idempotency::new().with_retention(WINDOW) {
 /// What Discord takes, in characters.
 const LONGEST_CONTENT: usize = 2000;
 
-/// A request, the same over both transports. A misspelt field is refused: whoever sends `"enforce_nounce"` would find out
-/// from his readers.
+/// A request, the same over both transports. A misspelt field is refused: whoever sends `"enforce_nounce"` would find
+/// out from his readers.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewMessage {
@@ -36,8 +37,8 @@ pub(crate) struct NewMessage {
     enforce_nonce: bool,
 }
 
-/// What the client gets, and the columns of its row. It is stored with the nonce too, and read back by whichever release
-/// gets the retry, five minutes long: a new field needs `#[serde(default)]`.
+/// What the client gets, and the columns of its row. It is stored with the nonce too, and read back by whichever
+/// release gets the retry, five minutes long: a new field needs `#[serde(default)]`.
 #[derive(Serialize, Deserialize, sqlx::FromRow)]
 pub(crate) struct Message {
     id: Uuid,
@@ -69,8 +70,8 @@ impl NewMessage {
 /// - Enforced, without a nonce: there is nothing to enforce, so an ordinary message too.
 /// - Enforced, with a nonce: once per author, nonce and [`WINDOW`].
 ///
-/// A client that hangs up drops this future: the message is rolled back, or its COMMIT was under way, and the retry finds
-/// out which. Without a nonce nobody ever does, which is why a client that retries should enforce one.
+/// A client that hangs up drops this future: the message is rolled back, or its COMMIT was under way, and the retry
+/// finds out which. Without a nonce nobody ever does, which is why a client that retries should enforce one.
 pub(crate) async fn create_message(pool: &PgPool, author: &str, new: &NewMessage) -> Result<Outcome<Message>, Problem> {
     let (true, Some(nonce)) = (new.enforce_nonce, &new.nonce) else {
         return Ok(Outcome::Performed(insert(&mut *pool.acquire().await?, author, new).await?));
@@ -78,10 +79,11 @@ pub(crate) async fn create_message(pool: &PgPool, author: &str, new: &NewMessage
     // No transport in its name: the retry may come over the other one.
     let key = Key::new(author, "message.create", nonce.as_str())?;
 
-    // The body is left out of it, so that the same nonce with other content returns the message that there is, as Discord
-    // documents. With the content as the body it would be `Error::KeyReused`, a refusal, which is right for a payment. Here
-    // the author has changed a word between two attempts, the first of which everybody has read: told "refused", his client
-    // sends it under a new nonce, and there they are, the two messages. Told which message there is, it can offer an edit.
+    // The body is left out of it, so that the same nonce with other content returns the message that there is, as
+    // Discord documents. With the content as the body it would be `Error::KeyReused`, a refusal, which is right for a
+    // payment. Here the author has changed a word between two attempts, the first of which everybody has read: told
+    // "refused", his client sends it under a new nonce, and there they are, the two messages. Told which message there
+    // is, it can offer an edit.
     NONCES.run(pool, &key, &(), async |conn| Ok(insert(conn, author, new).await?)).await
 }
 

@@ -5,14 +5,14 @@ use std::fmt;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};
 
-/// What Discord documents: room for its ids (20 digits) and for 100 random bits in hexadecimal. At four bytes a character it
-/// stays far below what a part of a key may have.
+/// What Discord documents: room for its ids (20 digits) and for 100 random bits in hexadecimal. At four bytes a
+/// character it stays far below what a part of a key may have.
 const LONGEST: usize = 25;
 
-/// A string of at most 25 characters, or an integer of 64 bits, which is the string of its digits: `1` and `"1"` are **the
-/// same nonce**. Client libraries turn one into the other (an id that JavaScript cannot hold goes as a string), and the
-/// retry may come from another library than the first request, as it may over another transport. Had we told them apart,
-/// that retry would be a second message.
+/// A string of at most 25 characters, or an integer of 64 bits, which is the string of its digits: `1` and `"1"` are
+/// **the same nonce**. Client libraries turn one into the other (an id that JavaScript cannot hold goes as a string),
+/// and the retry may come from another library than the first request, as it may over another transport. Had we told
+/// them apart, that retry would be a second message.
 ///
 /// Anything else is refused, also where nothing is enforced: a float and an integer beyond 64 bits have lost digits
 /// somewhere, perhaps those by which two nonces differ.

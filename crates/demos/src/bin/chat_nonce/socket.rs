@@ -1,5 +1,5 @@
-//! The second transport: a WebSocket. A frame is the body of a `POST /messages`, and is answered by a frame with status and
-//! body, in the order in which they came.
+//! The second transport: a WebSocket. A frame is the body of a `POST /messages`, and is answered by a frame with status
+//! and body, in the order in which they came.
 
 use axum::extract::State;
 use axum::extract::ws::{Message as Frame, WebSocket, WebSocketUpgrade};
@@ -12,7 +12,8 @@ use crate::http::{Author, BODY_LIMIT};
 use crate::message::{self, NewMessage};
 use crate::problem::Problem;
 
-/// The author is asked for once, when the socket opens. So is the session in a real service: close the socket when it ends.
+/// The author is asked for once, when the socket opens. So is the session in a real service: close the socket when it
+/// ends.
 pub(crate) async fn open(State(pool): State<PgPool>, Author(author): Author, upgrade: WebSocketUpgrade) -> Response {
     upgrade.max_message_size(BODY_LIMIT).on_upgrade(async move |socket| serve(socket, &pool, &author).await)
 }

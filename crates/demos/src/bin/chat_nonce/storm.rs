@@ -10,8 +10,9 @@ use crate::tally::{Counts, Tally};
 
 const REQUESTS: i64 = 200;
 
-/// The first request is held back in the middle of its work, until every other connection of the server has a duplicate on
-/// it. Without that it would be done before the second one came, and a server that looks and then inserts would pass.
+/// The first request is held back in the middle of its work, until every other connection of the server has a duplicate
+/// on it. Without that it would be done before the second one came, and a server that looks and then inserts would
+/// pass.
 pub(crate) async fn storm(client: &Client) -> anyhow::Result<Tally> {
     let ada = client.author("storm");
     let (requests, returned) = (REQUESTS, REQUESTS - 1);

@@ -4,8 +4,9 @@
 //! cargo run -p demos --bin mutation_backstop # on a throw-away PostgreSQL, unless DATABASE_URL names one
 //! ```
 //!
-//! First without a backstop: optimistic version checks alone let a retry sell the sword twice, because a retry reads the
-//! version again. Then with [`shop::sell`]'s first statement, an unconditional mark of the request's id. It checks itself.
+//! First without a backstop: optimistic version checks alone let a retry sell the sword twice, because a retry reads
+//! the version again. Then with [`shop::sell`]'s first statement, an unconditional mark of the request's id. It checks
+//! itself.
 
 mod shop;
 
@@ -54,8 +55,8 @@ async fn start(url: &str) -> anyhow::Result<()> {
     a_storm_sells_once(&pool).await
 }
 
-/// The answer to the first sale is lost. The client's library does what it is told about version conflicts: read again, try
-/// again. The version fits, and the second sword is gone.
+/// The answer to the first sale is lost. The client's library does what it is told about version conflicts: read again,
+/// try again. The version fits, and the second sword is gone.
 async fn without_a_backstop(pool: &PgPool) -> anyhow::Result<()> {
     let player = Player::with_swords(pool, 3).await?;
     for _attempt in ["the answer is lost", "tried again"] {

@@ -14,8 +14,8 @@ const WINDOW: Duration = Duration::from_secs(60 * 60);
 /// One name for all mutations, so that an id which was used for one of them cannot be used for another.
 const OPERATION: &str = "mutation";
 
-/// What the client hears. The last two are different: after the one it fetches the state, after the other it sends the same
-/// request again.
+/// What the client hears. The last two are different: after the one it fetches the state, after the other it sends the
+/// same request again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Applied { swords: i64 },

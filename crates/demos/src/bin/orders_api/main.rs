@@ -1,5 +1,5 @@
-//! A taxi service whose passengers double-click, drive into tunnels, change their minds and have two phones, and get the
-//! taxis that they ordered.
+//! A taxi service whose passengers double-click, drive into tunnels, change their minds and have two phones, and get
+//! the taxis that they ordered.
 //!
 //! ```sh
 //! cargo run -p demos --bin orders_api # on a throw-away PostgreSQL, unless DATABASE_URL names one
@@ -7,7 +7,8 @@
 //!
 //! [`server`] has the routes, and what stands in front of them in which order; the handlers are in [`orders`], and in
 //! [`text`] the one whose effect is outside the database. The client is in this program too: [`booking`], [`changing`],
-//! [`texting`] and [`guarding`] are its story, over real sockets, and it exits 0 only if every line of it is as it should be.
+//! [`texting`] and [`guarding`] are its story, over real sockets, and it exits 0 only if every line of it is as it
+//! should be.
 
 mod auth;
 mod booking;

@@ -47,8 +47,8 @@ pub(crate) async fn create(
     mut tx: IdempotentTx,
     Json(ride): Json<Ride>,
 ) -> Result<(StatusCode, [(HeaderName, String); 1], Json<Order>), Problem> {
-    // Locked until the commit: of two phones at once, the second finds the first one's version. A 412 frees the key. And
-    // the retry of an order that was made does not come here, where its own view would be stale by now.
+    // Locked until the commit: of two phones at once, the second finds the first one's version. A 412 frees the key.
+    // And the retry of an order that was made does not come here, where its own view would be stale by now.
     if !if_match.holds(order::lock_list(&mut tx, &user).await?) {
         return Err(STALE);
     }

@@ -1,5 +1,6 @@
-//! The app's signature on what it sends: `X-Signature`, an HMAC-SHA256 in hexadecimal digits. Here because it has its place
-//! in the order: behind the limit, for it reads the body, and in front of the key, for a forgery must not take one.
+//! The app's signature on what it sends: `X-Signature`, an HMAC-SHA256 in hexadecimal digits. Here because it has its
+//! place in the order: behind the limit, for it reads the body, and in front of the key, for a forgery must not take
+//! one.
 
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest as _, Request};

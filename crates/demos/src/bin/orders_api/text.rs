@@ -1,5 +1,5 @@
-//! The handler whose effect is outside: a text to the passenger, at most once. It has no transaction; the layer holds the
-//! key under a lease while it runs.
+//! The handler whose effect is outside: a text to the passenger, at most once. It has no transaction; the layer holds
+//! the key under a lease while it runs.
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};

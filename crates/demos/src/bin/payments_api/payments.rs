@@ -123,8 +123,8 @@ async fn health(State(service): State<Service>) -> Result<&'static str, Problem>
 }
 
 /// PostgreSQL runs one text as one transaction, so the advisory lock makes processes that start together take turns:
-/// `if not exists` alone fails for the later of two. There is no `create index`, because it waits for payments in flight even
-/// where the index exists, and holds up new ones.
+/// `if not exists` alone fails for the later of two. There is no `create index`, because it waits for payments in
+/// flight even where the index exists, and holds up new ones.
 ///
 /// People and the demo's count use the key. It must not be unique: a day later a client may use it again.
 pub(crate) async fn create_table(pool: &PgPool) -> sqlx::Result<()> {

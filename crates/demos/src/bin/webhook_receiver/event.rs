@@ -14,10 +14,11 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// Processes it, in the transaction that has marked it. Events come in any order, so that nothing here may depend on the
-    /// one before: a sum does not.
+    /// Processes it, in the transaction that has marked it. Events come in any order, so that nothing here may depend
+    /// on the one before: a sum does not.
     ///
-    /// The account's row is the last thing that it locks. Two events of one account wait for each other, and deadlock never.
+    /// The account's row is the last thing that it locks. Two events of one account wait for each other, and deadlock
+    /// never.
     pub(crate) async fn process(&self, conn: &mut PgConnection) -> sqlx::Result<()> {
         sqlx::query(
             "

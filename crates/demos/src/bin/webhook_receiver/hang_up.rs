@@ -1,7 +1,7 @@
 //! One delivery that its sender gives up waiting for, and makes again while the first is still being processed.
 //!
-//! Here a mark that is taken for a duplicate too early loses an event: the sender hears 200 and is content, and then the
-//! transaction that has marked it rolls back.
+//! Here a mark that is taken for a duplicate too early loses an event: the sender hears 200 and is content, and then
+//! the transaction that has marked it rolls back.
 
 use std::time::Duration;
 

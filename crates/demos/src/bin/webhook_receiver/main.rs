@@ -1,13 +1,14 @@
-//! A receiver of webhooks that processes every event once, however often, in whatever order and by whomever it is delivered.
+//! A receiver of webhooks that processes every event once, however often, in whatever order and by whomever it is
+//! delivered.
 //!
 //! ```sh
 //! cargo run -p demos --bin webhook_receiver # on a throw-away PostgreSQL, unless DATABASE_URL names one
 //! cargo run -p demos --bin webhook_receiver -- 5000 # deliveries, instead of 50000
 //! ```
 //!
-//! What the crate is for stands in [`receiver`], and what comes before it in [`signature`]. The [`sender`] is in this program
-//! too: it follows a [`plan`] over real sockets, after a [`forger`] had the first word and it has [hung up](hang_up) once;
-//! [`audit`] has the books. It exits 0 only if every count is right.
+//! What the crate is for stands in [`receiver`], and what comes before it in [`signature`]. The [`sender`] is in this
+//! program too: it follows a [`plan`] over real sockets, after a [`forger`] had the first word and it has [hung
+//! up](hang_up) once; [`audit`] has the books. It exits 0 only if every count is right.
 
 mod audit;
 mod event;
@@ -48,8 +49,8 @@ const DELIVERIES_RANGE: RangeInclusive<usize> = 1_000..=1_000_000;
 /// One for each of the sender's tasks, so that none waits for another's, and some to spare for those that roll back.
 const CONNECTIONS: u32 = 12;
 
-/// For a thousand deliveries. A debug build on two idle cores takes 0.6 s, and ten times that where others are busy too;
-/// past this, a run does not come to its end.
+/// For a thousand deliveries. A debug build on two idle cores takes 0.6 s, and ten times that where others are busy
+/// too; past this, a run does not come to its end.
 const LIMIT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {

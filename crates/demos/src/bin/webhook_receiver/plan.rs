@@ -18,14 +18,14 @@ pub(crate) struct Plan {
     run: String,
     /// Different ones.
     pub(crate) events: usize,
-    /// Numbers of events, in the order of their deliveries; all but one delivery of the last event, which is the one that
-    /// the sender hangs up on.
+    /// Numbers of events, in the order of their deliveries; all but one delivery of the last event, which is the one
+    /// that the sender hangs up on.
     pub(crate) order: Vec<usize>,
 }
 
 impl Plan {
-    /// Seven tenths of the deliveries are of different events, and the others are repeats of some of them. A tenth of the
-    /// repeats comes right after its event, when that is probably in flight; all else is shuffled.
+    /// Seven tenths of the deliveries are of different events, and the others are repeats of some of them. A tenth of
+    /// the repeats comes right after its event, when that is probably in flight; all else is shuffled.
     pub(crate) fn new(run: &str, deliveries: usize) -> Self {
         let events = deliveries * 7 / 10;
         let repeats = deliveries - events;

@@ -17,8 +17,8 @@ impl Queue {
         Self { planned: planned.into_iter(), again: VecDeque::new() }
     }
 
-    /// The next delivery, and when it is due. Nothing is left when there is none: what is out at the moment comes back to
-    /// whoever has it, and he asks once more.
+    /// The next delivery, and when it is due. Nothing is left when there is none: what is out at the moment comes back
+    /// to whoever has it, and he asks once more.
     pub(crate) fn next(&mut self) -> Option<(Instant, usize)> {
         let now = Instant::now();
         match self.again.front() {

@@ -23,12 +23,13 @@ use crate::event::Event;
 use crate::refusal::Refusal;
 use crate::signature::{HEADER, Secret};
 
-/// **It must outlast the sender's redelivery schedule**: a delivery that comes after it is processed a second time. Stripe
-/// delivers for three days by itself, and resends what is up to 30 days old to whoever asks; a few days more cost a few rows.
+/// **It must outlast the sender's redelivery schedule**: a delivery that comes after it is processed a second time.
+/// Stripe delivers for three days by itself, and resends what is up to 30 days old to whoever asks; a few days more
+/// cost a few rows.
 const WINDOW: Duration = Duration::from_secs(35 * 24 * 60 * 60);
 
-/// A duplicate of an event that is being processed is told to come back, and not waited with: the sender has a queue and
-/// all the time there is, and the receiver a few connections.
+/// A duplicate of an event that is being processed is told to come back, and not waited with: the sender has a queue
+/// and all the time there is, and the receiver a few connections.
 const EVENTS: Dedup = match Dedup::new(WINDOW) {
     Ok(dedup) => match dedup.with_in_flight(InFlight::Reject) {
         Ok(dedup) => dedup,
@@ -44,8 +45,8 @@ const BODY_LIMIT: usize = 64 * 1024;
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(crate) pool: PgPool,
-    /// The scope of the key. Who has the secret is who he says he is, so it comes from the signature; two senders may well
-    /// have events of the same id.
+    /// The scope of the key. Who has the secret is who he says he is, so it comes from the signature; two senders may
+    /// well have events of the same id.
     pub(crate) sender: String,
     pub(crate) secret: Secret,
     /// Stands in for a bug or an outage: the events that fail when they are first processed.
@@ -65,8 +66,8 @@ async fn receive(State(endpoint): State<Endpoint>, headers: HeaderMap, body: Byt
     let event: Event = serde_json::from_slice(&body).map_err(Refusal::malformed)?;
     let key = Key::new(&endpoint.sender, "account.event", &event.id).map_err(Refusal::malformed)?;
 
-    // Every `?` from here on, and a sender that hangs up, drops the transaction and the mark with it: the redelivery will be
-    // the first.
+    // Every `?` from here on, and a sender that hangs up, drops the transaction and the mark with it: the redelivery
+    // will be the first.
     let mut tx = endpoint.pool.begin().await?;
     let marked = EVENTS.mark(&mut tx, &key).await?;
     if marked == Marked::First {
@@ -75,8 +76,8 @@ async fn receive(State(endpoint): State<Endpoint>, headers: HeaderMap, body: Byt
             return Err(Refusal::Failed);
         }
     }
-    // Not `tx.commit()`, which says Ok after an error that somebody has swallowed, and saves nothing. Should the COMMIT go
-    // through and its answer get lost, the sender hears of an error and delivers again: a duplicate.
+    // Not `tx.commit()`, which says Ok after an error that somebody has swallowed, and saves nothing. Should the COMMIT
+    // go through and its answer get lost, the sender hears of an error and delivers again: a duplicate.
     pg_idempotency::commit(tx).await?;
 
     // Only now: who acknowledges an event that is not committed will not get it again.

@@ -9,9 +9,9 @@ use sha2::Sha256;
 
 pub(crate) const HEADER: &str = "X-Signature";
 
-/// For how long a delivery that somebody has recorded can be played back, and how far apart the two clocks may be; Stripe's
-/// libraries have five minutes. It can be this short because the sender signs every redelivery anew. Within it, the mark
-/// stops a playback: it is a duplicate.
+/// For how long a delivery that somebody has recorded can be played back, and how far apart the two clocks may be;
+/// Stripe's libraries have five minutes. It can be this short because the sender signs every redelivery anew. Within
+/// it, the mark stops a playback: it is a duplicate.
 const TOLERANCE: Duration = Duration::from_secs(300);
 
 /// What the two ends share. Keyed once, and cloned for each signature.
