@@ -13,6 +13,7 @@
 mod claim;
 mod complete;
 mod due;
+mod fragment;
 mod lease;
 mod lock;
 mod look;
@@ -20,7 +21,6 @@ mod mark;
 mod rules;
 mod select_first;
 mod setup;
-mod shared;
 mod show;
 #[cfg(feature = "testing")]
 mod staged;

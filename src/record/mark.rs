@@ -13,7 +13,7 @@ use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
 use super::claim::draw_token;
-use super::shared::expired_when_asked;
+use super::fragment::expired_when_asked;
 use super::statement::interval;
 use crate::{Deployment, Error, Key, Mode};
 
@@ -48,7 +48,7 @@ macro_rules! take_over_locked {
                 response_status = null, response_headers = null, response_body = null, last_error = null
             from locked
             where record.scope = locked.scope and record.operation = locked.operation and record.key = locked.key
-                and ", $crate::record::shared::expired_when_asked!("$6"), "
+                and ", $crate::record::fragment::expired_when_asked!("$6"), "
             returning locked.place"
         }
     };

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
 
 use super::claim::{Claim, Terms, draw_token};
-use super::shared::expired_when_asked;
+use super::fragment::expired_when_asked;
 use super::statement::{Record, interval};
 use crate::{Error, Fingerprint};
 
