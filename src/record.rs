@@ -33,7 +33,7 @@ mod time;
 mod unsettled;
 mod wait;
 
-pub(crate) use claim::{Claim, Terms, draw_token};
+pub(crate) use claim::{Claim, Terms};
 pub(crate) use due::{count_due, oldest_due};
 pub(crate) use lease::Actor;
 pub(crate) use lock::{INSTALLER, SINGLE_RUNNER, holder, try_lock};
@@ -44,7 +44,7 @@ pub(crate) use setup::{commit_settings, response_compression, setup, without_aut
 pub use show::Shown;
 #[cfg(feature = "testing")]
 pub(crate) use staged::Staged;
-pub(crate) use statement::{Record, Response};
+pub(crate) use statement::{Record, Response, draw_token};
 pub use stats::Group;
 pub(crate) use stats::{groups, size};
 pub(crate) use sweep::{Batch, leaves, sweep, sweep_distributed};

@@ -2,8 +2,8 @@
 
 use sqlx::PgConnection;
 
-use super::claim::{Claim, draw_token};
-use super::statement::{Record, Response, changes_a_row};
+use super::claim::Claim;
+use super::statement::{Record, Response, changes_a_row, draw_token};
 use crate::Error;
 
 impl Record<'_> {

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::claim::draw_token;
 use super::fragment::no_live_lease;
-use super::statement::{Record, Response, changes_a_row, interval};
+use super::statement::{Record, Response, changes_a_row, draw_token, interval};
 use crate::Error;
 
 /// The sender of a statement on a claim.

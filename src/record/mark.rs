@@ -12,9 +12,8 @@ use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use super::claim::draw_token;
 use super::fragment::expired_when_asked;
-use super::statement::interval;
+use super::statement::{draw_token, interval};
 use crate::{Deployment, Error, Key, Mode};
 
 /// The keys that one statement marks. They are different and in order.
