@@ -13,6 +13,7 @@
 mod claim;
 mod complete;
 mod due;
+mod fragment;
 mod lease;
 mod lock;
 mod look;
@@ -21,7 +22,6 @@ mod release;
 mod rules;
 mod select_first;
 mod setup;
-mod shared;
 mod show;
 #[cfg(feature = "testing")]
 mod staged;
@@ -34,7 +34,7 @@ mod time;
 mod unsettled;
 mod wait;
 
-pub(crate) use claim::{Claim, Terms, draw_token};
+pub(crate) use claim::{Claim, Terms};
 pub(crate) use due::{count_due, oldest_due};
 pub(crate) use lease::Actor;
 pub(crate) use lock::{INSTALLER, SINGLE_RUNNER, holder, try_lock};
@@ -45,7 +45,7 @@ pub(crate) use setup::{commit_settings, response_compression, setup, without_aut
 pub use show::Shown;
 #[cfg(feature = "testing")]
 pub(crate) use staged::Staged;
-pub(crate) use statement::{Record, Response};
+pub(crate) use statement::{Record, Response, draw_token};
 pub use stats::Group;
 pub(crate) use stats::{groups, size};
 pub(crate) use sweep::{Batch, leaves, sweep, sweep_distributed};

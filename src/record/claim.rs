@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::statement::{Record, changes_a_row, interval};
+use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::{Error, Fingerprint, InFlight, Mode};
 
 /// The right to perform. It lasts as long as the claiming transaction, or as long as the lease.
@@ -63,13 +63,5 @@ impl Record<'_> {
             .bind(terms.lease.map(interval))
             .bind(terms.mode.as_str());
         Ok(changes_a_row(conn, insert).await?.then_some(Claim { token, attempt: 1 }))
-    }
-}
-
-/// A random token from the operating system, so that a forked or restored process draws no token twice.
-pub(crate) fn draw_token() -> Result<i64, Error> {
-    match getrandom::u64() {
-        Ok(random) => Ok(random.cast_signed()),
-        Err(error) => Err(Error::Database(sqlx::Error::Io(std::io::Error::other(error)))),
     }
 }

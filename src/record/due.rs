@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use sqlx::postgres::PgRow;
 
-use super::shared::{counts_by_kind, expired_at};
+use super::fragment::{counts_by_kind, expired_at};
 use super::statement::interval;
 use super::sweep::Batch;
 use crate::Error;

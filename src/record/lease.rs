@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::shared::no_live_lease;
+use super::fragment::no_live_lease;
 use super::statement::{Record, Response, changes_a_row, interval};
 use crate::Error;
 

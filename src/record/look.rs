@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::shared::expired_at;
+use super::fragment::expired_at;
 use super::statement::{Record, Response};
 use crate::mode::UnknownMode;
 use crate::{Error, Mode};

@@ -12,9 +12,8 @@ use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use super::claim::draw_token;
-use super::shared::expired_when_asked;
-use super::statement::interval;
+use super::fragment::expired_when_asked;
+use super::statement::{draw_token, interval};
 use crate::{Deployment, Error, Key, Mode};
 
 /// The keys that one statement marks. They are different and in order.
@@ -48,7 +47,7 @@ macro_rules! take_over_locked {
                 response_status = null, response_headers = null, response_body = null, last_error = null
             from locked
             where record.scope = locked.scope and record.operation = locked.operation and record.key = locked.key
-                and ", $crate::record::shared::expired_when_asked!("$6"), "
+                and ", $crate::record::fragment::expired_when_asked!("$6"), "
             returning locked.place"
         }
     };

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::claim::{Claim, draw_token};
+use super::claim::Claim;
+use super::fragment::no_live_lease;
 use super::lease::Actor;
-use super::shared::no_live_lease;
-use super::statement::{Record, changes_a_row, interval};
+use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::Error;
 
 impl Record<'_> {

@@ -3,7 +3,7 @@
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::shared::table_or_leaf;
+use super::fragment::table_or_leaf;
 use crate::Error;
 
 /// The settings that decide whether the server keeps what it has acknowledged.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
 
-use super::shared::{no_live_lease, state};
+use super::fragment::{no_live_lease, state};
 use super::statement::{Record, changes_a_row, known_mode};
 use crate::{Error, Mode};
 

@@ -59,6 +59,14 @@ pub(super) fn microseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
+/// A random token from the operating system, so that a forked or restored process draws no token twice.
+pub(crate) fn draw_token() -> Result<i64, Error> {
+    match getrandom::u64() {
+        Ok(random) => Ok(random.cast_signed()),
+        Err(error) => Err(Error::Database(sqlx::Error::Io(std::io::Error::other(error)))),
+    }
+}
+
 /// A response as its record stores it: a body of JSON text, or, over HTTP, a status, headers and a body.
 ///
 /// A status without a body remains of an HTTP response that the service chose not to store.

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::shared::{state, table_or_leaf};
+use super::fragment::{state, table_or_leaf};
 use crate::Error;
 
 /// The sizes and counts that the server keeps.

@@ -7,7 +7,7 @@ use sqlx::postgres::PgRow;
 use sqlx::postgres::types::Oid;
 use sqlx::{PgConnection, Row as _};
 
-use super::shared::{counts_by_kind, expired_at};
+use super::fragment::{counts_by_kind, expired_at};
 use super::statement::interval;
 use crate::Error;
 

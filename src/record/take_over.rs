@@ -3,9 +3,9 @@
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
 
-use super::claim::{Claim, Terms, draw_token};
-use super::shared::expired_when_asked;
-use super::statement::{Record, interval};
+use super::claim::{Claim, Terms};
+use super::fragment::expired_when_asked;
+use super::statement::{Record, draw_token, interval};
 use crate::{Error, Fingerprint};
 
 /// How a [take-over](Record::take_over) ended.

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::shared::state;
+use super::fragment::state;
 use super::statement::known_mode;
 use crate::{Error, Mode};
 

@@ -5,7 +5,7 @@ use sqlx::{PgConnection, Row as _};
 
 use super::{MarkBatch, index, take_over_locked};
 use crate::Error;
-use crate::record::shared::expired_when_asked;
+use crate::record::fragment::expired_when_asked;
 
 impl MarkBatch<'_> {
     /// Marks the keys that are new, and returns their places. It waits for every open transaction that has inserted one of

@@ -5,7 +5,7 @@ use sqlx::{PgConnection, Row as _};
 
 use super::{MarkBatch, index, take_over_locked};
 use crate::Error;
-use crate::record::shared::expired_when_asked;
+use crate::record::fragment::expired_when_asked;
 
 /// The keys that a batch has claimed, as places in it.
 pub(crate) struct Claims {

@@ -11,7 +11,7 @@ macro_rules! no_live_lease {
 /// The record is expired as of this moment: every claim ignores it, whether or not a sweep has deleted it.
 macro_rules! expired_at {
     ($($moment:tt)+) => {
-        concat!("(expires_at <= ", $($moment)+, " and ", $crate::record::shared::no_live_lease!(), ")")
+        concat!("(expires_at <= ", $($moment)+, " and ", $crate::record::fragment::no_live_lease!(), ")")
     };
 }
 
@@ -19,7 +19,7 @@ macro_rules! expired_at {
 /// must not expire before its time.
 macro_rules! expired_when_asked {
     ($asked:literal) => {
-        $crate::record::shared::expired_at!(concat!(
+        $crate::record::fragment::expired_at!(concat!(
             "least(",
             $asked,
             "::timestamptz, pg_catalog.statement_timestamp())"
@@ -32,7 +32,7 @@ macro_rules! state {
     () => {
         concat! {
             "case
-                when ", $crate::record::shared::expired_at!("pg_catalog.statement_timestamp()"), " then 'expired'
+                when ", $crate::record::fragment::expired_at!("pg_catalog.statement_timestamp()"), " then 'expired'
                 when mode = 'mark' then 'mark'
                 when completed_at is not null then 'completed'
                 when lease_until = '-infinity' then 'released'
