@@ -6,19 +6,19 @@ use sha2::{Digest, Sha256};
 
 /// The longest part of a key, in bytes of UTF-8.
 ///
-/// Three parts of this size fit well into a PostgreSQL B-tree entry, which holds 2704 bytes. The examples of the IETF draft
-/// (UUIDs of 36 bytes) are far shorter.
+/// Three parts of this size fit well into a PostgreSQL B-tree entry, which holds 2704 bytes. The examples of the IETF
+/// draft (UUIDs of 36 bytes) are far shorter.
 pub const MAX_PART_BYTES: usize = 255;
 
 /// The name of one operation that must happen once.
 ///
-/// - `scope`: the owner of the operation: the tenant, account or user, **from the authenticated identity**, never from the
-///   request's body. Two scopes never see each other's responses, even under the same value.
+/// - `scope`: the owner of the operation: the tenant, account or user, **from the authenticated identity**, never from
+///   the request's body. Two scopes never see each other's responses, even under the same value.
 /// - `operation`: the kind of operation, from a fixed set of names: `POST /payments`, `order.created`.
 /// - `value`: the value that the client sent: an `Idempotency-Key`, an event's id, a nonce.
 ///
-/// Each part is 1 to [`MAX_PART_BYTES`] bytes long and contains no control characters. Parts are compared byte by byte: case,
-/// accents and Unicode normal forms make a difference.
+/// Each part is 1 to [`MAX_PART_BYTES`] bytes long and contains no control characters. Parts are compared byte by byte:
+/// case, accents and Unicode normal forms make a difference.
 ///
 /// Keys are ordered by scope, operation and value, which is the order in which to claim several in one transaction: two
 /// transactions that claim the same keys in opposite orders deadlock.
@@ -83,8 +83,8 @@ impl Key {
         i64::from_be_bytes(first)
     }
 
-    /// The key for the next service, which is the same in every attempt: 32 hexadecimal digits of a SHA-256 of this key and the
-    /// fingerprint, as it is stored, with its version.
+    /// The key for the next service, which is the same in every attempt: 32 hexadecimal digits of a SHA-256 of this key
+    /// and the fingerprint, as it is stored, with its version.
     pub(crate) fn downstream(&self, fingerprint: &[u8]) -> String {
         let mut hasher = Sha256::new_with_prefix(b"downstream");
         self.hash_into(&mut hasher);
@@ -167,7 +167,8 @@ pub enum InvalidKey {
 }
 
 impl InvalidKey {
-    /// The part that was refused. A refused scope is a mistake of the service, a refused value is a mistake of its client.
+    /// The part that was refused. A refused scope is a mistake of the service, a refused value is a mistake of its
+    /// client.
     #[must_use]
     pub fn part(&self) -> KeyPart {
         match *self {

@@ -1,5 +1,5 @@
-//! Tools for the tests of your own service (feature `testing`): they write records in any state and of any age, move time, and
-//! stop, drop, race and kill calls.
+//! Tools for the tests of your own service (feature `testing`): they write records in any state and of any age, move
+//! time, and stop, drop, race and kill calls.
 //!
 //! With `#[sqlx::test]`, which gives each test a database of its own, [`MIGRATOR`](crate::MIGRATOR) creates the table:
 //!

@@ -5,7 +5,8 @@ use serde::Serialize;
 use super::digest::Fingerprint;
 use super::invalid_body::InvalidBody;
 
-/// A body that has a fingerprint: any [`Serialize`] value, as canonical JSON, or a [`Fingerprint`] that was made before.
+/// A body that has a fingerprint: any [`Serialize`] value, as canonical JSON, or a [`Fingerprint`] that was made
+/// before.
 ///
 /// The trait is sealed: there are no other implementations.
 pub trait Body: sealed::Sealed {

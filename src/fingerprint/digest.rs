@@ -10,30 +10,31 @@ use super::invalid_body::InvalidBody;
 #[cfg(feature = "http")]
 use super::request::Content;
 
-/// Version 1: SHA-256 of one byte for the kind (`j` canonical JSON, `b` raw bytes, `h` an HTTP request) and the content.
+/// Version 1: SHA-256 of one byte for the kind (`j` canonical JSON, `b` raw bytes, `h` an HTTP request) and the
+/// content.
 const VERSION: u8 = 1;
-/// Version 2, over HTTP, if the service has chosen what makes two requests the same: eight bytes that stand for the choice,
-/// and 24 bytes of the SHA-256 of `c`, the choice, and the chosen parts of the request. Fingerprints of two different choices
-/// are not compared, because they say nothing about whether the requests are the same.
+/// Version 2, over HTTP, if the service has chosen what makes two requests the same: eight bytes that stand for the
+/// choice, and 24 bytes of the SHA-256 of `c`, the choice, and the chosen parts of the request. Fingerprints of two
+/// different choices are not compared, because they say nothing about whether the requests are the same.
 const CHOSEN: u8 = 2;
 const CHOICE: std::ops::Range<usize> = 1..9;
 
-/// A digest of what makes two requests the same: a version byte and a SHA-256. (Over HTTP, a service may choose what counts;
-/// then eight bytes of the SHA-256 give way to the choice.)
+/// A digest of what makes two requests the same: a version byte and a SHA-256. (Over HTTP, a service may choose what
+/// counts; then eight bytes of the SHA-256 give way to the choice.)
 ///
-/// The version with which a record was *stored* decides how later requests are compared with it. So a new release that hashes
-/// in another way does not take every key in flight for reused.
+/// The version with which a record was *stored* decides how later requests are compared with it. So a new release that
+/// hashes in another way does not take every key in flight for reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; 33]);
 
 impl Fingerprint {
     /// The fingerprint of raw bytes, as they came over the wire.
     ///
-    /// Use this for bodies that are not JSON, and if every byte counts: white space, the order and repetition of members,
-    /// numbers with more digits than an `f64` holds.
+    /// Use this for bodies that are not JSON, and if every byte counts: white space, the order and repetition of
+    /// members, numbers with more digits than an `f64` holds.
     ///
-    /// A fingerprint of bytes and a fingerprint of canonical JSON are never the same, even for the same content: such a repeat
-    /// is *key reused*.
+    /// A fingerprint of bytes and a fingerprint of canonical JSON are never the same, even for the same content: such a
+    /// repeat is *key reused*.
     ///
     /// ```
     /// # use pg_idempotency::Fingerprint;
@@ -53,25 +54,25 @@ impl Fingerprint {
     /// `{"b":2,"a":1}` are one request, and so are `1.0` and `1` and `1e0`; `9007199254740993` and `9007199254740992`
     /// are two, and so are `1` and `"1"`, and `[1,2]` and `[2,1]`.
     ///
-    /// A field that the value's [`Serialize`] leaves out, by `#[serde(skip_serializing)]`, does not count. A `HashSet` writes
-    /// its elements in no fixed order, so it has a new fingerprint each time: use a `BTreeSet` or a sorted `Vec`. (Maps are
-    /// sorted.)
+    /// A field that the value's [`Serialize`] leaves out, by `#[serde(skip_serializing)]`, does not count. A `HashSet`
+    /// writes its elements in no fixed order, so it has a new fingerprint each time: use a `BTreeSet` or a sorted
+    /// `Vec`. (Maps are sorted.)
     ///
-    /// A number that was *parsed* into an `f64` (as [`serde_json::Value`] does beyond 64-bit integers) has lost its further
-    /// digits before it comes here. If those count, use [`Fingerprint::of_bytes`].
+    /// A number that was *parsed* into an `f64` (as [`serde_json::Value`] does beyond 64-bit integers) has lost its
+    /// further digits before it comes here. If those count, use [`Fingerprint::of_bytes`].
     ///
     /// # Errors
     ///
-    /// [`InvalidBody`] if the value has no canonical form: NaN, an infinity, two members of one name, a map key that is no
-    /// string, or an error of the value's own [`Serialize`].
+    /// [`InvalidBody`] if the value has no canonical form: NaN, an infinity, two members of one name, a map key that is
+    /// no string, or an error of the value's own [`Serialize`].
     pub fn of_json<T: Serialize + ?Sized>(value: &T) -> Result<Self, InvalidBody> {
         let mut json = CanonicalJson::new(Sha256::new_with_prefix(b"j"));
         value.serialize(&mut json)?;
         Ok(Self::new(json.finish()?))
     }
 
-    /// The fingerprint of an HTTP request: `parts` (method, path with query, content type), each with its length in front, and
-    /// then the body as one of the kinds above.
+    /// The fingerprint of an HTTP request: `parts` (method, path with query, content type), each with its length in
+    /// front, and then the body as one of the kinds above.
     #[cfg(feature = "http")]
     pub(crate) fn of_request(parts: [&[u8]; 3], content: Content<'_>) -> Result<Self, InvalidBody> {
         let mut hasher = Sha256::new_with_prefix(b"h");
@@ -82,8 +83,8 @@ impl Fingerprint {
         Ok(Self::new(content.hash_into(hasher)?))
     }
 
-    /// The fingerprint of a request under the service's own choice: the `request` as the choice compares it, and `further`
-    /// parts of it.
+    /// The fingerprint of a request under the service's own choice: the `request` as the choice compares it, and
+    /// `further` parts of it.
     #[cfg(feature = "http")]
     pub(crate) fn of_choice(choice: &[u8], request: &Self, further: &[u8]) -> Self {
         let mut hasher = Sha256::new_with_prefix(b"c");

@@ -1,7 +1,7 @@
 //! JSON pointers (RFC 6901), and a JSON text without the parts to which they point.
 //!
-//! The parts are cut out of the text. A parsed value would have lost digits of its numbers and repeated members, which may be
-//! the difference between two requests.
+//! The parts are cut out of the text. A parsed value would have lost digits of its numbers and repeated members, which
+//! may be the difference between two requests.
 
 use serde::de::IgnoredAny;
 
@@ -41,13 +41,14 @@ fn unescaped(token: &str) -> Option<String> {
     Some(plain)
 }
 
-/// The text without the parts to which the pointers point. A part that is missing is no error. Elements are counted in the
-/// original text, whatever else is cut out of it.
+/// The text without the parts to which the pointers point. A part that is missing is no error. Elements are counted in
+/// the original text, whatever else is cut out of it.
 pub(crate) fn without<'p>(
     text: &[u8],
     pointers: impl IntoIterator<Item = &'p Pointer>,
 ) -> Result<Vec<u8>, InvalidBody> {
-    // This checks the whole text, also the parts that are cut out. From here on brackets match, and strings and values end.
+    // This checks the whole text, also the parts that are cut out. From here on brackets match, and strings and values
+    // end.
     let IgnoredAny = serde_json::from_slice(text).map_err(InvalidBody::not_json)?;
     let paths: Vec<_> = pointers.into_iter().map(Pointer::tokens).collect();
     let mut cut = Cut { text, at: 0, kept: Vec::with_capacity(text.len()) };
@@ -62,8 +63,8 @@ struct Cut<'t> {
 }
 
 impl Cut<'_> {
-    /// Keeps the value here, without the parts at the ends of the paths. It recurses along the paths only, so a deep text needs
-    /// no deep stack.
+    /// Keeps the value here, without the parts at the ends of the paths. It recurses along the paths only, so a deep
+    /// text needs no deep stack.
     fn value(&mut self, paths: &[&[String]]) -> Result<(), InvalidBody> {
         match self.peek() {
             Some(b'{') if !paths.is_empty() => self.members(paths),

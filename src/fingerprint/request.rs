@@ -41,8 +41,8 @@ impl Content<'_> {
     }
 }
 
-/// Whether every number of a JSON text remains different from every other number when it is parsed into a `u64`, `i64` or `f64`.
-/// For a text that is not JSON the answer means nothing.
+/// Whether every number of a JSON text remains different from every other number when it is parsed into a `u64`, `i64`
+/// or `f64`. For a text that is not JSON the answer means nothing.
 fn keeps_its_digits(text: &[u8]) -> bool {
     let mut bytes = text.iter().copied().enumerate();
     while let Some((at, byte)) = bytes.next() {
@@ -132,8 +132,8 @@ mod tests {
         assert!(!keeps_its_digits(br#"["\\", 12345678901234567890]"#));
     }
 
-    /// `script/test` runs this with serde_json's `arbitrary_precision` too, because another crate may turn it on. A fingerprint
-    /// that was stored before must still be the same.
+    /// `script/test` runs this with serde_json's `arbitrary_precision` too, because another crate may turn it on. A
+    /// fingerprint that was stored before must still be the same.
     #[test]
     fn the_digest_is_the_same_however_serde_json_was_built() {
         let canonical = br#"j{"$serde_json::private::Number":-3,"amount":125e-1,"n":[0,{"a":1}]}"#;

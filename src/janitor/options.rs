@@ -23,7 +23,8 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// Under a second, empty passes would be most of the work. Beyond a day, cron is the better tool.
 const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 60 * 60);
 
-/// Twice the default wait, so a duplicate that asked before the end of the retention still finds the record after its wait.
+/// Twice the default wait, so a duplicate that asked before the end of the retention still finds the record after its
+/// wait.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Sweeps the table of one database.
@@ -71,8 +72,8 @@ pub struct InvalidBatchSize {
 }
 
 impl Janitor {
-    /// A janitor that takes its connections from this pool, one at a time. By default it deletes batches of 1000 records with
-    /// pauses of 50 ms.
+    /// A janitor that takes its connections from this pool, one at a time. By default it deletes batches of 1000
+    /// records with pauses of 50 ms.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         let options = Options {
@@ -123,17 +124,18 @@ impl Janitor {
         self
     }
 
-    /// Sets whether only one janitor of a database may delete at a time. The default is no: several janitors share the work. The
-    /// means is a transaction-level advisory lock, which works through a pooler, and which a runner that dies lets go.
+    /// Sets whether only one janitor of a database may delete at a time. The default is no: several janitors share the
+    /// work. The means is a transaction-level advisory lock, which works through a pooler, and which a runner that dies
+    /// lets go.
     #[must_use]
     pub fn with_single_runner(mut self, single_runner: bool) -> Self {
         self.options.single_runner = single_runner;
         self
     }
 
-    /// Sets how long an expired record is left alone. The default is 10 seconds. The grace does not prolong the retention: an
-    /// expired key is new at once. It is for duplicates that asked before and still wait, for which the record is the answer.
-    /// Make it longer than the longest wait of your service.
+    /// Sets how long an expired record is left alone. The default is 10 seconds. The grace does not prolong the
+    /// retention: an expired key is new at once. It is for duplicates that asked before and still wait, for which the
+    /// record is the answer. Make it longer than the longest wait of your service.
     #[must_use]
     pub fn with_grace(mut self, grace: Duration) -> Self {
         self.options.grace = grace;

@@ -18,11 +18,11 @@ const SMALLEST_BATCH: u32 = 10;
 const GROWING: u32 = 3;
 
 impl Janitor {
-    /// Sweeps at every interval until `shutdown` is ready, then ends within a batch. Run one in each process of a fleet, or one
-    /// for all. The start is delayed by a random part of the interval.
+    /// Sweeps at every interval until `shutdown` is ready, then ends within a batch. Run one in each process of a
+    /// fleet, or one for all. The start is delayed by a random part of the interval.
     ///
-    /// After an error it logs the error and tries again, at first after a second. A batch that times out is halved, and grows
-    /// back after sweeps that succeed.
+    /// After an error it logs the error and tries again, at first after a second. A batch that times out is halved, and
+    /// grows back after sweeps that succeed.
     ///
     /// ```no_run
     /// # async fn f(pool: sqlx::PgPool, shutdown: impl Future<Output = ()>) {
@@ -66,8 +66,8 @@ impl Janitor {
         }
     }
 
-    /// Counts the records by state from a sample, which is cheap for any table. It ignores an error, because the next pass
-    /// counts again.
+    /// Counts the records by state from a sample, which is cheap for any table. It ignores an error, because the next
+    /// pass counts again.
     #[cfg(feature = "metrics")]
     async fn observe_records(&self) {
         let Ok(mut conn) = self.pool.acquire().await else { return };

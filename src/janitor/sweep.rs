@@ -24,8 +24,8 @@ enum LeafEnd {
 }
 
 impl Janitor {
-    /// Deletes at most `limit` records that are past their retention, in a transaction for each batch. Records under a live
-    /// lease stay, and so do records that another transaction has locked.
+    /// Deletes at most `limit` records that are past their retention, in a transaction for each batch. Records under a
+    /// live lease stay, and so do records that another transaction has locked.
     ///
     /// # Errors
     ///
@@ -38,8 +38,8 @@ impl Janitor {
         self.sweep_until(limit, std::future::pending(), |_| {}).await
     }
 
-    /// Sweeps as [`sweep_once`](Self::sweep_once), but ends within a batch when `shutdown` is ready, for instance a time limit
-    /// or a signal. It calls `progress` after each batch with the counts so far.
+    /// Sweeps as [`sweep_once`](Self::sweep_once), but ends within a batch when `shutdown` is ready, for instance a
+    /// time limit or a signal. It calls `progress` after each batch with the counts so far.
     ///
     /// # Errors
     ///

@@ -10,8 +10,8 @@ use crate::record::Batch;
 pub struct Swept {
     /// Completed records. Their responses are forgotten, and their keys are new again.
     pub completed: u64,
-    /// Records that were never completed. In transaction mode each of them is a caller that committed after an error: look
-    /// into it.
+    /// Records that were never completed. In transaction mode each of them is a caller that committed after an error:
+    /// look into it.
     pub unfinished: u64,
     /// Marks.
     pub marks: u64,
@@ -19,15 +19,15 @@ pub struct Swept {
     pub batches: u64,
     /// Whether the limit or a shutdown ended the sweep while more was due.
     pub limited: bool,
-    /// Whether another session had the lock of the [single runner](super::Janitor::with_single_runner), so that this sweep
-    /// ended. The log names that session.
+    /// Whether another session had the lock of the [single runner](super::Janitor::with_single_runner), so that this
+    /// sweep ended. The log names that session.
     pub yielded: bool,
     /// How long the sweep took.
     pub duration: Duration,
     /// How long ago the oldest expired record had expired when the sweep began; `None` if none was due.
     pub oldest_before: Option<Duration>,
-    /// The same at the end of the sweep. The records that remain are locked by another transaction, or came due during the
-    /// sweep, or the sweep was [`limited`](Self::limited).
+    /// The same at the end of the sweep. The records that remain are locked by another transaction, or came due during
+    /// the sweep, or the sweep was [`limited`](Self::limited).
     pub oldest_after: Option<Duration>,
 }
 

@@ -29,9 +29,9 @@ const COMPLETION_PAUSES: u32 = 20;
 
 /// The right and the duty to do the work of one key. It renews itself until it is settled, lost or dropped.
 ///
-/// Settle it with [`complete`](Self::complete) or [`release`](Self::release). **If it is dropped, the claim lapses**, and a warning
-/// is logged. The next caller then takes it over, or finds it indeterminate, as the [`Policy`] says. Nothing is undone, because
-/// nobody knows whether the work took effect.
+/// Settle it with [`complete`](Self::complete) or [`release`](Self::release). **If it is dropped, the claim lapses**,
+/// and a warning is logged. The next caller then takes it over, or finds it indeterminate, as the [`Policy`] says.
+/// Nothing is undone, because nobody knows whether the work took effect.
 #[derive(Debug)]
 #[must_use = "a lease that is dropped lapses unperformed"]
 pub struct Lease {
@@ -100,7 +100,8 @@ impl Lease {
         self.owner.token
     }
 
-    /// A key for the next service, the same in every attempt of this operation: see [`downstream_key`](super::downstream_key).
+    /// A key for the next service, the same in every attempt of this operation: see
+    /// [`downstream_key`](super::downstream_key).
     #[must_use]
     pub fn downstream_key(&self) -> String {
         self.owner.downstream_key()
@@ -126,8 +127,8 @@ impl Lease {
     /// Declares that the work did nothing, so that its error allows a retry under `AtMostOnce` too. Returns the error:
     /// `return Err(lease.not_performed(error))`.
     ///
-    /// **It holds for the work as a whole and is final.** Call it only if the work ends with this error, and not for a first try
-    /// that another one follows.
+    /// **It holds for the work as a whole and is final.** Call it only if the work ends with this error, and not for a
+    /// first try that another one follows.
     pub fn not_performed<E>(&self, error: E) -> E {
         self.not_performed.store(true, Ordering::Relaxed);
         error
@@ -135,13 +136,13 @@ impl Lease {
 
     /// Stores the result. Every repeat gets it, for the retention, counted from now.
     ///
-    /// The work is done, and one broken connection would lose its result. So after an error of the database this tries again, for
-    /// the length of one lease.
+    /// The work is done, and one broken connection would lose its result. So after an error of the database this tries
+    /// again, for the length of one lease.
     ///
     /// # Errors
     ///
-    /// [`Error::LeaseLost`] if another owner has the claim, or has had it; [`Error::Unencodable`]; errors of the database. After an
-    /// error the claim lapses.
+    /// [`Error::LeaseLost`] if another owner has the claim, or has had it; [`Error::Unencodable`]; errors of the
+    /// database. After an error the claim lapses.
     ///
     /// # Cancellation
     ///
@@ -179,8 +180,8 @@ impl Lease {
                     observe::outcome(policy.mode(), self.owner.key.operation(), observe::PERFORMED);
                     return Ok(());
                 }
-                // Another try would get the same error. It is not the answer to a lost COMMIT: the same token with the same
-                // response counts as stored.
+                // Another try would get the same error. It is not the answer to a lost COMMIT: the same token with the
+                // same response counts as stored.
                 Ok(Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. }))) => {
                     self.settled = matches!(error, Error::LeaseLost);
                     return Err(self.failed(error));
@@ -194,8 +195,8 @@ impl Lease {
         }
     }
 
-    /// Releases the claim: the next caller may claim at once, under either policy. Only for work that did nothing, or whose effect
-    /// may repeat. The record keeps `reason`.
+    /// Releases the claim: the next caller may claim at once, under either policy. Only for work that did nothing, or
+    /// whose effect may repeat. The record keeps `reason`.
     ///
     /// This tries once, for at most the length of one lease. If that fails, the claim lapses.
     ///
@@ -215,8 +216,8 @@ impl Lease {
         released
     }
 
-    /// Releases or ends the claim of work that failed, as the policy says. An error of that is ignored: the caller needs the error
-    /// of the work, and the claim lapses.
+    /// Releases or ends the claim of work that failed, as the policy says. An error of that is ignored: the caller
+    /// needs the error of the work, and the claim lapses.
     pub(crate) async fn fail(mut self, reason: &str) {
         observe::outcome(self.leasing.policy.mode(), self.owner.key.operation(), observe::FAILED);
         let may_repeat = matches!(self.leasing.policy, Policy::AtLeastOnce { .. });
@@ -232,8 +233,8 @@ impl Lease {
         self.settled = lapsed.is_ok();
     }
 
-    /// Stops waiting for a statement after the length of one lease. A network that drops all packets would hold it until TCP gives
-    /// up, and the claim lapses meanwhile.
+    /// Stops waiting for a statement after the length of one lease. A network that drops all packets would hold it
+    /// until TCP gives up, and the claim lapses meanwhile.
     async fn for_a_lease(&self, statement: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
         let timed_out = || Err(Error::Database(sqlx::Error::PoolTimedOut));
         timeout(self.leasing.policy.lease(), statement).await.unwrap_or_else(|_| timed_out())

@@ -7,7 +7,8 @@ use super::policy::{self, Policy};
 use crate::limits::{DEFAULT_RETENTION, RETENTION, WAIT, in_flight_within, within};
 use crate::{Deployment, InFlight, InvalidDuration};
 
-/// The options of lease mode: the policy, the retention, the number of attempts, and how long to wait for another owner.
+/// The options of lease mode: the policy, the retention, the number of attempts, and how long to wait for another
+/// owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leasing {
     pub(super) policy: Policy,
@@ -39,8 +40,8 @@ impl Leasing {
         self.policy.mode()
     }
 
-    /// How long a result is remembered, counted from its completion, and how long an unfinished claim is remembered, counted from
-    /// the claim. After that the key is new.
+    /// How long a result is remembered, counted from its completion, and how long an unfinished claim is remembered,
+    /// counted from the claim. After that the key is new.
     ///
     /// # Errors
     ///
@@ -53,17 +54,18 @@ impl Leasing {
         }
     }
 
-    /// After how many attempts a call returns [`Error::Exhausted`]: the operation is a poison message. The default is unlimited.
-    /// Attempts that lapsed count too, so deployments that kill their workers can exhaust a healthy operation. To give it another
-    /// chance, [forget](crate::operator::forget) it.
+    /// After how many attempts a call returns [`Error::Exhausted`](crate::Error::Exhausted): the operation is a poison
+    /// message. The default is unlimited. Attempts that lapsed count too, so deployments that kill their workers can
+    /// exhaust a healthy operation. To give it another chance, [forget](crate::operator::forget) it.
     #[must_use]
     pub const fn with_max_attempts(self, max_attempts: NonZeroU32) -> Self {
         Self { max_attempts: Some(max_attempts), ..self }
     }
 
-    /// How long to wait for another owner's result before the call returns [`Error::InFlight`]. The default is zero: do not wait.
-    /// The call polls, with jitter, and holds no connection between two polls. If the wait is not shorter than the retention,
-    /// every call returns [`Error::InvalidDuration`].
+    /// How long to wait for another owner's result before the call returns [`Error::InFlight`](crate::Error::InFlight).
+    /// The default is zero: do not wait. The call polls, with jitter, and holds no connection between two polls. If the
+    /// wait is not shorter than the retention, every call returns
+    /// [`Error::InvalidDuration`](crate::Error::InvalidDuration).
     ///
     /// # Errors
     ///

@@ -30,12 +30,12 @@ impl Owner {
     }
 }
 
-/// A key for the next service, the same in every attempt of an operation: 32 hexadecimal digits of a SHA-256 of the key and the
-/// fingerprint. A gateway that deduplicates by it sees one operation, however many attempts there are. An operator can look up an
-/// indeterminate operation there under this key.
+/// A key for the next service, the same in every attempt of an operation: 32 hexadecimal digits of a SHA-256 of the key
+/// and the fingerprint. A gateway that deduplicates by it sees one operation, however many attempts there are. An
+/// operator can look up an indeterminate operation there under this key.
 ///
-/// After the retention, the same key with the same body is a new operation, with the same downstream key. A gateway that
-/// remembers longer would take it for the old one.
+/// After the retention, the same key with the same body is a new operation, with the same downstream key. A gateway
+/// that remembers longer would take it for the old one.
 ///
 /// # Errors
 ///

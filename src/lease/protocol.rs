@@ -21,8 +21,8 @@ use crate::record::{Record, Response, Terms};
 use crate::session::{Opening, Polls, in_pooled_transaction};
 use crate::{Body, Error, Fingerprint, InFlight, Key, Outcome, observe};
 
-/// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in transaction
-/// mode.
+/// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
+/// transaction mode.
 const CLAIM_WAIT: Duration = Duration::from_secs(1);
 
 /// The answer of [`Leasing::acquire`].
@@ -65,25 +65,27 @@ where
 impl Leasing {
     /// Does the work once for each key, and returns the first result to every repeat.
     ///
-    /// `work` runs under a [`Lease`] that renews itself. When the lease is lost, `work` is dropped. When `work` returns an error,
-    /// `AtLeastOnce` releases the claim, so that the next caller tries again. `AtMostOnce` leaves the key indeterminate, unless the
-    /// work has called [`Lease::not_performed`].
+    /// `work` runs under a [`Lease`] that renews itself. When the lease is lost, `work` is dropped. When `work` returns
+    /// an error, `AtLeastOnce` releases the claim, so that the next caller tries again. `AtMostOnce` leaves the key
+    /// indeterminate, unless the work has called [`Lease::not_performed`].
     ///
     /// # Errors
     ///
     /// - An error of `work` comes back unchanged. The record keeps its text, as `last_error`.
-    /// - The answers of the record: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight) with what is left of the
-    ///   lease, [`Indeterminate`](Error::Indeterminate), [`Exhausted`](Error::Exhausted), [`OtherMode`](Error::OtherMode),
-    ///   [`Undecodable`](Error::Undecodable), [`UnknownFingerprint`](Error::UnknownFingerprint),
-    ///   [`UnknownMode`](Error::UnknownMode). The work did not begin.
+    /// - The answers of the record: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight) with what is left of
+    ///   the lease, [`Indeterminate`](Error::Indeterminate), [`Exhausted`](Error::Exhausted),
+    ///   [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
+    ///   [`UnknownFingerprint`](Error::UnknownFingerprint), [`UnknownMode`](Error::UnknownMode). The work did not
+    ///   begin.
     /// - [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing): the work did not begin.
-    /// - [`LeaseLost`](Error::LeaseLost), [`Unencodable`](Error::Unencodable): the work has begun, and its result was not stored.
+    /// - [`LeaseLost`](Error::LeaseLost), [`Unencodable`](Error::Unencodable): the work has begun, and its result was
+    ///   not stored.
     /// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database).
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped before the claim commits, nothing has happened. Later, the claim lapses: the next caller takes it
-    /// over, or finds it indeterminate.
+    /// If the future is dropped before the claim commits, nothing has happened. Later, the claim lapses: the next
+    /// caller takes it over, or finds it indeterminate.
     pub async fn ensure<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, work: F) -> Result<Outcome<T>, E>
     where
         T: Serialize + DeserializeOwned,
@@ -210,8 +212,8 @@ impl Leasing {
     }
 }
 
-/// The result of the work, or `None` when the lease is lost. This polls the lease first: a process that was suspended past its
-/// lease must not continue its work when it wakes.
+/// The result of the work, or `None` when the lease is lost. This polls the lease first: a process that was suspended
+/// past its lease must not continue its work when it wakes.
 pub(crate) async fn unless_lost<R>(lease: &Lease, work: impl Future<Output = R>) -> Option<R> {
     let mut lost = pin!(lease.lost());
     let mut work = pin!(work);

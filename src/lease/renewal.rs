@@ -11,8 +11,8 @@ use crate::record::Record;
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Deployment, Error, Key};
 
-/// The owner stops when a tenth of the lease is left: for the part of the work that is under way, and for clocks that run at
-/// different rates.
+/// The owner stops when a tenth of the lease is left: for the part of the work that is under way, and for clocks that
+/// run at different rates.
 const SPARE: u32 = 10;
 /// Two renewals may fail before the third is the last.
 const RENEWALS: u32 = 3;
@@ -69,8 +69,8 @@ pub(super) struct Renewed {
     pub(super) retention: Duration,
 }
 
-/// Renews the claim at a third of its lease, until the deadline is past or the claim is gone. If the pool has no free connection or
-/// the database is away, tries again as long as there is time.
+/// Renews the claim at a third of its lease, until the deadline is past or the claim is gone. If the pool has no free
+/// connection or the database is away, tries again as long as there is time.
 pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadline) {
     let mut next = claimed_at + claim.lease / RENEWALS;
     loop {
@@ -104,8 +104,8 @@ pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadli
     }
 }
 
-/// On a connection of its own, and as durable as the claim. If the server lost an acknowledged heartbeat, the lease in the database
-/// would end before the owner's clock does.
+/// On a connection of its own, and as durable as the claim. If the server lost an acknowledged heartbeat, the lease in
+/// the database would end before the owner's clock does.
 async fn heartbeat(claim: &Renewed) -> Result<bool, Error> {
     let record = Record { key: &claim.key, deployment: claim.deployment };
     in_pooled_transaction(&claim.pool, Opening::Durable, async |conn| {

@@ -15,8 +15,8 @@ use crate::{Deployment, Error, Key};
 /// An operator sends a statement once, so it is not worth preparing.
 const UNPREPARED: Deployment = Deployment::new().with_prepared_statements(false);
 
-/// Stores the response of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation. Every repeat gets it
-/// from now on, for `retention`. `token` is the one in that error.
+/// Stores the response of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation. Every
+/// repeat gets it from now on, for `retention`. `token` is the one in that error.
 ///
 /// # Errors
 ///
@@ -42,8 +42,8 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
     .await
 }
 
-/// Releases an [indeterminate](Error::Indeterminate) operation that did not take effect. The next caller may claim it at once,
-/// under either policy. `token` is the one in that error. The record keeps `reason` for the next operator.
+/// Releases an [indeterminate](Error::Indeterminate) operation that did not take effect. The next caller may claim it
+/// at once, under either policy. `token` is the one in that error. The record keeps `reason` for the next operator.
 ///
 /// # Errors
 ///

@@ -12,15 +12,16 @@ use crate::observe::{outcome_of, spanned};
 use crate::record::{Awaited, MarkBatch, Record, Seen, wait_for_row};
 use crate::{Error, Key, Mode, observe};
 
-/// Keys per statement. From 100 to 1000 keys the throughput grows by a third, and above that no more. A statement locks a
-/// thousand rows within milliseconds.
+/// Keys per statement. From 100 to 1000 keys the throughput grows by a third, and above that no more. A statement locks
+/// a thousand rows within milliseconds.
 const BATCH: usize = 1000;
 
-/// The largest batch that takes an advisory lock for each key. The server's lock table has some 34,000 places at 300 connections:
-/// many transactions with a thousand locks each would fill it.
+/// The largest batch that takes an advisory lock for each key. The server's lock table has some 34,000 places at 300
+/// connections: many transactions with a thousand locks each would fill it.
 const MOST_LOCKS: usize = 100;
 
-/// How often a batch asks again, without waiting, for keys that other transactions were committing or purging at that moment.
+/// How often a batch asks again, without waiting, for keys that other transactions were committing or purging at that
+/// moment.
 const ROUNDS: usize = 3;
 
 /// Marks any number of keys for `window`, in the caller's transaction. The result has one place for each key.
@@ -37,26 +38,26 @@ pub async fn mark_many(conn: &mut PgConnection, keys: &[Key], window: Duration) 
 }
 
 impl Dedup {
-    /// Marks any number of keys: a thousand in one statement, and a second statement for those that were not new. The result has
-    /// one place for each key. If the input contains a key twice, the first place may be [`Marked::First`], and the others are
-    /// [`Marked::Duplicate`]. Without keys it sends nothing.
+    /// Marks any number of keys: a thousand in one statement, and a second statement for those that were not new. The
+    /// result has one place for each key. If the input contains a key twice, the first place may be [`Marked::First`],
+    /// and the others are [`Marked::Duplicate`]. Without keys it sends nothing.
     ///
-    /// The keys are marked in their own order, so that overlapping batches of many consumers queue instead of deadlocking. Beyond
-    /// input and result this takes at most 16 bytes for each key.
+    /// The keys are marked in their own order, so that overlapping batches of many consumers queue instead of
+    /// deadlocking. Beyond input and result this takes at most 16 bytes for each key.
     ///
     /// **Up to a hundred different keys**, the wait is bounded and leaves the transaction usable, as for a single
-    /// [`mark`](Self::mark). **Above a hundred**, a batch takes no advisory locks, because these would fill the server's lock
-    /// table. Then:
-    /// - The batch waits for another transaction that is marking one of its keys for as long as the session's `lock_timeout`
-    ///   allows, also under [`InFlight::Reject`](crate::InFlight::Reject). If that time-out expires, the transaction is aborted
-    ///   (SQLSTATE 55P03).
+    /// [`mark`](Self::mark). **Above a hundred**, a batch takes no advisory locks, because these would fill the
+    /// server's lock table. Then:
+    /// - The batch waits for another transaction that is marking one of its keys for as long as the session's
+    ///   `lock_timeout` allows, also under [`InFlight::Reject`](crate::InFlight::Reject). If that time-out expires, the
+    ///   transaction is aborted (SQLSTATE 55P03).
     /// - Every other call that claims one of its keys waits for the batch's transaction in the same way.
     /// - A batch with new and with expired keys may deadlock with others. That is [`Error::Retryable`].
     ///
     /// # Errors
     ///
-    /// As [`mark`](Self::mark). **After any error roll back**, even if the transaction is still usable: some of the keys may be
-    /// marked, and would be duplicates of events that nobody has processed.
+    /// As [`mark`](Self::mark). **After any error roll back**, even if the transaction is still usable: some of the
+    /// keys may be marked, and would be duplicates of events that nobody has processed.
     ///
     /// # Cancellation
     ///
@@ -181,8 +182,8 @@ impl<'k> Marking<'k> {
         Ok(None)
     }
 
-    /// Marks keys with an expired record. This comes after all new keys, so that no batch that waits for a new key has locked an
-    /// expired one.
+    /// Marks keys with an expired record. This comes after all new keys, so that no batch that waits for a new key has
+    /// locked an expired one.
     async fn take_over(&mut self, conn: &mut PgConnection, expired: &[usize]) -> Result<(), Error> {
         for places in expired.chunks(BATCH) {
             for at in self.batch(places).take_over(conn, self.asked).await? {

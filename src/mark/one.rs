@@ -16,8 +16,8 @@ use crate::{Error, Key, Mode, observe};
 pub enum Marked {
     /// The key was not marked within the window. Process the event, in this transaction.
     First,
-    /// The key is marked: by a transaction that has committed, by this transaction, or by an earlier place in the same batch.
-    /// Do not process the event.
+    /// The key is marked: by a transaction that has committed, by this transaction, or by an earlier place in the same
+    /// batch. Do not process the event.
     Duplicate,
 }
 
@@ -30,8 +30,8 @@ impl Marked {
     }
 }
 
-/// Marks a key for `window`, in the caller's transaction. Waits for another transaction that is marking it, for at most 5 seconds
-/// and at most half the window.
+/// Marks a key for `window`, in the caller's transaction. Waits for another transaction that is marking it, for at most
+/// 5 seconds and at most half the window.
 ///
 /// # Errors
 ///
@@ -49,8 +49,10 @@ impl Dedup {
     ///
     /// # Errors
     ///
-    /// - [`Error::NotInTransaction`]: the connection is in autocommit, where the mark would commit without the processing.
-    /// - [`Error::InFlight`]: another transaction is marking it, and did not end in time. This transaction is still usable.
+    /// - [`Error::NotInTransaction`]: the connection is in autocommit, where the mark would commit without the
+    ///   processing.
+    /// - [`Error::InFlight`]: another transaction is marking it, and did not end in time. This transaction is still
+    ///   usable.
     /// - [`Error::OtherMode`]: the key belongs to another mode. [`Error::UnknownMode`]: to a mode of a newer release.
     /// - [`Error::Retryable`], [`Error::Database`], [`Error::SchemaMissing`].
     ///

@@ -14,9 +14,9 @@ pub struct Dedup {
 }
 
 impl Dedup {
-    /// Marks that last for `window`, counted from the mark by the database's clock. The window does not depend on sweeps. Make it
-    /// longer than the transaction that marks and processes: if the window ends first, the mark is expired as soon as others can
-    /// see it.
+    /// Marks that last for `window`, counted from the mark by the database's clock. The window does not depend on
+    /// sweeps. Make it longer than the transaction that marks and processes: if the window ends first, the mark is
+    /// expired as soon as others can see it.
     ///
     /// # Errors
     ///
@@ -28,8 +28,8 @@ impl Dedup {
         }
     }
 
-    /// What to do about a mark whose transaction is still open. The default is to wait for 5 seconds, or for half the window if
-    /// that is shorter. If the wait is not shorter than the window, every call returns
+    /// What to do about a mark whose transaction is still open. The default is to wait for 5 seconds, or for half the
+    /// window if that is shorter. If the wait is not shorter than the window, every call returns
     /// [`Error::InvalidDuration`](crate::Error::InvalidDuration).
     ///
     /// # Errors

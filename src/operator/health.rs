@@ -18,10 +18,11 @@ const DEEP_STEP: i64 = 5000;
 pub enum Warning {
     /// `synchronous_commit` is `off`: a crash of the server may lose acknowledged effects.
     SynchronousCommitOff,
-    /// `synchronous_commit` is `local` on a server with synchronous standbys: acknowledged effects may be missing on the standby
-    /// that is promoted.
+    /// `synchronous_commit` is `local` on a server with synchronous standbys: acknowledged effects may be missing on
+    /// the standby that is promoted.
     SynchronousCommitLocal,
-    /// `alter role` or `alter database` has set `synchronous_commit` to such a value. This connection may have another one.
+    /// `alter role` or `alter database` has set `synchronous_commit` to such a value. This connection may have another
+    /// one.
     SynchronousCommitSet {
         /// The value: `off`, or `local` on a server with synchronous standbys.
         value: String,
@@ -43,8 +44,8 @@ pub enum Warning {
         /// The name of the table or partition, with its schema.
         table: String,
     },
-    /// Records break a rule of `migrations/strict.sql`: they were edited by hand, or there is a bug. Only [`deep_health`] checks
-    /// these rules.
+    /// Records break a rule of `migrations/strict.sql`: they were edited by hand, or there is a bug. Only
+    /// [`deep_health`] checks these rules.
     BrokenRule {
         /// The name of the rule in that file.
         rule: String,
@@ -133,8 +134,8 @@ impl std::fmt::Display for Warning {
 
 /// Looks for parts of the set-up that break a promise. `lag` is how long an expired record may wait for its sweep.
 ///
-/// It sees the settings of this connection, and the settings of `alter role` and `alter database` for any role that may log in.
-/// It does not see settings that a service makes in its URL or in a session.
+/// It sees the settings of this connection, and the settings of `alter role` and `alter database` for any role that may
+/// log in. It does not see settings that a service makes in its URL or in a session.
 ///
 /// # Errors
 ///
@@ -147,9 +148,9 @@ pub async fn health(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warnin
     in_any_transaction(conn, async |conn| warnings(conn, lag).await).await
 }
 
-/// Checks every record against the rules of `migrations/strict.sql`. The schema does not contain these constraints, because they
-/// slow down every statement. It reads the whole table, some thousand records in each statement. On a connection outside a
-/// transaction it holds no snapshot between two statements.
+/// Checks every record against the rules of `migrations/strict.sql`. The schema does not contain these constraints,
+/// because they slow down every statement. It reads the whole table, some thousand records in each statement. On a
+/// connection outside a transaction it holds no snapshot between two statements.
 ///
 /// # Errors
 ///

@@ -8,8 +8,8 @@ use crate::record::{self, Record, Shown, Unsettled};
 use crate::session::in_any_transaction;
 use crate::{Error, Key};
 
-/// Lists at most `limit` records that an operator has to settle, the oldest claim first: the indeterminate ones, and, if
-/// `max_attempts` is given, those in lease mode that are [exhausted](Error::Exhausted) by it.
+/// Lists at most `limit` records that an operator has to settle, the oldest claim first: the indeterminate ones, and,
+/// if `max_attempts` is given, those in lease mode that are [exhausted](Error::Exhausted) by it.
 ///
 /// It reads the whole table, because an index for it would cost every completion more than this costs once in a while.
 ///
@@ -43,8 +43,8 @@ pub async fn show(conn: &mut PgConnection, key: &Key) -> Result<Option<Shown>, E
     in_any_transaction(conn, async |conn| Record::unprepared(key).show(conn).await).await
 }
 
-/// Forgets a key before its time: **the next call with it performs again**. `token` is [`Shown::token`], so that exactly the
-/// record that [`show`] has shown is deleted.
+/// Forgets a key before its time: **the next call with it performs again**. `token` is [`Shown::token`], so that
+/// exactly the record that [`show`] has shown is deleted.
 ///
 /// # Errors
 ///

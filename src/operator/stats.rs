@@ -37,8 +37,8 @@ pub struct Stats {
     pub groups: Vec<Group>,
 }
 
-/// Reads the content of the table: from a sample of some 30 000 records, or, if `exact`, from all records, which takes as long
-/// as reading the whole table.
+/// Reads the content of the table: from a sample of some 30 000 records, or, if `exact`, from all records, which takes
+/// as long as reading the whole table.
 ///
 /// # Errors
 ///

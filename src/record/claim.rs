@@ -1,7 +1,8 @@
 //! Winning the right to perform by inserting the record.
 //!
-//! The primary key decides which claim wins. The advisory lock, a 64-bit hash of the key, lets other calls *see* an owner
-//! whose record is not committed yet, so no claim waits in the insert. The lock ends with the owner's transaction.
+//! The primary key decides which claim wins. The advisory lock, a 64-bit hash of the key, lets other calls *see* an
+//! owner whose record is not committed yet, so no claim waits in the insert. The lock ends with the owner's
+//! transaction.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -32,8 +33,8 @@ pub(crate) struct Terms {
 }
 
 impl Record<'_> {
-    /// Claims the key by inserting its record. A mark is complete at once. `None` means that a record is there already, or
-    /// that an open transaction claims the key.
+    /// Claims the key by inserting its record. A mark is complete at once. `None` means that a record is there already,
+    /// or that an open transaction claims the key.
     pub(crate) async fn claim(self, conn: &mut PgConnection, terms: &Terms) -> Result<Option<Claim>, Error> {
         let token = draw_token()?;
         let insert = self

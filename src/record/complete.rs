@@ -7,9 +7,10 @@ use super::statement::{Record, Response, changes_a_row};
 use crate::Error;
 
 impl Record<'_> {
-    /// Stores the response. The statement requires the claim's token and the claim's own transaction (`claimed_at = now()`),
-    /// so a COMMIT or ROLLBACK inside `perform` is [`Error::NotInTransaction`], and nothing is acknowledged. As a write it
-    /// also fails in an aborted transaction, whose COMMIT would succeed without saving anything.
+    /// Stores the response. The statement requires the claim's token and the claim's own transaction
+    /// (`claimed_at = now()`), so a COMMIT or ROLLBACK inside `perform` is [`Error::NotInTransaction`], and nothing is
+    /// acknowledged. As a write it also fails in an aborted transaction, whose COMMIT would succeed without saving
+    /// anything.
     pub(crate) async fn complete(
         self,
         conn: &mut PgConnection,

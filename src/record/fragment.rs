@@ -1,5 +1,5 @@
-//! The SQL that several statements share. Each macro is a literal for `concat!`, so a statement remains a `&'static str`.
-//! (`concat! { … }` has braces because rustfmt would give each part a line of its own.)
+//! The SQL that several statements share. Each macro is a literal for `concat!`, so a statement remains a
+//! `&'static str`. (`concat! { … }` has braces because rustfmt would give each part a line of its own.)
 
 /// No owner works under a lease any more. A live lease protects its record, even past `expires_at`.
 macro_rules! no_live_lease {
@@ -15,8 +15,8 @@ macro_rules! expired_at {
     };
 }
 
-/// The record had expired when the caller first asked. The smaller time counts because the clock may have jumped back: a record
-/// must not expire before its time.
+/// The record had expired when the caller first asked. The smaller time counts because the clock may have jumped back:
+/// a record must not expire before its time.
 macro_rules! expired_when_asked {
     ($asked:literal) => {
         $crate::record::fragment::expired_at!(concat!(

@@ -1,5 +1,5 @@
-//! The statements on a claim that outlives its transaction, sent by its owner or by an operator. Each requires the claim's
-//! token and that no response is stored yet, so the statement of an owner that was overtaken finds no row.
+//! The statements on a claim that outlives its transaction, sent by its owner or by an operator. Each requires the
+//! claim's token and that no response is stored yet, so the statement of an owner that was overtaken finds no row.
 
 use std::time::Duration;
 
@@ -19,8 +19,9 @@ pub(crate) enum Actor {
 }
 
 impl Record<'_> {
-    /// Prolongs the lease. If less than two leases are left of the retention, also prolongs the retention, so that a claim
-    /// whose owner dies is remembered for at least one lease after it has lapsed. `false` means that the claim is gone.
+    /// Prolongs the lease. If less than two leases are left of the retention, also prolongs the retention, so that a
+    /// claim whose owner dies is remembered for at least one lease after it has lapsed. `false` means that the claim is
+    /// gone.
     ///
     /// `expires_at` is indexed, but an update that keeps its value is still a heap-only update.
     pub(crate) async fn heartbeat(
@@ -54,9 +55,9 @@ impl Record<'_> {
 
     /// Stores the response. The retention counts from now. `false` means that the claim is gone.
     ///
-    /// A completed record never changes. If an owner finds its own response stored under its token, its commit succeeded and
-    /// the answer was lost, so the statement counts that response as stored. For an operator it does not: the same body may
-    /// be a part of another caller's HTTP response.
+    /// A completed record never changes. If an owner finds its own response stored under its token, its commit
+    /// succeeded and the answer was lost, so the statement counts that response as stored. For an operator it does not:
+    /// the same body may be a part of another caller's HTTP response.
     pub(crate) async fn complete_lease(
         self,
         conn: &mut PgConnection,

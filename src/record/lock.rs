@@ -20,8 +20,8 @@ pub(crate) async fn try_lock(conn: &mut PgConnection, lock: i64) -> Result<bool,
         .map_err(Error::of_statement)
 }
 
-/// The session that has the lock; `None` if it has ended meanwhile. Every role may see process, role and application of every
-/// session.
+/// The session that has the lock; `None` if it has ended meanwhile. Every role may see process, role and application of
+/// every session.
 pub(crate) async fn holder(conn: &mut PgConnection, lock: i64) -> Result<Option<LockHolder>, Error> {
     sqlx::query(
         "

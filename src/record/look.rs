@@ -54,8 +54,8 @@ pub(crate) enum LeaseState {
 }
 
 impl Record<'_> {
-    /// Looks in a snapshot of its own, because an owner may have committed since the claim's snapshot. `asked` is the time of
-    /// this call's first look.
+    /// Looks in a snapshot of its own, because an owner may have committed since the claim's snapshot. `asked` is the
+    /// time of this call's first look.
     ///
     /// A look that finds a record takes no lock, because the caller's transaction would hold the lock to its end.
     pub(crate) async fn look(self, conn: &mut PgConnection, asked: Option<DateTime<Utc>>) -> Result<Look, Error> {

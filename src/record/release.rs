@@ -11,8 +11,8 @@ use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::Error;
 
 impl Record<'_> {
-    /// Releases a claim in its own transaction: the next caller may claim at once. The new token keeps every statement with the
-    /// old token from changing the record again.
+    /// Releases a claim in its own transaction: the next caller may claim at once. The new token keeps every statement
+    /// with the old token from changing the record again.
     pub(crate) async fn release(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
         let update = self
             .query(
@@ -28,8 +28,8 @@ impl Record<'_> {
         if changes_a_row(conn, update).await? { Ok(()) } else { Err(Error::NotInTransaction) }
     }
 
-    /// Releases the claim of a lease, and stores the reason. The new token keeps a heartbeat that is on its way from reviving the
-    /// claim. `false` means that the claim is gone.
+    /// Releases the claim of a lease, and stores the reason. The new token keeps a heartbeat that is on its way from
+    /// reviving the claim. `false` means that the claim is gone.
     pub(crate) async fn release_lease(
         self,
         conn: &mut PgConnection,
@@ -55,9 +55,9 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// Ends the lease now, because the operation failed and may have taken effect. Stores the reason, and remembers the record
-    /// for at least the retention from now. The new token keeps a heartbeat that is on its way from reviving the claim. `false`
-    /// means that the claim is gone.
+    /// Ends the lease now, because the operation failed and may have taken effect. Stores the reason, and remembers the
+    /// record for at least the retention from now. The new token keeps a heartbeat that is on its way from reviving the
+    /// claim. `false` means that the claim is gone.
     pub(crate) async fn lapse(
         self,
         conn: &mut PgConnection,
@@ -85,8 +85,8 @@ impl Record<'_> {
     }
 }
 
-/// The reason without NUL characters, which a `text` column refuses, and cut to 2000 characters, which is more than an operator
-/// reads.
+/// The reason without NUL characters, which a `text` column refuses, and cut to 2000 characters, which is more than an
+/// operator reads.
 fn storable(reason: &str) -> String {
     reason.chars().filter(|character| *character != '\0').take(2000).collect()
 }

@@ -1,4 +1,5 @@
-//! The rules of `migrations/strict.sql`, checked against the stored records. A test compares these rules with that file.
+//! The rules of `migrations/strict.sql`, checked against the stored records. A test compares these rules with that
+//! file.
 
 use sqlx::{PgConnection, Row as _};
 

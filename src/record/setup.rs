@@ -55,8 +55,8 @@ pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
     .map_err(Error::of_statement)
 }
 
-/// Each `synchronous_commit` that `alter role` and `alter database` have set for a role that can log in to this database. For a
-/// role without login it has no effect: neither `set role` nor membership applies a role's settings.
+/// Each `synchronous_commit` that `alter role` and `alter database` have set for a role that can log in to this
+/// database. For a role without login it has no effect: neither `set role` nor membership applies a role's settings.
 pub(crate) async fn commit_settings(conn: &mut PgConnection) -> Result<Vec<CommitSetting>, Error> {
     sqlx::query(
         "
@@ -106,8 +106,8 @@ pub(crate) async fn without_autovacuum(conn: &mut PgConnection) -> Result<Vec<St
     .map_err(Error::of_statement)
 }
 
-/// The method by which PostgreSQL compresses the responses that it stores. PostgreSQL 13 has no such column in its catalog, and
-/// the row as JSON then gives null.
+/// The method by which PostgreSQL compresses the responses that it stores. PostgreSQL 13 has no such column in its
+/// catalog, and the row as JSON then gives null.
 pub(crate) async fn response_compression(conn: &mut PgConnection) -> Result<String, Error> {
     sqlx::query_scalar(
         "

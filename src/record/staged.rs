@@ -31,8 +31,8 @@ pub(crate) struct Staged {
 }
 
 impl Staged {
-    /// The rule of `migrations/strict.sql` that this record would break. [`Key`](crate::Key) and [`Fingerprint`] keep the
-    /// rules about their lengths.
+    /// The rule of `migrations/strict.sql` that this record would break. [`Key`](crate::Key) and [`Fingerprint`] keep
+    /// the rules about their lengths.
     pub(crate) fn broken_rule(&self) -> Option<&'static str> {
         let leased = matches!(self.mode, Mode::AtLeastOnce | Mode::AtMostOnce);
         let rules = [

@@ -61,7 +61,8 @@ pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     .map_err(Error::of_statement)
 }
 
-/// Counts by operation, state and age. It reads `percent` of the table's pages, and scales the counts up to the whole table.
+/// Counts by operation, state and age. It reads `percent` of the table's pages, and scales the counts up to the whole
+/// table.
 pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<Group>, Error> {
     sqlx::query(concat! {
         "

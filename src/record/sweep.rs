@@ -17,8 +17,8 @@ pub(crate) struct Batch {
     pub(crate) completed: u64,
     pub(crate) unfinished: u64,
     pub(crate) marks: u64,
-    /// The latest `expires_at` among them. The next batch of the pass begins there; otherwise it would walk over the index
-    /// entries of all rows that the pass has deleted, until a vacuum removes them.
+    /// The latest `expires_at` among them. The next batch of the pass begins there; otherwise it would walk over the
+    /// index entries of all rows that the pass has deleted, until a vacuum removes them.
     pub(crate) until: Option<DateTime<Utc>>,
 }
 
@@ -39,12 +39,12 @@ impl Batch {
     }
 }
 
-/// Deletes at most `limit` records that are past their retention by the `grace` and under no live lease, oldest first. `since`
-/// is [`Batch::until`] of the batch before.
+/// Deletes at most `limit` records that are past their retention by the `grace` and under no live lease, oldest first.
+/// `since` is [`Batch::until`] of the batch before.
 ///
-/// It skips rows that another transaction has locked, to take them over for instance. Those rows, and rows that committed an
-/// earlier `expires_at` meanwhile, are left to the next pass. A `ctid` is unique within a leaf only: `leaf` names one if the
-/// table is partitioned.
+/// It skips rows that another transaction has locked, to take them over for instance. Those rows, and rows that
+/// committed an earlier `expires_at` meanwhile, are left to the next pass. A `ctid` is unique within a leaf only:
+/// `leaf` names one if the table is partitioned.
 pub(crate) async fn sweep(
     conn: &mut PgConnection,
     leaf: Option<u32>,
@@ -90,11 +90,12 @@ pub(crate) async fn sweep(
     .map_err(Error::of_statement)
 }
 
-/// [`sweep`] for a distributed table (Citus), which refuses `ctid` and `for update skip locked`. It deletes everything that is
-/// due up to the `expires_at` of the `limit`th record.
+/// [`sweep`] for a distributed table (Citus), which refuses `ctid` and `for update skip locked`. It deletes everything
+/// that is due up to the `expires_at` of the `limit`th record.
 ///
-/// Records that share this `expires_at` are deleted together, so it may delete some more. It waits for a record that another
-/// transaction has locked; the same condition then judges the new version of the row, whose owner may have prolonged it.
+/// Records that share this `expires_at` are deleted together, so it may delete some more. It waits for a record that
+/// another transaction has locked; the same condition then judges the new version of the row, whose owner may have
+/// prolonged it.
 pub(crate) async fn sweep_distributed(
     conn: &mut PgConnection,
     limit: u32,
@@ -145,8 +146,8 @@ pub(crate) async fn sweep_distributed(
 
 /// The leaves of a partitioned table, or a single `None` if the table is not partitioned.
 ///
-/// A `tableoid` is a filter and prunes nothing, so the sweep of each leaf probes the index of every leaf. For a few dozen
-/// leaves this costs nothing; for thousands, run a janitor for each leaf.
+/// A `tableoid` is a filter and prunes nothing, so the sweep of each leaf probes the index of every leaf. For a few
+/// dozen leaves this costs nothing; for thousands, run a janitor for each leaf.
 pub(crate) async fn leaves(conn: &mut PgConnection) -> Result<Vec<Option<u32>>, Error> {
     let leaves: Vec<Oid> = sqlx::query_scalar(
         "

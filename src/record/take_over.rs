@@ -15,14 +15,14 @@ pub(crate) enum TakeOver {
     Held,
     /// Another call has changed the record since the look: look again.
     Overtaken,
-    /// The row is gone, or a transaction that does not hold the key has locked it: a sweep, an operator, a large batch of
-    /// marks.
+    /// The row is gone, or a transaction that does not hold the key has locked it: a sweep, an operator, a large batch
+    /// of marks.
     Locked,
 }
 
 impl Record<'_> {
-    /// Takes over a claim that had expired at `asked`, or is released or lapsed, in one conditional update: of all callers
-    /// that saw `found_token`, one wins, and the others look again.
+    /// Takes over a claim that had expired at `asked`, or is released or lapsed, in one conditional update: of all
+    /// callers that saw `found_token`, one wins, and the others look again.
     pub(crate) async fn take_over(
         self,
         conn: &mut PgConnection,

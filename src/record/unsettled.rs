@@ -35,8 +35,8 @@ pub struct Unsettled {
 }
 
 /// The records that no caller will complete unless an operator settles them, oldest claim first: those that are
-/// indeterminate, and those that have reached `max_attempts`. Without `max_attempts` no record has reached it, because a
-/// comparison with null is never true.
+/// indeterminate, and those that have reached `max_attempts`. Without `max_attempts` no record has reached it, because
+/// a comparison with null is never true.
 ///
 /// It reads the whole table: an index on the columns that completion changes would end its heap-only updates.
 pub(crate) async fn unsettled(

@@ -18,8 +18,8 @@ pub(crate) enum Awaited {
 }
 
 impl Record<'_> {
-    /// Waits for the open transaction that holds the key, for at most `limit`, or for the caller's own `lock_timeout` if that
-    /// is shorter. After an owner has rolled back, exactly one of the waiting calls is told to claim.
+    /// Waits for the open transaction that holds the key, for at most `limit`, or for the caller's own `lock_timeout`
+    /// if that is shorter. After an owner has rolled back, exactly one of the waiting calls is told to claim.
     pub(crate) async fn await_key(
         self,
         conn: &mut PgConnection,
@@ -43,8 +43,8 @@ impl Record<'_> {
     }
 }
 
-/// Waits 10 ms for a row that a transaction without the key has locked. No lock shows when such a transaction ends, but all of
-/// them are short. The server sleeps, because this crate does not choose the runtime.
+/// Waits 10 ms for a row that a transaction without the key has locked. No lock shows when such a transaction ends, but
+/// all of them are short. The server sleeps, because this crate does not choose the runtime.
 pub(crate) async fn wait_for_row(conn: &mut PgConnection, deployment: Deployment) -> Result<(), Error> {
     let pause = sqlx::query("select pg_catalog.pg_sleep(0.01)").persistent(deployment.prepared);
     pause.execute(conn).await.map(drop).map_err(Error::of_statement)

@@ -10,9 +10,10 @@ const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempoten
 
 /// Commits a transaction, or fails if the COMMIT would save nothing.
 ///
-/// PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK, and sqlx's `tx.commit()` returns `Ok`. A consumer that
-/// ignores one error of a statement would then acknowledge an event although neither the event nor its [mark](crate::dedup) was
-/// stored. Use this function instead of `tx.commit()` if the transaction holds a mark or a claim:
+/// PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK, and sqlx's `tx.commit()` returns `Ok`. A
+/// consumer that ignores one error of a statement would then acknowledge an event although neither the event nor its
+/// [mark](crate::dedup) was stored. Use this function instead of `tx.commit()` if the transaction holds a mark or a
+/// claim:
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -26,22 +27,24 @@ const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempoten
 /// # Ok(()) }
 /// ```
 ///
-/// This takes one more round trip than `tx.commit()`: sqlx does not tell whether a transaction is a savepoint in another one, so the
-/// check cannot go into one message with the COMMIT. If `tx` is a savepoint (`tx.begin()`), it is released, and the transaction
-/// around it must still be committed.
+/// This takes one more round trip than `tx.commit()`: sqlx does not tell whether a transaction is a savepoint in
+/// another one, so the check cannot go into one message with the COMMIT. If `tx` is a savepoint (`tx.begin()`), it is
+/// released, and the transaction around it must still be committed.
 ///
 /// # What it cannot see
 ///
-/// A raw COMMIT or ROLLBACK that ends in `and chain`, or that a raw BEGIN follows, leaves a transaction that looks like the
-/// caller's. Send none of these on a connection whose transaction sqlx has begun. Inside `perform` the crate notices them.
+/// A raw COMMIT or ROLLBACK that ends in `and chain`, or that a raw BEGIN follows, leaves a transaction that looks like
+/// the caller's. Send none of these on a connection whose transaction sqlx has begun. Inside `perform` the crate
+/// notices them.
 ///
 /// # Errors
 ///
-/// - [`Error::TransactionAborted`]: a statement had failed before. Nothing was saved, and the transaction is rolled back.
-/// - [`Error::NotInTransaction`]: the transaction had ended before, by a raw COMMIT or ROLLBACK, or by a nested `begin` whose
-///   future was dropped while it waited.
-/// - [`Error::Retryable`] and [`Error::Database`] of the COMMIT itself: a deferred constraint, a serialization failure. After
-///   an error of the connection **it is unknown** whether the COMMIT took effect: ask again with the same key.
+/// - [`Error::TransactionAborted`]: a statement had failed before. Nothing was saved, and the transaction is rolled
+///   back.
+/// - [`Error::NotInTransaction`]: the transaction had ended before, by a raw COMMIT or ROLLBACK, or by a nested `begin`
+///   whose future was dropped while it waited.
+/// - [`Error::Retryable`] and [`Error::Database`] of the COMMIT itself: a deferred constraint, a serialization failure.
+///   After an error of the connection **it is unknown** whether the COMMIT took effect: ask again with the same key.
 ///
 /// # Cancellation
 ///

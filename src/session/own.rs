@@ -1,7 +1,7 @@
 //! Transactions that the crate begins and ends itself.
 //!
-//! They are lent to a closure. A value that begins, derefs and rolls back on drop would read better, but sqlx 0.9 counts its
-//! transactions behind a trait that it does not export, so only its own guard can end one (DESIGN.md).
+//! They are lent to a closure. A value that begins, derefs and rolls back on drop would read better, but sqlx 0.9
+//! counts its transactions behind a trait that it does not export, so only its own guard can end one (DESIGN.md).
 
 use std::future::Future;
 use std::pin::pin;
@@ -20,8 +20,8 @@ const STALE_ERRORS: usize = 3;
 pub(crate) enum Opening {
     /// With the session's settings.
     Plain,
-    /// With `synchronous_commit = on`, if the session has a weaker setting. For a claim that guards an effect elsewhere: if the
-    /// server lost the claim, a second caller could repeat the effect.
+    /// With `synchronous_commit = on`, if the session has a weaker setting. For a claim that guards an effect
+    /// elsewhere: if the server lost the claim, a second caller could repeat the effect.
     Durable,
     /// With this message, which contains [`CHECK`], a claim and BEGIN.
     Claiming(SqlStr),
@@ -33,11 +33,11 @@ macro_rules! check {
     };
 }
 
-/// Refuses a connection on which somebody sent a raw `BEGIN`, which sqlx does not count. There `now()` is older than this
-/// message, and the division by zero aborts that transaction. Without the check the crate would commit it.
+/// Refuses a connection on which somebody sent a raw `BEGIN`, which sqlx does not count. There `now()` is older than
+/// this message, and the division by zero aborts that transaction. Without the check the crate would commit it.
 ///
-/// The check comes before BEGIN in the same message, and the message is one transaction. So if it fails, no transaction of the
-/// crate's is open.
+/// The check comes before BEGIN in the same message, and the message is one transaction. So if it fails, no transaction
+/// of the crate's is open.
 pub(crate) const CHECK: &str = check!();
 pub(super) const BEGIN: &str = concat!(check!(), "; begin");
 const BEGIN_DURABLE: &str = concat!(
@@ -46,9 +46,9 @@ const BEGIN_DURABLE: &str = concat!(
     then pg_catalog.set_config('synchronous_commit', 'on', true) end; begin"
 );
 
-/// Ends a transaction that the crate has begun in a future that was dropped. If the check has aborted a foreign transaction,
-/// the first statement fails and the ROLLBACK is not reached: the foreign transaction stays aborted, so that its owner's next
-/// statement fails.
+/// Ends a transaction that the crate has begun in a future that was dropped. If the check has aborted a foreign
+/// transaction, the first statement fails and the ROLLBACK is not reached: the foreign transaction stays aborted, so
+/// that its owner's next statement fails.
 const ROLL_BACK_OURS: &str = "select 1; rollback";
 
 impl Opening {
@@ -136,14 +136,16 @@ where
         match work(&mut transaction).await {
             Ok(value) => transaction.commit().await.map(|()| value).map_err(|error| Error::from(error).into()),
             Err(error) => {
-                // A ROLLBACK fails only on a broken connection, which has rolled back. The caller needs the first error.
+                // A ROLLBACK fails only on a broken connection, which has rolled back. The caller needs the first
+                // error.
                 let _ = transaction.rollback().await;
                 Err(error)
             }
         }
     });
     match ended.await {
-        // The work has begun a nested transaction and forgotten its guard: sqlx released a savepoint in place of the COMMIT.
+        // The work has begun a nested transaction and forgotten its guard: sqlx released a savepoint in place of the
+        // COMMIT.
         Attempt::Ended(Ok(_)) if conn.is_in_transaction() => Attempt::Ended(match conn.execute("rollback").await {
             Ok(_) => Err(Error::NotInTransaction.into()),
             Err(error) => Err(Error::from(error).into()),
@@ -156,8 +158,8 @@ where
 ///
 /// # Cancellation
 ///
-/// If the future is dropped, the transaction is rolled back, or the COMMIT that was under way decides. The ROLLBACK is on the
-/// wire before the future is gone.
+/// If the future is dropped, the transaction is rolled back, or the COMMIT that was under way decides. The ROLLBACK is
+/// on the wire before the future is gone.
 pub(crate) async fn begin_and_lend<R, W, F>(
     conn: &mut PgConnection,
     opening: &Opening,
@@ -199,8 +201,8 @@ where
 
 /// Makes the connection ready for another `begin` after one that failed.
 ///
-/// The error may be that of an earlier statement whose future was dropped, and then the `begin` itself may have succeeded. So
-/// this reads all errors first. If the error was the opening's own, the second try fails with it again.
+/// The error may be that of an earlier statement whose future was dropped, and then the `begin` itself may have
+/// succeeded. So this reads all errors first. If the error was the opening's own, the second try fails with it again.
 async fn clear(conn: &mut PgConnection) -> Result<(), NotBegun> {
     for _ in 0..STALE_ERRORS {
         if conn.ping().await.is_ok() {
@@ -224,10 +226,10 @@ enum Stage {
 }
 
 /// Puts a ROLLBACK on the wire when a future is dropped. Without it sqlx would leave the connection
-/// - in an open transaction that sqlx does not count, if the future was dropped during BEGIN: the next statement would look
-///   like autocommit, and would be lost;
-/// - with a ROLLBACK that is queued until the next use of the connection, if it was dropped later: the transaction's locks
-///   would last until then.
+/// - in an open transaction that sqlx does not count, if the future was dropped during BEGIN: the next statement would
+///   look like autocommit, and would be lost;
+/// - with a ROLLBACK that is queued until the next use of the connection, if it was dropped later: the transaction's
+///   locks would last until then.
 struct RollbackOnDrop<'c> {
     conn: &'c mut PgConnection,
     stage: Stage,

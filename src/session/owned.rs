@@ -12,8 +12,8 @@ use crate::error::sqlstate;
 /// How long the pool takes to have a connection back, which it pings first. This wait follows only a mistake elsewhere.
 const RELEASE: Duration = Duration::from_millis(20);
 
-/// Begins a transaction on a connection of the pool. **Not safe under cancellation**, because sqlx would give an open transaction
-/// back to the pool: call it in a task of its own.
+/// Begins a transaction on a connection of the pool. **Not safe under cancellation**, because sqlx would give an open
+/// transaction back to the pool: call it in a task of its own.
 ///
 /// A connection with a foreign transaction is closed, and another one taken.
 pub(crate) async fn begin_pooled(pool: &PgPool) -> Result<PgTransaction<'static>, Error> {
@@ -29,8 +29,8 @@ pub(crate) async fn begin_pooled(pool: &PgPool) -> Result<PgTransaction<'static>
     Err(Error::UnknownTransaction)
 }
 
-/// Commits a transaction without a claim. No completion fails in it, but COMMIT succeeds and saves nothing if the transaction is
-/// aborted, and sqlx leaves COMMIT out if a cancelled nested `begin` has ended the transaction.
+/// Commits a transaction without a claim. No completion fails in it, but COMMIT succeeds and saves nothing if the
+/// transaction is aborted, and sqlx leaves COMMIT out if a cancelled nested `begin` has ended the transaction.
 pub(crate) async fn commit_unclaimed(mut transaction: PgTransaction<'static>) -> Result<(), Error> {
     if !transaction.is_in_transaction() {
         return Err(Error::NotInTransaction);
@@ -39,8 +39,8 @@ pub(crate) async fn commit_unclaimed(mut transaction: PgTransaction<'static>) ->
     Ok(transaction.commit().await?)
 }
 
-/// Closes the idle connections that have a foreign transaction: the pool's `begin_with` gives the connection on which it failed
-/// back to the pool, and does not say which one it was.
+/// Closes the idle connections that have a foreign transaction: the pool's `begin_with` gives the connection on which
+/// it failed back to the pool, and does not say which one it was.
 async fn close_foreign(pool: &PgPool) {
     tokio::time::sleep(RELEASE).await;
     let idle: Vec<_> = std::iter::from_fn(|| pool.try_acquire()).collect();

@@ -6,8 +6,8 @@ use sqlx::{Connection as _, PgPool, Postgres};
 use super::own::{Attempt, NotBegun, Opening, in_own_transaction};
 use crate::Error;
 
-/// How many connections with a foreign transaction one call closes before it gives up. They are a bug elsewhere, and one call
-/// should not empty the pool because of it.
+/// How many connections with a foreign transaction one call closes before it gives up. They are a bug elsewhere, and
+/// one call should not empty the pool because of it.
 pub(super) const FOREIGN_TRANSACTIONS: usize = 3;
 
 /// The connections that one call tries, one after the other.
@@ -35,8 +35,8 @@ impl<'p> Connections<'p> {
         Err(Error::UnknownTransaction)
     }
 
-    /// Closes a connection with a foreign transaction, which neither commits that nor gives it back to the pool. Returns the
-    /// next connection.
+    /// Closes a connection with a foreign transaction, which neither commits that nor gives it back to the pool.
+    /// Returns the next connection.
     pub(crate) async fn replace(
         &mut self,
         foreign: PoolConnection<Postgres>,
@@ -45,8 +45,8 @@ impl<'p> Connections<'p> {
         self.next().await
     }
 
-    /// Runs `work` in a transaction on this connection, or on another one if this has a foreign transaction. Calls the work
-    /// at most once.
+    /// Runs `work` in a transaction on this connection, or on another one if this has a foreign transaction. Calls the
+    /// work at most once.
     pub(crate) async fn in_transaction<R, E, W>(
         mut self,
         mut conn: PoolConnection<Postgres>,

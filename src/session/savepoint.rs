@@ -5,8 +5,9 @@ use sqlx::{AssertSqlSafe, Executor, PgConnection};
 use crate::Error;
 use crate::error::sqlstate;
 
-/// A savepoint in plain SQL, because a cancelled nested `conn.begin()` of sqlx rolls back the outer transaction. Its name contains
-/// the claim's token: an inner call that was dropped leaves its savepoint behind, and an undo to a shared name would stop there.
+/// A savepoint in plain SQL, because a cancelled nested `conn.begin()` of sqlx rolls back the outer transaction. Its
+/// name contains the claim's token: an inner call that was dropped leaves its savepoint behind, and an undo to a shared
+/// name would stop there.
 ///
 /// The name is formatted at run time, from sixteen hexadecimal digits, because it cannot be a parameter.
 #[derive(Clone, Copy, Debug)]

@@ -9,8 +9,8 @@ use sqlx::PgPool;
 use crate::operator::{Shown, show};
 use crate::{Key, Outcome};
 
-/// Asserts that exactly one of these calls performed, that all others replayed, and that all gave the same answer. Returns the
-/// answer.
+/// Asserts that exactly one of these calls performed, that all others replayed, and that all gave the same answer.
+/// Returns the answer.
 ///
 /// ```
 /// # use pg_idempotency::{Error, Outcome, testing::assert_performed_once};
@@ -18,8 +18,8 @@ use crate::{Key, Outcome};
 /// assert_eq!(assert_performed_once(answers), 17);
 /// ```
 ///
-/// Under [`InFlight::Reject`](crate::InFlight::Reject) a duplicate may get [`Error::InFlight`](crate::Error::InFlight): filter
-/// these errors out first.
+/// Under [`InFlight::Reject`](crate::InFlight::Reject) a duplicate may get [`Error::InFlight`](crate::Error::InFlight):
+/// filter these errors out first.
 ///
 /// # Panics
 ///

@@ -20,8 +20,8 @@ pub async fn backend(conn: &mut PgConnection) -> Result<i32, Error> {
     Ok(sqlx::query_scalar("select pg_backend_pid()").fetch_one(conn).await?)
 }
 
-/// Kills a backend, as a crash of its client's machine or an operator does, and waits until it is gone: its transaction is
-/// then rolled back, and its locks are free. This function opens a connection of its own.
+/// Kills a backend, as a crash of its client's machine or an operator does, and waits until it is gone: its transaction
+/// is then rolled back, and its locks are free. This function opens a connection of its own.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Idempotency, Key, testing};
@@ -67,8 +67,8 @@ pub async fn kill_backend(pool: &PgPool, backend: i32) -> Result<(), Error> {
     }
 }
 
-/// Waits until exactly this many statements in this database wait for a lock of another transaction, as a duplicate waits for
-/// the owner of its key. It uses a connection of the pool.
+/// Waits until exactly this many statements in this database wait for a lock of another transaction, as a duplicate
+/// waits for the owner of its key. It uses a connection of the pool.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Key, testing};

@@ -6,8 +6,8 @@ use std::task::Poll;
 
 /// Polls a future at most `polls` times, then drops it. `None` means that it was dropped.
 ///
-/// A client that hangs up, a `timeout` and a `select!` all drop a call at one of its polls. To cover every such point, try 0, 1,
-/// 2 … polls until the call completes, and check each time that nothing is half done:
+/// A client that hangs up, a `timeout` and a `select!` all drop a call at one of its polls. To cover every such point,
+/// try 0, 1, 2 … polls until the call completes, and check each time that nothing is half done:
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Key, testing::{assert_completed, assert_no_trace, cancel_after}};
@@ -47,7 +47,8 @@ pub async fn cancel_after<F: Future>(polls: usize, future: F) -> Option<F::Outpu
         }
         polled += 1;
         let result = future.as_mut().poll(context).map(Some);
-        // This was the last poll. A future that is still pending is dropped at once, without waiting for it to be woken.
+        // This was the last poll. A future that is still pending is dropped at once, without waiting for it to be
+        // woken.
         if result.is_pending() && polled == polls {
             return Poll::Ready(None);
         }

@@ -10,7 +10,8 @@ use crate::outcome::to_json;
 use crate::record::{LeaseState, Record, Response, Staged};
 use crate::{Body, DEFAULT_RETENTION, Deployment, Error, Fingerprint, Key, Mode};
 
-/// Writes a record that an earlier call completed with this response a minute ago: the next call with the same body replays.
+/// Writes a record that an earlier call completed with this response a minute ago: the next call with the same body
+/// replays.
 ///
 /// It writes a [`Fixture::completed`], and replaces any other record of the key.
 ///
@@ -25,7 +26,8 @@ where
     Fixture::completed(key, body, response)?.write(conn).await
 }
 
-/// Writes a completed record whose retention ended a moment ago, and which no sweep has deleted yet: the next call performs.
+/// Writes a completed record whose retention ended a moment ago, and which no sweep has deleted yet: the next call
+/// performs.
 ///
 /// # Errors
 ///
@@ -85,8 +87,8 @@ impl Fixture {
         Ok(Self::unfinished(key, Mode::Transaction, Some(body.fingerprint()?)).completed_with(response))
     }
 
-    /// Completed with an HTTP response, which the layer replays to the same request. `key` is the key that the layer makes of
-    /// the request: the scope from your function, the method and route, and the `Idempotency-Key`.
+    /// Completed with an HTTP response, which the layer replays to the same request. `key` is the key that the layer
+    /// makes of the request: the scope from your function, the method and route, and the `Idempotency-Key`.
     ///
     /// ```no_run
     /// # use pg_idempotency::{Key, testing::Fixture};
@@ -98,9 +100,9 @@ impl Fixture {
     /// # Ok(()) }
     /// ```
     ///
-    /// It is a record of [`IdempotencyLayer::transactional`](crate::http::IdempotencyLayer::transactional); for a leased layer see
-    /// [`with_mode`](Self::with_mode). It fits a layer that compares bodies byte by byte, replays the default headers, and
-    /// seals nothing. For other layers let the service itself answer the first request.
+    /// It is a record of [`IdempotencyLayer::transactional`](crate::http::IdempotencyLayer::transactional); for a
+    /// leased layer see [`with_mode`](Self::with_mode). It fits a layer that compares bodies byte by byte, replays the
+    /// default headers, and seals nothing. For other layers let the service itself answer the first request.
     ///
     /// # Errors
     ///
@@ -117,7 +119,8 @@ impl Fixture {
         Ok(Self::unfinished(key, Mode::Transaction, Some(fingerprint)).completed_with(response))
     }
 
-    /// Claimed under a lease that is live for its whole length from now: the next call gets [`Error::InFlight`], or waits.
+    /// Claimed under a lease that is live for its whole length from now: the next call gets [`Error::InFlight`], or
+    /// waits.
     ///
     /// For a call in flight in transaction mode, which is an open transaction, see [`in_flight`](super::in_flight()).
     ///
@@ -140,7 +143,8 @@ impl Fixture {
         Ok(Self::leased(key, body, policy)?.under(LeaseState::Lapsed))
     }
 
-    /// Released: the next call takes it over as the next attempt. In transaction mode; see [`with_mode`](Self::with_mode).
+    /// Released: the next call takes it over as the next attempt. In transaction mode; see
+    /// [`with_mode`](Self::with_mode).
     ///
     /// # Errors
     ///
@@ -149,8 +153,8 @@ impl Fixture {
         Ok(Self::unfinished(key, Mode::Transaction, Some(body.fingerprint()?)).under(LeaseState::Released))
     }
 
-    /// Claimed and committed, but not completed, in transaction mode: a caller that commits after an error leaves such a
-    /// record. The next call gets [`Error::Indeterminate`]. For lease mode use [`lapsed`](Self::lapsed) with
+    /// Claimed and committed, but not completed, in transaction mode: a caller that commits after an error leaves such
+    /// a record. The next call gets [`Error::Indeterminate`]. For lease mode use [`lapsed`](Self::lapsed) with
     /// [`AtMostOnce`](Policy::AtMostOnce).
     ///
     /// # Errors
@@ -199,8 +203,8 @@ impl Fixture {
         self
     }
 
-    /// Sets how long ago the record was claimed, and completed if it is completed. The retention counts from then, and has ended
-    /// if it is shorter. A lease remains live or lapsed, as the state says. The default is a minute.
+    /// Sets how long ago the record was claimed, and completed if it is completed. The retention counts from then, and
+    /// has ended if it is shorter. A lease remains live or lapsed, as the state says. The default is a minute.
     pub fn with_age(mut self, age: Duration) -> Self {
         self.record.age = age;
         self
@@ -212,7 +216,8 @@ impl Fixture {
         self
     }
 
-    /// Ends the retention a moment ago, however long it is. No sweep has deleted the record yet. A live lease still protects it.
+    /// Ends the retention a moment ago, however long it is. No sweep has deleted the record yet. A live lease still
+    /// protects it.
     pub fn expired(mut self) -> Self {
         self.record.expired = true;
         self

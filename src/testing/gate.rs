@@ -12,7 +12,8 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Stops a call inside `perform`. The operation calls [`pass`](Self::pass). The test waits until the gate is
 /// [`reached`](Self::reached), does its work while the call is stopped, and [`open`](Self::open)s the gate.
 ///
-/// Clones are the same gate. Each `open` lets one arrival through, even a later one, and each `reached` counts one arrival.
+/// Clones are the same gate. Each `open` lets one arrival through, even a later one, and each `reached` counts one
+/// arrival.
 ///
 /// ```
 /// # use pg_idempotency::testing::Gate;

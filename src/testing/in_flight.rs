@@ -10,8 +10,8 @@ use crate::{Body, Error, Fingerprint, Key};
 
 /// Starts a call in transaction mode, which is then in flight: the next call waits, or gets [`Error::InFlight`].
 ///
-/// It has a connection of its own, so it takes none from the test's pool. In lease mode a call in flight is only a record:
-/// [`Fixture::leased`].
+/// It has a connection of its own, so it takes none from the test's pool. In lease mode a call in flight is only a
+/// record: [`Fixture::leased`].
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Idempotency, InFlight, Key, testing};
@@ -40,8 +40,8 @@ where
     Ok(InFlightCall { conn, key: key.clone(), fingerprint })
 }
 
-/// A call in flight, made by [`in_flight`]. When it is dropped, it rolls back, as if its process had died: the next call
-/// performs.
+/// A call in flight, made by [`in_flight`]. When it is dropped, it rolls back, as if its process had died: the next
+/// call performs.
 #[must_use = "a call that is dropped is no longer in flight"]
 pub struct InFlightCall {
     conn: PgConnection,

@@ -12,8 +12,8 @@ use crate::Error;
 
 /// Makes `calls` calls at once, and returns all answers.
 ///
-/// The race has a pool of its own to the same database, with a connection for each call. All connections are open before the
-/// first call begins. On the five connections of `#[sqlx::test]` most calls would queue instead of racing.
+/// The race has a pool of its own to the same database, with a connection for each call. All connections are open
+/// before the first call begins. On the five connections of `#[sqlx::test]` most calls would queue instead of racing.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Idempotency, Key, testing::{assert_performed_once, race}};
@@ -26,7 +26,8 @@ use crate::Error;
 /// # Ok(()) }
 /// ```
 ///
-/// All calls run in the caller's task and wait for the database concurrently. A call that blocks its thread blocks all others.
+/// All calls run in the caller's task and wait for the database concurrently. A call that blocks its thread blocks all
+/// others.
 ///
 /// # Errors
 ///

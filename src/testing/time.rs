@@ -1,7 +1,7 @@
 //! The passing of time: these functions move the times of a record by the database's clock, so that no test sleeps.
 //!
-//! All of them take a pool or a connection. They fail with [`sqlx::Error::RowNotFound`] if the key has no such record that is
-//! committed; a record of an open transaction cannot be moved.
+//! All of them take a pool or a connection. They fail with [`sqlx::Error::RowNotFound`] if the key has no such record
+//! that is committed; a record of an open transaction cannot be moved.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use sqlx::PgExecutor;
 use crate::record::Record;
 use crate::{Deployment, Error, Key};
 
-/// Lets this much time pass for the record: it was claimed and completed earlier by that much, and its lease and retention end
-/// that much sooner.
+/// Lets this much time pass for the record: it was claimed and completed earlier by that much, and its lease and
+/// retention end that much sooner.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Key, testing};
@@ -28,8 +28,8 @@ pub async fn age(executor: impl PgExecutor<'_>, key: &Key, by: Duration) -> Resu
     moved(record(key).move_back(executor, by).await?)
 }
 
-/// Ends the retention a moment ago, and a live lease too: the key is new, whatever the state of its record was, and no sweep has
-/// deleted the record yet.
+/// Ends the retention a moment ago, and a live lease too: the key is new, whatever the state of its record was, and no
+/// sweep has deleted the record yet.
 ///
 /// # Errors
 ///
@@ -49,8 +49,8 @@ pub async fn expire_in(executor: impl PgExecutor<'_>, key: &Key, left: Duration)
 
 /// Lets the lease lapse a moment ago, as if its owner had died long enough before.
 ///
-/// An owner that is alive does not notice: it goes on, and its next heartbeat prolongs the lease again, unless another call has
-/// taken the claim over by then.
+/// An owner that is alive does not notice: it goes on, and its next heartbeat prolongs the lease again, unless another
+/// call has taken the claim over by then.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! Janitors against callers whose records live for milliseconds: what is acknowledged and alive must never be purged. 100 000
-//! purges, or as many as PURGES says. It uses all there is of the machine.
+//! Janitors against callers whose records live for milliseconds: what is acknowledged and alive must never be purged.
+//! 100 000 purges, or as many as PURGES says. It uses all there is of the machine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,8 +28,8 @@ struct Told {
     first: u64,
 }
 
-/// Claims, take-overs, completions and marks of a few milliseconds on keys that all callers share, and now and then a record
-/// and a lease that are to last.
+/// Claims, take-overs, completions and marks of a few milliseconds on keys that all callers share, and now and then a
+/// record and a lease that are to last.
 async fn call(pool: &PgPool, caller: usize, done: &AtomicBool) -> Result<Told, Error> {
     let brief = Idempotency::new().with_retention(Duration::from_millis(2))?;
     let marks = Dedup::new(Duration::from_millis(1))?;

@@ -50,8 +50,8 @@ where
     Ok(started.elapsed())
 }
 
-/// In transactions of 20 ms, at 0.9 of a plain insert's throughput or better; an advisory lock that is awaited gives 0.06. A busy
-/// machine can spoil one median, so there are three tries.
+/// In transactions of 20 ms, at 0.9 of a plain insert's throughput or better; an advisory lock that is awaited gives
+/// 0.06. A busy machine can spoil one median, so there are three tries.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn replays_of_one_key_do_not_queue(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let _turn = crate::turn().await;

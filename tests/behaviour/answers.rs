@@ -1,5 +1,5 @@
-//! The table of answers, generated: every state a record can be in, for every way to ask, against a second reading of the
-//! table that shares no code with the crate's.
+//! The table of answers, generated: every state a record can be in, for every way to ask, against a second reading of
+//! the table that shares no code with the crate's.
 
 use pg_idempotency::dedup::{mark, mark_many};
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
@@ -215,8 +215,8 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
     Ok(())
 }
 
-/// transaction: 8 completed, 8 unfinished, 8 released; either lease mode: 8 completed, 8 each of released, lapsed, live;
-/// mark: 8 completed. (8 are the combinations of expired, same fingerprint, same transaction.)
+/// transaction: 8 completed, 8 unfinished, 8 released; either lease mode: 8 completed, 8 each of released, lapsed,
+/// live; mark: 8 completed. (8 are the combinations of expired, same fingerprint, same transaction.)
 const POSSIBLE: usize = 24 + 2 * 32 + 8;
 
 /// Nothing may depend on whether a sweep came by: whoever is expired is gone, in any mode. Nor on the way to ask.

@@ -318,8 +318,8 @@ async fn a_take_over_that_may_wait_claims_what_a_sweep_has_deleted(pool: PgPool)
     Ok(())
 }
 
-/// Many who wait to take over what is expired or released, behind an owner that rolls back: exactly one performs, and nobody
-/// hears *in flight*. On several threads, because a slow client hides it.
+/// Many who wait to take over what is expired or released, behind an owner that rolls back: exactly one performs, and
+/// nobody hears *in flight*. On several threads, because a slow client hides it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn of_many_who_wait_to_take_over_one_performs_and_the_others_replay(
     _: PgPoolOptions,

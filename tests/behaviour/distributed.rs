@@ -88,8 +88,8 @@ async fn keeps_what_is_taken_over_while_the_sweep_waits_for_it(pool: PgPool) {
     assert_eq!(left(&pool).await, ["taken over"]);
 }
 
-/// Each batch begins where the one before ended, so that it does not walk over the index entries of what is deleted. It shows
-/// by a record whose end is earlier still and that turns up in between: it is left to the next sweep.
+/// Each batch begins where the one before ended, so that it does not walk over the index entries of what is deleted. It
+/// shows by a record whose end is earlier still and that turns up in between: it is left to the next sweep.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_batch_begins_where_the_one_before_ended(pool: PgPool) {
     refuse_ctid(&pool).await;

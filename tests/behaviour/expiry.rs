@@ -49,8 +49,8 @@ async fn retention_is_exact_by_the_databases_clock(pool: PgPool) -> anyhow::Resu
     Ok(())
 }
 
-/// Both sides of the edge, in one transaction whose `statement_timestamp()` moves on: never replayed past the end, never
-/// performed before it.
+/// Both sides of the edge, in one transaction whose `statement_timestamp()` moves on: never replayed past the end,
+/// never performed before it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_short_retention_ends_when_the_clock_says_so(pool: PgPool) -> anyhow::Result<()> {
     let options = Idempotency::new().with_retention(Duration::from_millis(200))?;

@@ -82,8 +82,8 @@ fn another_request_has_another_fingerprint() {
     assert_ne!(Fingerprint::of_bytes(b"1"), Fingerprint::of_bytes(b"1 "));
 }
 
-/// If two texts of the fewest digits are equally near to a float, std and serde_json print different ones. The digests are those
-/// of std's text.
+/// If two texts of the fewest digits are equally near to a float, std and serde_json print different ones. The digests
+/// are those of std's text.
 #[test]
 fn a_float_between_two_texts_is_the_upper_one() {
     for (float, digits) in [
@@ -260,8 +260,8 @@ fn reference(value: &Value) -> String {
     }
 }
 
-/// The reference for numbers, *digits × 10^exponent*, digit by digit: it removes all zeros at either end of the digits, and puts
-/// them back if that gives an integer of at most 40 digits.
+/// The reference for numbers, *digits × 10^exponent*, digit by digit: it removes all zeros at either end of the digits,
+/// and puts them back if that gives an integer of at most 40 digits.
 fn reference_number(text: &str) -> String {
     let text = text.to_ascii_lowercase();
     let (sign, text) = text.strip_prefix('-').map_or(("", &*text), |rest| ("-", rest));
@@ -296,7 +296,8 @@ fn digest_of(canonical: &str) -> Vec<u8> {
     sha2::Sha256::digest(format!("j{canonical}")).to_vec()
 }
 
-/// Whether serde_json keeps every digit of a number: its feature `arbitrary_precision`, which another crate may turn on.
+/// Whether serde_json keeps every digit of a number: its feature `arbitrary_precision`, which another crate may turn
+/// on.
 fn digits_are_kept() -> bool {
     serde_json::from_str::<serde_json::Number>("1e400").is_ok()
 }

@@ -1,5 +1,5 @@
-//! Eight real handlers. What they freeze is the signature: each must compile, with `Send` where its framework asks for it,
-//! and give the caller's own error back.
+//! Eight real handlers. What they freeze is the signature: each must compile, with `Send` where its framework asks for
+//! it, and give the caller's own error back.
 
 use std::error::Error as StdError;
 use std::future::Future;

@@ -184,7 +184,8 @@ async fn reject_replays_beside_an_open_transaction_that_replayed(pool: PgPool) -
     Ok(())
 }
 
-/// The winner had to wait for the lock's holder; it must hold the lock itself when it performs, or Reject would not see it.
+/// The winner had to wait for the lock's holder; it must hold the lock itself when it performs, or Reject would not see
+/// it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn reject_sees_an_owner_who_won_after_waiting(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;

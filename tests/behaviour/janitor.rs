@@ -119,7 +119,8 @@ async fn skips_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result
     Ok(())
 }
 
-/// A batch begins at the very moment at which the batch before ended, or at the beginning if a client cannot read that moment.
+/// A batch begins at the very moment at which the batch before ended, or at the beginning if a client cannot read that
+/// moment.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<()> {
     let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(2)?.with_pause(Duration::ZERO);
@@ -134,8 +135,8 @@ async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<
     Ok(())
 }
 
-/// Four janitors race against callers whose retention is a millisecond. A caller with an acknowledgement finds its record until
-/// that expires, and the numbers of effects and acknowledgements agree.
+/// Four janitors race against callers whose retention is a millisecond. A caller with an acknowledgement finds its
+/// record until that expires, and the numbers of effects and acknowledgements agree.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn races_with_claims_and_take_overs_lose_nothing(
     _: sqlx::postgres::PgPoolOptions,

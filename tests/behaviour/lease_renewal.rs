@@ -74,7 +74,8 @@ async fn a_retention_that_would_end_under_the_work_is_prolonged(pool: PgPool) ->
     Ok(())
 }
 
-/// A worker that dies when its work has outlived the retention: at most once must not do it again at the moment it lapses.
+/// A worker that dies when its work has outlived the retention: at most once must not do it again at the moment it
+/// lapses.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_claim_that_lapses_is_remembered_for_another_lease(pool: PgPool) -> anyhow::Result<()> {
     let leasing = Leasing::new(POLICY)?.with_retention(LEASE * 2)?;
@@ -128,7 +129,8 @@ async fn work_stops_when_the_claim_is_gone(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A heartbeat without the token would prolong the next owner's claim, and its own owner would never hear that he lost it.
+/// A heartbeat without the token would prolong the next owner's claim, and its own owner would never hear that he lost
+/// it.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn work_that_was_overtaken_stops_and_prolongs_nothing(pool: PgPool) -> anyhow::Result<()> {
     let error = ensure_leased(&pool, &key("a"), "body", POLICY, async |_| {

@@ -70,7 +70,8 @@ async fn the_other_ways_save_what_they_say(_: PgPoolOptions, server: PgConnectOp
     let proxy = Proxy::before(&server).await?;
     // As in `a_lease_takes_three_to_acquire_and_three_to_complete`.
     const PINGS: usize = 2;
-    // What follows a combined commit and nobody waits for: the ROLLBACK of the empty transaction goes with the pool's ping.
+    // What follows a combined commit and nobody waits for: the ROLLBACK of the empty transaction goes with the pool's
+    // ping.
     const UNAWAITED: usize = 1;
     let plain = Idempotency::new();
     let fewest = plain.with_fewest_round_trips(true);

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use pg_idempotency::operator::{Warning, deep_health};
 use sqlx::{AssertSqlSafe, PgPool, Row as _};
 
-/// Rows in every combination of good and bad values. PostgreSQL's own form of each CHECK decides which of them break it.
+/// Rows in every combination of good and bad values. PostgreSQL's own form of each CHECK decides which of them break
+/// it.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn deep_health_counts_what_strict_sql_would_refuse(pool: PgPool) -> anyhow::Result<()> {
     sqlx::raw_sql(

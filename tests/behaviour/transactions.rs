@@ -55,8 +55,8 @@ async fn a_raw_begin_is_refused_and_not_committed(pool: PgPool) -> anyhow::Resul
     Ok(())
 }
 
-/// Dropped at any poll, the call leaves somebody's raw BEGIN open or aborted. Rolled back, it would leave the caller's next
-/// statements in autocommit.
+/// Dropped at any poll, the call leaves somebody's raw BEGIN open or aborted. Rolled back, it would leave the caller's
+/// next statements in autocommit.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_call_dropped_on_a_raw_begin_never_leaves_autocommit(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -173,8 +173,8 @@ async fn a_timeout_around_the_call_leaves_nothing_behind(pool: PgPool) -> anyhow
     Ok(())
 }
 
-/// sqlx 0.9 answers a cancelled nested `begin` by rolling back the outer transaction. The begin is pending for sure, because
-/// it has to wait for the answer to a sleep that was sent before it.
+/// sqlx 0.9 answers a cancelled nested `begin` by rolling back the outer transaction. The begin is pending for sure,
+/// because it has to wait for the answer to a sleep that was sent before it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_cancelled_nested_begin_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -231,8 +231,8 @@ async fn an_error_at_commit_reaches_the_caller_and_stores_nothing(pool: PgPool) 
     Ok(())
 }
 
-/// A statement of a dropped call fails later, and its error is read by the next `begin`. Taken for that one's own, it would
-/// leave the new transaction open, and what the caller writes next in autocommit would be lost with it.
+/// A statement of a dropped call fails later, and its error is read by the next `begin`. Taken for that one's own, it
+/// would leave the new transaction open, and what the caller writes next in autocommit would be lost with it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_stale_error_is_not_taken_for_a_foreign_transaction(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;

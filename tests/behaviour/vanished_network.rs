@@ -1,5 +1,5 @@
-//! A network that vanishes after the claim: nothing is refused and nothing is answered, and TCP takes a quarter of an hour
-//! to notice.
+//! A network that vanishes after the claim: nothing is refused and nothing is answered, and TCP takes a quarter of an
+//! hour to notice.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The options that save round trips when the crate owns the transaction. Other tests run with all [`WAYS`](crate::support::WAYS)
-//! and check that each gives the same answers; these tests are about the options alone.
+//! The options that save round trips when the crate owns the transaction. Other tests run with all
+//! [`WAYS`](crate::support::WAYS) and check that each gives the same answers; these tests are about the options alone.
 
 use std::time::Duration;
 
@@ -126,7 +126,8 @@ async fn any_key_is_claimed_as_it_is(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each of two transactions reads rows that the other one writes: PostgreSQL fails one of them, at its COMMIT at the latest.
+/// Each of two transactions reads rows that the other one writes: PostgreSQL fails one of them, at its COMMIT at the
+/// latest.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_serialization_failure_of_the_commit_is_retryable_and_stores_nothing(
     _: PgPoolOptions,

@@ -1,5 +1,5 @@
-//! The scripts in a checkout that other users cannot enter, and whose path has a space in it. PostgreSQL refuses to run as
-//! root, so a server that root starts is another user's, and has to find all that it reads elsewhere.
+//! The scripts in a checkout that other users cannot enter, and whose path has a space in it. PostgreSQL refuses to run
+//! as root, so a server that root starts is another user's, and has to find all that it reads elsewhere.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,5 +1,5 @@
-//! A unary gRPC service and its client, both with tonic, over a loopback socket. The messages are text with a codec of their
-//! own instead of protobuf; the layer sees only bytes.
+//! A unary gRPC service and its client, both with tonic, over a loopback socket. The messages are text with a codec of
+//! their own instead of protobuf; the layer sees only bytes.
 
 use std::future::Future;
 use std::net::Ipv4Addr;

@@ -1,4 +1,5 @@
-//! Tests that start servers or processes of their own: PostgreSQL, PgBouncer, a gRPC server, a worker that is suspended.
+//! Tests that start servers or processes of their own: PostgreSQL, PgBouncer, a gRPC server, a worker that is
+//! suspended.
 
 #[path = "../support/strict.rs"]
 mod strict;

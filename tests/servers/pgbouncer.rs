@@ -1,5 +1,5 @@
-//! Through a real PgBouncer in transaction mode, with prepared statements off. `script/test` finds or fetches one; without
-//! the variable PGBOUNCER these tests have nothing to run against, and say so.
+//! Through a real PgBouncer in transaction mode, with prepared statements off. `script/test` finds or fetches one;
+//! without the variable PGBOUNCER these tests have nothing to run against, and say so.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! A process that is suspended past its lease: SIGSTOP, the machine's own way to be late. The worker is this binary, run
-//! again with a database to work on.
+//! A process that is suspended past its lease: SIGSTOP, the machine's own way to be late. The worker is this binary,
+//! run again with a database to work on.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};

@@ -1,5 +1,5 @@
-//! The crate's migrations and `migrations/strict.sql`: every statement that the crate sends in these tests must keep the rules
-//! of a record.
+//! The crate's migrations and `migrations/strict.sql`: every statement that the crate sends in these tests must keep
+//! the rules of a record.
 
 use std::sync::LazyLock;
 

@@ -164,7 +164,8 @@ pub(crate) struct Resolve {
     pub(crate) key: KeyArguments,
     #[command(flatten)]
     pub(crate) response: ResponseArguments,
-    /// How long repeats get the response, from now on [default: 24h, or what is left of the record's own where that is longer]
+    /// How long repeats get the response, from now on [default: 24h, or what is left of the record's own where that is
+    /// longer]
     #[arg(long, value_parser = duration)]
     pub(crate) retention: Option<Duration>,
     /// Why; it is printed with what was resolved, for the log

@@ -35,8 +35,8 @@ impl Database {
         }
     }
 
-    /// A pool of one. It tries again until its time is up and then only says that it was, so a connection by itself goes
-    /// first and says why.
+    /// A pool of one. It tries again until its time is up and then only says that it was, so a connection by itself
+    /// goes first and says why.
     pub(crate) async fn pool(&self) -> Result<PgPool, Failure> {
         self.connect().await?.close().await.map_err(Failure::Connection)?;
         self.patient_pool()

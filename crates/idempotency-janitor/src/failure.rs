@@ -123,7 +123,8 @@ pub(crate) fn of_connecting(error: sqlx::Error) -> Failure {
     }
 }
 
-/// What the library says to a caller with a key is of no use here. 42501 is a right that is missing: somebody's to grant.
+/// What the library says to a caller with a key is of no use here. 42501 is a right that is missing: somebody's to
+/// grant.
 pub(crate) fn of(error: Error) -> Failure {
     match error {
         Error::Database(cause) => match cause.as_database_error().and_then(|cause| cause.code()).as_deref() {

@@ -120,7 +120,8 @@ fn list_in_text(found: &[operator::Unsettled], more_left: bool) -> String {
     format!("{table}\n{more}")
 }
 
-/// As a shell takes it for one argument, since that is what it is copied for; and a part of a key is a client's own words.
+/// As a shell takes it for one argument, since that is what it is copied for; and a part of a key is a client's own
+/// words.
 fn as_argument(part: &str) -> String {
     let plain = |character: char| character.is_ascii_alphanumeric() || "_-./:@%+=,".contains(character);
     if part.chars().all(plain) { part.to_owned() } else { format!("'{}'", printable(part).replace('\'', r"'\''")) }

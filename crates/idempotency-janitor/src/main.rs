@@ -1,8 +1,8 @@
 //! `idempotency-janitor`: keeps the table of pg-idempotency small, tells what is in it, and settles what nobody
 //! completes.
 //!
-//! A thin `main` over the library. Exit codes: 0 done, 1 ran and failed, 2 wrong usage, 3 stopped at its limit with work left
-//! (`sweep`) or past the age that was asked about (`stats`).
+//! A thin `main` over the library. Exit codes: 0 done, 1 ran and failed, 2 wrong usage, 3 stopped at its limit with
+//! work left (`sweep`) or past the age that was asked about (`stats`).
 
 mod arguments;
 mod connection;

@@ -51,18 +51,18 @@ pub(crate) async fn metrics(address: SocketAddr, database: &Database) -> Result<
     Ok(())
 }
 
-/// One connection for all probes, since each new one is a process of the server's. Not the sweep's: behind its batch a probe
-/// would wait, and take a busy janitor for a dead one. And not a pool's: a pool of sqlx asks each connection that it takes
-/// back, for as long as that takes, and after a silent loss of the network it would have none to give for a quarter of an
-/// hour.
+/// One connection for all probes, since each new one is a process of the server's. Not the sweep's: behind its batch a
+/// probe would wait, and take a busy janitor for a dead one. And not a pool's: a pool of sqlx asks each connection that
+/// it takes back, for as long as that takes, and after a silent loss of the network it would have none to give for a
+/// quarter of an hour.
 struct Probe {
     database: Database,
     kept: Mutex<Option<PgConnection>>,
 }
 
 impl Probe {
-    /// Out of its place while it is asked: dropped with this future, a connection that does not answer is closed. One that
-    /// broke, as in a restart of the server, is replaced at once.
+    /// Out of its place while it is asked: dropped with this future, a connection that does not answer is closed. One
+    /// that broke, as in a restart of the server, is replaced at once.
     async fn ask(&self) -> Result<(), Failure> {
         let mut kept = self.kept.lock().await;
         if let Some(mut conn) = kept.take()

@@ -2,7 +2,8 @@
 
 use std::io::Write;
 
-/// Integers of up to this many digits are written out. The largest `u128` has 39, so no integer type needs the exponent form.
+/// Integers of up to this many digits are written out. The largest `u128` has 39, so no integer type needs the exponent
+/// form.
 const PLAIN_DIGITS: i64 = 40;
 
 /// The powers of ten that [`short_decimal`] tries. Amounts have up to four decimals, and each try costs a division.
@@ -10,9 +11,9 @@ const POWERS: [f64; 5] = [1.0, 1e1, 1e2, 1e3, 1e4];
 /// Two different decimals of up to 15 digits are never the same `f64` (`f64::DIGITS`).
 const TELLING: f64 = 1e15;
 
-/// Writes an `f64` in its shortest round-trip digits, as `{:e}` has them. If two texts of that length are equally near, as for
-/// 1125899906842624.25, std takes the upper one; serde_json (by ryu, or zmij) takes the even one, and so would give another
-/// fingerprint.
+/// Writes an `f64` in its shortest round-trip digits, as `{:e}` has them. If two texts of that length are equally near,
+/// as for 1125899906842624.25, std takes the upper one; serde_json (by ryu, or zmij) takes the even one, and so would
+/// give another fingerprint.
 pub(super) fn write_f64(out: &mut Vec<u8>, value: f64) {
     let Some((digits, decimals)) = short_decimal(value) else { return write_float(out, format_args!("{value:e}")) };
     write_integer(out, digits);
@@ -24,8 +25,8 @@ pub(super) fn write_f64(out: &mut Vec<u8>, value: f64) {
 
 /// The short decimal from which a float was most likely made, as its digits and the number of its decimals.
 ///
-/// Division rounds to the nearest `f64`, as a parser does. So if *digits / power* is `value`, a parser reads that decimal as
-/// `value`; and it reads no other decimal of up to 15 digits as `value`, so none is as short.
+/// Division rounds to the nearest `f64`, as a parser does. So if *digits / power* is `value`, a parser reads that
+/// decimal as `value`; and it reads no other decimal of up to 15 digits as `value`, so none is as short.
 fn short_decimal(value: f64) -> Option<(i64, usize)> {
     POWERS.iter().enumerate().find_map(|(decimals, power)| {
         let digits = (value * power).round();
@@ -50,9 +51,9 @@ pub(super) fn write_float(out: &mut Vec<u8>, scientific: std::fmt::Arguments<'_>
 
 /// Writes a decimal number of any length from its JSON text, by value: `1`, `1.0`, `10e-1` all become `1`.
 ///
-/// The value is *digits × 10^exponent*, without leading or trailing zeros in the digits. An integer of at most [`PLAIN_DIGITS`]
-/// is written as plain digits, any other value as `<digits>e<exponent>`. A text whose exponent does not fit an `i64` is written
-/// unchanged; it equals no other number's form, because no other form has such an exponent.
+/// The value is *digits × 10^exponent*, without leading or trailing zeros in the digits. An integer of at most
+/// [`PLAIN_DIGITS`] is written as plain digits, any other value as `<digits>e<exponent>`. A text whose exponent does
+/// not fit an `i64` is written unchanged; it equals no other number's form, because no other form has such an exponent.
 pub(super) fn write_decimal(out: &mut Vec<u8>, text: &str) {
     let (negative, unsigned) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),

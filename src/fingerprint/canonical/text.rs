@@ -4,8 +4,8 @@ use serde::ser::{Impossible, Serialize, Serializer};
 
 use crate::fingerprint::invalid_body::InvalidBody;
 
-/// Gives the text of a value to `take`. As in serde_json, integers, booleans, characters and unit variants stand for their
-/// text. Any other value is `refused`.
+/// Gives the text of a value to `take`. As in serde_json, integers, booleans, characters and unit variants stand for
+/// their text. Any other value is `refused`.
 pub(super) struct Text<F> {
     pub(super) take: F,
     pub(super) refused: InvalidBody,

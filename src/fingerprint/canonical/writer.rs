@@ -7,8 +7,8 @@ use super::members::OpenObjects;
 use super::number::{write_decimal, write_integer};
 use crate::fingerprint::invalid_body::InvalidBody;
 
-/// How much text gathers before it goes to the hasher: enough for SHA-256 to work on whole blocks, and small enough for the
-/// cache.
+/// How much text gathers before it goes to the hasher: enough for SHA-256 to work on whole blocks, and small enough for
+/// the cache.
 const FLUSH_BYTES: usize = 8 * 1024;
 
 /// Most bodies fit in this, so that the buffer need not grow in steps.
@@ -24,8 +24,8 @@ pub(in crate::fingerprint) struct CanonicalJson {
     hasher: Sha256,
     pub(super) out: Vec<u8>,
     pub(super) objects: OpenObjects,
-    /// Whether a map whose one member has serde_json's private name for numbers is a number. True only for the output of
-    /// serde_json's own parser.
+    /// Whether a map whose one member has serde_json's private name for numbers is a number. True only for the output
+    /// of serde_json's own parser.
     pub(super) numbers_as_maps: bool,
     /// The error of a part, kept in case the value's own `Serialize` ignores it.
     pub(super) failed: Option<InvalidBody>,
@@ -42,8 +42,8 @@ impl CanonicalJson {
         }
     }
 
-    /// For the output of serde_json's parser. If another crate has turned `arbitrary_precision` on, the parser gives each
-    /// number as a map of one member, its text.
+    /// For the output of serde_json's parser. If another crate has turned `arbitrary_precision` on, the parser gives
+    /// each number as a map of one member, its text.
     #[cfg(feature = "http")]
     pub(in crate::fingerprint) fn of_parser(hasher: Sha256) -> Self {
         Self { numbers_as_maps: *PARSER_GIVES_MAPS, ..Self::new(hasher) }

@@ -1,4 +1,5 @@
-//! Properties of any JSON text: all spellings of one value are one request, two values are two requests, and no bytes panic.
+//! Properties of any JSON text: all spellings of one value are one request, two values are two requests, and no bytes
+//! panic.
 //!
 //! `PROPTEST_CASES` is the number of cases.
 

@@ -1,4 +1,5 @@
-//! Batches of so many keys that their advisory locks would fill the server's lock table. They take none, and wait for rows.
+//! Batches of so many keys that their advisory locks would fill the server's lock table. They take none, and wait for
+//! rows.
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
@@ -8,8 +9,8 @@ use crate::Error;
 use crate::record::fragment::expired_when_asked;
 
 impl MarkBatch<'_> {
-    /// Marks the keys that are new, and returns their places. It waits for every open transaction that has inserted one of
-    /// the keys.
+    /// Marks the keys that are new, and returns their places. It waits for every open transaction that has inserted one
+    /// of the keys.
     pub(crate) async fn claim_at_once(&self, conn: &mut PgConnection) -> Result<Vec<usize>, Error> {
         self.marking(
             "
@@ -30,8 +31,8 @@ impl MarkBatch<'_> {
         .map_err(Error::of_statement)
     }
 
-    /// Takes over the expired records of this batch, and returns their places. It waits for rows that another transaction has
-    /// locked.
+    /// Takes over the expired records of this batch, and returns their places. It waits for rows that another
+    /// transaction has locked.
     pub(crate) async fn take_over(
         &self,
         conn: &mut PgConnection,

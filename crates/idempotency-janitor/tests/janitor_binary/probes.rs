@@ -14,8 +14,8 @@ use tokio::sync::watch;
 
 use crate::support::command;
 
-/// Stands between the daemon and the server, and counts connections. It can stop passing anything on, for good: a server that
-/// hangs, or a network that is lost without a word. New connections pass again after [`Line::mend`].
+/// Stands between the daemon and the server, and counts connections. It can stop passing anything on, for good: a
+/// server that hangs, or a network that is lost without a word. New connections pass again after [`Line::mend`].
 struct Line {
     port: u16,
     connections: Arc<AtomicUsize>,
