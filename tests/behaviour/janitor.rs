@@ -382,6 +382,8 @@ async fn a_sweep_keeps_its_pace_and_its_time(pool: PgPool) -> anyhow::Result<()>
         .with_max_rows_per_second(std::num::NonZeroU32::new(500).expect("not zero"));
     let mut seen = Vec::new();
     let swept = paced.sweep_until(200, std::future::pending(), |so_far| seen.push(so_far.rows())).await?;
+    // A partitioned table has leaves with nothing to delete.
+    seen.retain(|rows| *rows > 0);
     assert_eq!(seen, [100, 200]);
     assert!(swept.duration >= Duration::from_millis(190), "200 rows at 500 a second: {:?}", swept.duration);
 

@@ -1,5 +1,5 @@
 //! The crate's migrations and `migrations/strict.sql`: every statement that the crate sends in these tests must keep
-//! the rules of a record.
+//! the rules of a record. With the variable PARTITIONS, also `migrations/partitions.sql`.
 
 use std::sync::LazyLock;
 
@@ -8,15 +8,21 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 
 pub(crate) static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     let mut migrations: Vec<Migration> = pg_idempotency::MIGRATOR.iter().cloned().collect();
-    migrations.push(Migration::new(
-        i64::MAX,
-        "strict".into(),
-        MigrationType::Simple,
-        include_str!("../../migrations/strict.sql").into_sql_str(),
-        false,
-    ));
+    migrations.push(migration(i64::MAX - 1, "strict", include_str!("../../migrations/strict.sql")));
+    if partitioned() {
+        migrations.push(migration(i64::MAX, "partitions", include_str!("../../migrations/partitions.sql")));
+    }
     let mut migrator = Migrator::with_migrations(migrations);
     migrator.create_schema("idempotency");
     migrator.dangerous_set_table_name("idempotency._sqlx_migrations");
     migrator
 });
+
+/// Whether the tests run on a table with hash partitions.
+pub(crate) fn partitioned() -> bool {
+    std::env::var_os("PARTITIONS").is_some()
+}
+
+fn migration(version: i64, name: &'static str, sql: &'static str) -> Migration {
+    Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)
+}

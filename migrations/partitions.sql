@@ -1,0 +1,44 @@
+-- Turns idempotency.record into a table with 16 hash partitions by scope, with its records, constraints and privileges.
+-- `migrate` does not apply this file. docs/scale.md says when it pays. It locks the table for as long as it copies the
+-- records. Run it in one transaction, as the owner of the table.
+do $$
+declare
+    partitions constant int := 16;
+    options text;
+    privilege record;
+begin
+    if (select relkind = 'p' from pg_catalog.pg_class where oid = 'idempotency.record'::pg_catalog.regclass) then
+        raise exception 'idempotency.record is partitioned already';
+    end if;
+    -- Only leaves take storage parameters.
+    select 'with (' || pg_catalog.array_to_string(reloptions, ', ') || ')' into options
+    from pg_catalog.pg_class where oid = 'idempotency.record'::pg_catalog.regclass;
+    alter table idempotency.record rename to plain_record;
+    alter table idempotency.plain_record rename constraint record_pkey to plain_record_pkey;
+    alter index idempotency.record_expires_at rename to plain_record_expires_at;
+    create table idempotency.record (like idempotency.plain_record including all excluding indexes)
+        partition by hash (scope);
+    alter table idempotency.record add constraint record_pkey primary key (scope, operation, key);
+    create index record_expires_at on idempotency.record (expires_at);
+    comment on table idempotency.record is 'pg-idempotency: one row per idempotency key; delete none by hand that is not past expires_at';
+    for n in 0 .. partitions - 1 loop
+        execute pg_catalog.format(
+            'create table idempotency.record_%s partition of idempotency.record for values with (modulus %s, remainder %s) %s',
+            n, partitions, n, options
+        );
+    end loop;
+    for privilege in
+        select acl.grantee, acl.privilege_type
+        from pg_catalog.pg_class as class, pg_catalog.aclexplode(class.relacl) as acl
+        where class.oid = 'idempotency.plain_record'::pg_catalog.regclass and acl.grantee <> class.relowner
+    loop
+        execute pg_catalog.format(
+            'grant %s on idempotency.record to %s',
+            privilege.privilege_type,
+            case when privilege.grantee = 0 then 'public' else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(privilege.grantee)) end
+        );
+    end loop;
+    insert into idempotency.record select * from idempotency.plain_record;
+    drop table idempotency.plain_record;
+end
+$$;
