@@ -139,7 +139,6 @@ mod key_header;
 mod layer;
 mod leased;
 mod local_in_flight;
-mod problem;
 mod rejection;
 mod replay;
 mod request;
@@ -155,8 +154,8 @@ pub(crate) use fingerprint_choice::plain_fingerprint;
 pub use key_header::{IDEMPOTENCY_KEY, MalformedKey, key_value};
 pub use layer::{IdempotencyLayer, InvalidSetting};
 pub use leased::{IdempotentLease, Leased, NoLease};
-pub use problem::{PROBLEM_TYPE, problem, processing};
-pub use rejection::{Misconfigured, Rejection};
+
+pub use rejection::{Misconfigured, PROBLEM_TYPE, Rejection, problem, processing};
 #[cfg(feature = "testing")]
 pub(crate) use replay::plain_response;
 pub use replay::{IDEMPOTENCY_REPLAYED, Seal};

@@ -1,22 +1,24 @@
-//! The layer. Its settings are in the folder, by theme; each mode has a file with its constructor and its own settings.
+//! The layer: its constructors, and the settings that only one mode has. The setters of both modes are in the folder.
 
-mod bounds;
-mod fingerprint;
-mod key;
-mod leased;
-mod response;
-mod transactional;
+mod setters;
 
 use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
 
+use http::request::Parts;
 use http::{HeaderName, StatusCode};
+use sqlx::PgPool;
 use tower_layer::Layer;
 
 use super::leased::Leased;
 use super::service::{IdempotencyService, Protection};
-use super::settings::Settings;
+use super::settings::{Denied, Settings};
 use super::transactional::Transactional;
-use crate::{Deployment, InvalidDuration};
+use crate::InvalidDuration;
+use crate::lease::{Leasing, Policy};
+use crate::limits::{RETENTION, within};
 
 /// Makes the requests that pass through it idempotent. The [module documentation](super) describes the behaviour.
 ///
@@ -33,21 +35,107 @@ use crate::{Deployment, InvalidDuration};
 /// }
 /// ```
 #[derive(Clone)]
+#[must_use = "a setter returns the layer with the setting"]
 pub struct IdempotencyLayer<M = Transactional> {
     settings: Settings,
     mode: M,
 }
 
-impl<M> IdempotencyLayer<M> {
-    fn with(mut self, set: impl FnOnce(&mut Settings)) -> Self {
-        set(&mut self.settings);
-        self
+/// The transactional mode.
+impl IdempotencyLayer<Transactional> {
+    /// A layer for handlers whose effects are in this database. Key, effects and response commit in one transaction,
+    /// which the handler takes as [`IdempotentTx`](super::IdempotentTx). Writes by another connection are not a part of
+    /// it, and happen as often as the handler runs.
+    ///
+    /// `scope` returns the tenant, account or user of the request. It must come **from the authenticated identity**,
+    /// which a layer further out has put into the request's extensions, and never from an unauthenticated part of the
+    /// request. If `scope` returns an error, that is the response.
+    pub fn transactional<F>(pool: PgPool, scope: F) -> Self
+    where
+        F: Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
+    {
+        let mode = Transactional { transaction_required: true, select_first: false, fewest_round_trips: false };
+        Self { settings: Settings::new(pool, Arc::new(scope)), mode }
     }
 
-    /// How the layer reaches the database, for example through a pooler.
-    #[must_use]
-    pub fn with_deployment(self, deployment: Deployment) -> Self {
-        self.with(|settings| settings.deployment = deployment)
+    /// Whether a handler may succeed without taking its [`IdempotentTx`](super::IdempotentTx), which is otherwise a
+    /// [mistake](super::Misconfigured::TransactionNotTaken). The default is `false`. `true` is for routes without
+    /// effects in this database, whose answers are to be replayed. **The layer then does not notice a handler with
+    /// effects that forgets the transaction**: its answer is replayed, but its effects are not atomic with the key.
+    pub fn with_optional_transaction(self, optional: bool) -> Self {
+        Self { mode: Transactional { transaction_required: !optional, ..self.mode }, ..self }
+    }
+
+    /// Whether the layer looks for a stored response before it claims. The default is `false`. See
+    /// [`Idempotency::with_select_first`](crate::Idempotency::with_select_first). The look takes a connection of its
+    /// own from the pool, which sqlx pings first by default, so a first call takes two round trips more.
+    pub fn with_select_first(self, select_first: bool) -> Self {
+        Self { mode: Transactional { select_first, ..self.mode }, ..self }
+    }
+
+    /// Whether the response is stored in the message that commits, which saves one round trip. The default is `false`.
+    /// See [`Idempotency::with_fewest_round_trips`](crate::Idempotency::with_fewest_round_trips). Unlike there, the
+    /// claim does not go with the BEGIN: the handler owns the transaction, and sqlx hands out no connection whose BEGIN
+    /// has failed.
+    pub fn with_fewest_round_trips(self, fewest_round_trips: bool) -> Self {
+        Self { mode: Transactional { fewest_round_trips, ..self.mode }, ..self }
+    }
+
+    /// How long the database remembers a key. The default is 24 hours. **Tell your clients**: a repeat that comes later
+    /// is performed.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::Duration`] under a millisecond or over ten years.
+    pub fn with_retention(self, retention: Duration) -> Result<Self, InvalidSetting> {
+        within("retention", retention, RETENTION)?;
+        Ok(self.with(|settings| settings.retention = retention))
+    }
+}
+
+/// The leased mode.
+impl IdempotencyLayer<Leased> {
+    /// A layer for handlers with effects outside this database. The key is claimed under a lease, which renews itself
+    /// while the handler runs, and the response is stored afterwards. The [`policy`](crate::lease) decides what happens
+    /// if the handler dies in between. The handler may take an [`IdempotentLease`](super::IdempotentLease).
+    ///
+    /// `scope` is the same as for a [transactional layer](IdempotencyLayer::transactional).
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] for a lease under 10 ms or over 12 hours.
+    pub fn leased<F>(pool: PgPool, scope: F, policy: Policy) -> Result<Self, InvalidDuration>
+    where
+        F: Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
+    {
+        let mode = Leased { leasing: Leasing::new(policy)?, explicit_begin: false };
+        Ok(Self { settings: Settings::new(pool, Arc::new(scope)), mode })
+    }
+
+    /// The number of attempts after which the layer refuses another one. The default is no limit.
+    pub fn with_max_attempts(self, max_attempts: NonZeroU32) -> Self {
+        let leasing = self.mode.leasing.with_max_attempts(max_attempts);
+        Self { mode: Leased { leasing, ..self.mode }, ..self }
+    }
+
+    /// Whether the handler declares the beginning of its effect, with
+    /// [`IdempotentLease::begin`](super::IdempotentLease::begin). The default is `false`. It matters under
+    /// [`AtMostOnce`](Policy::AtMostOnce): with `true` a failure before that moment frees the key, for example a
+    /// request that an extractor refuses; with `false` it leaves the key indeterminate. **A handler that forgets to
+    /// call `begin` can repeat its effect.**
+    pub fn with_explicit_begin(self, explicit_begin: bool) -> Self {
+        Self { mode: Leased { explicit_begin, ..self.mode }, ..self }
+    }
+
+    /// As [in transactional mode](IdempotencyLayer::<Transactional>::with_retention), but counted from the completion.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::Duration`] under a millisecond, under twice the lease, or over ten years.
+    pub fn with_retention(self, retention: Duration) -> Result<Self, InvalidSetting> {
+        let leasing = self.mode.leasing.with_retention(retention)?;
+        let layer = Self { mode: Leased { leasing, ..self.mode }, ..self };
+        Ok(layer.with(|settings| settings.retention = retention))
     }
 }
 

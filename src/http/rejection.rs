@@ -1,14 +1,19 @@
-//! Why the layer answered a request instead of the handler.
+//! Why the layer answered a request instead of the handler, and the response that says so.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use serde_json::{Value, json};
 
 use super::key_header::MalformedKey;
 use crate::claim::RETRY_AFTER;
 use crate::error::sqlstate;
 use crate::{Error, InvalidBody, observe};
+
+/// The `type` of a problem is this prefix and [`Rejection::kind`].
+pub const PROBLEM_TYPE: &str = "urn:pg-idempotency:problem:";
 
 /// Why the layer refused a request. **The request performed nothing**, unless the variant says otherwise.
 ///
@@ -16,55 +21,42 @@ use crate::{Error, InvalidBody, observe};
 /// [`with_rejection`](super::IdempotencyLayer::with_rejection) receives it. Its text is for the client. Its `source()`,
 /// which `unavailable` and `misconfigured` have, is for the service.
 ///
-/// | [`kind`](Self::kind) | status | may a retry succeed? | what happened |
-/// |---|---|---|---|
-/// | `missing-key` | 400 | no | the key is required here |
-/// | `malformed-key` | 400 | no | see [`MalformedKey`] |
-/// | `body-too-large` | 413 | no | the request body is over its limit |
-/// | `broken-body` | 400 | yes | the request body ended early |
-/// | `invalid-body` | 400 | no | the fingerprint covers the body as JSON, and the body is not JSON |
-/// | `key-reused` | 422 | no | an earlier request had this key and was different |
-/// | `in-flight` | 409, `Retry-After` | yes | the first request is not finished |
-/// | `indeterminate` | 409 | no | the outcome of the first request is unknown; an operator has to find out |
-/// | `exhausted` | 409 | no | the operation has failed as often as it may |
-/// | `not-replayable` | 409 | no | the operation is done, and its response was not stored |
-/// | `unavailable` | 503, `Retry-After` | yes | the database is unreachable, the connection was lost (also at COMMIT), the lease was lost, or a concurrent transaction won |
-/// | `overloaded` | 503, `Retry-After` | yes | the number of [runs](super::IdempotencyLayer::with_max_runs) is at its limit |
-/// | `timed-out` | 503, `Retry-After` | yes | the handler took [too long](super::IdempotencyLayer::with_run_timeout) and was dropped |
-/// | `misconfigured` | 500 | no | a mistake of the service, or an error of the database that a retry would meet again (a deferred constraint, a missing privilege, a missing table); the service's log has the details |
+/// Each variant names its [`kind`](Self::kind) and its status. A retry may succeed after `broken-body` and after those
+/// with `Retry-After`.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// The request has no key, and one is required.
+    /// `missing-key`, 400: the key is required here.
     #[error("this operation requires an Idempotency-Key: a new one for each operation, the same one for each retry")]
     MissingKey,
-    /// The key is malformed.
+    /// `malformed-key`, 400.
     #[error(transparent)]
     MalformedKey(#[from] MalformedKey),
-    /// The request body is too large.
+    /// `body-too-large`, 413: the request body is over its limit.
     #[error("the body is larger than {limit} bytes; send less")]
     #[non_exhaustive]
     BodyTooLarge {
         /// The largest body that the layer accepts, in bytes.
         limit: usize,
     },
-    /// The request body ended early.
+    /// `broken-body`, 400: the request body ended early.
     #[error("the body could not be read to its end; nothing was done, send it again")]
     BrokenBody,
-    /// The request body is not JSON, or has no canonical form.
+    /// `invalid-body`, 400: the fingerprint covers the body as JSON, and the body is not JSON, or has no canonical form.
     #[error("{0}")]
     InvalidBody(InvalidBody),
-    /// An earlier request had this key and was different.
+    /// `key-reused`, 422: an earlier request had this key and was different.
     #[error("this Idempotency-Key was sent with a different request before; use a new key for a new operation")]
     KeyReused,
-    /// The first request is not finished.
+    /// `in-flight`, 409 with `Retry-After`: the first request is not finished.
     #[error("the first request with this Idempotency-Key is not finished; ask again with the same key")]
     #[non_exhaustive]
     InFlight {
         /// When to ask again.
         retry_after: Duration,
     },
-    /// The first request began and never finished, so it is unknown whether it took effect.
+    /// `indeterminate`, 409: the first request began and never finished, so it is unknown whether it took effect. An
+    /// operator has to find out.
     #[error(
         "the first request with this Idempotency-Key began and never finished, and it is unknown whether it took effect; do \
          not repeat it under another key before that is known"
@@ -74,7 +66,7 @@ pub enum Rejection {
         /// The fencing token of its claim, by which an operator settles it.
         token: i64,
     },
-    /// The operation has failed as often as it may.
+    /// `exhausted`, 409: the operation has failed as often as it may.
     #[error("the operation failed {attempts} times, which is the limit; it is not tried again")]
     #[non_exhaustive]
     Exhausted {
@@ -83,7 +75,8 @@ pub enum Rejection {
         /// The fencing token of the last claim.
         token: i64,
     },
-    /// The operation is done, and its response was not stored: it was too large, a stream, or a secret.
+    /// `not-replayable`, 409: the operation is done, and its response was not stored, because it was too large, a
+    /// stream, or a secret.
     #[error("the operation was completed before, and its response{} was not stored; look up its result",
         status.map(|status| format!(" ({status})")).unwrap_or_default())]
     #[non_exhaustive]
@@ -91,30 +84,89 @@ pub enum Rejection {
         /// The status of the first response, if it is known.
         status: Option<StatusCode>,
     },
-    /// The database is unreachable, the connection or the lease was lost, or the transaction lost against a concurrent
-    /// one. A retry may succeed. **If the connection was lost at COMMIT, it is unknown whether the operation took
-    /// effect; a retry with the same key gives the answer.**
+    /// `unavailable`, 503 with `Retry-After`: the database is unreachable, the connection or the lease was lost, or the
+    /// transaction lost against a concurrent one. **If the connection was lost at COMMIT, it is unknown whether the
+    /// operation took effect; a retry with the same key gives the answer.**
     #[error("the service cannot process this request at the moment; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
-    /// The number of runs is at its limit. Nothing began.
+    /// `overloaded`, 503 with `Retry-After`: the number of runs is at its limit. Nothing began.
     #[error("too many requests are in progress; ask again with the same key")]
     #[non_exhaustive]
     Overloaded {
         /// [The limit](super::IdempotencyLayer::with_max_runs).
         limit: usize,
     },
-    /// The handler took too long and was dropped. In a transactional layer its writes are undone. **Effects outside the
-    /// database, or under a lease, remain.**
+    /// `timed-out`, 503 with `Retry-After`: the handler took too long and was dropped. In a transactional layer its
+    /// writes are undone. **Effects outside the database, or under a lease, remain.**
     #[error("the operation took too long and was stopped; ask again with the same key")]
     #[non_exhaustive]
     TimedOut {
         /// [The limit](super::IdempotencyLayer::with_run_timeout).
         limit: Duration,
     },
-    /// A mistake of the service, or an error of the database that a retry would meet again. The layer has committed
-    /// nothing. **Effects outside the layer's transaction, or under a lease, remain.**
+    /// `misconfigured`, 500: a mistake of the service, or an error of the database that a retry would meet again. The
+    /// service's log has the details. The layer has committed nothing. **Effects outside the layer's transaction, or
+    /// under a lease, remain.**
     #[error("the service failed in a way that a retry does not fix; do not repeat the operation under another key")]
     Misconfigured(#[source] Arc<Misconfigured>),
+}
+
+/// What is wrong with the service. The client sees a 500 `misconfigured` and none of this text.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Misconfigured {
+    /// Nothing names the operation of the request.
+    #[error(
+        "the request has no matched route to name its operation; add the layer by axum's Router::route_layer, with the \
+         feature axum, or name the operation: with_route, with_operation"
+    )]
+    NoOperation,
+    /// The handler answered while it, or a task that it spawned, still held the transaction.
+    #[error("the handler answered and still holds its IdempotentTx; drop it before the response is returned")]
+    TransactionKept,
+    /// The handler answered below 400 without having taken its [`IdempotentTx`](super::IdempotentTx), and this is not
+    /// [optional](super::IdempotencyLayer::with_optional_transaction).
+    #[error(
+        "the handler succeeded without its IdempotentTx, so its effects would not commit with the key; let it take the \
+         IdempotentTx, or use with_optional_transaction for handlers without effects in this database"
+    )]
+    TransactionNotTaken,
+    /// The handler gave the transaction back and asked for it again. Something inside the layer calls the handler a
+    /// second time, and the writes of the first call are still in the transaction.
+    #[error(
+        "the IdempotentTx was given back and asked for again, but it is lent once; put the code that retries outside the \
+         layer"
+    )]
+    TransactionTakenAgain,
+    /// A statement of the handler failed, and the handler still answered with a success.
+    #[error("a statement of the handler failed, but the handler answered with a success; let it answer with an error")]
+    TransactionAborted(#[source] Error),
+    /// The body of the handler's response failed.
+    #[error("the handler's response could not be read to its end: {0}")]
+    BrokenResponse(String),
+    /// A [gRPC](super#grpc) response did not reach its status, which comes last, in time or within the limit.
+    #[error(
+        "the gRPC response did not reach its status in time, or within the limit, so the call may still fail; keep long \
+         streams away from the layer"
+    )]
+    GrpcStatusTooLate,
+    /// The response could not be sealed.
+    #[error("the response could not be sealed")]
+    Unsealable(#[source] crate::BoxError),
+    /// The database refused a statement of this crate or the COMMIT, and would refuse it again: a deferred constraint,
+    /// a missing privilege (42501), a key with characters outside the database's encoding (22P05).
+    #[error("the database refused a statement or the commit, and would refuse it again")]
+    DatabaseRefused(#[source] Error),
+    /// Any other error of this crate: the table is missing, or the stored fingerprint is of an unknown version or
+    /// choice.
+    #[error(transparent)]
+    Refused(#[from] Error),
+}
+
+impl From<Misconfigured> for Rejection {
+    fn from(misconfigured: Misconfigured) -> Self {
+        Self::Misconfigured(Arc::new(misconfigured))
+    }
 }
 
 impl Rejection {
@@ -207,64 +259,45 @@ impl Rejection {
     }
 }
 
-/// What is wrong with the service. The client sees a 500 `misconfigured` and none of this text.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Misconfigured {
-    /// Nothing names the operation of the request.
-    #[error(
-        "the request has no matched route to name its operation; add the layer by axum's Router::route_layer, with the \
-         feature axum, or name the operation: with_route, with_operation"
-    )]
-    NoOperation,
-    /// The handler answered while it, or a task that it spawned, still held the transaction.
-    #[error("the handler answered and still holds its IdempotentTx; drop it before the response is returned")]
-    TransactionKept,
-    /// The handler answered below 400 without having taken the transaction, so its effects would not commit together
-    /// with the key. Let it take its [`IdempotentTx`](super::IdempotentTx). If it has no effects in this database, use
-    /// [`with_optional_transaction`](super::IdempotencyLayer::with_optional_transaction).
-    #[error(
-        "the handler succeeded without its IdempotentTx, so its effects would not commit with the key; let it take the \
-         IdempotentTx, or use with_optional_transaction for handlers without effects in this database"
-    )]
-    TransactionNotTaken,
-    /// The handler gave the transaction back and asked for it again. Something inside the layer calls the handler a
-    /// second time, and the writes of the first call are still in the transaction. Put the code that retries outside
-    /// the layer.
-    #[error(
-        "the IdempotentTx was given back and asked for again, but it is lent once; put the code that retries outside the \
-         layer"
-    )]
-    TransactionTakenAgain,
-    /// A statement of the handler failed, and the handler still answered with a success.
-    #[error("a statement of the handler failed, but the handler answered with a success; let it answer with an error")]
-    TransactionAborted(#[source] Error),
-    /// The body of the handler's response failed.
-    #[error("the handler's response could not be read to its end: {0}")]
-    BrokenResponse(String),
-    /// A gRPC response did not reach its status, which comes last, within a second or within 4 MiB (or the [limit for
-    /// responses](super::IdempotencyLayer::with_response_limit), if that is larger). Nothing is committed, because the
-    /// call may still fail. Long streams do not belong behind the layer.
-    #[error(
-        "the gRPC response did not reach its status in time, or within the limit, so the call may still fail; keep long \
-         streams away from the layer"
-    )]
-    GrpcStatusTooLate,
-    /// The response could not be sealed.
-    #[error("the response could not be sealed")]
-    Unsealable(#[source] crate::BoxError),
-    /// The database refused a statement of this crate or the COMMIT, and would refuse it again: a deferred constraint,
-    /// a missing privilege (42501), a key with characters outside the database's encoding (22P05).
-    #[error("the database refused a statement or the commit, and would refuse it again")]
-    DatabaseRefused(#[source] Error),
-    /// Any other error of this crate: the table is missing, or the stored fingerprint is of an unknown version or
-    /// choice.
-    #[error(transparent)]
-    Refused(#[from] Error),
+/// The default response for a rejection: a problem (RFC 9457) with `type`, `title`, `status`, `detail` and `retryable`,
+/// and with `Retry-After` if the rejection [has a time](Rejection::retry_after).
+#[must_use]
+pub fn problem(rejection: &Rejection) -> Response<Bytes> {
+    problem_with_status(rejection, rejection.status())
 }
 
-impl From<Misconfigured> for Rejection {
-    fn from(misconfigured: Misconfigured) -> Self {
-        Self::Misconfigured(Arc::new(misconfigured))
+/// For APIs whose clients poll: *in flight* is `202 {"status":"processing"}`, and *key reused* is a 409. Every other
+/// rejection is a [`problem`].
+#[must_use]
+pub fn processing(rejection: &Rejection) -> Response<Bytes> {
+    match rejection {
+        Rejection::InFlight { .. } => {
+            respond(rejection, StatusCode::ACCEPTED, "application/json", &json!({ "status": "processing" }))
+        }
+        Rejection::KeyReused => problem_with_status(rejection, StatusCode::CONFLICT),
+        _ => problem(rejection),
     }
+}
+
+fn problem_with_status(rejection: &Rejection, status: StatusCode) -> Response<Bytes> {
+    let body = json!({
+        "type": format!("{PROBLEM_TYPE}{}", rejection.kind()),
+        "title": rejection.kind().replace('-', " "),
+        "status": status.as_u16(),
+        "detail": rejection.to_string(),
+        "retryable": rejection.is_retryable(),
+    });
+    respond(rejection, status, "application/problem+json", &body)
+}
+
+fn respond(rejection: &Rejection, status: StatusCode, content_type: &'static str, body: &Value) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::from(body.to_string()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    if let Some(retry_after) = rejection.retry_after() {
+        // The header counts whole seconds, and 0 would mean at once.
+        let seconds = u64::try_from(retry_after.as_millis().div_ceil(1000)).unwrap_or(u64::MAX).max(1);
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    response
 }

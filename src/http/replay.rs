@@ -10,51 +10,26 @@ use crate::{BoxError, Key, record};
 /// `Idempotency-Replayed`: `true` on every replay, absent from every other response.
 pub const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
+pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+
 /// A replay repeats the headers that a client needs to read the body or to find things. The last three are gRPC's.
+#[rustfmt::skip]
 pub(super) const REPLAYED: [HeaderName; 16] = [
-    header::CACHE_CONTROL,
-    header::CONTENT_DISPOSITION,
-    header::CONTENT_ENCODING,
-    header::CONTENT_LANGUAGE,
-    header::CONTENT_LOCATION,
-    header::CONTENT_RANGE,
-    header::CONTENT_TYPE,
-    header::ETAG,
-    header::EXPIRES,
-    header::LAST_MODIFIED,
-    header::LINK,
-    header::LOCATION,
-    header::VARY,
-    HeaderName::from_static("grpc-encoding"),
-    HeaderName::from_static("grpc-message"),
-    GRPC_STATUS,
+    header::CACHE_CONTROL, header::CONTENT_DISPOSITION, header::CONTENT_ENCODING, header::CONTENT_LANGUAGE,
+    header::CONTENT_LOCATION, header::CONTENT_RANGE, header::CONTENT_TYPE, header::ETAG, header::EXPIRES,
+    header::LAST_MODIFIED, header::LINK, header::LOCATION, header::VARY,
+    HeaderName::from_static("grpc-encoding"), HeaderName::from_static("grpc-message"), GRPC_STATUS,
 ];
 
 /// No replay may repeat the session or the challenge of the first request, the headers of one connection (RFC 9110,
 /// section 7.6.1), or the headers that the server computes for each response.
-const NEVER_REPLAYED: [HeaderName; 15] = [
-    header::AUTHORIZATION,
-    header::CONNECTION,
-    header::CONTENT_LENGTH,
-    header::DATE,
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::SET_COOKIE,
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-    header::WWW_AUTHENTICATE,
-    HeaderName::from_static("authentication-info"),
-    HeaderName::from_static("keep-alive"),
-    IDEMPOTENCY_REPLAYED,
+#[rustfmt::skip]
+pub(super) const NEVER_REPLAYED: [HeaderName; 15] = [
+    header::AUTHORIZATION, header::CONNECTION, header::CONTENT_LENGTH, header::DATE, header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION, header::SET_COOKIE, header::TE, header::TRAILER, header::TRANSFER_ENCODING,
+    header::UPGRADE, header::WWW_AUTHENTICATE,
+    HeaderName::from_static("authentication-info"), HeaderName::from_static("keep-alive"), IDEMPOTENCY_REPLAYED,
 ];
-
-pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
-
-pub(super) fn may_be_replayed(name: &HeaderName) -> bool {
-    !NEVER_REPLAYED.contains(name)
-}
 
 /// Encrypts stored bodies, with the service's own cipher and keys.
 ///
@@ -168,62 +143,4 @@ fn text_of(value: &HeaderValue) -> String {
 fn value_of(text: &str) -> Option<HeaderValue> {
     let bytes: Result<Vec<u8>, _> = text.chars().map(u8::try_from).collect();
     HeaderValue::from_bytes(&bytes.ok()?).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use http_body_util::BodyExt as _;
-    use proptest::prelude::*;
-
-    use super::*;
-
-    type Nothing = http_body_util::Empty<Bytes>;
-
-    fn key() -> Key {
-        Key::new("ada", "POST /", "key-1").expect("a key")
-    }
-
-    fn any_fields() -> impl Strategy<Value = HeaderMap> {
-        let byte = prop_oneof![Just(b'\t'), b' '..=b'~', 0x80_u8..=0xff];
-        let field = (0..REPLAYED.len(), proptest::collection::vec(byte, 0..12));
-        proptest::collection::vec(field, 0..8).prop_map(|fields| {
-            let mut map = HeaderMap::new();
-            for (name, value) in fields {
-                map.append(&REPLAYED[name], HeaderValue::from_bytes(&value).expect("what HTTP lets through"));
-            }
-            map
-        })
-    }
-
-    proptest! {
-        /// With any status, any body, trailers, and allowed headers with any bytes, also several of one name.
-        #[test]
-        fn a_stored_response_comes_back_unchanged(
-            status in 100_u16..1000,
-            headers in any_fields(),
-            trailers in proptest::option::of(any_fields()),
-            body in proptest::collection::vec(any::<u8>(), 0..64),
-        ) {
-            let (mut parts, ()) = Response::new(()).into_parts();
-            (parts.status, parts.headers) = (StatusCode::from_u16(status).expect("a status"), headers.clone());
-            parts.headers.insert(header::SET_COOKIE, HeaderValue::from_static("session=1"));
-            let stored = to_record(&parts, Some((body.clone(), trailers.as_ref())), &REPLAYED);
-
-            let (mut parts, replayed) = replay::<Nothing>(&key(), stored, None).expect("replayable").into_parts();
-            prop_assert_eq!(parts.status.as_u16(), status);
-            prop_assert_eq!(parts.headers.remove(IDEMPOTENCY_REPLAYED).expect("told"), "true");
-            prop_assert_eq!(parts.headers, headers);
-            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-            let replayed = runtime.block_on(replayed.collect()).expect("no error");
-            prop_assert_eq!(replayed.trailers().cloned(), trailers.filter(|trailers| !trailers.is_empty()));
-            prop_assert_eq!(replayed.to_bytes(), body);
-        }
-
-        /// Whatever text a newer release or a person has left in the column, there is an answer and no panic.
-        #[test]
-        fn any_headers_make_an_answer(headers in "\\PC{0,40}", status in any::<i16>(), body in any::<Option<Vec<u8>>>()) {
-            let stored = record::Response { status: Some(status), headers: Some(headers), body };
-            let _ = replay::<Nothing>(&key(), stored, None);
-        }
-    }
 }

@@ -10,8 +10,7 @@ use sqlx::PgPool;
 
 use super::fingerprint_choice::FingerprintChoice;
 use super::local_in_flight::LocalInFlight;
-use super::problem::problem;
-use super::rejection::Rejection;
+use super::rejection::{Rejection, problem};
 use super::replay::{REPLAYED, Seal};
 use super::runs::Runs;
 use crate::{DEFAULT_RETENTION, Deployment, InFlight};

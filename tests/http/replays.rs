@@ -14,6 +14,7 @@ use pg_idempotency::{BoxError, Key};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
+use serde_json::json;
 use sqlx::PgPool;
 
 use crate::support::{Answer, app, create_effects, effects, post_to, request, send, transactional, user};
@@ -59,7 +60,24 @@ async fn any_body_comes_back_byte_by_byte(pool: PgPool) {
 
 /// Any stored status, any bytes that HTTP allows in headers and trailers, several of one name, any body.
 fn any_response() -> impl Strategy<Value = (StatusCode, HeaderMap, Vec<u8>, Option<HeaderMap>)> {
-    const NAMES: [&str; 6] = ["content-type", "content-disposition", "etag", "link", "location", "vary"];
+    // The default ones, except `grpc-status`, which is not free to have any value.
+    const NAMES: [&str; 15] = [
+        "cache-control",
+        "content-disposition",
+        "content-encoding",
+        "content-language",
+        "content-location",
+        "content-range",
+        "content-type",
+        "etag",
+        "expires",
+        "grpc-encoding",
+        "grpc-message",
+        "last-modified",
+        "link",
+        "location",
+        "vary",
+    ];
     let fields = || {
         let byte = prop_oneof![Just(b'\t'), Just(b'"'), Just(b'\\'), b' '..=b'~', 0x80_u8..=0xff];
         let field = (prop::sample::select(&NAMES[..]), prop::collection::vec(byte, 0..20));
@@ -226,6 +244,39 @@ async fn a_damaged_record_is_not_performed_again(pool: PgPool) {
         assert_eq!(post_to(&app, "/effects", "key-1", "x").await.problem(), "not-replayable", "{spoil}");
         assert_eq!(effects(&pool).await, 1);
     }
+}
+
+/// Whatever a newer release or a person has left in the columns, the answer is a replay or a rejection, and no panic.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn any_record_makes_an_answer(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    post_to(&app, "/effects", "key-1", "x").await;
+    let text = || prop_oneof![Just("etag".to_owned()), Just("trailer".to_owned()), "[^\0]{0,10}"];
+    let fields = prop::collection::vec(prop::collection::vec(text(), 0..4), 0..4);
+    let headers = prop_oneof![
+        fields.prop_map(|fields| json!(fields)),
+        text().prop_map(|text| json!({ text.as_str(): [text] })),
+        prop::collection::vec(text(), 0..4).prop_map(|texts| json!(texts)),
+        any::<i32>().prop_map(|number| json!(number)),
+    ];
+    let status = prop_oneof![any::<i16>(), 100_i16..1000];
+    let any = (prop::option::of(headers), prop::option::of(status), prop::option::of(prop::collection::vec(any(), 0..64)));
+    let mut runner = TestRunner::default();
+    for _ in 0..150 {
+        let (headers, status, body): (_, Option<i16>, Option<Vec<u8>>) = any.new_tree(&mut runner).expect("a case").current();
+        let headers = headers.map(|headers| headers.to_string());
+        sqlx::query("update idempotency.record set response_headers = $1::jsonb, response_status = $2, response_body = $3")
+            .bind(&headers)
+            .bind(status)
+            .bind(&body)
+            .execute(&pool)
+            .await
+            .expect("spoilt");
+        let answer = post_to(&app, "/effects", "key-1", "x").await;
+        assert!(answer.is_replayed() || answer.problem() == "not-replayable", "{headers:?} {status:?}: {answer:?}");
+    }
+    assert_eq!(effects(&pool).await, 1);
 }
 
 /// The handler passes on a response that another service has replayed.

@@ -1,0 +1,282 @@
+//! The setters that both modes have.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Method, Response, StatusCode, Uri};
+
+use super::{IdempotencyLayer, InvalidSetting};
+use crate::fingerprint::pointer::Pointer;
+use crate::http::fingerprint_choice::Compared;
+use crate::http::rejection::Rejection;
+use crate::http::replay::{NEVER_REPLAYED, Seal};
+use crate::http::runs::Runs;
+use crate::http::settings::{Denied, KeyFrom, OperationFrom, Settings};
+use crate::limits::{RETENTION, checked, within};
+use crate::{Deployment, Fingerprint, InFlight, InvalidBody, MAX_PART_BYTES};
+
+/// OPTIONS, the longest common method, and a space.
+const LONGEST_METHOD: usize = 8;
+
+/// Which requests have a key, and which key it is.
+impl<M> IdempotencyLayer<M> {
+    /// The methods that the layer covers; it passes on all others unchanged. The default is POST and PATCH. HTTP
+    /// defines the other methods as idempotent (RFC 9110, section 9.2.2), and your handlers must make them so.
+    pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.with(|settings| settings.methods = methods.into_iter().collect())
+    }
+
+    /// Whether requests without a key reach the handler, unprotected: they are performed each time they come. The
+    /// default is `false`. A transactional layer gives them a transaction, too, so the handler needs no second form.
+    pub fn with_optional_key(self, optional: bool) -> Self {
+        self.with(|settings| settings.key_required = !optional)
+    }
+
+    /// Whether the header must be a quoted string (RFC 9651), as the draft demands. The default is `false`, because
+    /// most clients send bare words. The layer then takes the key from the header, even after
+    /// [`with_key_from`](Self::with_key_from).
+    pub fn with_strict_header(self, strict: bool) -> Self {
+        self.with(|settings| settings.key = KeyFrom::Header { strict })
+    }
+
+    /// Takes the value of the key from another place than `Idempotency-Key`: from another header, or from a field of
+    /// the body. `Ok(None)` means that the key is missing. If the function returns an error, that is the response.
+    pub fn with_key_from<F>(self, value: F) -> Self
+    where
+        F: Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync + 'static,
+    {
+        self.with(|settings| settings.key = KeyFrom::Function(Arc::new(value)))
+    }
+
+    /// Refuses keys with fewer bytes than this. Two devices of one user may both invent the same counter or date, but
+    /// not the same 36 bytes of a UUID.
+    pub fn with_shortest_key(self, bytes: usize) -> Self {
+        self.with(|settings| settings.shortest_key = bytes)
+    }
+
+    /// Names the operation by its method and this route, for services without an axum router that reports the matched
+    /// route. Give a template such as `/payments/{id}`: with the real ids, every payment would be an operation and a
+    /// time series of its own in the metrics.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::RouteTooLong`].
+    pub fn with_route(self, route: impl Into<String>) -> Result<Self, InvalidSetting> {
+        let (route, most) = (route.into(), MAX_PART_BYTES - LONGEST_METHOD);
+        if route.len() > most {
+            return Err(InvalidSetting::RouteTooLong { bytes: route.len(), most });
+        }
+        Ok(self.with(|settings| settings.operation = OperationFrom::Route(route)))
+    }
+
+    /// Names the operation by a function of the request. `None` is a mistake of the service, and the answer is a 500.
+    pub fn with_operation<F>(self, operation: F) -> Self
+    where
+        F: Fn(&Parts) -> Option<String> + Send + Sync + 'static,
+    {
+        self.with(|settings| settings.operation = OperationFrom::Function(Arc::new(operation)))
+    }
+}
+
+/// The fingerprint. Of `with_canonical_json`, `with_json_without` and `with_fingerprint`, the last call decides.
+impl<M> IdempotencyLayer<M> {
+    /// Whether bodies are compared as canonical JSON, without regard to `Content-Type`, instead of byte by byte. The
+    /// default is `false`. `true` is for clients that build the request anew for each retry. A body that is not JSON is
+    /// then refused with a 400. A body that has a number with more digits than an `f64` keeps is compared byte by byte.
+    pub fn with_canonical_json(self, canonical_json: bool) -> Self {
+        let compared = if canonical_json { Compared::CanonicalJson } else { Compared::Bytes };
+        self.with(|settings| settings.fingerprint.compared = compared)
+    }
+
+    /// Compares bodies as [canonical JSON](Self::with_canonical_json) and ignores the parts at these JSON pointers (RFC
+    /// 6901), for clients that put a timestamp or the number of the attempt into each body:
+    /// `layer.with_json_without(["/sent_at", "/client/attempt"])`.
+    ///
+    /// A pointer to a part that the body does not have is allowed. **Ignore only parts on which the handler does not
+    /// act**: two requests that differ only in them are the same, and the second gets the response of the first.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::NotAPointer`], also for the empty pointer, which is the whole body.
+    pub fn with_json_without<P: Into<String>>(
+        self,
+        pointers: impl IntoIterator<Item = P>,
+    ) -> Result<Self, InvalidSetting> {
+        let parse = |text: String| Pointer::parse(&text).ok_or(InvalidSetting::NotAPointer(text));
+        let pointers = pointers.into_iter().map(|text| parse(text.into())).collect::<Result<_, _>>()?;
+        Ok(self.with(|settings| settings.fingerprint.compared = Compared::JsonWithout(pointers)))
+    }
+
+    /// Two requests are the same if this function returns the same [`Fingerprint`] for both. Only the key's scope and
+    /// operation, and [further headers](Self::with_fingerprinted_header), count in addition: method and path do not,
+    /// unless the function includes them. If it returns an error, the answer is a 400.
+    ///
+    /// The layer cannot see the function's code, so `name` represents it in the fingerprint. **Change the name with
+    /// each change of the function**, because fingerprints of two functions with the same name are compared.
+    ///
+    /// ```
+    /// # use pg_idempotency::Fingerprint;
+    /// # use pg_idempotency::http::IdempotencyLayer;
+    /// # fn f(layer: IdempotencyLayer) -> IdempotencyLayer {
+    /// // Only the account and the bytes of the upload, because each attempt signs the query anew.
+    /// layer.with_fingerprint("account and bytes", |parts, body| {
+    ///     let account = parts.headers.get("x-account").map(|account| account.as_bytes());
+    ///     Fingerprint::of_json(&(account, Fingerprint::of_bytes(body).as_bytes()))
+    /// })
+    /// # }
+    /// ```
+    pub fn with_fingerprint<F>(self, name: impl Into<String>, function: F) -> Self
+    where
+        F: Fn(&Parts, &Bytes) -> Result<Fingerprint, InvalidBody> + Send + Sync + 'static,
+    {
+        let compared = Compared::Function { name: name.into(), function: Arc::new(function) };
+        self.with(|settings| settings.fingerprint.compared = compared)
+    }
+
+    /// Adds this header, with all its lines, to the fingerprint: a request with the same key and another value is
+    /// [`KeyReused`](Rejection::KeyReused). Use it for a header by which the handler selects an account, a currency or
+    /// a language, and not for one that a client changes with each attempt, such as a trace or a date.
+    pub fn with_fingerprinted_header(self, name: HeaderName) -> Self {
+        self.with(|settings| settings.fingerprint.add_header(name))
+    }
+}
+
+/// Which responses are stored, and how rejections look.
+impl<M> IdempotencyLayer<M> {
+    /// Also stores responses of these statuses, from 400 to 499, which otherwise free the key. An example is "card
+    /// declined", which every repeat should get. A transactional layer still undoes the handler's writes, by a
+    /// savepoint, which costs every request one round trip.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::StatusNotStorable`].
+    pub fn with_stored_errors(self, statuses: impl IntoIterator<Item = StatusCode>) -> Result<Self, InvalidSetting> {
+        let statuses: Vec<_> = statuses.into_iter().collect();
+        match statuses.iter().find(|status| !status.is_client_error()) {
+            Some(status) => Err(InvalidSetting::StatusNotStorable(*status)),
+            None => Ok(self.with(|settings| settings.stored_errors = statuses)),
+        }
+    }
+
+    /// Also replays this header.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::HeaderNotReplayable`] for `Set-Cookie`, authentication, hop-by-hop headers, `Date`,
+    /// `Content-Length`.
+    pub fn with_replayed_header(self, name: HeaderName) -> Result<Self, InvalidSetting> {
+        if NEVER_REPLAYED.contains(&name) {
+            return Err(InvalidSetting::HeaderNotReplayable(name));
+        }
+        Ok(self.with(|settings| settings.replayed_headers.push(name)))
+    }
+
+    /// Whether the layer stores no response at all, for operations that answer with secrets. The default is `false`.
+    /// With `true` a repeat gets [`NotReplayable`](Rejection::NotReplayable). For a single response, use
+    /// [`NoStore`](crate::http::NoStore).
+    pub fn with_no_store(self, no_store: bool) -> Self {
+        self.with(|settings| settings.no_store = no_store)
+    }
+
+    /// Seals stored bodies and opens them for replays. Headers are stored as they are.
+    pub fn with_seal(self, seal: impl Seal) -> Self {
+        self.with(|settings| settings.seal = Some(Arc::new(seal)))
+    }
+
+    /// The function that makes a response of a rejection. The default is [`problem`](crate::http::problem). For clients
+    /// that poll there is [`processing`](crate::http::processing).
+    pub fn with_rejection<F>(self, rejection: F) -> Self
+    where
+        F: Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static,
+    {
+        self.with(|settings| settings.rejection = Arc::new(rejection))
+    }
+
+    /// Adds a `Link` with `rel="describedby"` to every rejection, as the draft demands. The URI is that of your API's
+    /// documentation of the key and its retention.
+    pub fn with_documentation(self, uri: &Uri) -> Self {
+        // A `Uri` is visible ASCII without angle brackets, so this does not fail.
+        let link = HeaderValue::from_str(&format!("<{uri}>; rel=\"describedby\""));
+        self.with(|settings| settings.documentation = link.ok())
+    }
+}
+
+/// The database, and the bounds of sizes, waits and runs.
+impl<M> IdempotencyLayer<M> {
+    /// How the layer reaches the database, for example through a pooler.
+    pub fn with_deployment(self, deployment: Deployment) -> Self {
+        self.with(|settings| settings.deployment = deployment)
+    }
+
+    /// What happens to a request while the first request with its key is not finished. The layer refuses it at once
+    /// with a 409 and `Retry-After`, which is the default, or lets it wait for the response of the first. A request
+    /// that waits polls, and holds no connection of the pool between two polls.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::Duration`] for a wait under a millisecond or over an hour.
+    pub fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidSetting> {
+        let in_flight = checked(in_flight)?;
+        Ok(self.with(|settings| settings.in_flight = in_flight))
+    }
+
+    /// The largest request body. The default is 1 MiB. A larger one is refused with a 413, and nothing is claimed.
+    pub fn with_request_limit(self, bytes: usize) -> Self {
+        self.with(|settings| settings.request_limit = bytes)
+    }
+
+    /// The largest response body that is stored. The default is 1 MiB. A larger one is sent and not stored, and a
+    /// repeat gets [`NotReplayable`](Rejection::NotReplayable).
+    pub fn with_response_limit(self, bytes: usize) -> Self {
+        self.with(|settings| settings.response_limit = bytes)
+    }
+
+    /// The greatest number of [runs](crate::http#runs) at a time. A further request is refused with a 503 and
+    /// `Retry-After` ([`Overloaded`](Rejection::Overloaded)) before anything begins. The default is 32 for each
+    /// connection that the pool may have: 320 for sqlx's default of 10 connections. A run that waits for a connection
+    /// then gets it within the 30 seconds for which sqlx waits, as long as handlers take about a second. Raise the
+    /// limit for a leased layer whose handlers wait for other services, because they hold no connection meanwhile.
+    ///
+    /// A replay counts as a run, and so does a duplicate that waits for a request of another process. A duplicate that
+    /// waits for a request of this process does not: it ends with its client.
+    pub fn with_max_runs(self, runs: usize) -> Self {
+        self.with(|settings| settings.max_runs = runs)
+    }
+
+    /// How long a handler may take, from its call to its response. After that the layer drops it at its next await, and
+    /// answers with a 503 and `Retry-After` ([`TimedOut`](Rejection::TimedOut)). A transactional layer rolls the
+    /// handler's writes back and frees the key. Under a lease the time-out is a failure of the handler: at least once
+    /// the key is free, at most once it is indeterminate.
+    ///
+    /// The default is 5 minutes, because common proxies give up after one. Choose a longer time than the time-outs
+    /// further out, which answer the client and leave the run alone. Dropping a handler stops neither its statement nor
+    /// a task that it has spawned. PostgreSQL ends the statement by its own `statement_timeout`, and the transaction
+    /// and its connection are in use until then.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::Duration`] under a millisecond or over ten years.
+    pub fn with_run_timeout(self, limit: Duration) -> Result<Self, InvalidSetting> {
+        within("run time-out", limit, RETENTION)?;
+        Ok(self.with(|settings| settings.run_timeout = limit))
+    }
+
+    /// Counts the runs of this layer together with those of other layers. [`with_max_runs`](Self::with_max_runs) then
+    /// applies to the sum.
+    pub fn with_runs(self, runs: &Runs) -> Self {
+        self.with(|settings| settings.runs = runs.clone())
+    }
+
+    /// The runs of this layer and its clones. A graceful shutdown waits for them.
+    #[must_use]
+    pub fn runs(&self) -> Runs {
+        self.settings.runs.clone()
+    }
+
+    pub(super) fn with(mut self, set: impl FnOnce(&mut Settings)) -> Self {
+        set(&mut self.settings);
+        self
+    }
+}
