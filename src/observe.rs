@@ -47,15 +47,12 @@ pub(crate) fn outcome_of<R>(result: &Result<R, Error>, succeeded: impl FnOnce(&R
 pub(crate) async fn observed<T, E, C>(span: Span, key: &Key, call: C) -> Result<Outcome<T>, E>
 where
     E: From<Error>,
-    C: AsyncFnOnce(&mut Watch) -> Result<Outcome<T>, Failure<E>>,
+    C: AsyncFnOnce(&mut Watch<'_>) -> Result<Outcome<T>, Failure<E>>,
 {
     let (mode, operation) = (Mode::Transaction, key.operation());
-    let mut watch = Watch { started: Instant::now(), claimed: None, performed: None };
+    let mut watch = Watch { operation, started: Instant::now(), claimed: None, performed: None };
     let result = spanned(span, call(&mut watch), outcome_of_call).await;
-    claimed(mode, operation, watch.claimed.unwrap_or_else(|| watch.started.elapsed()));
-    if let Some(took) = watch.performed {
-        performed(mode, operation, took);
-    }
+    watch.claimed.get_or_insert_with(|| watch.started.elapsed());
     outcome(mode, operation, outcome_of_call(&result));
     result.map_err(Failure::into_callers)
 }
@@ -70,14 +67,15 @@ pub(crate) fn outcome_of_call<T, E>(result: &Result<Outcome<T>, Failure<E>>) -> 
     }
 }
 
-/// The times of one call.
-pub(crate) struct Watch {
+/// The times of one call. Drop records them, so that a call whose future is dropped counts too.
+pub(crate) struct Watch<'k> {
+    operation: &'k str,
     started: Instant,
     claimed: Option<Duration>,
     performed: Option<Duration>,
 }
 
-impl Watch {
+impl Watch<'_> {
     /// Times `perform`, and what came before it, which is the claim.
     pub(crate) async fn perform<T, E>(
         &mut self,
@@ -88,6 +86,17 @@ impl Watch {
         let performed = performing.await;
         self.performed = Some(started.elapsed());
         performed.map_err(Failure::Perform)
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if let Some(took) = self.claimed {
+            claimed(Mode::Transaction, self.operation, took);
+        }
+        if let Some(took) = self.performed {
+            performed(Mode::Transaction, self.operation, took);
+        }
     }
 }
 

@@ -190,6 +190,10 @@ where
         }
         match guard.conn.begin_with(opening.sql()).await {
             Ok(transaction) => transaction,
+            Err(error) if opening.is_taken(&error) => {
+                guard.stage = Stage::Ended;
+                return Attempt::NotBegun(NotBegun::Taken, given);
+            }
             Err(error) => return Attempt::NotBegun(NotBegun::Failed(error), given),
         }
     };

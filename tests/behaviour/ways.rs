@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use pg_idempotency::testing::{Gate, backend};
-use pg_idempotency::{Error, Idempotency, Key, ensure_idempotent};
+use pg_idempotency::testing::{Gate, backend, cancel_after};
+use pg_idempotency::{Error, Idempotency, Key, Outcome, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool};
 
@@ -259,5 +259,70 @@ async fn the_applications_grants_are_enough(_: PgPoolOptions, options: PgConnect
     for (number, answer) in answers.into_iter().enumerate() {
         assert_eq!(answer?.is_replayed(), number % 2 == 1);
     }
+    Ok(())
+}
+
+/// A dropped statement's error is read by the next begin. The begin after it may find the key taken.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_taken_key_is_replayed_after_an_earlier_statements_error(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let _ = once(&pool, &key("a"), "body").await?;
+    let stale = PgPoolOptions::new()
+        .max_connections(1)
+        .test_before_acquire(false)
+        .before_acquire(|conn, _| {
+            Box::pin(async move {
+                let _ = cancel_after(1, conn.execute("select 1 / 0")).await;
+                Ok(true)
+            })
+        })
+        .connect_with((*pool.connect_options()).clone())
+        .await?;
+    // `before_acquire` runs for idle connections only.
+    drop(stale.acquire().await?);
+    for (number, way) in WAYS.into_iter().enumerate() {
+        let answer = way.run(&stale, &key("a"), "body", async |conn| leave_effect(conn, "again").await).await;
+        assert!(matches!(answer, Ok(Outcome::Replayed(_))), "way {number}: {answer:?}");
+    }
+    Ok(())
+}
+
+/// Above READ COMMITTED the first claim fails because the owner has committed meanwhile. The second finds its record.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_taken_key_is_replayed_after_a_serialization_failure(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let options = (*pool.connect_options()).clone().options([("default_transaction_isolation", "repeatable read")]);
+    let queued = |mode: &str| {
+        let sql = "select exists (
+            select from pg_locks where relation = 'idempotency.record'::regclass and not granted
+                and (mode = 'AccessExclusiveLock') = ";
+        sqlx::AssertSqlSafe(format!("{sql}{mode})"))
+    };
+    let is_queued = async |mode: &str| {
+        while !sqlx::query_scalar::<_, bool>(queued(mode)).fetch_one(&pool).await.expect("an answer") {}
+    };
+    let key = key("a");
+    let strict = PgPoolOptions::new().max_connections(3).connect_with(options).await?;
+    let mut owner = connect(&pool).await;
+    let mut tx = owner.begin().await?;
+    let _ = ensure_idempotent(&mut tx, &key, "body", async |conn| leave_effect(conn, "a").await).await?;
+    // A migration waits for the table, and the duplicate's claim waits behind it, with a snapshot from before the commit.
+    let mut ddl = connect(&pool).await;
+    let ddl = tokio::spawn(async move {
+        let mut tx = ddl.begin().await?;
+        tx.execute("lock table idempotency.record in access exclusive mode").await?;
+        tx.rollback().await
+    });
+    is_queued("true").await;
+    let duplicate = tokio::spawn({
+        let (strict, key) = (strict.clone(), key.clone());
+        async move { FEWEST.run(&strict, &key, "body", async |conn| leave_effect(conn, "b").await).await }
+    });
+    is_queued("false").await;
+    tx.commit().await?;
+    ddl.await??;
+    let answer = duplicate.await?;
+    assert!(matches!(answer, Ok(Outcome::Replayed(_))), "{answer:?}");
+    assert_eq!(effects(&pool).await, 1);
     Ok(())
 }
