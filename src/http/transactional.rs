@@ -1,8 +1,186 @@
-//! The transactional mode: key, effects and response commit in one transaction of the layer.
+//! The run of a transactional layer: claim, call the handler, complete and commit.
 
-mod claim;
-mod idempotent_tx;
-mod run;
+use std::time::Instant;
 
-pub use idempotent_tx::{IdempotentTx, NoTransaction};
-pub use run::Transactional;
+use http::Response;
+use sqlx::PgTransaction;
+
+use super::body::LayerBody;
+use super::conclusion::{Conclusion, conclude};
+use super::handler::{Answer, Handler, Unanswered};
+use super::idempotent_tx::{Slot, SlotState};
+use super::rejection::{Misconfigured, Rejection};
+use super::replay::replay;
+use super::request::Ticket;
+use super::settings::Settings;
+use super::transactional_claim::{claim, roll_back};
+use crate::claim::Claimed;
+use crate::observe::{call_span, spanned};
+use crate::record::{self, Claim, Record};
+use crate::session::{Savepoint, begin_pooled, commit_unclaimed};
+use crate::transaction::complete_and_commit;
+use crate::{Error, Key, Mode, observe};
+
+/// The mode of a layer whose transaction holds the key, made by
+/// [`IdempotencyLayer::transactional`](super::IdempotencyLayer::transactional).
+#[derive(Clone, Copy, Debug)]
+pub struct Transactional {
+    pub(super) transaction_required: bool,
+    pub(super) select_first: bool,
+    pub(super) fewest_round_trips: bool,
+}
+
+/// A run with a response.
+struct Ran<R> {
+    /// For the metrics and the span.
+    outcome: &'static str,
+    response: Response<LayerBody<R>>,
+}
+
+/// A key that the transaction of a run holds.
+struct Held<'r> {
+    key: &'r Key,
+    claim: Claim,
+    /// The state before the handler, if some errors are stored.
+    savepoint: Option<Savepoint>,
+}
+
+impl Transactional {
+    /// Claims the key, calls the handler, stores its response and commits; or replays the stored response. Without a
+    /// key, the handler has a transaction of its own.
+    pub(super) async fn run<H: Handler>(self, settings: &Settings, ticket: Option<&Ticket>, handler: H) -> Answer<H> {
+        let Some(ticket) = ticket else {
+            let transaction = begin_pooled(&settings.pool).await?;
+            return Ok(self.perform(settings, transaction, None, handler).await?.response);
+        };
+        let counted = async {
+            let ran = self.perform_or_replay(settings, ticket, handler).await;
+            observe::outcome(Mode::Transaction, ticket.key.operation(), outcome(&ran));
+            ran
+        };
+        let span = call_span!("http.transaction", Mode::Transaction, ticket.key);
+        Ok(spanned(span, counted, outcome).await?.response)
+    }
+
+    async fn perform_or_replay<H: Handler>(
+        self,
+        settings: &Settings,
+        ticket: &Ticket,
+        handler: H,
+    ) -> Result<Ran<H::Body>, Unanswered<H::Error>> {
+        let key = &ticket.key;
+        let (mut transaction, claim) = match claim(settings, ticket, self.select_first).await? {
+            Claimed::Won(won) => won,
+            Claimed::Replayed(stored) => {
+                let response = replay(key, stored, settings.seal.as_deref())?;
+                return Ok(Ran { outcome: observe::REPLAYED, response });
+            }
+        };
+        let _registered = settings.local.register(key, ticket.fingerprint);
+        let savepoint = match settings.stored_errors.is_empty() {
+            true => None,
+            false => Some(Savepoint::set(&mut transaction, claim.token).await?),
+        };
+        self.perform(settings, transaction, Some(Held { key, claim, savepoint }), handler).await
+    }
+
+    /// Lends the transaction to the handler, takes it back, and commits it with the response or rolls it back.
+    async fn perform<H: Handler>(
+        self,
+        settings: &Settings,
+        transaction: PgTransaction<'static>,
+        held: Option<Held<'_>>,
+        mut handler: H,
+    ) -> Result<Ran<H::Body>, Unanswered<H::Error>> {
+        let key = held.as_ref().map(|held| held.key);
+        let slot = Slot::lend(transaction, handler.extensions_mut());
+        let started = Instant::now();
+        let answered = handler.call(settings.run_timeout).await;
+        if let Some(key) = key {
+            observe::performed(Mode::Transaction, key.operation(), started.elapsed());
+        }
+        // Closed before the body is read: the body cannot use the transaction.
+        let slot = slot.close();
+        let concluded = match answered {
+            Ok(response) => conclude(settings, key, response).await,
+            Err(error) => Err(error),
+        };
+        let (stored, response, undo) = match concluded {
+            Ok(Conclusion::Store { stored, response, undo }) => (stored, response, undo),
+            Ok(Conclusion::Free { response }) => {
+                roll_back_slot(slot).await;
+                return Ok(Ran { outcome: observe::FAILED, response });
+            }
+            Err(error) => {
+                roll_back_slot(slot).await;
+                return Err(error);
+            }
+        };
+        // Without a key, nothing commits with the effects. A chosen error may come before the handler needs the
+        // transaction, and undoes its writes anyway.
+        let transaction = committable(slot, self.transaction_required && key.is_some() && !undo).await?;
+        match held {
+            None => commit_unclaimed(transaction).await.map_err(Rejection::of_completion)?,
+            Some(held) => self.commit(settings, transaction, held, &stored, undo).await?,
+        }
+        Ok(Ran { outcome: observe::PERFORMED, response })
+    }
+
+    /// Stores the response and commits. `undo`: without the handler's writes.
+    async fn commit(
+        self,
+        settings: &Settings,
+        mut transaction: PgTransaction<'static>,
+        Held { key, claim, savepoint }: Held<'_>,
+        stored: &record::Response,
+        undo: bool,
+    ) -> Result<(), Rejection> {
+        let record = Record { key, deployment: settings.deployment };
+        let undone = match savepoint {
+            Some(savepoint) if undo => savepoint.undo(&mut transaction).await,
+            _ => Ok(()),
+        };
+        let completed = match undone {
+            Ok(()) if self.fewest_round_trips => {
+                return complete_and_commit(transaction, record, claim, stored).await.map_err(Rejection::of_completion);
+            }
+            Ok(()) => record.complete(&mut transaction, claim, stored).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = completed {
+            roll_back(transaction).await;
+            return Err(Rejection::of_completion(error));
+        }
+        transaction.commit().await.map_err(|error| Rejection::of(Error::from(error)))
+    }
+}
+
+fn outcome<R, E>(ran: &Result<Ran<R>, Unanswered<E>>) -> &'static str {
+    match ran {
+        Ok(ran) => ran.outcome,
+        Err(Unanswered::Rejected(rejection)) => rejection.outcome(),
+        Err(_) => observe::FAILED,
+    }
+}
+
+/// The transaction, unless the handler did something with it that must not be committed.
+async fn committable(slot: SlotState, required: bool) -> Result<PgTransaction<'static>, Misconfigured> {
+    let mistake = match slot {
+        SlotState::GivenBack(transaction) => return Ok(transaction),
+        SlotState::Lent(transaction) if !required => return Ok(transaction),
+        SlotState::Lent(_) => Misconfigured::TransactionNotTaken,
+        SlotState::AskedForAgain(_) => Misconfigured::TransactionTakenAgain,
+        SlotState::Taken | SlotState::Closed => Misconfigured::TransactionKept,
+    };
+    roll_back_slot(slot).await;
+    Err(mistake)
+}
+
+/// A transaction that the handler still holds is rolled back when the handler drops it.
+async fn roll_back_slot(slot: SlotState) {
+    if let SlotState::Lent(transaction) | SlotState::GivenBack(transaction) | SlotState::AskedForAgain(transaction) =
+        slot
+    {
+        roll_back(transaction).await;
+    }
+}

@@ -39,7 +39,7 @@ impl IdempotentLease {
     }
 
     /// Declares that the effect begins now: from here on a failure may leave an effect behind. This matters only in a
-    /// layer with [`with_explicit_begin`](crate::http::IdempotencyLayer::with_explicit_begin).
+    /// layer with [`with_explicit_begin`](super::IdempotencyLayer::with_explicit_begin).
     pub fn begin(&self) {
         self.begun.store(true, Ordering::Relaxed);
     }

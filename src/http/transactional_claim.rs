@@ -1,15 +1,15 @@
 //! The claim of a transactional run. It polls, in a transaction for each poll: a run that waits holds no connection.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sqlx::PgTransaction;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
+use super::request::Ticket;
+use super::settings::Settings;
 use crate::claim::{Claimed, contend};
-use crate::http::request::Ticket;
-use crate::http::settings::Settings;
-use crate::record::{Claim, Record, Response, Terms};
+use crate::record::{Claim, Record, Terms};
 use crate::session::{Polls, begin_pooled};
 use crate::{Error, InFlight, Mode, observe};
 
@@ -20,7 +20,7 @@ const RETRIES: usize = 3;
 const ROLLBACK_TIME: Duration = Duration::from_secs(1);
 
 /// The transaction that holds the key, and the claim in it.
-pub(super) type Won = (PgTransaction<'static>, Claim);
+type Won = (PgTransaction<'static>, Claim);
 
 /// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.
 pub(super) async fn claim(settings: &Settings, ticket: &Ticket, select_first: bool) -> Result<Claimed<Won>, Error> {
@@ -31,6 +31,7 @@ pub(super) async fn claim(settings: &Settings, ticket: &Ticket, select_first: bo
 }
 
 async fn contend_and_poll(settings: &Settings, ticket: &Ticket, select_first: bool) -> Result<Claimed<Won>, Error> {
+    let mut polls = Polls::until(Instant::now() + ticket.wait);
     let record = Record { key: &ticket.key, deployment: settings.deployment };
     let terms = Terms {
         mode: Mode::Transaction,
@@ -40,14 +41,9 @@ async fn contend_and_poll(settings: &Settings, ticket: &Ticket, select_first: bo
         lease: None,
         max_attempts: None,
     };
-    let deadline = match ticket.in_flight {
-        InFlight::Reject => Instant::now(),
-        InFlight::Wait(limit) => Instant::now() + limit,
-    };
-    if select_first && let Some(stored) = look(settings, record, &terms).await? {
+    if select_first && let Some(stored) = record.select_first(&mut *settings.pool.acquire().await?, &terms).await {
         return Ok(Claimed::Replayed(stored));
     }
-    let mut polls = Polls::until(deadline.into());
     let (mut lost, mut asked) = (0, None);
     loop {
         let claimed = claim_once(settings, record, &terms, &mut asked).await;
@@ -57,11 +53,6 @@ async fn contend_and_poll(settings: &Settings, ticket: &Ticket, select_first: bo
             _ => return claimed,
         }
     }
-}
-
-async fn look(settings: &Settings, record: Record<'_>, terms: &Terms) -> Result<Option<Response>, Error> {
-    let mut conn = settings.pool.acquire().await?;
-    Ok(record.select_first(&mut conn, terms).await)
 }
 
 async fn claim_once(
