@@ -41,7 +41,7 @@
 //! 4. The body is over its limit: 413. It breaks off: 400. Up to here nothing is claimed, however slow the upload is.
 //! 5. The request becomes a *run*, which is a task of its own: **a client that hangs up changes nothing**, and gets the
 //!    answer when it asks again. With too many runs the answer is a 503 `overloaded`. The run claims the key. If the
-//!    database is unreachable, the answer is a 503. If it refuses a statement that a retry would send again, or the
+//!    database is unreachable, the answer is a 503, and the handler does not run. If it refuses a statement that a retry would send again, or the
 //!    table is missing, the answer is a 500.
 //! 6. The key came with [another request](#what-makes-two-requests-the-same): 422 `key-reused`. A transaction of
 //!    another process is invisible until it commits, so the answer is `in-flight` until then.
@@ -115,7 +115,6 @@ mod body;
 mod conclusion;
 mod fingerprint_choice;
 mod handler;
-mod idempotent_lease;
 mod idempotent_tx;
 mod key_header;
 mod layer;
@@ -128,17 +127,15 @@ mod runs;
 mod service;
 mod settings;
 mod transactional;
-mod transactional_claim;
 
 pub use body::LayerBody;
 pub use conclusion::{NoStore, NotPerformed};
 #[cfg(feature = "testing")]
 pub(crate) use fingerprint_choice::plain_fingerprint;
-pub use idempotent_lease::{IdempotentLease, NoLease};
 pub use idempotent_tx::{IdempotentTx, NoTransaction};
 pub use key_header::{IDEMPOTENCY_KEY, MalformedKey, key_value};
 pub use layer::{IdempotencyLayer, InvalidSetting};
-pub use leased::Leased;
+pub use leased::{IdempotentLease, Leased, NoLease};
 pub use rejection::{Misconfigured, PROBLEM_TYPE, Rejection, problem, processing};
 #[cfg(feature = "testing")]
 pub(crate) use replay::plain_response;

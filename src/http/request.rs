@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Request;
-use http::request::Parts;
 
 use super::body::LayerBody;
 use super::handler::Unanswered;
 use super::key_header::{MalformedKey, key_value};
 use super::rejection::{Misconfigured, Rejection};
-use super::settings::{KeyFrom, OperationFrom, Settings};
+use super::settings::{KeyFrom, Settings};
 use crate::{Fingerprint, InFlight, Key, KeyPart};
 
 /// How the layer treats a request.
@@ -51,7 +50,7 @@ where
     if from_header == Some(None) {
         return Err(Rejection::MissingKey.into());
     }
-    let operation = operation(settings, &parts)?;
+    let operation = (settings.operation)(&parts).ok_or(Misconfigured::NoOperation)?;
 
     let limit = settings.request_limit;
     let body = LayerBody::read(body, limit, None).await.map_err(|_| Rejection::BrokenBody)?;
@@ -84,17 +83,4 @@ fn key(settings: &Settings, scope: String, operation: String, value: String) -> 
         KeyPart::Value => MalformedKey::from(invalid).into(),
         KeyPart::Scope | KeyPart::Operation => Misconfigured::Refused(invalid.into()).into(),
     })
-}
-
-fn operation(settings: &Settings, parts: &Parts) -> Result<String, Misconfigured> {
-    #[cfg(feature = "axum")]
-    let matched = parts.extensions.get().map(axum::extract::MatchedPath::as_str);
-    #[cfg(not(feature = "axum"))]
-    let matched = None;
-    let route = match &settings.operation {
-        OperationFrom::Function(operation) => return operation(parts).ok_or(Misconfigured::NoOperation),
-        OperationFrom::Route(route) => route,
-        OperationFrom::MatchedRoute => matched.ok_or(Misconfigured::NoOperation)?,
-    };
-    Ok(format!("{} {route}", parts.method))
 }

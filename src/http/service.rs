@@ -25,9 +25,9 @@ use crate::{BoxError, Error, Mode, observe};
 /// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes of an inner service.
 #[derive(Clone)]
 pub struct IdempotencyService<S> {
-    inner: S,
-    settings: Arc<Settings>,
-    protection: Protection,
+    pub(super) inner: S,
+    pub(super) settings: Arc<Settings>,
+    pub(super) protection: Protection,
 }
 
 /// How the layer protects an operation from a second run.
@@ -35,12 +35,6 @@ pub struct IdempotencyService<S> {
 pub(super) enum Protection {
     Transactional(Transactional),
     Leased(Leased),
-}
-
-impl<S> IdempotencyService<S> {
-    pub(super) fn new(inner: S, settings: Settings, protection: Protection) -> Self {
-        Self { inner, settings: Arc::new(settings), protection }
-    }
 }
 
 type Answered<R, E> = Result<Response<LayerBody<R>>, E>;

@@ -1,9 +1,10 @@
 //! The run of a transactional layer: claim, call the handler, complete and commit.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use http::Response;
 use sqlx::PgTransaction;
+use tokio::time::{Instant, timeout};
 
 use super::body::LayerBody;
 use super::conclusion::{Conclusion, conclude};
@@ -13,13 +14,18 @@ use super::rejection::{Misconfigured, Rejection};
 use super::replay::replay;
 use super::request::Ticket;
 use super::settings::Settings;
-use super::transactional_claim::{claim, roll_back};
-use crate::claim::Claimed;
+use crate::claim::{Claimed, contend};
 use crate::observe::{call_span, spanned};
-use crate::record::{self, Claim, Record};
-use crate::session::{Savepoint, begin_pooled, commit_unclaimed};
+use crate::record::{self, Claim, Record, Terms};
+use crate::session::{Polls, Savepoint, begin_pooled, commit_unclaimed};
 use crate::transaction::complete_and_commit;
-use crate::{Error, Key, Mode, observe};
+use crate::{Error, InFlight, Key, Mode, observe};
+
+/// A claim that lost against a concurrent transaction, above READ COMMITTED or to a sweep, starts over this often.
+const RETRIES: usize = 3;
+/// An answer waits this long for the ROLLBACK, which takes a round trip. A retry that follows at once then finds the
+/// key free.
+const ROLLBACK_TIME: Duration = Duration::from_secs(1);
 
 /// The mode of a layer whose transaction holds the key, made by
 /// [`IdempotencyLayer::transactional`](super::IdempotencyLayer::transactional).
@@ -45,6 +51,8 @@ struct Held<'r> {
     savepoint: Option<Savepoint>,
 }
 
+type Ending<H> = Result<Ran<<H as Handler>::Body>, Unanswered<<H as Handler>::Error>>;
+
 impl Transactional {
     /// Claims the key, calls the handler, stores its response and commits; or replays the stored response. Without a
     /// key, the handler has a transaction of its own.
@@ -62,12 +70,7 @@ impl Transactional {
         Ok(spanned(span, counted, outcome).await?.response)
     }
 
-    async fn perform_or_replay<H: Handler>(
-        self,
-        settings: &Settings,
-        ticket: &Ticket,
-        handler: H,
-    ) -> Result<Ran<H::Body>, Unanswered<H::Error>> {
+    async fn perform_or_replay<H: Handler>(self, settings: &Settings, ticket: &Ticket, handler: H) -> Ending<H> {
         let key = &ticket.key;
         let (mut transaction, claim) = match claim(settings, ticket, self.select_first).await? {
             Claimed::Won(won) => won,
@@ -91,7 +94,7 @@ impl Transactional {
         transaction: PgTransaction<'static>,
         held: Option<Held<'_>>,
         mut handler: H,
-    ) -> Result<Ran<H::Body>, Unanswered<H::Error>> {
+    ) -> Ending<H> {
         let key = held.as_ref().map(|held| held.key);
         let slot = Slot::lend(transaction, handler.extensions_mut());
         let started = Instant::now();
@@ -105,25 +108,23 @@ impl Transactional {
             Ok(response) => conclude(settings, key, response).await,
             Err(error) => Err(error),
         };
-        let (stored, response, undo) = match concluded {
-            Ok(Conclusion::Store { stored, response, undo }) => (stored, response, undo),
-            Ok(Conclusion::Free { response }) => {
-                roll_back_slot(slot).await;
-                return Ok(Ran { outcome: observe::FAILED, response });
+        let undone = match concluded {
+            Ok(Conclusion::Store { stored, response, undo }) => {
+                // Without a key, nothing commits with the effects. A chosen error may come before the handler needs the
+                // transaction, and undoes its writes anyway.
+                let required = self.transaction_required && key.is_some() && !undo;
+                let transaction = committable(slot, required).await?;
+                match held {
+                    None => commit_unclaimed(transaction).await.map_err(Rejection::of_completion)?,
+                    Some(held) => self.commit(settings, transaction, held, &stored, undo).await?,
+                }
+                return Ok(Ran { outcome: observe::PERFORMED, response });
             }
-            Err(error) => {
-                roll_back_slot(slot).await;
-                return Err(error);
-            }
+            Ok(Conclusion::Free { response }) => Ok(Ran { outcome: observe::FAILED, response }),
+            Err(error) => Err(error),
         };
-        // Without a key, nothing commits with the effects. A chosen error may come before the handler needs the
-        // transaction, and undoes its writes anyway.
-        let transaction = committable(slot, self.transaction_required && key.is_some() && !undo).await?;
-        match held {
-            None => commit_unclaimed(transaction).await.map_err(Rejection::of_completion)?,
-            Some(held) => self.commit(settings, transaction, held, &stored, undo).await?,
-        }
-        Ok(Ran { outcome: observe::PERFORMED, response })
+        roll_back_slot(slot).await;
+        undone
     }
 
     /// Stores the response and commits. `undo`: without the handler's writes.
@@ -153,6 +154,58 @@ impl Transactional {
         }
         transaction.commit().await.map_err(|error| Rejection::of(Error::from(error)))
     }
+}
+
+/// The transaction that holds the key, and the claim in it.
+type Won = (PgTransaction<'static>, Claim);
+
+/// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.
+async fn claim(settings: &Settings, ticket: &Ticket, select_first: bool) -> Result<Claimed<Won>, Error> {
+    let started = Instant::now();
+    let claimed = contend_and_poll(settings, ticket, select_first).await;
+    observe::claimed(Mode::Transaction, ticket.key.operation(), started.elapsed());
+    claimed
+}
+
+async fn contend_and_poll(settings: &Settings, ticket: &Ticket, select_first: bool) -> Result<Claimed<Won>, Error> {
+    let mut polls = Polls::until(Instant::now() + ticket.wait);
+    let record = Record { key: &ticket.key, deployment: settings.deployment };
+    let terms = Terms {
+        mode: Mode::Transaction,
+        fingerprint: Some(ticket.fingerprint),
+        retention: settings.retention,
+        in_flight: InFlight::Reject,
+        lease: None,
+        max_attempts: None,
+    };
+    if select_first && let Some(stored) = record.select_first(&mut *settings.pool.acquire().await?, &terms).await {
+        return Ok(Claimed::Replayed(stored));
+    }
+    let (mut retries, mut asked) = (0, None);
+    loop {
+        let mut transaction = begin_pooled(&settings.pool).await?;
+        let lost = match contend(&mut transaction, record, &terms, &mut asked).await {
+            Ok(Claimed::Won(claim)) => return Ok(Claimed::Won((transaction, claim))),
+            Ok(Claimed::Replayed(stored)) => Ok(Claimed::Replayed(stored)),
+            Err(error) => Err(error),
+        };
+        // The connection is free before the response is sent.
+        roll_back(transaction).await;
+        match lost {
+            Err(Error::Retryable(_)) if retries < RETRIES => retries += 1,
+            Err(Error::InFlight { .. }) if polls.rest().await => {}
+            lost => return lost,
+        }
+    }
+}
+
+/// A failure to roll back means a broken connection, whose transaction the server rolls back.
+///
+/// If the handler has dropped the future of a statement, by a time-out of its own, the statement still runs, and the
+/// ROLLBACK waits behind it. The answer does not wait for longer than the limit. After that the pool waits, and the key
+/// stays in flight for as long as the statement runs.
+async fn roll_back(transaction: PgTransaction<'static>) {
+    let _ = timeout(ROLLBACK_TIME, transaction.rollback()).await;
 }
 
 fn outcome<R, E>(ran: &Result<Ran<R>, Unanswered<E>>) -> &'static str {
