@@ -31,53 +31,37 @@
 //!
 //! # What happens to a request
 //!
-//! The first rule that applies decides.
+//! The first rule that applies decides. [`Rejection`] lists the answers that are not the handler's.
 //!
-//! 1. The layer does not [cover](IdempotencyLayer::with_methods) the method: the handler gets the request unchanged. By
-//!    default the layer covers POST and PATCH.
-//! 2. The key is missing, and it is [optional](IdempotencyLayer::with_optional_key): the handler runs, unprotected.
-//! 3. The scope function returns an error: that is the response.
-//! 4. The key is missing: 400 `missing-key`. It is malformed, or there are several: 400 `malformed-key`. `"abc"` and
+//! 1. The layer does not [cover](IdempotencyLayer::with_methods) the method, or the key is missing and
+//!    [optional](IdempotencyLayer::with_optional_key): the handler runs, unprotected.
+//! 2. The scope function returns an error: that is the response.
+//! 3. The key is missing: 400 `missing-key`. It is malformed, or there are several: 400 `malformed-key`. `"abc"` and
 //!    `abc` are the same key.
-//! 5. The body is over its limit: 413. It breaks off: 400. Up to here nothing is claimed, however slow the upload is.
-//! 6. The request becomes a *run*, which is a task of its own: **a client that hangs up changes nothing**, and gets the
+//! 4. The body is over its limit: 413. It breaks off: 400. Up to here nothing is claimed, however slow the upload is.
+//! 5. The request becomes a *run*, which is a task of its own: **a client that hangs up changes nothing**, and gets the
 //!    answer when it asks again. With too many runs the answer is a 503 `overloaded`. The run claims the key. If the
-//!    database is unreachable, the answer is a 503, and the handler never runs unprotected. If the database refuses a
-//!    statement that a retry would send again, or the table is missing, the answer is a 500.
-//! 7. The key came with another request, which differs in method, path with query, content type or body, or in [the
-//!    parts that you choose](#what-makes-two-requests-the-same): 422 `key-reused`. This is also the answer while the
-//!    first request is in flight, if it runs under a lease or in this process. A transaction of another process is
-//!    invisible until it commits, so the answer is `in-flight` until then.
-//! 8. The first request is in flight: 409 `in-flight` with `Retry-After`, or a [bounded
-//!    wait](IdempotencyLayer::with_in_flight) that holds no connection.
-//! 9. The outcome of the first request is unknown, or it failed as often as it may: 409 `indeterminate`, 409
-//!    `exhausted`.
-//! 10. The first request was answered: **the same answer**, with the same status, the [allowed
-//!     headers](IdempotencyLayer::with_replayed_header) and the same bytes. Only a replay has
-//!     `Idempotency-Replayed: true`. If the response was not stored (too large, a stream, a secret): 409
-//!     `not-replayable`, and the handler does not run.
-//! 11. Otherwise the handler runs. A response
+//!    database is unreachable, the answer is a 503, and the handler does not run. If it refuses a statement that a retry would send again, or the
+//!    table is missing, the answer is a 500.
+//! 6. The key came with [another request](#what-makes-two-requests-the-same): 422 `key-reused`. A transaction of
+//!    another process is invisible until it commits, so the answer is `in-flight` until then.
+//! 7. The first request is in flight: 409 `in-flight` with `Retry-After`, or a [bounded
+//!    wait](IdempotencyLayer::with_in_flight).
+//! 8. Its outcome is unknown, or it failed as often as it may: 409 `indeterminate`, 409 `exhausted`.
+//! 9. The first request was answered: **the same answer**, with the same status, the [allowed
+//!    headers](IdempotencyLayer::with_replayed_header), the same bytes, and `Idempotency-Replayed: true`. If the
+//!    response was not stored (too large, a stream, a secret): 409 `not-replayable`.
+//! 10. Otherwise the handler runs. A response
 //!     - **below 400** is stored with the key, committed, and then sent. A commit that fails is a 500 if the database
 //!       refuses it (a deferred constraint), and a 503 if a retry may succeed or the connection was lost.
-//!     - of a [chosen status](IdempotencyLayer::with_stored_errors), such as "card declined", is stored, too. The
-//!       handler's writes are undone.
+//!     - of a [chosen status](IdempotencyLayer::with_stored_errors) is stored, too. The handler's writes are undone.
 //!     - of any other status undoes everything and frees the key, so that a corrected request may use it. So do an
 //!       error, a panic, and a handler that takes [too long](IdempotencyLayer::with_run_timeout).
 //!
-//! Rejections are `application/problem+json`, or take [another form](IdempotencyLayer::with_rejection). [`Rejection`]
-//! lists them.
-//!
-//! # Transactional or leased
-//!
-//! [`IdempotencyLayer::transactional`] is for effects in this database. The handler takes the layer's transaction as an
-//! [`IdempotentTx`]. Key, effects and response commit together, exactly once, before the first byte is sent.
-//!
-//! [`IdempotencyLayer::leased`] is for effects outside. The claim is committed first, the handler runs under a
-//! [`lease`](crate::lease) that renews itself, and the response is stored afterwards. By your choice of a policy this
-//! is at least once or at most once. Rule 11 applies, except that effects outside are not undone. At least once, an
-//! error frees the key. **At most once, an error leaves the key indeterminate**, whatever its status, and even if an
-//! extractor has refused the request. There are two exceptions: the response has [`NotPerformed`] in its extensions, or
-//! the layer has an [explicit begin](IdempotencyLayer::with_explicit_begin) that the handler has not reached.
+//! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. At least once, an error frees the key.
+//! **At most once, an error leaves the key indeterminate**, whatever its status, and even if an extractor has refused
+//! the request. There are two exceptions: the response has [`NotPerformed`] in its extensions, or the layer has an
+//! [explicit begin](IdempotencyLayer::with_explicit_begin) that the handler has not reached.
 //!
 //! # Where to put it
 //!
@@ -92,49 +76,46 @@
 //! the operation with [`with_route`](IdempotencyLayer::with_route).
 //!
 //! A run has the span of its request, but **not the task-locals of the layers outside** (`tokio::task_local!`). Pass
-//! such values in the request's extensions, or set the task-local inside this layer.
-//!
-//! The handler gets the request with its whole body. The extensions have the [`Key`](crate::Key), if there is one, and
-//! what the extractors [`IdempotentTx`] and [`IdempotentLease`] take. A panic of the handler continues on the
-//! connection's task: the client sees a cut connection, or the answer of a `CatchPanicLayer` further out.
+//! such values in the request's extensions, where the handler also finds the [`Key`](crate::Key), if there is one, and
+//! what [`IdempotentTx`] and [`IdempotentLease`] take. A panic of the handler continues on the connection's task: the
+//! client sees a cut connection, or the answer of a `CatchPanicLayer` further out.
 //!
 //! # gRPC
 //!
 //! A unary call is a POST whose status comes last, in the trailers. Before it commits, the layer therefore reads a
 //! response of `application/grpc` to its end, with or without a key, and undoes a call that fails. A response that does
-//! not reach its status within a second or 4 MiB is a 500 and undone, so long streams do not belong behind the layer.
-//! Put a translation of gRPC-Web outside: inside, the status would be in the body, where the layer does not look.
+//! not reach its status within a second, or within 4 MiB or the [limit](IdempotencyLayer::with_response_limit) if that
+//! is larger, is a 500 and undone, so long streams do not belong behind the layer. Put a translation of gRPC-Web
+//! outside: inside, the status would be in the body, where the layer does not look.
 //!
 //! # What makes two requests the same
 //!
-//! By default: method, path with query, content type and body. Other headers do not count. **If the effect or the
-//! answer depends on another header** (an account, a currency), use
-//! [`with_fingerprinted_header`](IdempotencyLayer::with_fingerprinted_header), or one account gets the response of
-//! another. A header that identifies the client belongs into the scope. For clients that build the body anew for each
-//! attempt there are [`with_canonical_json`](IdempotencyLayer::with_canonical_json),
-//! [`with_json_without`](IdempotencyLayer::with_json_without) and
-//! [`with_fingerprint`](IdempotencyLayer::with_fingerprint). After a change of this choice, a repeat of an earlier
-//! request is refused until its key expires, and never gets the response of another request.
+//! By default: method, path with query, content type and body, byte by byte. **If the effect or the answer depends on
+//! another header** (an account, a currency), [add it](IdempotencyLayer::with_fingerprinted_header), or one account
+//! gets the response of another; a header that identifies the client belongs into the scope. For clients that build the
+//! body anew for each attempt there is [another choice](IdempotencyLayer::with_canonical_json). After a change of the
+//! choice, a repeat of an earlier request is refused until its key expires.
 //!
 //! # Runs
 //!
-//! A run outlives its client, so no limit further out bounds runs. The layer bounds their number, by default to [32 for
-//! each connection of the pool](IdempotencyLayer::with_max_runs), and their time, by default to [5
-//! minutes](IdempotencyLayer::with_run_timeout). A graceful shutdown of the server does not wait for them either: after
+//! A run outlives its client, so no limit further out bounds runs: clients that hang up and continue with another key
+//! would leave any number of them behind, and a handler that never returns would keep its connection and its key
+//! forever. The layer bounds their [number](IdempotencyLayer::with_max_runs) and their
+//! [time](IdempotencyLayer::with_run_timeout). A graceful shutdown of the server does not wait for them either: after
 //! it, wait for [`Runs::finished`].
 //!
 //! # Costs
 //!
 //! Compared with the handler in a transaction of its own, a first call costs two more round trips, a task, and memory
 //! for both bodies. A replay takes four round trips (begin, claim, look, rollback), or one with
-//! [`with_select_first`](IdempotencyLayer::with_select_first).
-//! [`with_fewest_round_trips`](IdempotencyLayer::with_fewest_round_trips) saves a first call one round trip.
-//! `docs/http.md` has measurements, and compares the layer with the draft, requirement by requirement.
+//! [`with_select_first`](IdempotencyLayer::with_select_first). `docs/http.md` has measurements, and compares the layer
+//! with the draft, requirement by requirement.
 
 mod body;
 mod conclusion;
 mod fingerprint_choice;
 mod handler;
+mod idempotent_tx;
 mod key_header;
 mod layer;
 mod leased;
@@ -151,10 +132,10 @@ pub use body::LayerBody;
 pub use conclusion::{NoStore, NotPerformed};
 #[cfg(feature = "testing")]
 pub(crate) use fingerprint_choice::plain_fingerprint;
+pub use idempotent_tx::{IdempotentTx, NoTransaction};
 pub use key_header::{IDEMPOTENCY_KEY, MalformedKey, key_value};
 pub use layer::{IdempotencyLayer, InvalidSetting};
 pub use leased::{IdempotentLease, Leased, NoLease};
-
 pub use rejection::{Misconfigured, PROBLEM_TYPE, Rejection, problem, processing};
 #[cfg(feature = "testing")]
 pub(crate) use replay::plain_response;
@@ -162,4 +143,4 @@ pub use replay::{IDEMPOTENCY_REPLAYED, Seal};
 pub use runs::Runs;
 pub use service::{IdempotencyService, ResponseFuture};
 pub use settings::Denied;
-pub use transactional::{IdempotentTx, NoTransaction, Transactional};
+pub use transactional::Transactional;

@@ -11,6 +11,13 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use tokio::time::{Instant, timeout_at};
 
+use crate::BoxError;
+
+/// The body of a handler's response.
+pub(super) trait ResponseBody: http_body::Body<Data = Bytes, Error: Into<BoxError>> {}
+
+impl<R: http_body::Body<Data = Bytes, Error: Into<BoxError>>> ResponseBody for R {}
+
 /// The body of a request or a response that went through the layer: the bytes that the layer has read, then the rest of
 /// the original.
 pub struct LayerBody<B> {
@@ -26,6 +33,50 @@ impl<B> LayerBody<B> {
 
     pub(super) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
         Self { data, trailers, rest: None }
+    }
+
+    /// The data and the trailers, if all has been read.
+    pub(super) fn as_whole(&self) -> Option<(&Bytes, Option<&HeaderMap>)> {
+        self.rest.is_none().then_some((&self.data, self.trailers.as_ref()))
+    }
+}
+
+impl<B: http_body::Body<Data = Bytes>> LayerBody<B> {
+    /// Reads a body to its end, or until it has more bytes than the limit, or for this time: after it, a body counts as
+    /// a stream that may never end. A body that announces a length over the limit is not touched.
+    pub(super) async fn read(body: B, limit: usize, time: Option<Duration>) -> Result<Self, B::Error> {
+        let too_large = body.size_hint().lower() > limit as u64;
+        let mut body = Self::untouched(body);
+        if too_large {
+            return Ok(body);
+        }
+        let deadline = time.map(|time| Instant::now() + time);
+        while let Some(rest) = &mut body.rest
+            && body.data.len() <= limit
+        {
+            let frame = match deadline {
+                None => rest.frame().await,
+                // The time-out alone would not end a body that always has a frame ready.
+                Some(at) if Instant::now() >= at => break,
+                Some(at) => match timeout_at(at, rest.frame()).await {
+                    Ok(frame) => frame,
+                    Err(_) => break,
+                },
+            };
+            match frame.transpose()?.map(Frame::into_data) {
+                Some(Ok(chunk)) if body.data.is_empty() => body.data = chunk,
+                Some(Ok(chunk)) => {
+                    // Joined as they come, in a buffer that grows: a body may arrive byte by byte, and a list of chunks
+                    // would take a hundred times its size.
+                    let mut joined = BytesMut::from(std::mem::take(&mut body.data));
+                    joined.extend_from_slice(&chunk);
+                    body.data = joined.freeze();
+                }
+                Some(Err(frame)) => body.trailers = frame.into_trailers().ok(),
+                None => body.rest = None,
+            }
+        }
+        Ok(body)
     }
 }
 
@@ -68,86 +119,5 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for LayerBody<B> {
 impl<B> fmt::Debug for LayerBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LayerBody").field("read", &self.data.len()).field("rest", &self.rest.is_some()).finish()
-    }
-}
-
-/// The result of reading a body up to a [`Limit`].
-pub(super) enum Read<B> {
-    Whole {
-        data: Bytes,
-        trailers: Option<HeaderMap>,
-    },
-    /// The body is over the limit, or did not end in time. Nothing of it is lost.
-    Unfinished(LayerBody<B>),
-}
-
-/// How far to read.
-#[derive(Clone, Copy)]
-pub(super) struct Limit {
-    pub(super) bytes: usize,
-    /// After this time a body counts as a stream that may never end.
-    pub(super) time: Option<Duration>,
-}
-
-/// Reads a body to its end or its limit. A body that announces a length over the limit is not touched.
-pub(super) async fn read<B>(body: B, limit: Limit) -> Result<Read<B>, B::Error>
-where
-    B: http_body::Body<Data = Bytes>,
-{
-    if body.size_hint().lower() > limit.bytes as u64 {
-        return Ok(Read::Unfinished(LayerBody::untouched(body)));
-    }
-    let deadline = limit.time.map(|time| Instant::now() + time);
-    let mut rest = Box::pin(body);
-    let mut data = Chunks::default();
-    let mut trailers = None;
-    loop {
-        let frame = match deadline {
-            None => rest.frame().await,
-            // The time-out alone would not end a body that always has a frame ready.
-            Some(at) if Instant::now() >= at => break,
-            Some(at) => match timeout_at(at, rest.frame()).await {
-                Ok(frame) => frame,
-                Err(_) => break,
-            },
-        };
-        let Some(frame) = frame.transpose()? else { return Ok(Read::Whole { data: data.into_bytes(), trailers }) };
-        match frame.into_data() {
-            Ok(chunk) => data.push(chunk),
-            Err(frame) => trailers = frame.into_trailers().ok(),
-        }
-        if data.len() > limit.bytes {
-            break;
-        }
-    }
-    Ok(Read::Unfinished(LayerBody { data: data.into_bytes(), trailers, rest: Some(rest) }))
-}
-
-/// Joins chunks as they come. A body may arrive byte by byte, and a list of chunks would take a hundred times its size.
-/// Nearly all bodies are one chunk, which is not copied.
-#[derive(Default)]
-struct Chunks {
-    first: Bytes,
-    joined: BytesMut,
-}
-
-impl Chunks {
-    fn push(&mut self, chunk: Bytes) {
-        if self.len() == 0 {
-            self.first = chunk;
-            return;
-        }
-        if self.joined.is_empty() {
-            self.joined.extend_from_slice(&std::mem::take(&mut self.first));
-        }
-        self.joined.extend_from_slice(&chunk);
-    }
-
-    fn len(&self) -> usize {
-        self.first.len() + self.joined.len()
-    }
-
-    fn into_bytes(self) -> Bytes {
-        if self.joined.is_empty() { self.first } else { self.joined.freeze() }
     }
 }

@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, header};
 
-use super::body::{LayerBody, Limit, Read, read};
+use super::body::{LayerBody, ResponseBody};
 use super::handler::{Unanswered, caught};
 use super::rejection::Misconfigured;
 use super::replay::{GRPC_STATUS, sealed, to_record};
 use super::settings::Settings;
-use crate::{BoxError, Key, record};
+use crate::{Key, record};
 
 /// A response of unknown length that does not end within this time counts as a stream. The transaction is open
 /// meanwhile.
@@ -40,22 +39,20 @@ pub(super) enum Conclusion<R> {
 
 /// Judges the handler's response. A response below 400 is stored, and so is one of the errors that the service has
 /// chosen. Any other response frees the key. Without a key nothing is stored, and only success or failure counts.
-pub(super) async fn conclude<R, E>(
+pub(super) async fn conclude<R: ResponseBody, E>(
     settings: &Settings,
     key: Option<&Key>,
     response: Response<R>,
-) -> Result<Conclusion<R>, Unanswered<E>>
-where
-    R: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
-{
+) -> Result<Conclusion<R>, Unanswered<E>> {
     // The body is code of the handler, too, and may panic.
-    Ok(caught(async || Ok(judge(settings, key, response).await)).await??)
+    Ok(caught(judge(settings, key, response)).await??)
 }
 
-async fn judge<R>(settings: &Settings, key: Option<&Key>, response: Response<R>) -> Result<Conclusion<R>, Misconfigured>
-where
-    R: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
-{
+async fn judge<R: ResponseBody>(
+    settings: &Settings,
+    key: Option<&Key>,
+    response: Response<R>,
+) -> Result<Conclusion<R>, Misconfigured> {
     let status = response.status();
     let undo = key.is_some() && settings.stored_errors.contains(&status);
     let failed = status.as_u16() >= 400 || grpc_failed(response.headers());
@@ -66,44 +63,30 @@ where
     // An upgraded connection cannot be replayed.
     let storable = !settings.no_store && parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
     let storing_key = key.filter(|_| storable);
-    let body = if grpc_status_is_in_trailers(&parts.headers) {
+    let grpc = grpc_status_is_in_trailers(&parts.headers);
+    let body = match storing_key {
         // Read to its end even if it is not stored: a failed call says so last, and must not be committed by then.
-        match read_up_to(body, settings.response_limit.max(GRPC_LIMIT)).await? {
-            Read::Unfinished(_) => return Err(Misconfigured::GrpcStatusTooLate),
-            whole => whole,
-        }
-    } else if storing_key.is_some() {
-        read_up_to(body, settings.response_limit).await?
-    } else {
-        Read::Unfinished(LayerBody::untouched(body))
+        _ if grpc => read(body, settings.response_limit.max(GRPC_LIMIT)).await?,
+        Some(_) => read(body, settings.response_limit).await?,
+        None => LayerBody::untouched(body),
     };
-    let (data, trailers) = match body {
-        Read::Whole { data, trailers } => (data, trailers),
-        Read::Unfinished(body) => {
-            let stored = to_record(&parts, None, &settings.replayed_headers);
-            return Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo });
+    let stored_body = match (storing_key, body.as_whole()) {
+        (_, None) if grpc => return Err(Misconfigured::GrpcStatusTooLate),
+        (_, Some((_, Some(trailers)))) if grpc_failed(trailers) => {
+            return Ok(Conclusion::Free { response: Response::from_parts(parts, body) });
         }
-    };
-    if trailers.as_ref().is_some_and(grpc_failed) {
-        return Ok(Conclusion::Free { response: Response::from_parts(parts, LayerBody::whole(data, trailers)) });
-    }
-    let stored_body = match storing_key {
-        Some(key) if data.len() <= settings.response_limit => {
-            Some((sealed(key, &data, settings.seal.as_deref())?, trailers.as_ref()))
+        (Some(key), Some((data, trailers))) if data.len() <= settings.response_limit => {
+            Some((sealed(key, data, settings.seal.as_deref())?, trailers))
         }
         _ => None,
     };
     let stored = to_record(&parts, stored_body, &settings.replayed_headers);
-    let response = Response::from_parts(parts, LayerBody::whole(data, trailers));
-    Ok(Conclusion::Store { stored, response, undo })
+    Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo })
 }
 
-async fn read_up_to<B>(body: B, bytes: usize) -> Result<Read<B>, Misconfigured>
-where
-    B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
-{
-    let limit = Limit { bytes, time: Some(STREAM_TIME) };
-    read(body, limit).await.map_err(|error| Misconfigured::BrokenResponse(error.into().to_string()))
+async fn read<R: ResponseBody>(body: R, limit: usize) -> Result<LayerBody<R>, Misconfigured> {
+    let read = LayerBody::read(body, limit, Some(STREAM_TIME)).await;
+    read.map_err(|error| Misconfigured::BrokenResponse(error.into().to_string()))
 }
 
 fn grpc_status_is_in_trailers(headers: &HeaderMap) -> bool {

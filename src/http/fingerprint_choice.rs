@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, Method, header};
+use http::{HeaderMap, HeaderName, header};
 use serde_json::json;
 
 use crate::fingerprint::pointer::{Pointer, without};
@@ -44,11 +44,10 @@ impl FingerprintChoice {
     }
 
     pub(super) fn fingerprint(&self, parts: &Parts, data: &Bytes) -> Result<Fingerprint, InvalidBody> {
-        let of_content = |content| fingerprint(&parts.method, &target(parts), &parts.headers, content);
         let compared = match &self.compared {
-            Compared::Bytes => of_content(Content::Bytes(data)),
-            Compared::CanonicalJson => of_content(Content::Json(data)),
-            Compared::JsonWithout(pointers) => of_content(Content::Json(&without(data, pointers)?)),
+            Compared::Bytes => of_content(parts, Content::Bytes(data)),
+            Compared::CanonicalJson => of_content(parts, Content::Json(data)),
+            Compared::JsonWithout(pointers) => of_content(parts, Content::Json(&without(data, pointers)?)),
             Compared::Function { function, .. } => function(parts, data),
         }?;
         Ok(match self.described() {
@@ -89,33 +88,27 @@ impl FingerprintChoice {
     }
 }
 
-fn fingerprint(
-    method: &Method,
-    target: &str,
-    headers: &HeaderMap,
-    content: Content<'_>,
-) -> Result<Fingerprint, InvalidBody> {
+fn of_content(parts: &Parts, content: Content<'_>) -> Result<Fingerprint, InvalidBody> {
+    // The whole path with its query. A nested axum router cuts the front off `uri`, and that part may name the account.
+    #[cfg(feature = "axum")]
+    let uri = parts.extensions.get::<axum::extract::OriginalUri>().map_or(&parts.uri, |original| &original.0);
+    #[cfg(not(feature = "axum"))]
+    let uri = &parts.uri;
+    let target = uri.path_and_query().map_or("", |target| target.as_str());
     let content_type = match content {
         // A client that adds a charset in a retry sends the same JSON.
         Content::Json(_) => None,
-        Content::Bytes(_) => headers.get(header::CONTENT_TYPE),
+        Content::Bytes(_) => parts.headers.get(header::CONTENT_TYPE),
     };
     let content_type = content_type.map_or(&b""[..], |value| value.as_bytes());
-    Fingerprint::of_request([method.as_str().as_bytes(), target.as_bytes(), content_type], content)
+    Fingerprint::of_request([parts.method.as_str().as_bytes(), target.as_bytes(), content_type], content)
 }
 
 /// The fingerprint that a layer with default settings gives a request.
 #[cfg(feature = "testing")]
 pub(crate) fn plain_fingerprint<B: AsRef<[u8]>>(request: &http::Request<B>) -> Result<Fingerprint, InvalidBody> {
-    let target = request.uri().path_and_query().map_or("", |target| target.as_str());
-    fingerprint(request.method(), target, request.headers(), Content::Bytes(request.body().as_ref()))
-}
-
-/// The whole path with its query. A nested axum router cuts the front off `uri`, and that part may name the account.
-fn target(parts: &Parts) -> String {
-    #[cfg(feature = "axum")]
-    let uri = parts.extensions.get::<axum::extract::OriginalUri>().map_or(&parts.uri, |original| &original.0);
-    #[cfg(not(feature = "axum"))]
-    let uri = &parts.uri;
-    uri.path_and_query().map_or_else(String::new, |target| target.as_str().to_owned())
+    let mut head = http::Request::new(());
+    (*head.method_mut(), *head.uri_mut()) = (request.method().clone(), request.uri().clone());
+    *head.headers_mut() = request.headers().clone();
+    of_content(&head.into_parts().0, Content::Bytes(request.body().as_ref()))
 }

@@ -1,7 +1,7 @@
 //! The call of the handler, bounded in time and with its panics caught.
 
 use std::any::Any;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::Poll;
@@ -12,11 +12,11 @@ use http::{Extensions, Request, Response};
 use tokio::time::timeout;
 use tower_service::Service;
 
-use super::body::LayerBody;
-use super::rejection::{Misconfigured, Rejection};
+use super::body::{LayerBody, ResponseBody};
+use super::rejection::Rejection;
 use super::replay::IDEMPOTENCY_REPLAYED;
 use super::settings::Denied;
-use crate::{BoxError, Error};
+use crate::Error;
 
 /// Why a request has no response of its handler.
 pub(super) enum Unanswered<E> {
@@ -28,15 +28,9 @@ pub(super) enum Unanswered<E> {
     Panicked(Box<dyn Any + Send>),
 }
 
-impl<E> From<Rejection> for Unanswered<E> {
-    fn from(rejection: Rejection) -> Self {
-        Self::Rejected(rejection)
-    }
-}
-
-impl<E> From<Misconfigured> for Unanswered<E> {
-    fn from(misconfigured: Misconfigured) -> Self {
-        Self::Rejected(misconfigured.into())
+impl<E, R: Into<Rejection>> From<R> for Unanswered<E> {
+    fn from(rejection: R) -> Self {
+        Self::Rejected(rejection.into())
     }
 }
 
@@ -46,15 +40,21 @@ impl<E> From<Error> for Unanswered<E> {
     }
 }
 
+/// The answer to a request that `H` handles.
+pub(super) type Answer<H> = Result<Response<LayerBody<<H as Handler>::Body>>, Unanswered<<H as Handler>::Error>>;
+
 /// A request together with the service that handles it.
-pub(super) trait Handler {
-    type Body: http_body::Body<Data = Bytes, Error: Into<BoxError>>;
-    type Error;
+pub(super) trait Handler: Send + 'static {
+    type Body: ResponseBody + Send + 'static;
+    type Error: Send + 'static;
 
     fn extensions_mut(&mut self) -> &mut Extensions;
 
     /// Calls the handler. If it takes longer than `limit`, drops it with everything that it has not given back.
-    async fn call(self, limit: Duration) -> Result<Response<Self::Body>, Unanswered<Self::Error>>;
+    fn call(
+        self,
+        limit: Duration,
+    ) -> impl Future<Output = Result<Response<Self::Body>, Unanswered<Self::Error>>> + Send;
 }
 
 pub(super) struct ServiceCall<S, B> {
@@ -64,8 +64,9 @@ pub(super) struct ServiceCall<S, B> {
 
 impl<S, B, R> Handler for ServiceCall<S, B>
 where
-    S: Service<Request<LayerBody<B>>, Response = Response<R>>,
-    R: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
+    S: Service<Request<LayerBody<B>>, Response = Response<R>, Error: Send, Future: Send> + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    R: ResponseBody + Send + 'static,
 {
     type Body = R;
     type Error = S::Error;
@@ -75,8 +76,9 @@ where
     }
 
     async fn call(mut self, limit: Duration) -> Result<Response<R>, Unanswered<S::Error>> {
-        let answering = caught(async || self.service.call(self.request).await);
-        let mut response = timeout(limit, answering).await.map_err(|_| Rejection::TimedOut { limit })??;
+        let answering = caught(async { self.service.call(self.request).await });
+        let answered = timeout(limit, answering).await.map_err(|_| Rejection::TimedOut { limit })?;
+        let mut response = answered?.map_err(Unanswered::Failed)?;
         // A handler may pass on a response that another service has replayed. Here it is a first response.
         response.headers_mut().remove(IDEMPOTENCY_REPLAYED);
         Ok(response)
@@ -84,12 +86,11 @@ where
 }
 
 /// Runs code of the handler and returns its panic as an error, because a panic must free the key, too.
-pub(super) async fn caught<T, E>(code: impl AsyncFnOnce() -> Result<T, E>) -> Result<T, Unanswered<E>> {
-    let mut running = pin!(code());
+pub(super) async fn caught<T, E>(code: impl Future<Output = T>) -> Result<T, Unanswered<E>> {
+    let mut code = pin!(code);
     // After a panic the layer looks at nothing of the handler except the transaction, which it rolls back.
-    let polled = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(context))) {
-        Ok(Poll::Pending) => Poll::Pending,
-        Ok(Poll::Ready(result)) => Poll::Ready(result.map_err(Unanswered::Failed)),
+    let polled = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| code.as_mut().poll(context))) {
+        Ok(poll) => poll.map(Ok),
         Err(panic) => Poll::Ready(Err(Unanswered::Panicked(panic))),
     });
     polled.await

@@ -143,7 +143,8 @@ impl<S> Layer<S> for IdempotencyLayer<Transactional> {
     type Service = IdempotencyService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        IdempotencyService::new(inner, self.settings.clone(), Protection::Transactional(self.mode))
+        let settings = Arc::new(self.settings.clone());
+        IdempotencyService { inner, settings, protection: Protection::Transactional(self.mode) }
     }
 }
 
@@ -151,7 +152,8 @@ impl<S> Layer<S> for IdempotencyLayer<Leased> {
     type Service = IdempotencyService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        IdempotencyService::new(inner, self.settings.clone(), Protection::Leased(self.mode))
+        let settings = Arc::new(self.settings.clone());
+        IdempotencyService { inner, settings, protection: Protection::Leased(self.mode) }
     }
 }
 

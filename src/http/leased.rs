@@ -1,7 +1,157 @@
-//! The leased mode: the key is claimed under a lease, the handler has its effect outside, and the response is stored.
+//! The run of a leased layer: claim, call the handler, store its response. The handler sees the lease.
 
-mod idempotent_lease;
-mod run;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
-pub use idempotent_lease::{IdempotentLease, NoLease};
-pub use run::Leased;
+use http::Extensions;
+
+use super::conclusion::{Conclusion, NotPerformed, conclude};
+use super::handler::{Answer, Handler, Unanswered};
+use super::rejection::Rejection;
+use super::replay::replay;
+use super::request::Ticket;
+use super::settings::Settings;
+use crate::lease::{Acquired, Leasing, Owner, unless_lost};
+use crate::{Error, Key, observe};
+
+/// The mode of a layer that claims the key under a lease, made by
+/// [`IdempotencyLayer::leased`](super::IdempotencyLayer::leased).
+#[derive(Clone, Copy, Debug)]
+pub struct Leased {
+    pub(super) leasing: Leasing,
+    pub(super) explicit_begin: bool,
+}
+
+impl Leased {
+    /// Claims the key, calls the handler and stores its response; or replays the stored response.
+    pub(super) async fn run<H: Handler>(self, settings: &Settings, ticket: &Ticket, mut handler: H) -> Answer<H> {
+        let key = &ticket.key;
+        let leasing = self.leasing.with_deployment(settings.deployment);
+        let leasing = leasing.with_wait_for(ticket.wait).map_err(Error::from)?;
+        let lease = match leasing.acquire_stored(&settings.pool, key, ticket.fingerprint).await? {
+            Acquired::Lease(lease) => lease,
+            Acquired::Replayed(stored) => return Ok(replay(key, stored, settings.seal.as_deref())?),
+        };
+        let handlers_lease =
+            IdempotentLease { owner: lease.owner().clone(), begun: Arc::new((!self.explicit_begin).into()) };
+        handler.extensions_mut().insert(handlers_lease.clone());
+        let _registered = settings.local.register(key, ticket.fingerprint);
+
+        let started = Instant::now();
+        // The response body is a part of the work, because it may have effects outside, too.
+        let work = async { conclude(settings, Some(key), handler.call(settings.run_timeout).await?).await };
+        let concluded = unless_lost(&lease, work).await;
+        observe::performed(leasing.mode(), key.operation(), started.elapsed());
+        let (not_performed, reason, answer) = match concluded {
+            None => return Err(lease.failed(Error::LeaseLost).into()),
+            Some(Ok(Conclusion::Store { stored, response, .. })) => {
+                lease.complete_encoded(&stored).await?;
+                return Ok(response);
+            }
+            Some(Ok(Conclusion::Free { response })) => {
+                let not_performed = response.extensions().get::<NotPerformed>().is_some();
+                (not_performed, format!("the handler answered {}", response.status()), Ok(response))
+            }
+            Some(Err(error)) => (false, reason(&error).to_owned(), Err(error)),
+        };
+        if not_performed || !handlers_lease.begun.load(Ordering::Relaxed) {
+            lease.not_performed(());
+        }
+        lease.fail(&reason).await;
+        answer
+    }
+}
+
+/// The `last_error` of a lease that was not completed.
+fn reason<E>(error: &Unanswered<E>) -> &'static str {
+    match error {
+        Unanswered::Rejected(Rejection::Misconfigured(_)) => "the handler's response could not be stored",
+        Unanswered::Rejected(Rejection::TimedOut { .. }) => "the handler ran into the layer's time-out",
+        Unanswered::Rejected(_) | Unanswered::Denied(_) => "the layer refused the response",
+        Unanswered::Failed(_) => "the handler failed",
+        Unanswered::Panicked(_) => "the handler panicked",
+    }
+}
+
+/// The lease under which a handler runs. The layer renews and settles it; the handler can only look at it.
+///
+/// With axum it is an extractor; elsewhere [`get`](Self::get) it from the request's extensions.
+#[derive(Clone, Debug)]
+pub struct IdempotentLease {
+    owner: Owner,
+    /// Whether the effect counts as begun.
+    begun: Arc<AtomicBool>,
+}
+
+/// No leased layer is in front of this handler, or the layer does not cover this method, or the request has no key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no lease here: no leased IdempotencyLayer covers this request, or the request has no key")]
+pub struct NoLease;
+
+impl IdempotentLease {
+    /// The lease of a request.
+    ///
+    /// # Errors
+    ///
+    /// [`NoLease`].
+    pub fn get(extensions: &Extensions) -> Result<Self, NoLease> {
+        extensions.get::<Self>().cloned().ok_or(NoLease)
+    }
+
+    /// Declares that the effect begins now: from here on a failure may leave an effect behind. This matters only in a
+    /// layer with [`with_explicit_begin`](super::IdempotencyLayer::with_explicit_begin).
+    pub fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        self.owner.key()
+    }
+
+    /// A key for the next service, the same in every attempt. See
+    /// [`Lease::downstream_key`](crate::lease::Lease::downstream_key).
+    #[must_use]
+    pub fn downstream_key(&self) -> String {
+        self.owner.downstream_key()
+    }
+
+    /// 1 for the first claim, one more at each take-over.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.owner.attempt
+    }
+
+    /// The fencing token. See [`Lease::token`](crate::lease::Lease::token).
+    #[must_use]
+    pub fn token(&self) -> i64 {
+        self.owner.token
+    }
+
+    /// Whether the lease is lost. The layer then drops the handler at its next await. A handler with several effects
+    /// and no await between them asks before each effect.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.owner.is_lost()
+    }
+}
+
+#[cfg(feature = "axum")]
+impl<S: Sync> axum::extract::FromRequestParts<S> for IdempotentLease {
+    type Rejection = NoLease;
+
+    async fn from_request_parts(parts: &mut http::request::Parts, _: &S) -> Result<Self, NoLease> {
+        Self::get(&parts.extensions)
+    }
+}
+
+/// A 500 without a body: the text of the mistake is for the service's log.
+#[cfg(feature = "axum")]
+impl axum::response::IntoResponse for NoLease {
+    fn into_response(self) -> axum::response::Response {
+        tracing::error!(error = &self as &dyn std::error::Error, "a handler cannot have its IdempotentLease");
+        http::StatusCode::INTERNAL_SERVER_ERROR.into_response()
+    }
+}

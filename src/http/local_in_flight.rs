@@ -5,65 +5,45 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::claim::RETRY_AFTER;
-use crate::{Error, Fingerprint, InFlight, Key};
+use crate::{Error, Fingerprint, Key};
 
 /// For each key the fingerprint of its request, and a channel that closes when the request has ended.
-type Keys = Mutex<HashMap<Key, (Fingerprint, watch::Receiver<()>)>>;
+type Keys = HashMap<Key, (Fingerprint, watch::Receiver<()>)>;
 
 /// Shared by a layer and its clones.
 #[derive(Clone, Debug, Default)]
-pub(super) struct LocalInFlight {
-    keys: Arc<Keys>,
-}
+pub(super) struct LocalInFlight(Arc<Mutex<Keys>>);
 
 /// While this value lives, duplicates of its request are refused or delayed.
 pub(super) struct Registered {
-    keys: Arc<Keys>,
+    local: LocalInFlight,
     key: Key,
     _ended: watch::Sender<()>,
 }
 
 impl LocalInFlight {
-    /// Returns once no request of this process performs the key. Waits for such a request as long as `in_flight`
-    /// allows, and returns the rest of that wait.
-    pub(super) async fn until_free(
-        &self,
-        key: &Key,
-        fingerprint: Fingerprint,
-        in_flight: InFlight,
-    ) -> Result<InFlight, Error> {
-        let deadline = match in_flight {
-            InFlight::Reject => None,
-            InFlight::Wait(limit) => Some(Instant::now() + limit),
-        };
-        while let Some((first, mut ended)) = self.find(key) {
-            if first != fingerprint {
+    /// Returns once no request of this process performs the key. Waits for such a request for at most `wait`, and
+    /// returns the rest of that.
+    pub(super) async fn until_free(&self, key: &Key, asked: Fingerprint, wait: Duration) -> Result<Duration, Error> {
+        let deadline = Instant::now() + wait;
+        let find = || self.keys().get(key).cloned();
+        while let Some((first, mut ended)) = find() {
+            if first != asked {
                 return Err(Error::KeyReused { key: key.clone() });
             }
-            let has_ended = match deadline {
-                None => false,
-                // Nothing is ever sent: this returns when the sender is dropped.
-                Some(at) => timeout_at(at, ended.changed()).await.is_ok(),
-            };
-            if !has_ended {
+            // Nothing is ever sent: this returns when the sender is dropped.
+            if timeout_at(deadline, ended.changed()).await.is_err() {
                 return Err(Error::InFlight { retry_after: RETRY_AFTER });
             }
         }
-        Ok(match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
-            None | Some(Duration::ZERO) => InFlight::Reject,
-            Some(left) => InFlight::Wait(left),
-        })
-    }
-
-    fn find(&self, key: &Key) -> Option<(Fingerprint, watch::Receiver<()>)> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+        Ok(deadline.saturating_duration_since(Instant::now()))
     }
 
     /// Registers a request that performs. Call it only after the claim is won, so that replays of one key do not wait
@@ -71,20 +51,21 @@ impl LocalInFlight {
     ///
     /// `None` if the key is registered already, by the owner of a lease that has lost it and has not noticed.
     pub(super) fn register(&self, key: &Key, fingerprint: Fingerprint) -> Option<Registered> {
-        match self.keys.lock().unwrap_or_else(PoisonError::into_inner).entry(key.clone()) {
-            Entry::Occupied(_) => None,
-            Entry::Vacant(vacant) => {
-                let (ending, ended) = watch::channel(());
-                vacant.insert((fingerprint, ended));
-                Some(Registered { keys: self.keys.clone(), key: key.clone(), _ended: ending })
-            }
-        }
+        let mut keys = self.keys();
+        let Entry::Vacant(vacant) = keys.entry(key.clone()) else { return None };
+        let (ending, ended) = watch::channel(());
+        vacant.insert((fingerprint, ended));
+        Some(Registered { local: self.clone(), key: key.clone(), _ended: ending })
+    }
+
+    fn keys(&self) -> MutexGuard<'_, Keys> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
         // Removed before the sender is dropped, which wakes the duplicates.
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+        self.local.keys().remove(&self.key);
     }
 }

@@ -5,26 +5,15 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 /// Counts the runs of a layer. Take it from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and wait for
-/// [`finished`](Self::finished) at the end of a graceful shutdown.
-///
-/// ```
-/// # use pg_idempotency::http::Runs;
-/// let runs = Runs::default(); // for several layers: `.with_runs(&runs)` on each
-/// assert_eq!(runs.count(), 0);
-/// ```
-#[derive(Clone, Debug)]
+/// [`finished`](Self::finished) at the end of a graceful shutdown. For several layers, pass one `Runs::default()` to
+/// [`with_runs`](super::IdempotencyLayer::with_runs) of each.
+#[derive(Clone, Debug, Default)]
 pub struct Runs {
     count: Arc<watch::Sender<usize>>,
 }
 
 /// One run, for as long as this value lives.
 pub(super) struct CountedRun(Runs);
-
-impl Default for Runs {
-    fn default() -> Self {
-        Self { count: Arc::new(watch::Sender::new(0)) }
-    }
-}
 
 impl Runs {
     /// The number of runs in progress.

@@ -13,7 +13,7 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::body::LayerBody;
-use super::handler::{Handler, ServiceCall, Unanswered};
+use super::handler::{Answer, Handler, ServiceCall, Unanswered};
 use super::leased::Leased;
 use super::rejection::Rejection;
 use super::request::{Admission, Ticket, admit};
@@ -25,9 +25,9 @@ use crate::{BoxError, Error, Mode, observe};
 /// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes of an inner service.
 #[derive(Clone)]
 pub struct IdempotencyService<S> {
-    inner: S,
-    settings: Arc<Settings>,
-    protection: Protection,
+    pub(super) inner: S,
+    pub(super) settings: Arc<Settings>,
+    pub(super) protection: Protection,
 }
 
 /// How the layer protects an operation from a second run.
@@ -35,12 +35,6 @@ pub struct IdempotencyService<S> {
 pub(super) enum Protection {
     Transactional(Transactional),
     Leased(Leased),
-}
-
-impl<S> IdempotencyService<S> {
-    pub(super) fn new(inner: S, settings: Settings, protection: Protection) -> Self {
-        Self { inner, settings: Arc::new(settings), protection }
-    }
 }
 
 type Answered<R, E> = Result<Response<LayerBody<R>>, E>;
@@ -84,10 +78,19 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         // Only the instance that was polled may be called.
         let unpolled = self.inner.clone();
-        let service = std::mem::replace(&mut self.inner, unpolled);
+        let mut service = std::mem::replace(&mut self.inner, unpolled);
         let (settings, protection) = (self.settings.clone(), self.protection);
         let answer = async move {
-            match serve(&settings, protection, request, service).await {
+            let answer = match admit(&settings, request).await {
+                Ok(Admission::NotCovered(request)) => {
+                    return service.call(request).await.map(|response| response.map(LayerBody::untouched));
+                }
+                Ok(Admission::Covered { ticket, request }) => {
+                    protection.run_in_task(&settings, ticket, ServiceCall { service, request }).await
+                }
+                Err(refused) => Err(refused),
+            };
+            match answer {
                 Ok(response) => Ok(response),
                 Err(Unanswered::Rejected(rejection)) => Ok(rejected(&settings, rejection)),
                 Err(Unanswered::Denied(Denied(response))) => Ok(response.map(|body| LayerBody::whole(body, None))),
@@ -100,48 +103,6 @@ where
     }
 }
 
-/// Admits the request and runs it in a task of its own: when the client hangs up, the run continues to its end.
-async fn serve<S, B, R>(
-    settings: &Arc<Settings>,
-    protection: Protection,
-    request: Request<B>,
-    mut service: S,
-) -> Result<Response<LayerBody<R>>, Unanswered<S::Error>>
-where
-    S: Service<Request<LayerBody<B>>, Response = Response<R>> + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: Send + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
-{
-    let (mut ticket, request) = match admit(settings, request).await? {
-        Admission::Covered { ticket, request } => (ticket, request),
-        Admission::NotCovered(request) => {
-            let response = service.call(request).await.map_err(Unanswered::Failed)?;
-            return Ok(response.map(LayerBody::untouched));
-        }
-    };
-    in_flight_within(Some(settings.in_flight), settings.retention).map_err(Error::from)?;
-    if let Some(ticket) = &mut ticket {
-        let free = settings.local.until_free(&ticket.key, ticket.fingerprint, ticket.in_flight).await;
-        let free = free.inspect_err(|error| observe::failure(protection.mode(), ticket.key.operation(), error));
-        ticket.in_flight = free?;
-    }
-    let limit = settings.max_runs;
-    let counted = settings.runs.begin(limit).ok_or(Rejection::Overloaded { limit })?;
-    let settings = settings.clone();
-    let run = async move {
-        let ran = protection.run(&settings, ticket, ServiceCall { service, request }).await;
-        drop(counted);
-        ran
-    };
-    match tokio::spawn(run.in_current_span()).await {
-        Ok(ran) => ran,
-        // The runtime is shutting down, or the layer itself has panicked.
-        Err(error) => Err(Error::Database(sqlx::Error::Io(error.into())).into()),
-    }
-}
-
 impl Protection {
     /// The mode of the records.
     fn mode(self) -> Mode {
@@ -151,18 +112,37 @@ impl Protection {
         }
     }
 
-    async fn run<H: Handler>(
+    /// Runs the request in a task of its own: when the client hangs up, the run continues to its end.
+    async fn run_in_task<H: Handler>(
         self,
-        settings: &Settings,
-        ticket: Option<Ticket>,
-        mut handler: H,
-    ) -> Result<Response<LayerBody<H::Body>>, Unanswered<H::Error>> {
+        settings: &Arc<Settings>,
+        mut ticket: Option<Ticket>,
+        handler: H,
+    ) -> Answer<H> {
+        in_flight_within(Some(settings.in_flight), settings.retention).map_err(Error::from)?;
+        if let Some(ticket) = &mut ticket {
+            let free = settings.local.until_free(&ticket.key, ticket.fingerprint, ticket.wait).await;
+            ticket.wait = free.inspect_err(|error| observe::failure(self.mode(), ticket.key.operation(), error))?;
+        }
+        let limit = settings.max_runs;
+        let counted = settings.runs.begin(limit).ok_or(Rejection::Overloaded { limit })?;
+        let settings = settings.clone();
+        let run = async move {
+            let answer = self.run(&settings, ticket, handler).await;
+            drop(counted);
+            answer
+        };
+        // The task fails if the runtime is shutting down, or the layer itself has panicked.
+        let ended = tokio::spawn(run.in_current_span()).await;
+        ended.unwrap_or_else(|error| Err(Error::Database(sqlx::Error::Io(error.into())).into()))
+    }
+
+    async fn run<H: Handler>(self, settings: &Settings, ticket: Option<Ticket>, mut handler: H) -> Answer<H> {
         if let Some(ticket) = &ticket {
             handler.extensions_mut().insert(ticket.key.clone());
         }
         match (self, &ticket) {
-            (Self::Transactional(mode), Some(ticket)) => mode.run(settings, ticket, handler).await,
-            (Self::Transactional(mode), None) => mode.run_unprotected(settings, handler).await,
+            (Self::Transactional(mode), ticket) => mode.run(settings, ticket.as_ref(), handler).await,
             (Self::Leased(mode), Some(ticket)) => mode.run(settings, ticket, handler).await,
             (Self::Leased(_), None) => Ok(handler.call(settings.run_timeout).await?.map(LayerBody::untouched)),
         }

@@ -37,7 +37,7 @@ pub(super) struct Settings {
     // The key.
     pub(super) methods: Vec<Method>,
     pub(super) scope: Arc<ScopeOf>,
-    pub(super) operation: OperationFrom,
+    pub(super) operation: Arc<OperationOf>,
     pub(super) key: KeyFrom,
     pub(super) key_required: bool,
     pub(super) shortest_key: usize,
@@ -68,7 +68,7 @@ impl Settings {
             deployment: Deployment::new(),
             methods: vec![Method::POST, Method::PATCH],
             scope,
-            operation: OperationFrom::MatchedRoute,
+            operation: Arc::new(matched_operation),
             key: KeyFrom::Header { strict: false },
             key_required: true,
             shortest_key: 1,
@@ -97,23 +97,17 @@ pub(super) enum KeyFrom {
     Function(Arc<KeyOf>),
 }
 
-#[derive(Clone)]
-pub(super) enum OperationFrom {
-    MatchedRoute,
-    Route(String),
-    Function(Arc<OperationOf>),
+/// The method, and the route that axum has matched.
+fn matched_operation(parts: &Parts) -> Option<String> {
+    #[cfg(feature = "axum")]
+    let route = parts.extensions.get().map(axum::extract::MatchedPath::as_str);
+    #[cfg(not(feature = "axum"))]
+    let route: Option<&str> = None;
+    Some(format!("{} {}", parts.method, route?))
 }
 
 /// A response of the service itself to a request that it does not admit, from its function for the scope or for the
-/// key.
-///
-/// ```
-/// # use http::StatusCode;
-/// # use pg_idempotency::http::Denied;
-/// fn scope(user: Option<&str>) -> Result<String, Denied> {
-///     Ok(user.ok_or(StatusCode::UNAUTHORIZED)?.to_owned())
-/// }
-/// ```
+/// key. A status converts into one with an empty body: `.ok_or(StatusCode::UNAUTHORIZED)?`.
 // Boxed, because every successful result would have the size of a response.
 #[derive(Debug)]
 pub struct Denied(pub(super) Box<Response<Bytes>>);
@@ -124,7 +118,6 @@ impl From<Response<Bytes>> for Denied {
     }
 }
 
-/// The status with an empty body.
 impl From<StatusCode> for Denied {
     fn from(status: StatusCode) -> Self {
         let mut response = Response::default();

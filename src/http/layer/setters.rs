@@ -13,7 +13,7 @@ use crate::http::fingerprint_choice::Compared;
 use crate::http::rejection::Rejection;
 use crate::http::replay::{NEVER_REPLAYED, Seal};
 use crate::http::runs::Runs;
-use crate::http::settings::{Denied, KeyFrom, OperationFrom, Settings};
+use crate::http::settings::{Denied, KeyFrom, Settings};
 use crate::limits::{RETENTION, checked, within};
 use crate::{Deployment, Fingerprint, InFlight, InvalidBody, MAX_PART_BYTES};
 
@@ -68,7 +68,7 @@ impl<M> IdempotencyLayer<M> {
         if route.len() > most {
             return Err(InvalidSetting::RouteTooLong { bytes: route.len(), most });
         }
-        Ok(self.with(|settings| settings.operation = OperationFrom::Route(route)))
+        Ok(self.with_operation(move |parts| Some(format!("{} {route}", parts.method))))
     }
 
     /// Names the operation by a function of the request. `None` is a mistake of the service, and the answer is a 500.
@@ -76,7 +76,7 @@ impl<M> IdempotencyLayer<M> {
     where
         F: Fn(&Parts) -> Option<String> + Send + Sync + 'static,
     {
-        self.with(|settings| settings.operation = OperationFrom::Function(Arc::new(operation)))
+        self.with(|settings| settings.operation = Arc::new(operation))
     }
 }
 

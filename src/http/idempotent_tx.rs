@@ -91,7 +91,7 @@ pub enum NoTransaction {
     Taken,
     /// The transaction was taken and given back, and the writes of that time are still in it: something inside the
     /// layer calls the handler a second time. The layer then commits nothing, whatever the handler answers: see
-    /// [`Misconfigured::TransactionTakenAgain`](crate::http::Misconfigured::TransactionTakenAgain).
+    /// [`Misconfigured::TransactionTakenAgain`](super::Misconfigured::TransactionTakenAgain).
     #[error("the idempotent transaction was given back, and is lent once; put the code that retries outside the layer")]
     GivenBack,
 }
@@ -107,7 +107,7 @@ impl IdempotentTx {
         Ok(Self { transaction: Some(slot.take()?), slot: slot.clone(), key: extensions.get().cloned() })
     }
 
-    /// The key; `None` for a request [without one](crate::http::IdempotencyLayer::with_optional_key).
+    /// The key; `None` for a request [without one](super::IdempotencyLayer::with_optional_key).
     #[must_use]
     pub fn key(&self) -> Option<&Key> {
         self.key.as_ref()
