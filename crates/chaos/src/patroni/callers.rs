@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::lease_callers::{self, Outside};
 use super::mark_callers;
-use crate::history::{Call, What};
+use crate::history::{Call, What, now};
 use crate::lease::Leased;
 use crate::random::Random;
 use crate::subject::{EVERY_DOOR, Failure, Request, SAFE_TO_DROP, ending};
@@ -38,6 +38,8 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(120);
 const PATIENCE: Duration = Duration::from_secs(180);
 
 const SETTLERS: usize = 8;
+/// The prefix of their names.
+pub(crate) const SETTLER: &str = "settler";
 
 /// In which mode the callers of one world call.
 #[derive(Clone)]
@@ -135,7 +137,7 @@ impl Load {
                 world: self.world.clone(),
                 way: self.way.clone(),
                 pool: self.pool.clone(),
-                name: format!("settler{settler}"),
+                name: format!("{SETTLER}{settler}-{}", now()),
                 limit: LIMIT,
             };
             let mut random = self.world.random(&caller.name);

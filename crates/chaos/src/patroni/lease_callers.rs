@@ -71,7 +71,7 @@ pub(crate) async fn decide(pool: &PgPool, way: &Way, value: &str) -> anyhow::Res
     Ok(())
 }
 
-/// For [`lost`](crate::checker::lost): the results that are stored, in place of the effects, of which the outside loses none.
+/// The results that are stored, in place of the effects: the outside loses none of those, and the database can lose a result.
 pub(crate) fn stored_results(after: &Aftermath) -> Aftermath {
     let result = |record: &crate::checker::Stored| {
         let call = record.response.clone().filter(|_| record.completed)?;

@@ -30,7 +30,7 @@ pub(crate) async fn call(pool: &PgPool, request: &Request) -> Result<Outcome<Str
     Ok(Outcome::Replayed(first.ok_or(Failure::Of(Error::NotInTransaction))?))
 }
 
-/// Where nothing is promised about lost answers, `calls` is empty.
+/// `calls` are those whose answers must be true: under asynchronous replication, the calls after the last failover.
 pub(crate) fn violations(calls: &[Call], after: &Aftermath) -> Vec<String> {
     let mut all = Vec::new();
     for (key, one) in by_key(calls, after) {

@@ -1,15 +1,16 @@
-//! What a caller sees of a fault: from its first error to its next answer.
+//! What a fault costs the callers: the time from a caller's first error to its next answer, and the answers that are lost.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::history::{Call, Moment, What};
 
-/// A fault, and when it began.
+/// A fault, when it began, and when its formation was whole again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Injected {
     pub(crate) kind: &'static str,
     pub(crate) at: Moment,
+    pub(crate) over: Moment,
 }
 
 /// One caller without an answer.
@@ -29,6 +30,8 @@ pub(crate) struct Seen {
     of_one: Vec<Duration>,
     /// For each fault, the longest time in which no caller got an answer.
     of_all: Vec<Duration>,
+    /// Answers that are not true any more, of all faults of this kind.
+    lost: usize,
 }
 
 impl Seen {
@@ -40,12 +43,13 @@ impl Seen {
 impl std::fmt::Display for Seen {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (kind, one, all) = (self.kind, range(&self.of_one), range(&self.of_all));
-        write!(f, "{kind}: a caller was without an answer for at most {one}, all of them for {all}")
+        write!(f, "{kind}: one caller without an answer for {one}, all callers for {all}, {} answers lost", self.lost)
     }
 }
 
-/// Of the callers whose names do not begin with `without`: those that cannot follow the leader.
-pub(crate) fn seen(calls: &[Call], faults: &[Injected], without: &str) -> Vec<Seen> {
+/// The outages are of the callers whose names do not begin with `without`: those that cannot follow the leader. `lost` has the moment
+/// of each answer that was given and lost: a moment before the fault, or while the old leader still answers.
+pub(crate) fn seen(calls: &[Call], faults: &[Injected], lost: &[Moment], without: &str) -> Vec<Seen> {
     let outages = outages(calls.iter().filter(|call| !call.name.starts_with(without)));
     let mut answers: Vec<Moment> =
         calls.iter().filter(|call| call.response().is_some()).map(|call| call.ended).collect();
@@ -56,10 +60,13 @@ pub(crate) fn seen(calls: &[Call], faults: &[Injected], without: &str) -> Vec<Se
         let during = |moment: Moment| (fault.at..until).contains(&moment);
         let of_one = outages.iter().filter(|outage| during(outage.failed)).map(|outage| outage.time).max();
         let of_all = answers.windows(2).filter(|two| during(two[1])).map(|two| two[1] - two[0]).max();
+        let since = number.checked_sub(1).map_or(0, |previous| faults[previous].over);
+        let gone = lost.iter().filter(|moment| (since..fault.over).contains(moment)).count();
         let place = all.iter().position(|seen| seen.kind == fault.kind).unwrap_or_else(|| {
-            all.push(Seen { kind: fault.kind, of_one: Vec::new(), of_all: Vec::new() });
+            all.push(Seen { kind: fault.kind, of_one: Vec::new(), of_all: Vec::new(), lost: 0 });
             all.len() - 1
         });
+        all[place].lost += gone;
         all[place].of_one.push(of_one.unwrap_or_default());
         all[place].of_all.push(Duration::from_nanos(of_all.unwrap_or_default()));
     }
@@ -121,8 +128,10 @@ mod tests {
             call("direct/1", 3, 8, unknown()),
             call("direct/2", 8, 90, answer()),
         ];
-        let faults = [Injected { kind: "cut", at: 3_000_000_000 }];
-        let seen = seen(&calls(&events.concat()), &faults, "direct");
+        let second = |number| number * 1_000_000_000;
+        let faults = [Injected { kind: "cut", at: second(3), over: second(10) }];
+        let seen = seen(&calls(&events.concat()), &faults, &[second(1), second(12)], "direct");
+        assert_eq!(seen[0].lost, 1);
         assert_eq!(seen[0].of_one, [Duration::from_secs(7)]);
         assert_eq!(seen[0].longest(), Duration::from_secs(7));
     }

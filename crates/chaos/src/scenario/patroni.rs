@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::checker::{self, Aftermath, lost};
-use crate::history::now;
+use crate::checker::{self, Aftermath, by_key};
+use crate::history::{Call, Moment, now};
 use crate::lease::Leased;
 use crate::lease_checker::{self, Promise};
-use crate::patroni::callers::{Load, Way, calls_of};
+use crate::patroni::callers::{Load, SETTLER, Way, calls_of};
 use crate::patroni::fault::{DIRECT_NAME, Fault};
 use crate::patroni::formation::{Formation, Replication};
 use crate::patroni::lease_callers::{Outside, stored_results};
@@ -40,13 +40,13 @@ pub(crate) async fn play(stage: &Stage, replication: Replication) -> anyhow::Res
     let mut injected = Vec::new();
     let ended = inject_all(&formation, &loads, least, stage.time, &mut injected).await;
     loads.stop().await?;
-    let mut finding = loads.check(replication).await?;
+    let (mut finding, lost) = loads.check(replication).await?;
     // What was lost is worth knowing also where the formation did not recover.
     if let Err(error) = ended {
         finding.violations.push(format!("not all faults were injected and survived: {error:#}"));
     }
     let calls = calls_of(&loads.all());
-    let seen = seen(&calls, &injected, DIRECT_NAME);
+    let seen = seen(&calls, &injected, &lost, DIRECT_NAME);
     finding.longest_outage = seen.iter().map(Seen::longest).max().unwrap_or_default();
     Ok(seen.iter().fold(finding, Finding::note))
 }
@@ -64,8 +64,10 @@ async fn inject_all(
     while round < least || Instant::now() < until {
         for fault in Fault::ALL {
             loads.transactions.goes_on(BETWEEN).await?;
-            injected.push(Injected { kind: fault.name(), at: now() });
-            fault.inject(formation, &loads.transactions, round).await?;
+            let at = now();
+            let ended = fault.inject(formation, &loads.transactions, round).await;
+            injected.push(Injected { kind: fault.name(), at, over: now() });
+            ended?;
             loads.transactions.world.fault(fault.name());
         }
         round += 1;
@@ -94,8 +96,8 @@ pub(crate) async fn play_delayed(stage: &Stage) -> anyhow::Result<Finding> {
     formation.start_again(old)?;
     formation.is_whole().await?;
     loads.stop().await?;
-    let mut finding = loads.check(Replication::Asynchronous).await?;
-    let strict = loads.check(Replication::Strict).await?;
+    let (mut finding, _) = loads.check(Replication::Asynchronous).await?;
+    let (strict, _) = loads.check(Replication::Strict).await?;
     let found = strict.violations.iter().filter(|said| said.contains("which is not there")).count();
     if found == 0 {
         finding.violations.push("the strict rule does not see the answers that were lost here".to_owned());
@@ -139,26 +141,31 @@ impl Loads {
         Ok(())
     }
 
-    /// Asks for every key once more, and compares all answers with the tables and with the outside.
-    async fn check(&self, replication: Replication) -> anyhow::Result<Finding> {
-        let mut finding = Finding::default();
+    /// Asks for every key once more, and compares all answers with the tables and with the outside. Also returns when the answers
+    /// were given that are lost.
+    async fn check(&self, replication: Replication) -> anyhow::Result<(Finding, Vec<Moment>)> {
+        let (mut finding, mut lost) = (Finding::default(), Vec::new());
         for load in self.all() {
-            finding.add(check(load, replication).await?);
+            let (part, gone) = check(load, replication).await?;
+            finding.add(part);
+            lost.extend(gone);
         }
-        Ok(finding)
+        Ok((finding, lost))
     }
 }
 
-async fn check(load: &Load, replication: Replication) -> anyhow::Result<Finding> {
+async fn check(load: &Load, replication: Replication) -> anyhow::Result<(Finding, Vec<Moment>)> {
     let world = &load.world;
     let before = world.history.calls();
     let decided = load.settle().await?;
     let (calls, mut after) = (world.history.calls(), world.aftermath().await?);
-    // Asynchronous: nothing is promised to the callers. What is left must still be whole.
-    let told = if replication == Replication::Strict { calls.as_slice() } else { &[] };
+    // Asynchronous replication promises nothing about answers from before a failover. What is left must be whole, and what is
+    // answered now must be true.
+    let told = |call: &Call| replication == Replication::Strict || call.name.starts_with(SETTLER);
+    let told: Vec<Call> = calls.into_iter().filter(told).collect();
     let (name, violations, gone, more) = match &load.way {
-        Way::Transaction => ("transactions", checker::violations(told, &after), lost(&calls, &after), String::new()),
-        Way::Mark => ("marks", mark_callers::violations(told, &after), lost(&calls, &after), String::new()),
+        Way::Transaction => ("transactions", checker::violations(&told, &after), lost(&before, &after), String::new()),
+        Way::Mark => ("marks", mark_callers::violations(&told, &after), lost(&before, &after), String::new()),
         Way::Lease(leased, outside) => {
             after.effects = outside.effects();
             let (name, promise) = match (leased.at_most_once, replication) {
@@ -167,8 +174,8 @@ async fn check(load: &Load, replication: Replication) -> anyhow::Result<Finding>
                 (true, Replication::Asynchronous) => ("leases at most once", Promise::AtLeastOnce),
                 (false, _) => ("leases at least once", Promise::AtLeastOnce),
             };
-            let checked = lease_checker::check(told, &after, promise);
-            let gone = lost(&calls, &stored_results(&after));
+            let checked = lease_checker::check(&told, &after, promise);
+            let gone = lost(&before, &stored_results(&after));
             let more =
                 format!(", {} keys with two effects outside, {decided} keys settled by an operator", checked.doubles);
             (name, checked.violations, gone, more)
@@ -176,10 +183,15 @@ async fn check(load: &Load, replication: Replication) -> anyhow::Result<Finding>
     };
     let answers = before.iter().filter(|call| call.response().is_some()).count();
     let violations = violations.into_iter().map(|said| format!("{name}, {said}")).collect();
-    let note = format!("{name}: {gone} of {answers} answers lost ({} effects{more})", distinct(&after));
-    Ok(Finding { operations: before.len(), faults: world.faults(), violations, ..Finding::default() }.note(note))
+    let note = format!("{name}: {} of {answers} answers lost ({} effects{more})", gone.len(), after.effects.len());
+    let finding = Finding { operations: before.len(), faults: world.faults(), violations, ..Finding::default() };
+    Ok((finding.note(note), gone))
 }
 
-fn distinct(after: &Aftermath) -> usize {
-    after.effects.len()
+/// When the answers were given that are not true any more.
+fn lost(calls: &[Call], after: &Aftermath) -> Vec<Moment> {
+    let keys = by_key(calls, after);
+    let is_lost =
+        |call: &&Call| call.response().is_some_and(|response| !keys[call.key.as_str()].has_effect_of(response));
+    calls.iter().filter(is_lost).map(|call| call.ended).collect()
 }
