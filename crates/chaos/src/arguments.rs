@@ -1,4 +1,4 @@
-//! `script/chaos [--seconds N] [--seed S] [--only NAME,…] [--mutant NAME] [--mutants] [--list]`
+//! `script/chaos [--seconds N] [--seed S] [--only NAME,…] [--patroni] [--mutant NAME] [--mutants] [--list]`
 
 use anyhow::{Context as _, bail};
 
@@ -11,6 +11,8 @@ pub(crate) struct Arguments {
     pub(crate) seconds: u64,
     pub(crate) seed: u64,
     pub(crate) only: Vec<String>,
+    /// The scenarios under Patroni, instead of all others.
+    pub(crate) patroni: bool,
     pub(crate) subject: Subject,
     /// Each mutant with its scenario, instead of the crate with all.
     pub(crate) mutants: bool,
@@ -23,6 +25,7 @@ impl Arguments {
             seconds: 60,
             seed: crate::history::now() % 1_000_000,
             only: Vec::new(),
+            patroni: false,
             subject: Subject::Crate,
             mutants: false,
             list: false,
@@ -34,15 +37,17 @@ impl Arguments {
                 "--seed" => arguments.seed = value()?.parse().context("--seed is a number")?,
                 "--only" => arguments.only.extend(value()?.split(',').map(str::to_owned)),
                 "--mutant" => arguments.subject = value()?.parse()?,
+                "--patroni" => arguments.patroni = true,
                 "--mutants" => arguments.mutants = true,
                 "--list" => arguments.list = true,
                 _ => bail!(
-                    "usage: script/chaos [--seconds N] [--seed S] [--only NAME,…] [--mutant NAME] [--mutants] [--list]"
+                    "usage: script/chaos [--seconds N] [--seed S] [--only NAME,…] [--patroni] [--mutant NAME] [--mutants] \
+                     [--list]"
                 ),
             }
         }
         for name in &arguments.only {
-            if !scenario::ALL.iter().any(|(known, _)| known == name) {
+            if !known().any(|(known, _)| known == *name) {
                 bail!("there is no scenario {name:?}; --list shows them");
             }
         }
@@ -51,14 +56,23 @@ impl Arguments {
 
     /// The scenarios to play, and how much of the time each gets.
     pub(crate) fn scenarios(&self) -> Vec<(&'static str, u32)> {
-        let wanted = |name: &str| self.only.is_empty() || self.only.iter().any(|only| only == name);
-        scenario::ALL.iter().copied().filter(|(name, _)| wanted(name)).collect()
+        match (self.only.is_empty(), self.patroni) {
+            (true, false) => scenario::ALL.to_vec(),
+            (true, true) => scenario::PATRONI.to_vec(),
+            (false, _) => known().filter(|(name, _)| self.only.iter().any(|only| only == name)).collect(),
+        }
     }
+}
+
+fn known() -> impl Iterator<Item = (&'static str, u32)> {
+    scenario::ALL.iter().chain(scenario::PATRONI).copied()
 }
 
 pub(crate) fn list() {
     println!("scenarios:");
     scenario::ALL.iter().for_each(|(name, _)| println!("  {name}"));
+    println!("scenarios of --patroni:");
+    scenario::PATRONI.iter().for_each(|(name, _)| println!("  {name}"));
     println!("mutants, and what has to catch each:");
     trials::TRIALS.iter().for_each(|trial| println!("  {:<34} {}", trial.mutant.name(), trial.scenario));
 }

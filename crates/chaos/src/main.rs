@@ -13,6 +13,7 @@ mod lease;
 mod lease_checker;
 mod mutant;
 mod pair;
+mod patroni;
 mod plain_sql;
 mod pooler;
 mod proxy;

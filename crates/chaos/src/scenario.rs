@@ -13,6 +13,7 @@ mod killed_leases;
 mod killed_server;
 mod killed_workers;
 mod lock_conflicts;
+mod patroni;
 mod pooled_transactions;
 mod prepared_transactions;
 mod promoted_standby;
@@ -21,6 +22,7 @@ mod slow_network;
 mod suspended_owners;
 mod weak_durability;
 
+use crate::patroni::formation::Replication;
 use crate::stage::{Finding, Stage};
 
 /// In the order in which they are played; and how much of the time each gets.
@@ -50,6 +52,10 @@ pub(crate) const ALL: &[(&str, u32)] = &[
     ("slow-network", 2),
 ];
 
+/// Those of `--patroni`, which need Patroni and etcd, and minutes for a fault that others inject in seconds.
+pub(crate) const PATRONI: &[(&str, u32)] =
+    &[("patroni-strict", 6), ("patroni-asynchronous", 3), ("patroni-delayed", 1)];
+
 pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
     match name {
         "dropped-futures" => dropped_futures::play(stage).await,
@@ -75,6 +81,9 @@ pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
         "clock-jumps" => clock_jumps::play(stage).await,
         "full-disk" => full_disk::play(stage).await,
         "slow-network" => slow_network::play(stage).await,
+        "patroni-strict" => patroni::play(stage, Replication::Strict).await,
+        "patroni-asynchronous" => patroni::play(stage, Replication::Asynchronous).await,
+        "patroni-delayed" => patroni::play_delayed(stage).await,
         _ => anyhow::bail!("there is no scenario {name:?}; --list shows them"),
     }
 }

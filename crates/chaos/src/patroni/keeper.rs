@@ -1,0 +1,98 @@
+//! The directory of a formation, and the process that cleans up after it: when the suite ends, however it ends, the keeper ends
+//! every process that works in the directory, and removes it.
+
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Context as _;
+
+use super::programs::User;
+
+/// Waits for EOF on its standard input, whose other end the suite holds. Patroni ends first, because it would start a server again;
+/// an immediate shutdown of the servers removes their shared memory.
+const KEEPER: &str = r#"
+    trap '' HUP INT QUIT PIPE TERM
+    within() {
+        for process in /proc/[0-9]*; do
+            case $(readlink "$process/cwd") in $1) echo "${process#/proc/}" ;; esac
+        done 2>/dev/null
+    }
+    echo ready
+    read -r _
+    for process in $(within "$DIRECTORY/*"); do
+        case $(readlink "/proc/$process/cwd") in */data*) kill -CONT "$process" ;; *) kill -KILL "$process" ;; esac
+    done 2>/dev/null
+    for file in "$DIRECTORY"/*/data/postmaster.pid; do
+        read -r postmaster <"$file" || continue
+        for process in $(within "${file%/postmaster.pid}"); do
+            [ "$process" != "$postmaster" ] || kill -QUIT "$process"
+        done
+    done 2>/dev/null
+    for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+        [ "$(within "$DIRECTORY/*")" ] || break
+        sleep 0.25
+    done
+    for process in $(within "$DIRECTORY/*"); do kill -KILL "$process"; done 2>/dev/null
+    while [ "$(within "$DIRECTORY/*")" ]; do sleep 0.1; done
+    rm -rf "$DIRECTORY"
+"#;
+
+pub(crate) struct Keeper {
+    process: Child,
+    directory: PathBuf,
+}
+
+impl Keeper {
+    pub(crate) fn start(user: Option<User>) -> anyhow::Result<Self> {
+        // In /tmp, because the path of a Unix socket must stay below about 104 bytes.
+        let made = Command::new("mktemp").args(["-d", "/tmp/pgi-patroni.XXXXXX"]).output()?;
+        let directory = PathBuf::from(String::from_utf8(made.stdout)?.trim());
+        let process = Command::new("sh")
+            .args(["-c", KEEPER])
+            .env("DIRECTORY", &directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()?;
+        let mut keeper = Self { process, directory };
+        let mut ready = String::new();
+        let output = keeper.process.stdout.take().context("piped")?;
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut ready)?;
+        if let Some(User { uid, gid }) = user {
+            chown(&keeper.directory, Some(uid), Some(gid))?;
+        }
+        Ok(keeper)
+    }
+
+    /// A directory in the keeper's, for one server and its processes.
+    pub(crate) fn directory(&self, name: &str, user: Option<User>) -> anyhow::Result<PathBuf> {
+        let directory = self.directory.join(name);
+        std::fs::create_dir(&directory)?;
+        if let Some(User { uid, gid }) = user {
+            chown(&directory, Some(uid), Some(gid))?;
+        }
+        Ok(directory)
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// Every process that works in this directory or below it: PostgreSQL's in the data directory, Patroni's and its tools' above it.
+pub(crate) fn processes_within(directory: &Path) -> Vec<u32> {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
+    processes
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let process: u32 = entry.file_name().to_str()?.parse().ok()?;
+            let works_in = std::fs::read_link(entry.path().join("cwd")).ok()?;
+            works_in.starts_with(directory).then_some(process)
+        })
+        .collect()
+}

@@ -1,0 +1,173 @@
+//! One node: a Patroni and the PostgreSQL that it runs.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use super::keeper::processes_within;
+use super::link::Link;
+use super::programs::Programs;
+use super::router::Ports;
+
+/// A killed process is gone as soon as somebody has reaped it.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A killed postmaster that nobody reaps is left to [`Node::bury`] after this.
+const UNREAPED: Duration = Duration::from_secs(5);
+
+pub(crate) struct Node {
+    pub(crate) name: &'static str,
+    pub(crate) ports: Ports,
+    pub(crate) link: Link,
+    directory: PathBuf,
+    patroni: Mutex<Option<Child>>,
+}
+
+impl Node {
+    pub(crate) fn new(
+        name: &'static str,
+        ports: Ports,
+        link: Link,
+        directory: PathBuf,
+        programs: &Programs,
+        shared: &Value,
+    ) -> anyhow::Result<Self> {
+        let node = Self { name, ports, link, directory, patroni: Mutex::default() };
+        std::fs::write(node.directory.join("patroni.json"), node.configuration(programs, shared).to_string())?;
+        Ok(node)
+    }
+
+    /// Patroni reads YAML, and JSON is YAML. `shared` is what etcd keeps for the whole cluster.
+    fn configuration(&self, programs: &Programs, shared: &Value) -> Value {
+        let sql = format!("127.0.0.1:{}", self.ports.sql);
+        let rest = format!("127.0.0.1:{}", self.ports.rest);
+        let trust =
+            ["local all all trust", "host all all 127.0.0.1/32 trust", "host replication all 127.0.0.1/32 trust"];
+        json!({
+            "scope": "chaos",
+            "name": self.name,
+            "restapi": { "listen": rest, "connect_address": rest },
+            // Only this address: Patroni would learn etcd's own from etcd, and go around the link.
+            programs.api.section(): { "hosts": [format!("127.0.0.1:{}", self.link.port)], "use_proxies": true },
+            "bootstrap": {
+                "dcs": shared,
+                "initdb": [{ "auth": "trust" }, { "encoding": "UTF8" }, { "locale": "C" }],
+            },
+            "postgresql": {
+                "listen": sql,
+                "connect_address": sql,
+                "data_dir": self.directory.join("data"),
+                "bin_dir": programs.bindir,
+                "pgpass": self.directory.join("pgpass"),
+                "authentication": {
+                    "superuser": { "username": "postgres", "password": "postgres" },
+                    "replication": { "username": "replicator", "password": "replicator" },
+                },
+                "parameters": { "unix_socket_directories": self.directory },
+                "pg_hba": trust,
+                "basebackup": [{ "checkpoint": "fast" }],
+                "use_unix_socket": true,
+                "remove_data_directory_on_rewind_failure": true,
+                "remove_data_directory_on_diverged_timelines": true,
+            },
+        })
+    }
+
+    /// Starts Patroni, which starts PostgreSQL.
+    pub(crate) fn start(&self, programs: &Programs) -> anyhow::Result<()> {
+        let log = File::options().create(true).append(true).open(self.log())?;
+        let patroni = programs
+            .patroni()
+            .arg(self.directory.join("patroni.json"))
+            .current_dir(&self.directory)
+            .env("HOME", &self.directory)
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("Patroni does not start")?;
+        *self.patroni.lock().unwrap_or_else(PoisonError::into_inner) = Some(patroni);
+        Ok(())
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.directory.join("log")
+    }
+
+    /// SIGKILL to Patroni and to every process of its PostgreSQL: the machine is gone.
+    pub(crate) async fn kill(&self) -> anyhow::Result<()> {
+        let patroni = self.patroni.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Some may be gone before their turn, and others may just have been started.
+        let _ = signal_all("-KILL", &self.processes());
+        if let Some(mut patroni) = patroni {
+            patroni.kill()?;
+            patroni.wait()?;
+        }
+        let started = Instant::now();
+        loop {
+            let left = self.processes();
+            if left.is_empty() {
+                return self.bury().await;
+            }
+            ensure!(started.elapsed() < PATIENCE, "processes of {} do not die: {left:?}", self.name);
+            let _ = signal_all("-KILL", &left);
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Where init reaps nobody, a killed postmaster stays a zombie, which the next one takes for alive.
+    async fn bury(&self) -> anyhow::Result<()> {
+        let file = self.directory.join("data/postmaster.pid");
+        let Ok(text) = std::fs::read_to_string(&file) else { return Ok(()) };
+        let Some(postmaster) = text.lines().next() else { return Ok(()) };
+        let started = Instant::now();
+        while Path::new("/proc").join(postmaster).exists() {
+            if started.elapsed() > UNREAPED {
+                // No process works in the directory, so nobody uses the shared memory that the file names.
+                std::fs::remove_file(&file)?;
+                break;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
+    /// SIGSTOP to every process of the node: a virtual machine that is suspended.
+    pub(crate) fn pause(&self) {
+        // A second time for what was started meanwhile.
+        for _ in 0..2 {
+            let _ = signal_all("-STOP", &self.processes());
+        }
+    }
+
+    pub(crate) fn wake(&self) {
+        let _ = signal_all("-CONT", &self.processes());
+    }
+
+    fn processes(&self) -> Vec<u32> {
+        processes_within(&self.directory)
+    }
+}
+
+impl Drop for Node {
+    /// The keeper ends its PostgreSQL.
+    fn drop(&mut self) {
+        let patroni = self.patroni.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mut patroni) = patroni {
+            let _ = patroni.kill();
+            let _ = patroni.wait();
+        }
+    }
+}
+
+/// One `kill` for all of them, so that they stop or end at the same time.
+pub(crate) fn signal_all(signal: &str, processes: &[u32]) -> anyhow::Result<()> {
+    let processes: Vec<_> = processes.iter().map(u32::to_string).collect();
+    let sent = Command::new("kill").arg(signal).args(processes).stderr(Stdio::null()).status()?;
+    ensure!(sent.success(), "kill {signal}: {sent}");
+    Ok(())
+}
