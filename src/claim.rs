@@ -1,4 +1,4 @@
-//! How a claim is won or lost: what all modes share.
+//! How a call of any mode wins or loses a claim.
 
 mod answer;
 mod contend;

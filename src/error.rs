@@ -1,4 +1,4 @@
-//! The errors of the crate: one variant for each thing that the caller can do about it.
+//! The errors of the crate: one variant for each way in which the caller can react.
 
 mod lock_holder;
 #[cfg(test)]
@@ -18,13 +18,13 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why an operation was neither performed nor replayed.
 ///
-/// Database errors are told apart by SQLSTATE alone. **An error while committing is ambiguous**: either both the effect
-/// and its response are stored, or neither is. Ask again with the same key to find out.
+/// The crate tells database errors apart by SQLSTATE alone. **An error while committing is ambiguous**: either both the
+/// effect and its response are stored, or neither is. Ask again with the same key to find out.
 ///
 /// # What to do on each
 ///
-/// *Transient* means that the same call may succeed in a moment ([`is_transient`](Self::is_transient)). The HTTP status
-/// is the one that the layer of the feature `http` answers with. A 409 of `InFlight` and every 503 carry `Retry-After`.
+/// *Transient* means that the same call may succeed in a moment ([`is_transient`](Self::is_transient)). *HTTP* is the
+/// status with which the layer of the feature `http` answers. A 409 of `InFlight` and every 503 carry `Retry-After`.
 ///
 #[doc = include_str!("error/table.md")]
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +50,7 @@ pub enum Error {
 
     /// The operation was claimed and never completed, its owner is gone, and nobody knows whether it took effect. The
     /// key stays indeterminate until an operator resolves or releases it, or its retention ends. In transaction mode
-    /// the cause is a caller that commits although the call failed, or a `perform` that commits itself.
+    /// the cause is a caller that commits although the call failed, or a `perform` that sends a COMMIT.
     #[error(
         "the operation was claimed at {claimed_at} (attempt {attempt}, token {token}) and never completed{}; \
          find out whether it took effect, then resolve or release it",
@@ -69,8 +69,8 @@ pub enum Error {
         token: i64,
     },
 
-    /// The same transaction has claimed this key and not completed it: `perform` has called itself, or the caller went
-    /// on after an earlier call had failed. Roll back.
+    /// The same transaction has claimed this key and not completed it: `perform` has made a call with the same key, or
+    /// the caller went on after an earlier call had failed. Roll back.
     #[error("this transaction has claimed the key before without completing it; roll back and start over")]
     AlreadyInTransaction,
 
@@ -86,11 +86,11 @@ pub enum Error {
     /// - A mark was requested on a connection in autocommit. Begin a transaction, and process the event in it.
     /// - `perform` has ended the transaction that holds the claim, with a COMMIT, a ROLLBACK, or a nested
     ///   `conn.begin()` whose future was dropped while it waited. The response was not stored, and nothing was
-    ///   acknowledged. **Writes of `perform` after that stay.**
+    ///   acknowledged. **Later writes of `perform` stay.**
     /// - [`commit`](crate::commit()) met a transaction that had ended in one of these ways.
     #[error(
-        "the connection is not in the transaction that is needed, so nothing was stored; mark inside a transaction, \
-         and let `perform` neither commit, roll back nor drop a pending begin"
+        "the connection is not in the transaction that the call needs, so nothing was stored; begin a transaction \
+         before a mark, and do not commit, roll back or drop a pending begin inside `perform`"
     )]
     NotInTransaction,
 
@@ -106,7 +106,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     OtherMode {
-        /// The key: one of them, if the call marked many.
+        /// The key. If the call marked many keys, this is one of them.
         key: Key,
         /// The mode of the record.
         stored: Mode,
@@ -142,8 +142,8 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// The key was refused. No SQL ran. The crate's calls take a valid [`Key`]; this variant is for functions that make
-    /// one and return this error.
+    /// The key was refused. No SQL ran. The crate's calls take a valid [`Key`]. This variant is for functions that make
+    /// a key and return this error.
     #[error(transparent)]
     InvalidKey(#[from] InvalidKey),
 
@@ -158,10 +158,10 @@ pub enum Error {
 
     /// The fingerprint of the record has a version that this call cannot compare with its own. Nothing was performed.
     /// This happens while a newer release is being rolled out: send the request there, or retry later. Over HTTP it
-    /// also happens after a change of the settings that decide what makes two requests the same, until the key expires.
+    /// also happens if the settings that decide which requests are the same have changed, until the key expires.
     #[error(
-        "the record's fingerprint has version {version} and cannot be compared with this request's: a newer release made it, \
-         or other settings of what makes two requests the same"
+        "the record's fingerprint has version {version} and cannot be compared with this request's: a newer release \
+         made it, or the settings that decide which requests are the same have changed"
     )]
     #[non_exhaustive]
     UnknownFingerprint {
@@ -178,14 +178,14 @@ pub enum Error {
         mode: String,
     },
 
-    /// The claim belongs to this owner no more: its lease lapsed and another owner took it over, or it was released,
-    /// resolved or deleted. Nothing was stored. The effect may have happened, but the record has, or will have, the
-    /// other owner's result.
+    /// This owner no longer has the claim: its lease lapsed and another owner took the claim over, or the claim was
+    /// released, resolved or deleted. Nothing was stored. The effect may have happened. The record has the result of
+    /// the other owner, or will have it.
     #[error("the lease was lost, so the response was not stored; ask again with the same key to get the stored one")]
     LeaseLost,
 
-    /// The operation has used up its attempts, and failed or lapsed every time: a poison message. It stays exhausted
-    /// until an operator resolves or forgets it, or its retention ends.
+    /// The operation has used up its attempts. All of them failed or lapsed, so it is a poison message. The operation
+    /// stays exhausted until an operator resolves or forgets it, or its retention ends.
     #[error("the operation was attempted {attempts} times without completing, which is the limit; set it aside")]
     #[non_exhaustive]
     Exhausted {
@@ -201,8 +201,8 @@ pub enum Error {
     #[error(transparent)]
     InvalidDuration(#[from] InvalidDuration),
 
-    /// The table is missing or older than this release. Run [`migrate`](crate::migrate()), or have the SQL of
-    /// [`schema_sql`](crate::schema_sql) run.
+    /// The table is missing or older than this release. Run [`migrate`](crate::migrate()), or ask a DBA to run the SQL
+    /// of [`schema_sql`](crate::schema_sql).
     #[error(
         "the table idempotency.record is missing or too old; run pg_idempotency::migrate or `idempotency-janitor migrate`"
     )]
@@ -249,9 +249,9 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed in a moment without a change: another caller is in flight, a serialization
-    /// failure or deadlock, a connection that broke or was not available, a server that restarts or is full. Over HTTP,
-    /// answer a 409 or 503 with `Retry-After` then.
+    /// Whether the same call may succeed in a moment without a change. Examples of the cause: another caller is in
+    /// flight; a serialization failure or a deadlock; a connection that broke or was not available; a server that
+    /// restarts or is full. Over HTTP, answer such an error with a 409 or 503 and `Retry-After`.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -288,7 +288,7 @@ impl From<sqlx::Error> for Error {
 }
 
 /// Whether the connection was lost or not available, or the server has no room. If a connection is lost at COMMIT, only
-/// another call with the same key tells whether it took effect.
+/// another call with the same key shows whether the COMMIT took effect.
 fn is_lost(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Io, PoolClosed, PoolTimedOut, Protocol, Tls};
     match error {

@@ -20,8 +20,8 @@ pub const MAX_PART_BYTES: usize = 255;
 /// Each part is 1 to [`MAX_PART_BYTES`] bytes long and contains no control characters. Parts are compared byte by byte:
 /// case, accents and Unicode normal forms make a difference.
 ///
-/// Keys are ordered by scope, operation and value, which is the order in which to claim several in one transaction: two
-/// transactions that claim the same keys in opposite orders deadlock.
+/// Keys are ordered by scope, operation and value. If one transaction claims several keys, claim them in this order:
+/// two transactions that claim the same keys in opposite orders deadlock.
 ///
 /// ```
 /// # use pg_idempotency::Key;
@@ -38,7 +38,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// Makes a key of three parts, which it checks. No SQL runs.
+    /// Checks the three parts, and makes a key of them. No SQL runs.
     ///
     /// # Errors
     ///
@@ -83,8 +83,8 @@ impl Key {
         i64::from_be_bytes(first)
     }
 
-    /// The key for the next service, which is the same in every attempt: 32 hexadecimal digits of a SHA-256 of this key
-    /// and the fingerprint, as it is stored, with its version.
+    /// The key for the next service. It is the same in every attempt: 32 hexadecimal digits of a SHA-256 of this key
+    /// and the stored bytes of the fingerprint, with its version.
     pub(crate) fn downstream(&self, fingerprint: &[u8]) -> String {
         let mut hasher = Sha256::new_with_prefix(b"downstream");
         self.hash_into(&mut hasher);

@@ -36,14 +36,15 @@
 //! # The lease
 //!
 //! A claim lasts for the length of its lease, by the database's clock. While the work runs, the claim renews itself at
-//! a third of the lease, in a Tokio task. The owner has a clock of its own, which starts before the claim is sent and
-//! so ends first. If nine tenths of the lease pass without a renewal, the work is dropped at its next await, and the
-//! call ends in [`Error::LeaseLost`](crate::Error::LeaseLost). The owner's clock stops while the machine sleeps, and
-//! work that does not await is not dropped. Only the fencing token is certain.
+//! a third of the lease, in a Tokio task. The owner has a clock of its own. It starts before the claim is sent, so the
+//! owner's deadline comes before the database's. If nine tenths of the lease pass without a renewal, the work is
+//! dropped at its next await, and the call ends in [`Error::LeaseLost`](crate::Error::LeaseLost). The owner's clock
+//! stops while the machine sleeps, and work that does not await is not dropped. So only the fencing token makes sure
+//! that a stale owner stores nothing.
 //!
 //! Make the lease several times as long as a database outage that the work should survive, and no longer than the next
-//! attempt may wait: 40 seconds is usual. A queue that delivers a message again before the lease has lapsed only gets
-//! [`Error::InFlight`](crate::Error::InFlight).
+//! attempt may wait: 40 seconds is usual. If a queue delivers a message again before the lease has lapsed, the call
+//! only returns [`Error::InFlight`](crate::Error::InFlight).
 
 mod guard;
 mod leasing;

@@ -3,7 +3,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod claim;
-// Its path is `dedup`, as the public knows it.
+// The public path of this module is `dedup`.
 #[path = "mark/mod.rs"]
 pub mod dedup;
 mod error;

@@ -1,4 +1,4 @@
-//! How long: to remember a key, and to wait for another caller.
+//! Limits of durations: how long a key is remembered, and how long a call waits for another caller.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -12,8 +12,8 @@ pub(crate) const RETENTION: RangeInclusive<Duration> =
 
 /// Long enough for the first call of an ordinary request to finish, and shorter than the time-outs of common proxies.
 pub(crate) const DEFAULT_WAIT: Duration = Duration::from_secs(5);
-/// PostgreSQL's `lock_timeout` counts milliseconds, and takes 0 for no limit. An hour is the most, because a wait holds
-/// a connection.
+/// PostgreSQL's `lock_timeout` counts milliseconds, and 0 means no limit. The longest wait is an hour, because a call
+/// that waits holds a connection.
 pub(crate) const WAIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
 
 /// What to do when another caller is performing the same operation at this moment.
@@ -25,12 +25,12 @@ pub enum InFlight {
     /// caller is still usable** then. A shorter `lock_timeout` of the caller's session ends the wait earlier, in the
     /// same way. A `statement_timeout` is an error, and aborts the transaction.
     ///
-    /// **A caller that waits holds its connection.** Many duplicates of one slow operation can hold a whole pool, and
-    /// other calls queue for it. Give the pool an `acquire_timeout` longer than the limit. If anybody may call, use
-    /// [`Reject`](Self::Reject), and send the client a `Retry-After`.
+    /// **A caller that waits holds its connection.** Many duplicates of one slow operation can hold all connections of
+    /// a pool, and other calls then wait for a connection. Give the pool an `acquire_timeout` longer than the limit. If
+    /// anybody may call, use [`Reject`](Self::Reject), and send the client a `Retry-After`.
     ///
-    /// If the owner's process has died, the server notices when its present statement ends. If statements are long, set
-    /// `client_connection_check_interval` (PostgreSQL 14).
+    /// If the owner's process dies, the server notices this only when the owner's current statement ends. If statements
+    /// are long, set `client_connection_check_interval` (PostgreSQL 14).
     Wait(Duration),
     /// Return [`Error::InFlight`](crate::Error::InFlight) at once, and leave the transaction usable.
     Reject,
@@ -51,7 +51,8 @@ pub struct InvalidDuration {
     pub longest: Duration,
 }
 
-/// The chosen policy, or the default: a wait that is shorter than the retention.
+/// Returns the chosen option. The default is a wait of 5 seconds, or of half of `remembered` if that is shorter. A
+/// chosen wait must be shorter than `remembered`.
 pub(crate) fn in_flight_within(chosen: Option<InFlight>, remembered: Duration) -> Result<InFlight, InvalidDuration> {
     match chosen {
         None => Ok(InFlight::Wait(DEFAULT_WAIT.min(remembered / 2).max(*WAIT.start()))),
@@ -62,7 +63,7 @@ pub(crate) fn in_flight_within(chosen: Option<InFlight>, remembered: Duration) -
     }
 }
 
-/// The policy, if its wait is in range.
+/// Returns the option if its wait is in range.
 pub(crate) const fn checked(in_flight: InFlight) -> Result<InFlight, InvalidDuration> {
     if let InFlight::Wait(limit) = in_flight
         && let Err(invalid) = within("wait", limit, WAIT)
@@ -86,7 +87,7 @@ pub(crate) const fn within(
     }
 }
 
-/// The time that is left to a call that waits on its connection.
+/// The time for which a call may still wait. The call holds its connection while it waits.
 pub(crate) struct Patience(Option<Instant>);
 
 impl Patience {
@@ -97,7 +98,7 @@ impl Patience {
         })
     }
 
-    /// `None` if the call does not wait, or no longer.
+    /// `None` if the call does not wait, or has no time left.
     pub(crate) fn left(&self) -> Option<Duration> {
         let left = self.0?.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)

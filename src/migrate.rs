@@ -1,4 +1,5 @@
-//! Three ways to create the table: [`migrate`], [`MIGRATOR`] and [`schema_sql`]. Each finds what another has created.
+//! Three ways to create the table: [`migrate`], [`MIGRATOR`] and [`schema_sql`]. Each of them detects the table that
+//! another one has created.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -34,8 +35,8 @@ static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
 ///
 /// It records applied migrations in `idempotency._sqlx_migrations` and never touches the application's own table. It
 /// takes a session-level advisory lock, so it does not work through PgBouncer in transaction mode; [`migrate`] does.
-/// The two take different locks: if both run at the same moment on an empty database, [`migrate`] tries again, and this
-/// one may fail once.
+/// The two take different locks. If both run at the same moment on an empty database, [`migrate`] tries again, and the
+/// migrator may fail once.
 ///
 /// Like [`migrate`], it ignores migrations of a newer release, so that old processes start on the new schema during a
 /// roll-out.
@@ -64,8 +65,8 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 ///
 /// # Errors
 ///
-/// - [`Error::Database`], most often because the role may not create a schema: have a DBA run [`schema_sql`]. Also if
-///   an applied migration has another checksum than in this release; nothing is changed then.
+/// - [`Error::Database`], most often because the role may not create a schema: ask a DBA to run [`schema_sql`]. This is
+///   also the error if an applied migration has another checksum than in this release. Nothing is changed then.
 /// - [`Error::MigrationLocked`] if another session has the lock for longer than the wait.
 ///
 /// # Cancellation
@@ -77,8 +78,8 @@ pub async fn migrate(conn: &mut PgConnection) -> Result<(), Error> {
     }
     let callers = conn.is_in_transaction();
     match in_any_transaction(conn, apply).await {
-        // sqlx's migrator, under a lock of its own, was creating the same schema or table at this moment. A caller's
-        // transaction is aborted by that.
+        // sqlx's migrator, which has a lock of its own, was creating the same schema or table at this moment. If the
+        // transaction is the caller's, this error has aborted it, so only the caller can try again.
         Err(Error::Database(error))
             if !callers && matches!(sqlstate(&error).as_deref(), Some("23505" | "42P06" | "42P07")) =>
         {
@@ -88,8 +89,8 @@ pub async fn migrate(conn: &mut PgConnection) -> Result<(), Error> {
     }
 }
 
-/// The SQL that [`migrate`] runs on an empty database, for a DBA to run. It is one transaction, and records itself, so
-/// that [`migrate`] and [`MIGRATOR`] find it applied.
+/// The SQL that [`migrate`] runs on an empty database, for a DBA to run. It is one transaction. It also records the
+/// migrations as applied, so that [`migrate`] and [`MIGRATOR`] find them applied.
 #[must_use]
 pub fn schema_sql() -> String {
     let mut sql = format!("begin;\n\n{PREPARE}\n");
@@ -212,7 +213,7 @@ async fn missing(conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Err
     }
     if dropped.try_get(0)? && missing.is_empty() {
         return Err(Error::Database(sqlx::Error::Configuration(
-            "idempotency._sqlx_migrations says that idempotency.record was created, and it is not there; \
+            "idempotency._sqlx_migrations says that idempotency.record was created, but the table is not there; \
              drop the schema idempotency and migrate again, or restore the table"
                 .into(),
         )));

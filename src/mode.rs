@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The promise that a record is a part of. A key belongs to one mode.
+/// The mode in which a record was claimed. The mode decides what the crate promises. A key belongs to one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
@@ -12,7 +12,7 @@ pub enum Mode {
     AtLeastOnce,
     /// An effect outside the database; a lapsed claim is indeterminate.
     AtMostOnce,
-    /// Only the fact that the key was seen before is stored.
+    /// The record stores only the fact that the key was seen.
     Mark,
 }
 

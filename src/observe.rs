@@ -1,5 +1,5 @@
 //! Metrics (feature `metrics`), spans and logs. They never contain the key's value or scope: the value may be a secret,
-//! and both would make one series per client.
+//! and each of the two would create one series of metrics per client.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,8 @@ pub(crate) use call_span;
 /// Runs a call in its span, and records the outcome when the call has ended. If the future is dropped, the outcome
 /// stays empty.
 ///
-/// This keeps the span instead of looking it up: if ours is disabled, the current span is the caller's.
+/// The function keeps the span and does not ask for the current span at the end: if the call's span is disabled, the
+/// current span is the caller's.
 pub(crate) async fn spanned<R, E>(
     span: Span,
     call: impl Future<Output = Result<R, E>>,
@@ -42,8 +43,8 @@ pub(crate) fn outcome_of<R>(result: &Result<R, Error>, succeeded: impl FnOnce(&R
     result.as_ref().map_or_else(name, succeeded)
 }
 
-/// Runs a call in transaction mode: its span, and the metrics of its claim, of `perform` and of its outcome. The
-/// outcome is counted when all has ended, the crate's own COMMIT included.
+/// Runs a call in transaction mode. Records the call's span, and the metrics of its claim, of `perform` and of its
+/// outcome. The outcome is counted last, after the crate's own COMMIT.
 pub(crate) async fn observed<T, E, C>(span: Span, key: &Key, call: C) -> Result<Outcome<T>, E>
 where
     E: From<Error>,
@@ -57,7 +58,7 @@ where
     result.map_err(Failure::into_callers)
 }
 
-/// The outcome of a call that performs.
+/// The outcome of a call that performs or replays.
 pub(crate) fn outcome_of_call<T, E>(result: &Result<Outcome<T>, Failure<E>>) -> &'static str {
     match result {
         Ok(Outcome::Performed(_)) => PERFORMED,
@@ -76,7 +77,7 @@ pub(crate) struct Watch<'k> {
 }
 
 impl Watch<'_> {
-    /// Times `perform`, and what came before it, which is the claim.
+    /// Measures `perform`, and the time before it, which is the time of the claim.
     pub(crate) async fn perform<T, E>(
         &mut self,
         performing: impl Future<Output = Result<T, E>>,
@@ -100,7 +101,7 @@ impl Drop for Watch<'_> {
     }
 }
 
-/// The error of a call, before it becomes the caller's own type, which cannot be asked what it was.
+/// The error of a call, before it becomes the caller's own type. That type does not show where the error came from.
 pub(crate) enum Failure<E> {
     Crate(Error),
     Perform(E),
@@ -121,7 +122,7 @@ impl<E> From<Error> for Failure<E> {
     }
 }
 
-/// How a call ended, as `idempotency_outcomes_total` has it.
+/// Records how a call ended, in the log and in `idempotency_outcomes_total`.
 pub(crate) fn outcome(mode: Mode, operation: &str, outcome: &'static str) {
     tracing::debug!(mode = mode.as_str(), operation, outcome, "idempotency");
     #[cfg(feature = "metrics")]
@@ -169,7 +170,7 @@ pub(crate) fn claimed(mode: Mode, operation: &str, took: Duration) {
     let _ = (mode, operation, took);
 }
 
-/// The end of a claim, with all its polls. A claim that was won is counted when its work ends.
+/// Records the end of a claim, once for all its polls. A claim that was won is counted when its work ends.
 pub(crate) fn claim_ended<W>(terms: &Terms, key: &Key, started: Instant, ended: Result<&Claimed<W>, &Error>) {
     claimed(terms.mode, key.operation(), started.elapsed());
     match ended {

@@ -1,4 +1,4 @@
-//! Connections and transactions: those that the crate owns, and the COMMIT of a caller's.
+//! The connections and transactions that the crate owns, and the COMMIT of a caller's transaction.
 
 mod commit;
 mod deployment;

@@ -6,8 +6,8 @@ use crate::fingerprint::Comparison;
 use crate::record::{Found, LeaseState, Response, Terms};
 use crate::{Error, Key, Mode};
 
-/// The default `retry_after`, when no lease tells how long the owner will take. Transactions are short, and one request
-/// a second is no load.
+/// The default `retry_after`, if no lease shows how long the owner will take. Transactions are short, and one request a
+/// second is a small load.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What to do about a record.
@@ -22,7 +22,7 @@ pub(crate) enum Answer {
 /// Reads the table of DESIGN.md from the top: the first line that matches is the answer.
 ///
 /// An expired record is ignored, in any mode and state, so that no answer depends on when a sweep runs. *Key reused*
-/// comes before *in flight*, so that a client that made a mistake need not wait to be told.
+/// comes before *in flight*, so that a client learns of its mistake without waiting.
 pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, Error> {
     if found.expired {
         return Ok(Answer::TakeOver { attempt: 1 });

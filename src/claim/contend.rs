@@ -1,4 +1,5 @@
-//! How a claim is won or lost: claim; else look, and do what the answer says; else wait for the owner, and look again.
+//! How a call wins or loses a claim. It first tries to claim. If that fails, it looks at the record, and does what the
+//! answer says. If an open transaction has the key, it waits for the owner, and looks again.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -9,7 +10,7 @@ use crate::limits::Patience;
 use crate::record::{Awaited, Claim, Record, Response, Standing, TakeOver, Terms, wait_for_row};
 
 /// How often a call looks without waiting. Each look but the first means that another owner began or ended between two
-/// statements of this call. If a key changes hands faster than that, a later retry is better.
+/// statements of this call. If owners change faster than that, the caller should retry later.
 const LOOKS: usize = 10;
 
 /// The end of a claim.
@@ -19,7 +20,7 @@ pub(crate) enum Claimed<W = Claim> {
     Replayed(Response),
 }
 
-/// One look at what is in the way.
+/// The result of one look at the record or the transaction that is in the way.
 enum Step {
     Claimed(Claimed),
     /// The record changed meanwhile: look again.
@@ -31,12 +32,13 @@ enum Step {
 enum Held {
     /// It claims the key.
     Key,
-    /// It has locked the row without the key: a sweep, an operator, or a large batch of marks.
+    /// It has locked the row, and does not hold the key's advisory lock: a sweep, an operator, or a large batch of
+    /// marks.
     Row,
 }
 
-/// Claims the key, or finds the response of the call that did. `asked` is the time of the call's first look, by the
-/// database's clock: a record that expires while a duplicate waits is still that duplicate's answer.
+/// Claims the key, or finds the response of an earlier call with the key. `asked` is the time of the call's first look,
+/// by the database's clock: a record that expires while a duplicate waits is still that duplicate's answer.
 ///
 /// No claim waits for another claim. Only [`Record::await_key`] waits, within the limit of the terms, and the
 /// transaction is usable after it.
@@ -60,7 +62,7 @@ pub(crate) async fn contend(
         };
         match (held, patience.left()) {
             (Held::Key, None) => break,
-            // Such a transaction ends soon, and may leave nothing.
+            // The transaction that has locked the row ends soon, and may leave no record. So look again.
             (Held::Row, None) => continue,
             (Held::Row, Some(_)) => wait_for_row(conn, record.deployment).await?,
             (Held::Key, Some(left)) => match record.await_key(conn, left, *asked).await? {

@@ -1,4 +1,4 @@
-//! The table of errors in the documentation, held to the code.
+//! Tests that compare the table of errors in the documentation with the code.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn row(error: &Error) -> &'static str {
         Error::AlreadyInTransaction => "AlreadyInTransaction",
         Error::OutlivedRetention => "OutlivedRetention",
         Error::UnknownTransaction => "UnknownTransaction",
-        // Of tests alone; it has no row.
+        // Only tests get this error, so it has no row.
         #[cfg(feature = "testing")]
         Error::ImpossibleRecord { .. } => "",
     }
@@ -98,12 +98,12 @@ fn the_table_of_errors_is_what_the_code_does() {
         let name = format!("[`{variant}`](Error::{variant}){}{kind}", if kind.is_empty() { "" } else { ", " });
         let told = table.iter().find(|cells| cells[0] == name).unwrap_or_else(|| panic!("no row {name}"));
         assert_eq!(told[1], if error.is_transient() { "yes" } else { "no" }, "{name}");
-        // A client repeats a 503 and a 409 that say when, and nothing else.
+        // A client repeats a request after a 503, or after a 409 with `Retry-After`, and after no other status.
         let status: u16 = told[2].parse().unwrap_or_else(|_| panic!("{name}: {}", told[2]));
         let repeated = status == 503 || matches!(error, Error::InFlight { .. });
         assert_eq!(repeated, error.is_transient(), "{name}: {status}");
         assert!(!told[3].is_empty(), "{name}");
-        // Of a key that the service itself has made, the layer says 500; it takes the client's apart before.
+        // If the service itself made the key, the layer answers 500. The layer refuses a client's invalid key earlier.
         #[cfg(feature = "http")]
         if !matches!(error, Error::InvalidKey(_)) {
             assert_eq!(crate::http::Rejection::of(error).status().as_u16(), status, "{name}: the layer's status");

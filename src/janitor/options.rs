@@ -100,7 +100,8 @@ impl Janitor {
         Ok(self)
     }
 
-    /// Sets the pause after a full batch. The default is 50 ms. Zero sweeps as fast as possible.
+    /// Sets the pause after a full batch. The default is 50 ms. With a pause of zero, the janitor sweeps as fast as
+    /// possible.
     #[must_use]
     pub fn with_pause(mut self, pause: Duration) -> Self {
         self.options.pause = pause;
@@ -125,8 +126,8 @@ impl Janitor {
     }
 
     /// Sets whether only one janitor of a database may delete at a time. The default is no: several janitors share the
-    /// work. The means is a transaction-level advisory lock, which works through a pooler, and which a runner that dies
-    /// lets go.
+    /// work. The janitor uses a transaction-level advisory lock. This lock works through a pooler, and the server
+    /// releases it if the runner dies.
     #[must_use]
     pub fn with_single_runner(mut self, single_runner: bool) -> Self {
         self.options.single_runner = single_runner;
@@ -134,8 +135,8 @@ impl Janitor {
     }
 
     /// Sets how long an expired record is left alone. The default is 10 seconds. The grace does not prolong the
-    /// retention: an expired key is new at once. It is for duplicates that asked before and still wait, for which the
-    /// record is the answer. Make it longer than the longest wait of your service.
+    /// retention: an expired key is new at once. The grace is for duplicates that asked before the record expired and
+    /// still wait: the record is their answer. Make it longer than the longest wait of your service.
     #[must_use]
     pub fn with_grace(mut self, grace: Duration) -> Self {
         self.options.grace = grace;

@@ -18,11 +18,11 @@ const SMALLEST_BATCH: u32 = 10;
 const GROWING: u32 = 3;
 
 impl Janitor {
-    /// Sweeps at every interval until `shutdown` is ready, then ends within a batch. Run one in each process of a
-    /// fleet, or one for all. The start is delayed by a random part of the interval.
+    /// Sweeps at every interval until `shutdown` is ready. Then it finishes at most the batch in progress, and ends.
+    /// Run one in each process of a fleet, or one for all. The start is delayed by a random part of the interval.
     ///
-    /// After an error it logs the error and tries again, at first after a second. A batch that times out is halved, and
-    /// grows back after sweeps that succeed.
+    /// After an error it logs the error and tries again, at first after a second. If a batch times out, later batches
+    /// have half its size. The size grows back after sweeps that succeed.
     ///
     /// ```no_run
     /// # async fn f(pool: sqlx::PgPool, shutdown: impl Future<Output = ()>) {

@@ -33,13 +33,14 @@ impl Janitor {
     ///
     /// # Cancellation
     ///
-    /// Safe at every point: the batch in progress is rolled back, or its COMMIT decides.
+    /// Safe at every point: the batch in progress is rolled back, or its COMMIT was already sent and may take effect.
     pub async fn sweep_once(&self, limit: u64) -> Result<Swept, Error> {
         self.sweep_until(limit, std::future::pending(), |_| {}).await
     }
 
-    /// Sweeps as [`sweep_once`](Self::sweep_once), but ends within a batch when `shutdown` is ready, for instance a
-    /// time limit or a signal. It calls `progress` after each batch with the counts so far.
+    /// Sweeps as [`sweep_once`](Self::sweep_once). When `shutdown` is ready, for instance after a time limit or a
+    /// signal, it finishes at most the batch in progress, and ends. It calls `progress` after each batch with the
+    /// counts so far.
     ///
     /// # Errors
     ///

@@ -10,8 +10,8 @@ use crate::record::Batch;
 pub struct Swept {
     /// Completed records. Their responses are forgotten, and their keys are new again.
     pub completed: u64,
-    /// Records that were never completed. In transaction mode each of them is a caller that committed after an error:
-    /// look into it.
+    /// Records that were never completed. In transaction mode each of them comes from a caller that committed after an
+    /// error: find the cause.
     pub unfinished: u64,
     /// Marks.
     pub marks: u64,

@@ -1,4 +1,4 @@
-//! A lease, as its owner holds it.
+//! The lease that an owner has, and the ways to end it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ use crate::session::Opening;
 use crate::session::jittered;
 use crate::{Error, Fingerprint, Key, observe};
 
-/// How many tries to store a result fit into a lease, if each takes as long as it may.
+/// The number of tries to store a result that fit into one lease, if each try takes its longest time.
 const COMPLETION_TRIES: u32 = 3;
 /// The pause between two tries, as a share of the lease: 2 s for a lease of 40 s.
 const COMPLETION_PAUSES: u32 = 20;
@@ -113,13 +113,14 @@ impl Lease {
         self.owner.deadline.get().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether the lease is lost. Then stop at once. Work with several effects should ask before each.
+    /// Whether the lease is lost. If it is, stop the work at once. Work with several effects should check this before
+    /// each effect.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.owner.is_lost()
     }
 
-    /// Completes when the lease is lost.
+    /// Waits until the lease is lost.
     pub async fn lost(&self) {
         self.owner.deadline.past().await;
     }
@@ -127,8 +128,8 @@ impl Lease {
     /// Declares that the work did nothing, so that its error allows a retry under `AtMostOnce` too. Returns the error:
     /// `return Err(lease.not_performed(error))`.
     ///
-    /// **It holds for the work as a whole and is final.** Call it only if the work ends with this error, and not for a
-    /// first try that another one follows.
+    /// **The declaration is for the work as a whole, and it is final.** Call this method only if the work ends with
+    /// this error. Do not call it for a first try if another try follows.
     pub fn not_performed<E>(&self, error: E) -> E {
         self.not_performed.store(true, Ordering::Relaxed);
         error
@@ -180,8 +181,8 @@ impl Lease {
                     observe::outcome(policy.mode(), self.owner.key.operation(), observe::PERFORMED);
                     return Ok(());
                 }
-                // Another try would get the same error. It is not the answer to a lost COMMIT: the same token with the
-                // same response counts as stored.
+                // Another try would get the same error. A COMMIT whose answer was lost does not lead here: the same
+                // token with the same response counts as stored.
                 Ok(Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. }))) => {
                     self.settled = matches!(error, Error::LeaseLost);
                     return Err(self.failed(error));
@@ -216,8 +217,8 @@ impl Lease {
         released
     }
 
-    /// Releases or ends the claim of work that failed, as the policy says. An error of that is ignored: the caller
-    /// needs the error of the work, and the claim lapses.
+    /// Releases or ends the claim of work that failed, as the policy says. Ignores an error of this statement: the
+    /// caller needs the error of the work, and the claim lapses.
     pub(crate) async fn fail(mut self, reason: &str) {
         observe::outcome(self.leasing.policy.mode(), self.owner.key.operation(), observe::FAILED);
         let may_repeat = matches!(self.leasing.policy, Policy::AtLeastOnce { .. });
@@ -233,8 +234,8 @@ impl Lease {
         self.settled = lapsed.is_ok();
     }
 
-    /// Stops waiting for a statement after the length of one lease. A network that drops all packets would hold it
-    /// until TCP gives up, and the claim lapses meanwhile.
+    /// Stops waiting for a statement after the length of one lease. If the network drops all packets, the wait would
+    /// last until TCP gives up, and the claim lapses meanwhile.
     async fn for_a_lease(&self, statement: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
         let timed_out = || Err(Error::Database(sqlx::Error::PoolTimedOut));
         timeout(self.leasing.policy.lease(), statement).await.unwrap_or_else(|_| timed_out())
@@ -259,7 +260,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.renewal.abort();
         if !self.settled {
-            // The token finds the record, and is no secret.
+            // An operator can find the record by the token, and the token is not a secret.
             tracing::warn!(
                 operation = self.owner.key.operation(),
                 token = self.owner.token,

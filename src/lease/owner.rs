@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::renewal::Deadline;
 use crate::{Body, Fingerprint, InvalidBody, Key};
 
-/// The facts of a lease, to read. Only the [`Lease`](super::Lease) itself completes or releases the claim.
+/// The facts of a lease, read-only. Only the [`Lease`](super::Lease) itself completes or releases the claim.
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     pub(super) key: Key,
@@ -35,7 +35,7 @@ impl Owner {
 /// operator can look up an indeterminate operation there under this key.
 ///
 /// After the retention, the same key with the same body is a new operation, with the same downstream key. A gateway
-/// that remembers longer would take it for the old one.
+/// that remembers keys for longer than the retention would treat it as the earlier operation.
 ///
 /// # Errors
 ///

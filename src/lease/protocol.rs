@@ -32,7 +32,7 @@ const CLAIM_WAIT: Duration = Duration::from_secs(1);
 pub enum Acquired<T> {
     /// This caller has to do the work.
     Lease(Lease),
-    /// An earlier owner has done it: its response.
+    /// An earlier owner has done the work. This is its response.
     Replayed(T),
 }
 
@@ -72,8 +72,8 @@ impl Leasing {
     /// # Errors
     ///
     /// - An error of `work` comes back unchanged. The record keeps its text, as `last_error`.
-    /// - The answers of the record: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight) with what is left of
-    ///   the lease, [`Indeterminate`](Error::Indeterminate), [`Exhausted`](Error::Exhausted),
+    /// - Errors because an earlier call has the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight)
+    ///   with the rest of the lease, [`Indeterminate`](Error::Indeterminate), [`Exhausted`](Error::Exhausted),
     ///   [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
     ///   [`UnknownFingerprint`](Error::UnknownFingerprint), [`UnknownMode`](Error::UnknownMode). The work did not
     ///   begin.
@@ -125,7 +125,7 @@ impl Leasing {
                 Ok(Outcome::Performed(response))
             }
             Some(Err(error)) => {
-                // Alternate, because anyhow then prints the causes too.
+                // The alternate form (`#`), because with it anyhow prints the causes too.
                 lease.fail(&format!("{error:#}")).await;
                 Err(Failure::Perform(error))
             }
@@ -140,7 +140,7 @@ impl Leasing {
     ///
     /// # Panics
     ///
-    /// Outside a Tokio runtime, before the claim: the renewal is a task.
+    /// If there is no Tokio runtime, because the renewal is a task. It panics before the claim.
     ///
     /// # Cancellation
     ///
@@ -194,7 +194,7 @@ impl Leasing {
         let mut polls = Polls::until(started + self.wait_for);
         let mut asked = None;
         let (claimed_at, claimed) = loop {
-            // Before the claim is sent, because the owner's clock must end before the database's.
+            // Read before the claim is sent, because the owner's deadline must come before the database's.
             let claimed_at = Instant::now();
             let claimed = in_pooled_transaction(pool, Opening::Durable, async |conn| {
                 contend(conn, record, &terms, &mut asked).await

@@ -11,13 +11,13 @@ use crate::record::Record;
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Deployment, Error, Key};
 
-/// The owner stops when a tenth of the lease is left: for the part of the work that is under way, and for clocks that
-/// run at different rates.
+/// The owner stops when a tenth of the lease is left. This spare time is for the part of the work that is under way,
+/// and for clocks that run at different rates.
 const SPARE: u32 = 10;
 /// Two renewals may fail before the third is the last.
 const RENEWALS: u32 = 3;
 
-/// Until when the owner may work, by its own clock. The lease and its renewal share it.
+/// The time until which the owner may work, by its own clock. The lease and its renewal task share the deadline.
 #[derive(Debug)]
 pub(super) struct Deadline {
     at: Mutex<Option<Instant>>,
@@ -50,7 +50,7 @@ impl Deadline {
             let changed = self.changed.notified();
             match self.get() {
                 Some(at) if Instant::now() < at => {
-                    // Either ends the wait: the loop reads the deadline again.
+                    // The time-out ends the wait, or a change does. Then the loop reads the deadline again.
                     let _ = timeout_at(at, changed).await;
                 }
                 _ => return,
@@ -104,8 +104,8 @@ pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadli
     }
 }
 
-/// On a connection of its own, and as durable as the claim. If the server lost an acknowledged heartbeat, the lease in
-/// the database would end before the owner's clock does.
+/// Renews the lease once, on its own connection, and as durably as the claim. If the server lost an acknowledged
+/// heartbeat, the lease in the database would end before the owner's deadline.
 async fn heartbeat(claim: &Renewed) -> Result<bool, Error> {
     let record = Record { key: &claim.key, deployment: claim.deployment };
     in_pooled_transaction(&claim.pool, Opening::Durable, async |conn| {

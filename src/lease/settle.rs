@@ -16,7 +16,7 @@ use crate::{Deployment, Error, Key};
 const UNPREPARED: Deployment = Deployment::new().with_prepared_statements(false);
 
 /// Stores the response of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation. Every
-/// repeat gets it from now on, for `retention`. `token` is the one in that error.
+/// repeat gets the response from now on, for `retention`. `token` is the token in that error.
 ///
 /// # Errors
 ///
@@ -43,7 +43,7 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
 }
 
 /// Releases an [indeterminate](Error::Indeterminate) operation that did not take effect. The next caller may claim it
-/// at once, under either policy. `token` is the one in that error. The record keeps `reason` for the next operator.
+/// at once, under either policy. `token` is the token in that error. The record keeps `reason` for the next operator.
 ///
 /// # Errors
 ///

@@ -12,16 +12,16 @@ use crate::observe::{outcome_of, spanned};
 use crate::record::{Awaited, MarkBatch, Record, Seen, wait_for_row};
 use crate::{Error, Key, Mode, observe};
 
-/// Keys per statement. From 100 to 1000 keys the throughput grows by a third, and above that no more. A statement locks
-/// a thousand rows within milliseconds.
+/// Keys per statement. From 100 to 1000 keys the throughput grows by a third. With more keys it does not grow further.
+/// A statement locks a thousand rows within milliseconds.
 const BATCH: usize = 1000;
 
 /// The largest batch that takes an advisory lock for each key. The server's lock table has some 34,000 places at 300
 /// connections: many transactions with a thousand locks each would fill it.
 const MOST_LOCKS: usize = 100;
 
-/// How often a batch asks again, without waiting, for keys that other transactions were committing or purging at that
-/// moment.
+/// How often a batch asks again without waiting, if other transactions were committing or deleting the records of its
+/// keys at that moment.
 const ROUNDS: usize = 3;
 
 /// Marks any number of keys for `window`, in the caller's transaction. The result has one place for each key.
@@ -48,16 +48,16 @@ impl Dedup {
     /// **Up to a hundred different keys**, the wait is bounded and leaves the transaction usable, as for a single
     /// [`mark`](Self::mark). **Above a hundred**, a batch takes no advisory locks, because these would fill the
     /// server's lock table. Then:
-    /// - The batch waits for another transaction that is marking one of its keys for as long as the session's
+    /// - If another transaction is marking one of the keys, the batch waits for it, for as long as the session's
     ///   `lock_timeout` allows, also under [`InFlight::Reject`](crate::InFlight::Reject). If that time-out expires, the
     ///   transaction is aborted (SQLSTATE 55P03).
     /// - Every other call that claims one of its keys waits for the batch's transaction in the same way.
-    /// - A batch with new and with expired keys may deadlock with others. That is [`Error::Retryable`].
+    /// - A batch with new and with expired keys may deadlock with others. Then the call returns [`Error::Retryable`].
     ///
     /// # Errors
     ///
-    /// As [`mark`](Self::mark). **After any error roll back**, even if the transaction is still usable: some of the
-    /// keys may be marked, and would be duplicates of events that nobody has processed.
+    /// As [`mark`](Self::mark). **After any error roll back**, even if the transaction is still usable. Otherwise some
+    /// keys may stay marked, and their events would be duplicates that nobody has processed.
     ///
     /// # Cancellation
     ///
@@ -114,13 +114,13 @@ struct Marking<'k> {
 impl<'k> Marking<'k> {
     fn new(options: Dedup, keys: &'k [Key]) -> Self {
         let mut open: Vec<usize> = (0..keys.len()).collect();
-        // Of equal keys the first place asks.
+        // Among equal keys, only the first place stays open.
         open.sort_unstable_by(|&a, &b| keys[a].cmp(&keys[b]).then(a.cmp(&b)));
         open.dedup_by(|later, earlier| keys[*later] == keys[*earlier]);
         Self { options, keys, open, marked: vec![Marked::Duplicate; keys.len()], asked: None }
     }
 
-    /// Marks what it can. The keys that stay open are in flight.
+    /// Marks as many keys as possible. The keys that stay open are in flight.
     async fn run(&mut self, conn: &mut PgConnection) -> Result<(), Error> {
         if self.open.is_empty() {
             return Ok(());
@@ -142,7 +142,7 @@ impl<'k> Marking<'k> {
             if self.open.is_empty() {
                 return Ok(());
             }
-            // A key that is open, and held by no transaction, is expired with a locked row; or it is new again.
+            // An open key that no transaction holds has an expired record with a locked row, or it is new again.
             let held = held.filter(|held| self.open.contains(held));
             match (held, patience.left()) {
                 (Some(_), None) => return Ok(()),
@@ -162,7 +162,8 @@ impl<'k> Marking<'k> {
         Ok(())
     }
 
-    /// Marks the keys up to the first one that an open transaction holds, which it returns.
+    /// Marks the keys in their order, and stops at the first key that an open transaction holds. Returns that key's
+    /// place.
     async fn claim_in_order(&mut self, conn: &mut PgConnection) -> Result<Option<usize>, Error> {
         let claims = self.batch(&self.open).claim_in_order(conn, self.asked).await?;
         let held = claims.held.map(|at| self.open[at]);
@@ -171,7 +172,8 @@ impl<'k> Marking<'k> {
         Ok(held)
     }
 
-    /// Marks the new keys. No transaction holds one of them after that.
+    /// Marks the new keys, and waits for other transactions that are marking one of them. After that no transaction
+    /// holds one of the keys.
     async fn claim_at_once(&mut self, conn: &mut PgConnection) -> Result<Option<usize>, Error> {
         for places in self.open.chunks(BATCH) {
             for at in self.batch(places).claim_at_once(conn).await? {
@@ -182,8 +184,8 @@ impl<'k> Marking<'k> {
         Ok(None)
     }
 
-    /// Marks keys with an expired record. This comes after all new keys, so that no batch that waits for a new key has
-    /// locked an expired one.
+    /// Marks keys with an expired record. This comes after all new keys: a batch that waits for a new key must not have
+    /// locked an expired record.
     async fn take_over(&mut self, conn: &mut PgConnection, expired: &[usize]) -> Result<(), Error> {
         for places in expired.chunks(BATCH) {
             for at in self.batch(places).take_over(conn, self.asked).await? {

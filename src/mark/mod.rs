@@ -1,8 +1,9 @@
 //! Mark mode: "have I seen this before?", in the consumer's own transaction.
 //!
-//! For webhooks, event consumers, nonces and mutation back-stops. The first caller that marks a key sees
-//! [`Marked::First`], every other caller sees [`Marked::Duplicate`], and nothing else is stored. The mark is part of
-//! the caller's transaction. Process the event in the same transaction: then both commit, or neither does.
+//! For webhooks, event consumers and nonces, and as the last check before a change (a *mutation back-stop*). The first
+//! caller that marks a key sees [`Marked::First`], every other caller sees [`Marked::Duplicate`], and nothing else is
+//! stored. The mark is part of the caller's transaction. Process the event in the same transaction: then both commit,
+//! or neither does.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -30,8 +31,8 @@
 //! - [`Error::InFlight`](crate::Error::InFlight): the first caller's transaction **is open**, and may still roll back.
 //!   Do not acknowledge the event, so that the sender delivers it again.
 //!
-//! An uncommitted mark never makes a duplicate. By default the second caller waits for that transaction, and if it
-//! rolls back, the second caller is the first.
+//! While a mark is not committed, no other call becomes a duplicate. By default the second caller waits for the first
+//! caller's transaction. If that transaction rolls back, the second caller gets [`Marked::First`].
 //!
 //! # What a mark cannot see
 //!
@@ -39,8 +40,8 @@
 //!
 //! - The processing swallows a SQL error, which has aborted the transaction. Then `tx.commit()` returns `Ok` and saves
 //!   nothing.
-//! - The processing sends a COMMIT or ROLLBACK, or drops the future of a nested `conn.begin()` while that waits (sqlx
-//!   0.9 then rolls back the *outer* transaction). Then the rest runs in autocommit, without the mark.
+//! - The processing sends a COMMIT or ROLLBACK, or drops the future of a nested `conn.begin()` while the future waits
+//!   (sqlx 0.9 then rolls back the *outer* transaction). Then the rest runs in autocommit, without the mark.
 //!
 //! [`commit`](crate::commit()) returns an error in all of these cases. So use it, before you acknowledge anything. It
 //! misses one case: a raw COMMIT followed by a raw BEGIN. [`ensure_idempotent`](crate::ensure_idempotent()) detects

@@ -45,20 +45,20 @@ pub async fn mark(conn: &mut PgConnection, key: &Key, window: Duration) -> Resul
 }
 
 impl Dedup {
-    /// Marks a key: one statement for the first, two for a duplicate.
+    /// Marks a key. The first mark takes one statement, and a duplicate takes two.
     ///
     /// # Errors
     ///
     /// - [`Error::NotInTransaction`]: the connection is in autocommit, where the mark would commit without the
     ///   processing.
-    /// - [`Error::InFlight`]: another transaction is marking it, and did not end in time. This transaction is still
-    ///   usable.
+    /// - [`Error::InFlight`]: another transaction is marking the key, and did not end in time. This transaction is
+    ///   still usable.
     /// - [`Error::OtherMode`]: the key belongs to another mode. [`Error::UnknownMode`]: to a mode of a newer release.
     /// - [`Error::Retryable`], [`Error::Database`], [`Error::SchemaMissing`].
     ///
     /// # Cancellation
     ///
-    /// Drop the transaction together with this future: it may have marked the key.
+    /// Drop the transaction together with this future: the transaction may have marked the key.
     pub async fn mark(self, conn: &mut PgConnection, key: &Key) -> Result<Marked, Error> {
         let started = Instant::now();
         let span = call_span!("mark", Mode::Mark, key);

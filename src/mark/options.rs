@@ -14,9 +14,9 @@ pub struct Dedup {
 }
 
 impl Dedup {
-    /// Marks that last for `window`, counted from the mark by the database's clock. The window does not depend on
-    /// sweeps. Make it longer than the transaction that marks and processes: if the window ends first, the mark is
-    /// expired as soon as others can see it.
+    /// Makes options for marks that last for `window`. The window counts from the mark, by the database's clock, and
+    /// does not depend on sweeps. Make it longer than the transaction that marks and processes: if the window ends
+    /// first, the mark is expired as soon as others can see it.
     ///
     /// # Errors
     ///

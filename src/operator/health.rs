@@ -12,7 +12,7 @@ use crate::{Error, migrate, record};
 /// The number of records that one statement of [`deep_health`] checks: some 10 ms of work.
 const DEEP_STEP: i64 = 5000;
 
-/// A part of the set-up that breaks a promise of this crate, or will.
+/// A part of the set-up that breaks a promise of this crate, or will break one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
@@ -21,8 +21,8 @@ pub enum Warning {
     /// `synchronous_commit` is `local` on a server with synchronous standbys: acknowledged effects may be missing on
     /// the standby that is promoted.
     SynchronousCommitLocal,
-    /// `alter role` or `alter database` has set `synchronous_commit` to such a value. This connection may have another
-    /// one.
+    /// `alter role` or `alter database` has set `synchronous_commit` to one of the two values above. This connection
+    /// may have another value.
     SynchronousCommitSet {
         /// The value: `off`, or `local` on a server with synchronous standbys.
         value: String,
@@ -104,9 +104,9 @@ impl std::fmt::Display for Warning {
                      effects; reset it with alter role or alter database, or set it to on"
                 )
             }
-            Self::FsyncOff => {
-                f.write_str("fsync is off: a crash of the machine loses acknowledged effects, and the database; turn it on")
-            }
+            Self::FsyncOff => f.write_str(
+                "fsync is off: a crash of the machine may lose acknowledged effects and the whole database; turn it on",
+            ),
             Self::Unlogged => f.write_str(
                 "the table is unlogged: a crash of the server empties it, and every repeat is performed again; \
                  alter table idempotency.record set logged",

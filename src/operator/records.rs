@@ -8,10 +8,12 @@ use crate::record::{self, Record, Shown, Unsettled};
 use crate::session::in_any_transaction;
 use crate::{Error, Key};
 
-/// Lists at most `limit` records that an operator has to settle, the oldest claim first: the indeterminate ones, and,
-/// if `max_attempts` is given, those in lease mode that are [exhausted](Error::Exhausted) by it.
+/// Lists at most `limit` records that an operator has to settle, the oldest claim first. These are the indeterminate
+/// records. If `max_attempts` is given, the list also contains the records in lease mode with at least that many
+/// attempts ([exhausted](Error::Exhausted)).
 ///
-/// It reads the whole table, because an index for it would cost every completion more than this costs once in a while.
+/// It reads the whole table. An index for this rare call would cost more, because every completion would have to update
+/// it.
 ///
 /// # Errors
 ///
@@ -43,8 +45,8 @@ pub async fn show(conn: &mut PgConnection, key: &Key) -> Result<Option<Shown>, E
     in_any_transaction(conn, async |conn| Record::unprepared(key).show(conn).await).await
 }
 
-/// Forgets a key before its time: **the next call with it performs again**. `token` is [`Shown::token`], so that
-/// exactly the record that [`show`] has shown is deleted.
+/// Deletes the record of a key before the record expires: **the next call with the key performs again**. `token` is
+/// [`Shown::token`], so this deletes exactly the record that [`show`] has shown.
 ///
 /// # Errors
 ///

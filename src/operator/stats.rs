@@ -8,7 +8,7 @@ use crate::Error;
 use crate::record::{self, Group};
 use crate::session::in_any_transaction;
 
-/// A sample of this many records gives shares to about half a per cent, and is read at once.
+/// From a sample of this many records, a share is accurate to about half a per cent. Reading it takes a moment.
 const SAMPLE: f64 = 30_000.0;
 
 /// The classes of age that [`Group::age`] counts in, by their upper ends. The last class has none.

@@ -1,4 +1,4 @@
-//! Completion in transaction mode. `lease.rs` has the end of a lease.
+//! Completion in transaction mode. `lease.rs` contains the completion of a lease.
 
 use sqlx::PgConnection;
 
@@ -8,9 +8,9 @@ use crate::Error;
 
 impl Record<'_> {
     /// Stores the response. The statement requires the claim's token and the claim's own transaction
-    /// (`claimed_at = now()`), so a COMMIT or ROLLBACK inside `perform` is [`Error::NotInTransaction`], and nothing is
-    /// acknowledged. As a write it also fails in an aborted transaction, whose COMMIT would succeed without saving
-    /// anything.
+    /// (`claimed_at = now()`). So after a COMMIT or ROLLBACK inside `perform` it returns [`Error::NotInTransaction`],
+    /// and nothing is acknowledged. As a write it also fails in an aborted transaction, whose COMMIT would succeed
+    /// without saving anything.
     pub(crate) async fn complete(
         self,
         conn: &mut PgConnection,
@@ -38,7 +38,7 @@ impl Record<'_> {
         Err(if self.is_claimed(conn, claim).await? { Error::OutlivedRetention } else { Error::NotInTransaction })
     }
 
-    /// Whether this transaction still owns the claim. Only a completion that failed asks.
+    /// Whether this transaction still owns the claim. The crate asks this only after a completion that failed.
     async fn is_claimed(self, conn: &mut PgConnection, claim: Claim) -> Result<bool, Error> {
         self.query(
             "

@@ -34,7 +34,7 @@ pub(crate) async fn oldest_due(conn: &mut PgConnection, grace: Duration) -> Resu
         "
         select extract(epoch from
             pg_catalog.statement_timestamp()
-            -- Somebody may have set -infinity by hand, which is no number of seconds ago: count from the claim.
+            -- Somebody may have set -infinity by hand, which has no age in seconds: count from the claim.
             - case when isfinite(expires_at) then expires_at else claimed_at end)::float8
         from idempotency.record
         where ", expired_at!("pg_catalog.statement_timestamp() - $1::interval"), "

@@ -1,5 +1,6 @@
 //! The SQL that several statements share. Each macro is a literal for `concat!`, so a statement remains a
-//! `&'static str`. (`concat! { … }` has braces because rustfmt would give each part a line of its own.)
+//! `&'static str`. (The macro calls have braces, `concat! { … }`. With parentheses rustfmt would put each part on a
+//! line of its own.)
 
 /// No owner works under a lease any more. A live lease protects its record, even past `expires_at`.
 macro_rules! no_live_lease {

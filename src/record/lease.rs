@@ -1,5 +1,6 @@
-//! The statements on a claim that outlives its transaction, sent by its owner or by an operator. Each requires the
-//! claim's token and that no response is stored yet, so the statement of an owner that was overtaken finds no row.
+//! The statements on a claim that outlives its transaction, sent by its owner or by an operator. Each statement
+//! requires the claim's token, and a record without a response. So the statement of an owner whose claim was taken over
+//! finds no row.
 
 use std::time::Duration;
 
@@ -56,8 +57,8 @@ impl Record<'_> {
     /// Stores the response. The retention counts from now. `false` means that the claim is gone.
     ///
     /// A completed record never changes. If an owner finds its own response stored under its token, its commit
-    /// succeeded and the answer was lost, so the statement counts that response as stored. For an operator it does not:
-    /// the same body may be a part of another caller's HTTP response.
+    /// succeeded and the answer was lost. So the statement counts that response as stored. It does not do so for an
+    /// operator, because the same body may be a part of another caller's HTTP response.
     pub(crate) async fn complete_lease(
         self,
         conn: &mut PgConnection,

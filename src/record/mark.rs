@@ -125,7 +125,7 @@ impl<'k> MarkBatch<'k> {
     }
 }
 
-/// A place in the batch from its ordinality, which counts from one.
+/// Converts an ordinality, which counts from one, into a place in the batch.
 fn index(place: i64) -> usize {
     usize::try_from(place - 1).unwrap_or(usize::MAX)
 }

@@ -11,8 +11,8 @@ use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::Error;
 
 impl Record<'_> {
-    /// Releases a claim in its own transaction: the next caller may claim at once. The new token keeps every statement
-    /// with the old token from changing the record again.
+    /// Releases a claim in the transaction that claimed: the next caller may claim at once. The new token makes sure
+    /// that no statement with the old token changes the record again.
     pub(crate) async fn release(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
         let update = self
             .query(
@@ -28,8 +28,8 @@ impl Record<'_> {
         if changes_a_row(conn, update).await? { Ok(()) } else { Err(Error::NotInTransaction) }
     }
 
-    /// Releases the claim of a lease, and stores the reason. The new token keeps a heartbeat that is on its way from
-    /// reviving the claim. `false` means that the claim is gone.
+    /// Releases the claim of a lease, and stores the reason. Because of the new token, a heartbeat that is on its way
+    /// cannot revive the claim. `false` means that the claim is gone.
     pub(crate) async fn release_lease(
         self,
         conn: &mut PgConnection,
@@ -56,8 +56,8 @@ impl Record<'_> {
     }
 
     /// Ends the lease now, because the operation failed and may have taken effect. Stores the reason, and remembers the
-    /// record for at least the retention from now. The new token keeps a heartbeat that is on its way from reviving the
-    /// claim. `false` means that the claim is gone.
+    /// record for at least the retention from now. Because of the new token, a heartbeat that is on its way cannot
+    /// revive the claim. `false` means that the claim is gone.
     pub(crate) async fn lapse(
         self,
         conn: &mut PgConnection,

@@ -7,12 +7,13 @@ use super::statement::{Record, Response};
 use crate::fingerprint::Comparison;
 
 impl Record<'_> {
-    /// Looks for a response to replay. If anything else is there, or the statement fails, returns `None`: the claim
-    /// will meet it again and explain it. Also returns `None` if the connection is in an open transaction that has
-    /// written something, because the record that it sees may not be committed.
+    /// Looks for a response to replay. Returns `None` if it finds anything else, or if the statement fails: the claim
+    /// that follows meets the same state, and returns the answer or the error. Also returns `None` if the connection is
+    /// in an open transaction that has written something, because the record that it sees may not be committed.
     ///
-    /// Without prepared statements this does nothing. sqlx would send the statement in two messages, and between these
-    /// a pooler in transaction mode may change the server connection, where the nameless statement is another client's.
+    /// Without prepared statements this does nothing. sqlx would send the statement in two messages. Between the two, a
+    /// pooler in transaction mode may change the server connection, and on the other connection the nameless statement
+    /// is another client's.
     pub(crate) async fn select_first(self, conn: &mut PgConnection, terms: &Terms) -> Option<Response> {
         if !self.deployment.prepared {
             return None;

@@ -106,8 +106,8 @@ pub(crate) async fn without_autovacuum(conn: &mut PgConnection) -> Result<Vec<St
     .map_err(Error::of_statement)
 }
 
-/// The method by which PostgreSQL compresses the responses that it stores. PostgreSQL 13 has no such column in its
-/// catalog, and the row as JSON then gives null.
+/// The method by which PostgreSQL compresses the responses that it stores. The catalog of PostgreSQL 13 does not have
+/// the column `attcompression`. So the query reads the row as JSON, which then gives null.
 pub(crate) async fn response_compression(conn: &mut PgConnection) -> Result<String, Error> {
     sqlx::query_scalar(
         "

@@ -34,9 +34,9 @@ pub struct Shown {
     pub lease_left: Option<Duration>,
     /// The size of its response.
     pub response_bytes: Option<u64>,
-    /// The key under which the next service saw the operation, as
-    /// [`lease::downstream_key`](crate::lease::downstream_key) derives it: look up there what became of it. `None`
-    /// outside lease mode.
+    /// The key under which the next service saw the operation. [`lease::downstream_key`](crate::lease::downstream_key)
+    /// derives the same key. With it, look up at that service whether the operation took effect. `None` outside lease
+    /// mode.
     pub downstream_key: Option<String>,
     /// Why the last attempt failed.
     pub last_error: Option<String>,

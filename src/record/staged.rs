@@ -8,7 +8,7 @@ use super::look::LeaseState;
 use super::statement::{Record, Response, microseconds};
 use crate::{Error, Fingerprint, Mode};
 
-/// An event that is over happened this long ago.
+/// How long ago an event happened that is over, such as the end of a lease.
 const MOMENT: Duration = Duration::from_millis(1);
 
 /// The state of a record that a test writes.

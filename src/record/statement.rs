@@ -17,7 +17,7 @@ pub(crate) struct Record<'k> {
 }
 
 impl<'k> Record<'k> {
-    /// The record for an operator, whose statement is sent once: to prepare it would be in vain.
+    /// The record for an operator. An operator sends a statement once, so it is not worth preparing.
     pub(crate) fn unprepared(key: &'k Key) -> Self {
         Self { key, deployment: Deployment::new().with_prepared_statements(false) }
     }
@@ -41,8 +41,8 @@ pub(super) async fn changes_a_row(
     Ok(done.rows_affected() == 1)
 }
 
-/// The mode of a row that is only shown; where the protocol reads a row, a mode of a newer release is
-/// [`Error::UnknownMode`].
+/// The mode of a row that is only shown. A mode of a newer release is a decoding error here. Where the protocol reads a
+/// row, it is [`Error::UnknownMode`].
 pub(super) fn known_mode(row: &PgRow) -> sqlx::Result<Mode> {
     let mode: &str = row.try_get("mode")?;
     Mode::from_column(mode)
@@ -69,7 +69,7 @@ pub(crate) fn draw_token() -> Result<i64, Error> {
 
 /// A response as its record stores it: a body of JSON text, or, over HTTP, a status, headers and a body.
 ///
-/// A status without a body remains of an HTTP response that the service chose not to store.
+/// If the service chose not to store an HTTP response, the record has its status, and no body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Response {
     pub(crate) status: Option<i16>,

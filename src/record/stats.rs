@@ -33,7 +33,7 @@ pub struct Group {
     pub oldest: DateTime<Utc>,
 }
 
-/// Reads what the server keeps. A partitioned table has the sum of its leaves.
+/// Reads the sizes and counts that the server keeps. For a partitioned table they are the sums over its leaves.
 pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     sqlx::query(concat! {
         "

@@ -17,8 +17,9 @@ pub(crate) struct Batch {
     pub(crate) completed: u64,
     pub(crate) unfinished: u64,
     pub(crate) marks: u64,
-    /// The latest `expires_at` among them. The next batch of the pass begins there; otherwise it would walk over the
-    /// index entries of all rows that the pass has deleted, until a vacuum removes them.
+    /// The latest `expires_at` among the deleted records. The next batch of the pass begins there. Otherwise it would
+    /// walk over the index entries of all rows that the pass has deleted, because these entries stay until a vacuum
+    /// removes them.
     pub(crate) until: Option<DateTime<Utc>>,
 }
 
@@ -42,9 +43,9 @@ impl Batch {
 /// Deletes at most `limit` records that are past their retention by the `grace` and under no live lease, oldest first.
 /// `since` is [`Batch::until`] of the batch before.
 ///
-/// It skips rows that another transaction has locked, to take them over for instance. Those rows, and rows that
-/// committed an earlier `expires_at` meanwhile, are left to the next pass. A `ctid` is unique within a leaf only:
-/// `leaf` names one if the table is partitioned.
+/// It skips rows that another transaction has locked, to take them over for instance. The next pass deletes those rows.
+/// It also deletes rows whose `expires_at` another transaction has moved to an earlier time meanwhile. A `ctid` is
+/// unique within a leaf only, so `leaf` names a leaf if the table is partitioned.
 pub(crate) async fn sweep(
     conn: &mut PgConnection,
     leaf: Option<u32>,
@@ -67,7 +68,8 @@ pub(crate) async fn sweep(
                     limit $1::int8
                     for update skip locked
                 ))
-                -- Again, because the row version that is deleted counts, not the one that was selected.
+                -- The condition is repeated: it must be true for the row version that is deleted, not for the selected
+                -- one.
                 and ", expired_at!("pg_catalog.statement_timestamp() - $4::interval"), "
                 and ($2::oid is null or tableoid = $2::oid)
             returning mode, completed_at, expires_at
@@ -94,8 +96,8 @@ pub(crate) async fn sweep(
 /// that is due up to the `expires_at` of the `limit`th record.
 ///
 /// Records that share this `expires_at` are deleted together, so it may delete some more. It waits for a record that
-/// another transaction has locked; the same condition then judges the new version of the row, whose owner may have
-/// prolonged it.
+/// another transaction has locked. The owner may have prolonged that record meanwhile, so PostgreSQL then checks the
+/// same condition against the new version of the row.
 pub(crate) async fn sweep_distributed(
     conn: &mut PgConnection,
     limit: u32,

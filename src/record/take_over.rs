@@ -21,8 +21,8 @@ pub(crate) enum TakeOver {
 }
 
 impl Record<'_> {
-    /// Takes over a claim that had expired at `asked`, or is released or lapsed, in one conditional update: of all
-    /// callers that saw `found_token`, one wins, and the others look again.
+    /// Takes over a claim that had expired at `asked`, or is released or lapsed, in one conditional update. One of all
+    /// callers that saw `found_token` wins, and the others look again.
     pub(crate) async fn take_over(
         self,
         conn: &mut PgConnection,

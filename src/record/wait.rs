@@ -43,8 +43,8 @@ impl Record<'_> {
     }
 }
 
-/// Waits 10 ms for a row that a transaction without the key has locked. No lock shows when such a transaction ends, but
-/// all of them are short. The server sleeps, because this crate does not choose the runtime.
+/// Waits 10 ms for a row that another transaction has locked without the key's advisory lock. No lock shows when such a
+/// transaction ends, but all of them are short. The server sleeps, because this crate does not choose the runtime.
 pub(crate) async fn wait_for_row(conn: &mut PgConnection, deployment: Deployment) -> Result<(), Error> {
     let pause = sqlx::query("select pg_catalog.pg_sleep(0.01)").persistent(deployment.prepared);
     pause.execute(conn).await.map(drop).map_err(Error::of_statement)

@@ -5,7 +5,8 @@ use sqlx::{Connection as _, Executor as _, PgTransaction};
 use crate::Error;
 use crate::error::sqlstate;
 
-/// Both fail in an aborted transaction (25P02) and outside a transaction (25P01), and change nothing in a usable one.
+/// These statements fail in an aborted transaction (25P02) and outside a transaction (25P01). They change nothing in a
+/// usable transaction.
 const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempotency";
 
 /// Commits a transaction, or fails if the COMMIT would save nothing.
@@ -27,15 +28,15 @@ const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempoten
 /// # Ok(()) }
 /// ```
 ///
-/// This takes one more round trip than `tx.commit()`: sqlx does not tell whether a transaction is a savepoint in
-/// another one, so the check cannot go into one message with the COMMIT. If `tx` is a savepoint (`tx.begin()`), it is
-/// released, and the transaction around it must still be committed.
+/// This takes one more round trip than `tx.commit()`. sqlx does not show whether a transaction is a savepoint in
+/// another transaction, so the check cannot go into one message with the COMMIT. If `tx` is a savepoint (`tx.begin()`),
+/// it is released, and the transaction around it must still be committed.
 ///
 /// # What it cannot see
 ///
-/// A raw COMMIT or ROLLBACK that ends in `and chain`, or that a raw BEGIN follows, leaves a transaction that looks like
-/// the caller's. Send none of these on a connection whose transaction sqlx has begun. Inside `perform` the crate
-/// notices them.
+/// Some statements leave a transaction that looks like the caller's: a raw COMMIT or ROLLBACK with `and chain`, and a
+/// raw COMMIT or ROLLBACK that is followed by a raw BEGIN. Send none of these on a connection whose transaction sqlx
+/// has begun. Inside `perform` the crate notices them.
 ///
 /// # Errors
 ///
@@ -48,7 +49,7 @@ const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempoten
 ///
 /// # Cancellation
 ///
-/// The transaction is rolled back, or the COMMIT was under way and decides.
+/// The transaction is rolled back, or the COMMIT was already sent and may take effect.
 pub async fn commit(mut tx: PgTransaction<'_>) -> Result<(), Error> {
     // A cancelled nested `begin` has rolled back the transaction around it, and sqlx then sends no COMMIT.
     if !tx.is_in_transaction() {
@@ -57,7 +58,8 @@ pub async fn commit(mut tx: PgTransaction<'_>) -> Result<(), Error> {
     let Err(error) = tx.execute(IS_THERE).await else {
         return Ok(tx.commit().await?);
     };
-    // A ROLLBACK fails only on a broken connection, which has rolled back. The caller needs the first error.
+    // A ROLLBACK fails only if the connection is broken, and then the server rolls back. The caller needs the first
+    // error.
     let _ = tx.rollback().await;
     Err(match sqlstate(&error).as_deref() {
         Some("25P02") => Error::TransactionAborted(error),

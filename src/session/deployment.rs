@@ -24,8 +24,8 @@ impl Deployment {
         Self { prepared: true }
     }
 
-    /// Whether each connection keeps the crate's statements prepared. The default is `true`. Otherwise it prepares them
-    /// each time, which costs one more round trip per statement.
+    /// Whether each connection keeps the crate's statements prepared. The default is `true`. If this is `false`, the
+    /// connection prepares a statement for each use, which costs one more round trip per statement.
     ///
     /// **Turn this off behind PgBouncer in transaction mode**, unless PgBouncer tracks prepared statements
     /// (`max_prepared_statements`, from version 1.21). Without tracking, the name of a kept statement may mean another

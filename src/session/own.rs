@@ -1,7 +1,8 @@
 //! Transactions that the crate begins and ends itself.
 //!
-//! They are lent to a closure. A value that begins, derefs and rolls back on drop would read better, but sqlx 0.9
-//! counts its transactions behind a trait that it does not export, so only its own guard can end one (DESIGN.md).
+//! The crate lends such a transaction to a closure. A value that begins, derefs and rolls back on drop would read
+//! better. But sqlx 0.9 counts its transactions behind a trait that it does not export, so only sqlx's own guard can
+//! end a transaction (DESIGN.md).
 
 use std::future::Future;
 use std::pin::pin;
@@ -12,7 +13,8 @@ use sqlx::{Connection, Executor, PgConnection, PgTransaction, SqlSafeStr as _, S
 use crate::Error;
 use crate::error::sqlstate;
 
-/// How many errors of earlier statements, whose futures were dropped, may wait to be read. Each takes a ping.
+/// How many unread errors a call reads at most. They are errors of earlier statements whose futures were dropped.
+/// Reading one of them takes a ping.
 const STALE_ERRORS: usize = 3;
 
 /// How a transaction begins.
@@ -36,8 +38,8 @@ macro_rules! check {
 /// Refuses a connection on which somebody sent a raw `BEGIN`, which sqlx does not count. There `now()` is older than
 /// this message, and the division by zero aborts that transaction. Without the check the crate would commit it.
 ///
-/// The check comes before BEGIN in the same message, and the message is one transaction. So if it fails, no transaction
-/// of the crate's is open.
+/// The check comes before BEGIN in the same message, and the message is one transaction. So if the check fails, the
+/// crate has no open transaction.
 pub(crate) const CHECK: &str = check!();
 pub(super) const BEGIN: &str = concat!(check!(), "; begin");
 const BEGIN_DURABLE: &str = concat!(
@@ -46,9 +48,9 @@ const BEGIN_DURABLE: &str = concat!(
     then pg_catalog.set_config('synchronous_commit', 'on', true) end; begin"
 );
 
-/// Ends a transaction that the crate has begun in a future that was dropped. If the check has aborted a foreign
-/// transaction, the first statement fails and the ROLLBACK is not reached: the foreign transaction stays aborted, so
-/// that its owner's next statement fails.
+/// Ends a transaction that the crate has begun, after the future of the `begin` was dropped. If the check has aborted a
+/// foreign transaction, the first statement fails and the ROLLBACK is not reached. So the foreign transaction stays
+/// aborted, and its owner's next statement fails.
 const ROLL_BACK_OURS: &str = "select 1; rollback";
 
 impl Opening {
@@ -136,8 +138,8 @@ where
         match work(&mut transaction).await {
             Ok(value) => transaction.commit().await.map(|()| value).map_err(|error| Error::from(error).into()),
             Err(error) => {
-                // A ROLLBACK fails only on a broken connection, which has rolled back. The caller needs the first
-                // error.
+                // A ROLLBACK fails only if the connection is broken, and then the server rolls back. The caller needs
+                // the first error.
                 let _ = transaction.rollback().await;
                 Err(error)
             }
@@ -158,8 +160,8 @@ where
 ///
 /// # Cancellation
 ///
-/// If the future is dropped, the transaction is rolled back, or the COMMIT that was under way decides. The ROLLBACK is
-/// on the wire before the future is gone.
+/// If the future is dropped, the transaction is rolled back, or the COMMIT was already sent and may take effect. The
+/// ROLLBACK is on the wire before the future is gone.
 pub(crate) async fn begin_and_lend<R, W, F>(
     conn: &mut PgConnection,
     opening: &Opening,
@@ -205,8 +207,9 @@ where
 
 /// Makes the connection ready for another `begin` after one that failed.
 ///
-/// The error may be that of an earlier statement whose future was dropped, and then the `begin` itself may have
-/// succeeded. So this reads all errors first. If the error was the opening's own, the second try fails with it again.
+/// The error of the failed `begin` may belong to an earlier statement whose future was dropped. Then the `begin` itself
+/// may have succeeded. So this function reads all errors first. If the error was the opening's own, the second try
+/// fails with it again.
 async fn clear(conn: &mut PgConnection) -> Result<(), NotBegun> {
     for _ in 0..STALE_ERRORS {
         if conn.ping().await.is_ok() {
@@ -222,7 +225,7 @@ async fn clear(conn: &mut PgConnection) -> Result<(), NotBegun> {
 }
 
 enum Stage {
-    /// The message that begins is on its way, or its error was not read.
+    /// The message with BEGIN is on its way, or its error was not read.
     Beginning,
     /// sqlx's guard holds the transaction.
     Begun,
@@ -251,7 +254,7 @@ impl Drop for RollbackOnDrop<'_> {
     }
 }
 
-/// Starts a future and drops it: what it writes before its first wait is written.
+/// Polls a future once and drops it. The future has then written everything that it writes before its first wait.
 fn poll_once(future: impl Future) {
     let _ = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
 }

@@ -9,7 +9,8 @@ use super::pooled::FOREIGN_TRANSACTIONS;
 use crate::Error;
 use crate::error::sqlstate;
 
-/// How long the pool takes to have a connection back, which it pings first. This wait follows only a mistake elsewhere.
+/// The pool pings a connection before it takes the connection back. This is the time for that ping. The wait happens
+/// only after a mistake elsewhere.
 const RELEASE: Duration = Duration::from_millis(20);
 
 /// Begins a transaction on a connection of the pool. **Not safe under cancellation**, because sqlx would give an open
@@ -19,7 +20,8 @@ const RELEASE: Duration = Duration::from_millis(20);
 pub(crate) async fn begin_pooled(pool: &PgPool) -> Result<PgTransaction<'static>, Error> {
     for _ in 0..FOREIGN_TRANSACTIONS {
         match pool.begin_with(BEGIN).await {
-            // The check, and nothing else in this message, divides or can be in an aborted transaction.
+            // Only the check in this message can fail so: it divides by zero in a foreign transaction (22012), or that
+            // transaction is already aborted (25P02).
             Err(error) if matches!(sqlstate(&error).as_deref(), Some("22012" | "25P02")) => close_foreign(pool).await,
             // sqlx counts this transaction: somebody has forgotten its guard. The attempt has rolled it back.
             Err(sqlx::Error::InvalidSavePointStatement) => {}
@@ -29,8 +31,9 @@ pub(crate) async fn begin_pooled(pool: &PgPool) -> Result<PgTransaction<'static>
     Err(Error::UnknownTransaction)
 }
 
-/// Commits a transaction without a claim. No completion fails in it, but COMMIT succeeds and saves nothing if the
-/// transaction is aborted, and sqlx leaves COMMIT out if a cancelled nested `begin` has ended the transaction.
+/// Commits a transaction without a claim. Such a transaction has no completion that could fail. But if it is aborted,
+/// COMMIT succeeds and saves nothing. And if a cancelled nested `begin` has ended the transaction, sqlx sends no
+/// COMMIT.
 pub(crate) async fn commit_unclaimed(mut transaction: PgTransaction<'static>) -> Result<(), Error> {
     if !transaction.is_in_transaction() {
         return Err(Error::NotInTransaction);
@@ -39,8 +42,8 @@ pub(crate) async fn commit_unclaimed(mut transaction: PgTransaction<'static>) ->
     Ok(transaction.commit().await?)
 }
 
-/// Closes the idle connections that have a foreign transaction: the pool's `begin_with` gives the connection on which
-/// it failed back to the pool, and does not say which one it was.
+/// Closes the idle connections that have a foreign transaction. If the pool's `begin_with` fails on a connection, it
+/// gives that connection back to the pool, and does not say which connection it was.
 async fn close_foreign(pool: &PgPool) {
     tokio::time::sleep(RELEASE).await;
     let idle: Vec<_> = std::iter::from_fn(|| pool.try_acquire()).collect();

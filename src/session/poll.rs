@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// The pause between two polls. Short enough for a person, and long enough for a database.
+/// The pause between two polls. It is short for a person who waits, and long enough to spare the database.
 const PAUSES: Range<Duration> = Duration::from_millis(50)..Duration::from_millis(500);
 
 /// The pauses of one call that polls. Each is twice as long as the one before, and none ends after the deadline.
@@ -30,7 +30,7 @@ impl Polls {
     }
 }
 
-/// Between half of the pause and all of it, so that callers that came together do not come back together.
+/// A time between half of the pause and the whole pause, so that callers that asked together do not ask again together.
 pub(crate) fn jittered(pause: Duration) -> Duration {
     let random = getrandom::u32().unwrap_or(u32::MAX);
     pause.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)

@@ -6,8 +6,8 @@ use sqlx::{Connection as _, PgPool, Postgres};
 use super::own::{Attempt, NotBegun, Opening, in_own_transaction};
 use crate::Error;
 
-/// How many connections with a foreign transaction one call closes before it gives up. They are a bug elsewhere, and
-/// one call should not empty the pool because of it.
+/// How many connections with a foreign transaction one call closes before it gives up. Such transactions come from a
+/// bug elsewhere, and one call should not empty the pool because of that bug.
 pub(super) const FOREIGN_TRANSACTIONS: usize = 3;
 
 /// The connections that one call tries, one after the other.
@@ -21,8 +21,8 @@ impl<'p> Connections<'p> {
         Self { pool, left: FOREIGN_TRANSACTIONS }
     }
 
-    /// The next connection on which sqlx counts no transaction; [`Error::UnknownTransaction`] after
-    /// [`FOREIGN_TRANSACTIONS`] others.
+    /// Returns the next connection on which sqlx counts no transaction. After [`FOREIGN_TRANSACTIONS`] other
+    /// connections, returns [`Error::UnknownTransaction`].
     pub(crate) async fn next(&mut self) -> Result<PoolConnection<Postgres>, Error> {
         while self.left > 0 {
             self.left -= 1;
@@ -35,8 +35,8 @@ impl<'p> Connections<'p> {
         Err(Error::UnknownTransaction)
     }
 
-    /// Closes a connection with a foreign transaction, which neither commits that nor gives it back to the pool.
-    /// Returns the next connection.
+    /// Closes a connection with a foreign transaction. So that transaction is not committed, and the connection does
+    /// not return to the pool. Returns the next connection.
     pub(crate) async fn replace(
         &mut self,
         foreign: PoolConnection<Postgres>,
@@ -80,7 +80,7 @@ where
     connections.in_transaction(first, &opening, work).await
 }
 
-/// An error while the connection closes changes nothing: it has left the pool.
+/// The connection has left the pool, so an error while it closes changes nothing.
 async fn close(conn: PoolConnection<Postgres>) {
     let _ = conn.close().await;
 }

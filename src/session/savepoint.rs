@@ -6,8 +6,8 @@ use crate::Error;
 use crate::error::sqlstate;
 
 /// A savepoint in plain SQL, because a cancelled nested `conn.begin()` of sqlx rolls back the outer transaction. Its
-/// name contains the claim's token: an inner call that was dropped leaves its savepoint behind, and an undo to a shared
-/// name would stop there.
+/// name contains the claim's token. An inner call that was dropped leaves its savepoint behind. If all savepoints had
+/// one name, the undo of the outer call would stop at that savepoint.
 ///
 /// The name is formatted at run time, from sixteen hexadecimal digits, because it cannot be a parameter.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +25,7 @@ impl Savepoint {
         command(conn, format!("release savepoint idempotency_{:016x}", self.token)).await
     }
 
-    /// Undoes what came after the savepoint, and removes it, in one round trip.
+    /// Undoes everything after the savepoint, and removes the savepoint, in one round trip.
     pub(crate) async fn undo(self, conn: &mut PgConnection) -> Result<(), Error> {
         let name = format!("idempotency_{:016x}", self.token);
         command(conn, format!("rollback to savepoint {name}; release savepoint {name}")).await

@@ -46,11 +46,11 @@ where
     first
 }
 
-/// Asserts that the key has a committed record within its retention, which is completed or a mark.
+/// Asserts that the key has a committed record that is completed or a mark, and whose retention has not ended.
 ///
 /// # Panics
 ///
-/// If it has not, with the state of its record; or if the database fails.
+/// If the key has no such record: the message contains the state of its record. Also if the database fails.
 #[track_caller]
 pub fn assert_completed<'a>(pool: &'a PgPool, key: &'a Key) -> impl Future<Output = ()> + Send + 'a {
     let at = Location::caller();
@@ -67,7 +67,7 @@ pub fn assert_completed<'a>(pool: &'a PgPool, key: &'a Key) -> impl Future<Outpu
 ///
 /// # Panics
 ///
-/// If there is a record, with its state; or if the database fails.
+/// If there is a record: the message contains its state. Also if the database fails.
 #[track_caller]
 pub fn assert_no_trace<'a>(pool: &'a PgPool, key: &'a Key) -> impl Future<Output = ()> + Send + 'a {
     let at = Location::caller();

@@ -1,4 +1,4 @@
-//! Backends: the server's processes, of which each serves one connection.
+//! Backends: the processes of the server. Each backend serves one connection.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ const PAUSE: Duration = Duration::from_millis(2);
 ///
 /// # Errors
 ///
-/// The database's.
+/// Errors of the database.
 pub async fn backend(conn: &mut PgConnection) -> Result<i32, Error> {
     Ok(sqlx::query_scalar("select pg_backend_pid()").fetch_one(conn).await?)
 }
 
-/// Kills a backend, as a crash of its client's machine or an operator does, and waits until it is gone: its transaction
-/// is then rolled back, and its locks are free. This function opens a connection of its own.
+/// Kills a backend, as a crash of its client's machine or an operator does, and waits until the backend is gone. Then
+/// its transaction is rolled back, and its locks are free. This function opens a connection of its own.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Idempotency, Key, testing};
@@ -39,7 +39,7 @@ pub async fn backend(conn: &mut PgConnection) -> Result<i32, Error> {
 ///
 /// # Errors
 ///
-/// The database's. It is not an error if the backend is gone already.
+/// Errors of the database. It is not an error if the backend is gone already.
 ///
 /// # Panics
 ///
@@ -62,7 +62,7 @@ pub async fn kill_backend(pool: &PgPool, backend: i32) -> Result<(), Error> {
         if !there {
             return Ok(conn.close().await?);
         }
-        assert!(started.elapsed() < PATIENCE, "backend {backend} lives on");
+        assert!(started.elapsed() < PATIENCE, "backend {backend} still runs");
         sleep(PAUSE).await;
     }
 }
@@ -84,7 +84,7 @@ pub async fn kill_backend(pool: &PgPool, backend: i32) -> Result<(), Error> {
 ///
 /// # Errors
 ///
-/// The database's.
+/// Errors of the database.
 ///
 /// # Panics
 ///

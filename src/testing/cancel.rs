@@ -16,7 +16,7 @@ use std::task::Poll;
 /// for polls in 0.. {
 ///     let key = Key::new("user:1", "POST /orders", format!("after {polls} polls"))?;
 ///     let cancelled = cancel_after(polls, place_order(&pool, &key)).await.transpose()?.is_none();
-///     // Performed or not, the repeat finds or makes the one order.
+///     // Whether the first call performed or not, the repeat finds the order or makes it.
 ///     place_order(&pool, &key).await?;
 ///     assert_completed(&pool, &key).await;
 ///     if !cancelled {

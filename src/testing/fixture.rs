@@ -17,7 +17,8 @@ use crate::{Body, DEFAULT_RETENTION, Deployment, Error, Fingerprint, Key, Mode};
 ///
 /// # Errors
 ///
-/// [`Error::InvalidBody`] and [`Error::Unencodable`] for a body or response that cannot be stored; the database's.
+/// [`Error::InvalidBody`] and [`Error::Unencodable`] for a body or response that cannot be stored; errors of the
+/// database.
 pub async fn completed<B, T>(conn: &mut PgConnection, key: &Key, body: &B, response: &T) -> Result<(), Error>
 where
     B: Body + ?Sized,
@@ -40,8 +41,8 @@ where
     Fixture::completed(key, body, response)?.expired().write(conn).await
 }
 
-/// A record in a state and of an age. Begin with the state, change the details that matter to the test, and
-/// [`write`](Self::write) it.
+/// A record in the state and of the age that a test needs. Begin with the state, change the details that matter to the
+/// test, and [`write`](Self::write) it.
 ///
 /// By default it was claimed a minute ago, for the first time, and its retention is 24 hours.
 ///
@@ -52,7 +53,7 @@ where
 /// let key = Key::new("rides", "sms.arrived", "ride-7")?;
 /// let policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
 ///
-/// // The worker that sent the text died an hour ago, and it was its second try: indeterminate.
+/// // The worker that sent the text died an hour ago, in its second attempt: indeterminate.
 /// Fixture::lapsed(&key, "your car is here", policy)?
 ///     .with_age(Duration::from_secs(3600))
 ///     .with_attempt(2)
@@ -68,12 +69,13 @@ pub struct Fixture {
     record: Staged,
 }
 
-/// Long enough that no call takes the claim for its own transaction's, and far shorter than any retention.
+/// Long enough that no call mistakes the claim for one of its own transaction, and far shorter than any usual
+/// retention.
 const AGE: Duration = Duration::from_secs(60);
 
 impl Fixture {
-    /// Completed with this response: the next call with the same body replays. In transaction mode; see
-    /// [`with_mode`](Self::with_mode).
+    /// Completed with this response: the next call with the same body replays. The mode is transaction mode. To change
+    /// it, see [`with_mode`](Self::with_mode).
     ///
     /// # Errors
     ///
@@ -102,11 +104,12 @@ impl Fixture {
     ///
     /// It is a record of [`IdempotencyLayer::transactional`](crate::http::IdempotencyLayer::transactional); for a
     /// leased layer see [`with_mode`](Self::with_mode). It fits a layer that compares bodies byte by byte, replays the
-    /// default headers, and seals nothing. For other layers let the service itself answer the first request.
+    /// default headers, and does not seal (encrypt) responses. For other layers let the service itself answer the first
+    /// request.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidBody`]; at present none, because bodies are compared byte by byte.
+    /// [`Error::InvalidBody`]. At present this function returns no error, because bodies are compared byte by byte.
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn answered<B, R>(key: &Key, request: &http::Request<B>, response: &http::Response<R>) -> Result<Self, Error>
@@ -143,7 +146,7 @@ impl Fixture {
         Ok(Self::leased(key, body, policy)?.under(LeaseState::Lapsed))
     }
 
-    /// Released: the next call takes it over as the next attempt. In transaction mode; see
+    /// Released: the next call takes it over as the next attempt. The mode is transaction mode. To change it, see
     /// [`with_mode`](Self::with_mode).
     ///
     /// # Errors
@@ -197,14 +200,15 @@ impl Fixture {
     }
 
     /// Sets the mode, for records that were completed or released in lease mode. Other states fix the mode, and
-    /// [`write`](Self::write) refuses a mode that cannot be in the state.
+    /// [`write`](Self::write) refuses a mode that does not fit the state.
     pub fn with_mode(mut self, mode: Mode) -> Self {
         self.record.mode = mode;
         self
     }
 
-    /// Sets how long ago the record was claimed, and completed if it is completed. The retention counts from then, and
-    /// has ended if it is shorter. A lease remains live or lapsed, as the state says. The default is a minute.
+    /// Sets how long ago the record was claimed, and completed if it is completed. The retention counts from then. A
+    /// retention that is shorter than the age has ended. A lease remains live or lapsed, as the state says. The default
+    /// is a minute.
     pub fn with_age(mut self, age: Duration) -> Self {
         self.record.age = age;
         self
@@ -239,8 +243,8 @@ impl Fixture {
     ///
     /// # Errors
     ///
-    /// [`Error::ImpossibleRecord`] for a state that no call leaves behind, by the rules of `migrations/strict.sql`; the
-    /// database's.
+    /// [`Error::ImpossibleRecord`] for a state that no call leaves behind, by the rules of `migrations/strict.sql`;
+    /// errors of the database.
     pub async fn write(self, executor: impl PgExecutor<'_>) -> Result<(), Error> {
         if let Some(rule) = self.record.broken_rule() {
             return Err(Error::ImpossibleRecord { rule });

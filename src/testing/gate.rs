@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// The longest wait: 30 seconds. Nothing that works takes so long, and a test that hangs fails.
+/// The longest wait: 30 seconds. A test that works is much faster, and a test that hangs fails after this time.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Stops a call inside `perform`. The operation calls [`pass`](Self::pass). The test waits until the gate is
@@ -50,7 +50,7 @@ impl Gate {
     ///
     /// # Cancellation
     ///
-    /// A future that is dropped here has counted as an arrival. An `open` remains for another arrival.
+    /// If the future is dropped here, it still counts as an arrival. An `open` remains for another arrival.
     pub async fn pass(&self) {
         self.reached.add_permits(1);
         take(&self.opened).await;

@@ -31,7 +31,7 @@ use crate::Error;
 ///
 /// # Errors
 ///
-/// The database's, for instance if it has too few connections.
+/// Errors of the database, for instance if it has too few connections.
 pub async fn race<T>(pool: &PgPool, calls: u32, call: impl AsyncFn(&PgPool) -> T) -> Result<Vec<T>, Error> {
     let options = PgPoolOptions::new().max_connections(calls.max(1)).acquire_timeout(PATIENCE);
     let wide = options.connect_with(pool.connect_options().as_ref().clone()).await?;

@@ -1,7 +1,7 @@
 //! The passing of time: these functions move the times of a record by the database's clock, so that no test sleeps.
 //!
-//! All of them take a pool or a connection. They fail with [`sqlx::Error::RowNotFound`] if the key has no such record
-//! that is committed; a record of an open transaction cannot be moved.
+//! All of them take a pool or a connection. They fail with [`sqlx::Error::RowNotFound`] if the key has no committed
+//! record of the kind that the function needs. A record of an open transaction cannot be moved.
 
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ pub async fn age(executor: impl PgExecutor<'_>, key: &Key, by: Duration) -> Resu
     moved(record(key).move_back(executor, by).await?)
 }
 
-/// Ends the retention a moment ago, and a live lease too: the key is new, whatever the state of its record was, and no
-/// sweep has deleted the record yet.
+/// Moves the end of the retention, and of a live lease, to a moment ago. Then the key is new, whatever the state of its
+/// record was, and no sweep has deleted the record yet.
 ///
 /// # Errors
 ///

@@ -48,9 +48,9 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// # The closure
 ///
-/// Write `async |conn| -> Result<_, MyError> { … }`, with the return type if the body ends in `?; Ok(x)`, or pass a
-/// named `async fn`. `|conn| async move { … }` does not compile, because of lifetimes. A generic wrapper that must
-/// return a `Send` future takes a closure with a boxed future:
+/// Write `async |conn| -> Result<_, MyError> { … }`, or pass a named `async fn`. The return type is necessary if the
+/// body ends in `?; Ok(x)`. `|conn| async move { … }` does not compile, because of lifetimes. A generic wrapper that
+/// must return a `Send` future takes a closure with a boxed future:
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Key, Outcome, ensure_idempotent};
@@ -70,7 +70,7 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// - An error of `perform` comes back unchanged. In a transaction of the caller, **the caller must then roll back**. If
 ///   the caller commits all the same, the key is left [indeterminate](Error::Indeterminate).
-/// - The answers of the record: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight),
+/// - Errors because an earlier call has the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight),
 ///   [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
 ///   [`AlreadyInTransaction`](Error::AlreadyInTransaction), [`UnknownFingerprint`](Error::UnknownFingerprint),
 ///   [`UnknownMode`](Error::UnknownMode). Nothing was performed.
@@ -84,14 +84,15 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// # Cancellation
 ///
-/// If the crate owns the transaction, the future may be dropped at any point: the transaction is rolled back, or its
-/// COMMIT was under way and decides. If the caller owns it, drop the transaction together with this future, as `?` and
-/// a `timeout` around both do. If a caller drops only this future and then commits, the key is left indeterminate. A
-/// statement that was sent runs to its end on the server, and holds the claim until then.
+/// If the crate owns the transaction, the future may be dropped at any point. Then the transaction is rolled back, or
+/// its COMMIT was already sent and may take effect. If the caller owns the transaction, drop the transaction together
+/// with this future, as `?` and a `timeout` around both do. If a caller drops only this future and then commits, the
+/// key is left indeterminate. A statement that was sent runs to its end on the server, and holds the claim until then.
 ///
-/// These end the claim from inside `perform`: a COMMIT, a ROLLBACK, and a nested `conn.begin()` whose future is dropped
-/// while it waits (sqlx 0.9 then rolls back the *outer* transaction). The call is never acknowledged after that, but
-/// returns [`NotInTransaction`](Error::NotInTransaction). What `perform` wrote afterwards was in autocommit, and stays.
+/// Three things inside `perform` end the claim: a COMMIT, a ROLLBACK, and a nested `conn.begin()` whose future is
+/// dropped while it waits (sqlx 0.9 then rolls back the *outer* transaction). After that the call returns
+/// [`NotInTransaction`](Error::NotInTransaction), so it is never acknowledged. Later writes of `perform` are in
+/// autocommit, and they stay.
 pub async fn ensure_idempotent<T, E, B, F>(
     conn: &mut PgConnection,
     key: &Key,
@@ -111,8 +112,8 @@ where
 ///
 /// An error of `perform` undoes only what `perform` wrote, and releases the key for the next caller. The transaction
 /// stays usable, and the caller may commit it. [`Verdict::Undo`] undoes the writes too, but *stores* the response: a
-/// failure that every repeat should get. This function costs two more round trips than [`ensure_idempotent`], and
-/// `Undo` four.
+/// failure that every repeat should get. This function takes two more round trips than [`ensure_idempotent`], or four
+/// more for an `Undo`.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Key, Verdict, ensure_isolated};
@@ -215,9 +216,10 @@ impl Idempotency {
     /// [`ensure`](Self::ensure) for callers without a transaction: takes a connection from the pool, begins, performs
     /// or replays, and commits.
     ///
-    /// If a connection has a foreign open transaction, it is closed, not committed, and another one is taken, at most
-    /// three times. (A replay under [`with_select_first`](Self::with_select_first) does not notice such a transaction.)
-    /// A duplicate that [waits](crate::InFlight::Wait) holds its connection.
+    /// If a connection has a [foreign transaction](Error::UnknownTransaction), the crate closes the connection, so that
+    /// the transaction is not committed, and takes another connection. After three such connections it returns that
+    /// error. (A replay under [`with_select_first`](Self::with_select_first) does not notice such a transaction.) A
+    /// duplicate that [waits](crate::InFlight::Wait) holds its connection.
     ///
     /// # Errors
     ///
@@ -225,7 +227,7 @@ impl Idempotency {
     ///
     /// # Cancellation
     ///
-    /// The transaction is rolled back, or its COMMIT was under way and decides.
+    /// The transaction is rolled back, or its COMMIT was already sent and may take effect.
     pub async fn run<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, perform: F) -> Result<Outcome<T>, E>
     where
         T: Serialize + DeserializeOwned,

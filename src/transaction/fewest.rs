@@ -20,8 +20,8 @@ use crate::{Error, Fingerprint, Key};
 const NOT_IN_TRANSACTION: &str = "IK002";
 const OUTLIVED_RETENTION: &str = "IK003";
 
-/// The longest response that goes into a message. For a longer one, twice the bytes and their decoding cost more than a
-/// round trip (measured; DESIGN.md).
+/// The longest response that goes into a message. In a longer response, the hexadecimal digits (two for each byte) and
+/// their decoding cost more than a round trip (measured; DESIGN.md).
 const MOST_INLINE: usize = 16 * 1024;
 
 impl Call<'_> {
@@ -78,9 +78,10 @@ impl Call<'_> {
 
 /// Stores the response and commits: in one message if the response is short. If either fails, rolls back.
 ///
-/// In one message, an error of the first statement keeps the server from reaching the second. It commits AND CHAIN,
-/// because sqlx still counts a transaction. The chained one is empty and holds neither lock nor snapshot. sqlx queues a
-/// ROLLBACK for it, which goes out with the ping of the pool's release, so no caller waits for it.
+/// In one message, an error of the first statement keeps the server from reaching the COMMIT. The message commits with
+/// AND CHAIN, because sqlx still counts a transaction. The chained transaction is empty and holds neither lock nor
+/// snapshot. sqlx queues a ROLLBACK for the chained transaction. The pool's ping at the connection's return sends this
+/// ROLLBACK, so no caller waits for it.
 pub(crate) async fn complete_and_commit(
     mut transaction: PgTransaction<'_>,
     record: Record<'_>,
@@ -98,7 +99,7 @@ pub(crate) async fn complete_and_commit(
         transaction.execute(AssertSqlSafe(sql)).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
             Some(NOT_IN_TRANSACTION) => Error::NotInTransaction,
             Some(OUTLIVED_RETENTION) => Error::OutlivedRetention,
-            // Perhaps an error of the COMMIT: of the caller's deferred constraints and triggers.
+            // This may be an error of the COMMIT: the caller's deferred constraints and triggers run there.
             _ => error.into(),
         })
     };
@@ -149,8 +150,8 @@ fn text(value: Option<&str>) -> String {
 }
 
 fn interval(value: Option<Duration>) -> String {
-    // In seconds, because PostgreSQL 13 and 14 read no number of microseconds above 2^31. Without days, as bound
-    // parameters.
+    // The unit is the second, because PostgreSQL 13 and 14 read no number of microseconds above 2^31. The interval has
+    // no days, like an interval that is bound as a parameter.
     value.map_or_else(null, |value| format!("'{}.{:06} seconds'", value.as_secs(), value.subsec_micros()))
 }
 

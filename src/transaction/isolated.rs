@@ -29,7 +29,8 @@ impl Call<'_> {
             Err(error) => Err(error),
         };
         if completed.is_err() {
-            // If this fails, the transaction is not in the promised state: that error counts more than the first.
+            // If the undo fails, the transaction is not in the promised state, so the caller gets the error of the
+            // undo.
             self.undo_and_release(conn, claim, savepoint).await?;
         }
         completed.map(Outcome::Performed)
@@ -58,10 +59,10 @@ impl Call<'_> {
         Ok(response)
     }
 
-    /// Leaves the transaction as it was before `perform`, and the key to the next caller.
+    /// Restores the state of the transaction before `perform`, and releases the key for the next caller.
     async fn undo_and_release(&self, conn: &mut PgConnection, claim: Claim, savepoint: Savepoint) -> Result<(), Error> {
-        // The first error may be that of an earlier statement whose future `perform` has dropped: then nothing was
-        // sent.
+        // The first try may return the error of an earlier statement whose future `perform` has dropped. Then the undo
+        // itself was not sent.
         if savepoint.undo(conn).await.is_err() {
             savepoint.undo(conn).await?;
         }

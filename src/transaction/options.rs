@@ -62,7 +62,7 @@ impl Idempotency {
     /// What to do about a concurrent duplicate. The default is to wait for 5 seconds, or for half the retention if that
     /// is shorter.
     ///
-    /// A wait must be shorter than the retention, or the first response could be forgotten meanwhile. If it is not,
+    /// A wait must be shorter than the retention. Otherwise the first response could be forgotten during the wait, and
     /// every call returns [`Error::InvalidDuration`](crate::Error::InvalidDuration). The setter cannot check this,
     /// because setters may come in any order.
     ///
@@ -91,8 +91,8 @@ impl Idempotency {
     ///
     /// A replay then takes one round trip instead of four, and a first call takes one more. The option works for
     /// [`run`](Self::run) and on a connection that is in no transaction. It has no effect in a transaction of the
-    /// caller, nor without [prepared statements](Deployment::with_prepared_statements), because a pooler could mix up
-    /// unprepared ones outside a transaction.
+    /// caller. It also has no effect without [prepared statements](Deployment::with_prepared_statements), because a
+    /// pooler could mix up unprepared statements outside a transaction.
     #[must_use]
     pub const fn with_select_first(self, select_first: bool) -> Self {
         Self { select_first, ..self }
@@ -104,19 +104,19 @@ impl Idempotency {
     ///
     /// The price:
     /// - **Each call that finds a record writes an ERROR to the server's log**, with SQLSTATE IK001 and the key in
-    ///   hexadecimal digits. These are duplicates, and first calls whose record is expired or released. Such a call
-    ///   takes one or two round trips more than without the option, but a replay takes two fewer.
+    ///   hexadecimal digits. Such a call is a duplicate, or it finds an expired or released record. It takes one or two
+    ///   round trips more than without the option, but a replay takes two fewer.
     /// - The text of a statement contains the response, in hexadecimal digits. PostgreSQL logs this text if the
     ///   statement fails (`log_min_error_statement`) or is slow, `pg_stat_activity` shows it, and sqlx logs it at DEBUG
     ///   or, if slow, at WARN. **Do not use the option if a response must not appear in logs.** Responses over 16 KiB
     ///   are stored by a statement of their own.
-    /// - A COMMIT that fails also leaves a WARNING about a missing transaction. A duplicate whose future is dropped may
-    ///   cost the pool its connection.
+    /// - A COMMIT that fails also leaves a WARNING about a missing transaction. If the future of a duplicate is
+    ///   dropped, the pool may lose that duplicate's connection.
     ///
-    /// The option saves its round trips only if the pool has another connection for the next call, because this
-    /// connection goes back with an empty transaction that ends there. It has no effect on isolated calls, nor on calls
-    /// with a connection of the caller. Roles need EXECUTE on `idempotency.claim` and `idempotency.complete`. PUBLIC
-    /// has it by default.
+    /// The option saves its round trips only if the pool has another connection for the next call: this call's
+    /// connection returns to the pool with an empty transaction, and the pool ends that transaction first. The option
+    /// has no effect on isolated calls, nor on calls with a connection of the caller. Roles need EXECUTE on
+    /// `idempotency.claim` and `idempotency.complete`. PUBLIC has it by default.
     #[must_use]
     pub const fn with_fewest_round_trips(self, fewest_round_trips: bool) -> Self {
         Self { fewest_round_trips, ..self }

@@ -1,5 +1,5 @@
-//! Batches of so many keys that their advisory locks would fill the server's lock table. They take none, and wait for
-//! rows.
+//! Batches with so many keys that their advisory locks would fill the server's lock table. Such a batch takes no
+//! advisory locks, and waits for rows.
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
@@ -44,7 +44,7 @@ impl MarkBatch<'_> {
                 select place, scope, operation, key
                 from unnest($1::text[], $2::text[], $3::text[]) with ordinality as asked (scope, operation, key, place)
             ),
-            -- In order, because an update visits rows in any order.
+            -- Rows are locked here, in the order of the keys, because an update visits rows in any order.
             locked as materialized (
                 select asked.place, record.scope, record.operation, record.key
                 from asked, idempotency.record

@@ -45,7 +45,7 @@ impl MarkBatch<'_> {
                     from asked
                     where expired is not false
                 ),
-                -- One lock after the other; the first lock that is not free is the last one that is tried.
+                -- Tries one lock after the other, and stops at the first lock that is not free.
                 tried (step, mine) as (
                     select 0, true
                     union all
@@ -69,7 +69,8 @@ impl MarkBatch<'_> {
                     on conflict (scope, operation, key) do nothing
                     returning token - $4::int8 as place
                 ),
-                -- In order, because an update visits rows in any order. A row that a sweep is deleting is skipped.
+                -- Rows are locked here, in the order of the keys, because an update visits rows in any order. A row
+                -- that a sweep is deleting is skipped.
                 locked as materialized (
                     select mine.place, record.scope, record.operation, record.key
                     from mine, idempotency.record
