@@ -114,10 +114,12 @@ pub enum Error {
         asked: Mode,
     },
 
-    /// The connection is in a foreign transaction, which sqlx does not count: somebody sent a raw `BEGIN`, or forgot a
-    /// guard of sqlx. Nothing was performed. That transaction was not committed; it is aborted. Begin transactions with
-    /// `conn.begin()`.
-    #[error("the connection is in a transaction that sqlx does not count (a raw BEGIN); begin transactions with sqlx")]
+    /// The connection is in a foreign transaction: somebody sent a raw `BEGIN`, which sqlx does not count, or forgot a
+    /// guard of sqlx on a pool's connection. Nothing was performed. That transaction was not committed: it is aborted,
+    /// or its connection is closed. Begin transactions with `conn.begin()`.
+    #[error(
+        "the connection is in a transaction that the crate did not begin (a raw BEGIN); begin transactions with sqlx"
+    )]
     UnknownTransaction,
 
     /// The stored response does not decode into the response type. The operation is never performed again. Make the

@@ -106,11 +106,11 @@ impl Key {
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Four of at least sixteen bytes: the rest keeps enough entropy.
-        let shown: String = if self.value.len() >= 16 { self.value.chars().take(4).collect() } else { String::new() };
+        let shown = if self.value.len() >= 16 { self.value.floor_char_boundary(4) } else { 0 };
         f.debug_struct("Key")
             .field("scope", &self.scope)
             .field("operation", &self.operation)
-            .field("value", &format_args!("{shown}… ({} bytes)", self.value.len()))
+            .field("value", &format_args!("{}… ({} bytes)", &self.value[..shown], self.value.len()))
             .finish()
     }
 }

@@ -206,7 +206,7 @@ pub(crate) fn yielded(holder: Option<&LockHolder>) {
     metrics::counter!("idempotency_cleanup_yields_total").increment(1);
 }
 
-/// For how long the oldest expired record has been due; 0 if none is.
+/// For how long the oldest expired record has been expired; 0 if there is none.
 pub(crate) fn oldest_expired(oldest: Option<Duration>) {
     #[cfg(feature = "metrics")]
     metrics::gauge!("idempotency_oldest_expired_age_seconds").set(oldest.unwrap_or_default().as_secs_f64());

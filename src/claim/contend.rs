@@ -10,7 +10,7 @@ use crate::limits::Patience;
 use crate::record::{Awaited, Claim, Record, Response, Standing, TakeOver, Terms, wait_for_row};
 
 /// How often a call looks without waiting. Each look but the first means that another owner began or ended between two
-/// statements of this call. If owners change faster than that, the caller should retry later.
+/// statements of this call, or that a sweep has locked the row. If that goes on, the caller should retry later.
 const LOOKS: usize = 10;
 
 /// The end of a claim.
@@ -40,8 +40,8 @@ enum Held {
 /// Claims the key, or finds the response of an earlier call with the key. `asked` is the time of the call's first look,
 /// by the database's clock: a record that expires while a duplicate waits is still that duplicate's answer.
 ///
-/// No claim waits for another claim. Only [`Record::await_key`] waits, within the limit of the terms, and the
-/// transaction is usable after it.
+/// No claim waits for another claim, except for that of a large batch of marks. [`Record::await_key`] and
+/// [`wait_for_row`] wait within the limit of the terms, and the transaction is usable after them.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,

@@ -6,7 +6,7 @@ use chrono::DateTime;
 
 use crate::{BoxError, Error, InvalidBody, Key, Mode};
 
-/// The name of its row, and one sample of each row. A new variant does not compile before it has both.
+/// The name of its row. A new variant does not compile before it has one.
 fn row(error: &Error) -> &'static str {
     match error {
         Error::KeyReused { .. } => "KeyReused",

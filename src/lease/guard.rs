@@ -33,7 +33,7 @@ const COMPLETION_PAUSES: u32 = 20;
 /// and a warning is logged. The next caller then takes it over, or finds it indeterminate, as the [`Policy`] says.
 /// Nothing is undone, because nobody knows whether the work took effect.
 #[derive(Debug)]
-#[must_use = "a lease that is dropped lapses unperformed"]
+#[must_use = "a lease that is dropped is neither completed nor released"]
 pub struct Lease {
     leasing: Leasing,
     pool: PgPool,

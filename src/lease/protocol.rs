@@ -28,7 +28,7 @@ const CLAIM_WAIT: Duration = Duration::from_secs(1);
 /// The answer of [`Leasing::acquire`].
 #[allow(clippy::large_enum_variant, reason = "moved once for each claim, which costs two transactions")]
 #[derive(Debug)]
-#[must_use = "a lease that is dropped lapses unperformed"]
+#[must_use = "a lease that is dropped is neither completed nor released"]
 pub enum Acquired<T> {
     /// This caller has to do the work.
     Lease(Lease),
@@ -36,7 +36,7 @@ pub enum Acquired<T> {
     Replayed(T),
 }
 
-/// Does the work once for each key, with the options of [`Leasing::new`].
+/// Does the work under a lease, with the options of [`Leasing::new`]. Stores at most one result for each key.
 ///
 /// # Errors
 ///
@@ -63,7 +63,7 @@ where
 }
 
 impl Leasing {
-    /// Does the work once for each key, and returns the first result to every repeat.
+    /// Does the work under a lease, stores at most one result for each key, and returns it to every repeat.
     ///
     /// `work` runs under a [`Lease`] that renews itself. When the lease is lost, `work` is dropped. When `work` returns
     /// an error, `AtLeastOnce` releases the claim, so that the next caller tries again. `AtMostOnce` leaves the key

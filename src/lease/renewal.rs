@@ -14,7 +14,7 @@ use crate::{Deployment, Error, Key};
 /// The owner stops when a tenth of the lease is left. This spare time is for the part of the work that is under way,
 /// and for clocks that run at different rates.
 const SPARE: u32 = 10;
-/// Two renewals may fail before the third is the last.
+/// A renewal that succeeds is followed by the next after a third of the lease, one that fails after a twelfth.
 const RENEWALS: u32 = 3;
 
 /// The time until which the owner may work, by its own clock. The lease and its renewal task share the deadline.

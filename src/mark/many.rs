@@ -43,7 +43,7 @@ impl Dedup {
     /// and the others are [`Marked::Duplicate`]. Without keys it sends nothing.
     ///
     /// The keys are marked in their own order, so that overlapping batches of many consumers queue instead of
-    /// deadlocking. Beyond input and result this takes at most 16 bytes for each key.
+    /// deadlocking. Beyond input and result this takes at most 24 bytes for each key.
     ///
     /// **Up to a hundred different keys**, the wait is bounded and leaves the transaction usable, as for a single
     /// [`mark`](Self::mark). **Above a hundred**, a batch takes no advisory locks, because these would fill the

@@ -149,7 +149,7 @@ pub(crate) async fn sweep_distributed(
 /// The leaves of a partitioned table, or a single `None` if the table is not partitioned.
 ///
 /// A `tableoid` is a filter and prunes nothing, so the sweep of each leaf probes the index of every leaf. For a few
-/// dozen leaves this costs nothing; for thousands, run a janitor for each leaf.
+/// dozen leaves this costs nothing.
 pub(crate) async fn leaves(conn: &mut PgConnection) -> Result<Vec<Option<u32>>, Error> {
     let leaves: Vec<Oid> = sqlx::query_scalar(
         "

@@ -62,7 +62,7 @@ impl Opening {
         }
     }
 
-    /// Whether the error is that of a claim which met a record: an answer, and not a failure.
+    /// Whether the error says that the key is taken, which is an answer and not a failure.
     fn is_taken(&self, error: &sqlx::Error) -> bool {
         matches!(self, Self::Claiming(_)) && sqlstate(error).as_deref() == Some("IK001")
     }
@@ -82,7 +82,7 @@ pub(crate) enum Attempt<R, W> {
 pub(crate) enum NotBegun {
     /// Somebody's raw `BEGIN` had opened a transaction on the connection. The check has aborted it.
     Foreign,
-    /// The claim in the message met a record.
+    /// The claim in the message found the key taken.
     Taken,
     /// The error of the opening itself, or of the connection.
     Failed(sqlx::Error),

@@ -25,8 +25,8 @@ const OUTLIVED_RETENTION: &str = "IK003";
 const MOST_INLINE: usize = 16 * 1024;
 
 impl Call<'_> {
-    /// As [`on_pool`](Self::on_pool) with [`ensure`](Self::ensure), in fewer round trips. If the key is taken, it costs
-    /// one more: the plain way then finds out what is there.
+    /// As [`on_pool`](Self::on_pool) with [`ensure`](Self::ensure), in fewer round trips. If the key is taken, the call
+    /// looks for a response, and then goes the plain way, which costs up to two more.
     pub(super) async fn run_in_fewest<T, E, F>(&self, pool: &PgPool, mut perform: F) -> Result<Outcome<T>, E>
     where
         T: Serialize + DeserializeOwned,
