@@ -10,13 +10,9 @@
 //! #[derive(Clone)]
 //! struct Account(String);
 //!
-//! async fn pay(mut tx: IdempotentTx, body: String) -> Result<(StatusCode, String), StatusCode> {
-//!     let id: i64 = sqlx::query_scalar("insert into payment (what) values ($1) returning id")
-//!         .bind(body)
-//!         .fetch_one(&mut *tx)
-//!         .await
-//!         .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
-//!     Ok((StatusCode::CREATED, format!("{{\"id\":{id}}}")))
+//! async fn pay(mut tx: IdempotentTx, body: String) -> Result<String, StatusCode> {
+//!     let insert = sqlx::query_scalar("insert into payment (what) values ($1) returning id::text").bind(body);
+//!     insert.fetch_one(&mut *tx).await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
 //! }
 //!
 //! fn router(pool: sqlx::PgPool) -> Router {
@@ -72,8 +68,7 @@
 //! a transaction that still has the first one's writes, so it gets no transaction, and nothing is committed.
 //!
 //! In axum add the layer with `Router::route_layer`: there the matched route names the operation, and unknown paths
-//! stay a 404. **Enable the feature `axum`**, without which a nested router hides the front of the path. Elsewhere name
-//! the operation with [`with_route`](IdempotencyLayer::with_route).
+//! stay a 404. **Enable the feature `axum`**, without which a nested router hides the front of the path.
 //!
 //! A run has the span of its request, but **not the task-locals of the layers outside** (`tokio::task_local!`). Pass
 //! such values in the request's extensions, where the handler also finds the [`Key`](crate::Key), if there is one, and
@@ -82,27 +77,25 @@
 //!
 //! # gRPC
 //!
-//! A unary call is a POST whose status comes last, in the trailers. Before it commits, the layer therefore reads a
-//! response of `application/grpc` to its end, with or without a key, and undoes a call that fails. A response that does
-//! not reach its status within a second, or within 4 MiB or the [limit](IdempotencyLayer::with_response_limit) if that
-//! is larger, is a 500 and undone, so long streams do not belong behind the layer. Put a translation of gRPC-Web
-//! outside: inside, the status would be in the body, where the layer does not look.
+//! The status of a call comes last, in the trailers. Before it commits, the layer therefore reads a response of
+//! `application/grpc` to its end, with or without a key, and undoes a call that fails. A response that does not reach
+//! its status within a second, or within 4 MiB or the [limit](IdempotencyLayer::with_response_limit) if that is larger,
+//! is a 500 and undone: long streams do not belong behind the layer. Put a translation of gRPC-Web outside; inside, the
+//! status would be in the body, where the layer does not look.
 //!
 //! # What makes two requests the same
 //!
 //! By default: method, path with query, content type and body, byte by byte. **If the effect or the answer depends on
 //! another header** (an account, a currency), [add it](IdempotencyLayer::with_fingerprinted_header), or one account
-//! gets the response of another; a header that identifies the client belongs into the scope. For clients that build the
-//! body anew for each attempt there is [another choice](IdempotencyLayer::with_canonical_json). After a change of the
-//! choice, a repeat of an earlier request is refused until its key expires.
+//! gets the response of another. For clients that build the body anew for each attempt there are [other
+//! choices](IdempotencyLayer::with_canonical_json). After a change, a repeat of an earlier request is refused.
 //!
 //! # Runs
 //!
-//! A run outlives its client, so no limit further out bounds runs: clients that hang up and continue with another key
-//! would leave any number of them behind, and a handler that never returns would keep its connection and its key
-//! forever. The layer bounds their [number](IdempotencyLayer::with_max_runs) and their
-//! [time](IdempotencyLayer::with_run_timeout). A graceful shutdown of the server does not wait for them either: after
-//! it, wait for [`Runs::finished`].
+//! A run outlives its client, so no limit further out bounds runs: without one, clients that hang up and continue with
+//! another key would leave any number of them behind, each with its body. The layer bounds their
+//! [number](IdempotencyLayer::with_max_runs) and their [time](IdempotencyLayer::with_run_timeout). A graceful shutdown
+//! of the server does not wait for them either: after it, wait for [`Runs::finished`].
 //!
 //! # Costs
 //!

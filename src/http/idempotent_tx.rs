@@ -1,81 +1,59 @@
-//! The transaction in the handler's hands, and the slot through which the layer lends it.
+//! The transaction in the handler's hands, and the loan that gives it back.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Weak};
 
 use http::Extensions;
 use sqlx::{PgConnection, PgTransaction};
+use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 
 use crate::Key;
 
-/// The transaction that holds the key. The handler's writes through it commit together with the response, or not at
-/// all.
+/// The transaction that holds the key. What the handler writes through it commits with the response, or not at all.
 ///
 /// It is a `PgConnection`: `sqlx::query(…).execute(&mut *tx)`, and `tx.begin()` for savepoints. With axum it is an
 /// extractor; elsewhere [`take`](Self::take) it from the request's extensions. Drop it before the response is returned.
 /// Do not send COMMIT or ROLLBACK through it, because the layer would answer 500. The layer lends it once for each
 /// request, so code that retries the handler belongs outside the layer.
 pub struct IdempotentTx {
-    // `None` only during the drop.
-    transaction: Option<PgTransaction<'static>>,
-    slot: Slot,
+    transaction: OwnedMappedMutexGuard<Lent, PgTransaction<'static>>,
     key: Option<Key>,
 }
 
-/// The place of the transaction while the handler runs. The request has it in its extensions.
-#[derive(Clone)]
-pub(super) struct Slot(Arc<Mutex<SlotState>>);
+/// The layer's side of the loan. The handler's transaction keeps the loan alive, too, until it is dropped.
+pub(super) struct Loan(Arc<Mutex<Lent>>);
 
-/// Where the transaction is.
-pub(super) enum SlotState {
-    /// The handler may take it.
-    Lent(PgTransaction<'static>),
-    /// The handler, or a task that it spawned, has it.
-    Taken,
-    /// The handler has dropped it. It is not lent again, because the handler's writes are still in it, and a retry of
-    /// the handler would write them twice.
-    GivenBack(PgTransaction<'static>),
-    /// As `GivenBack`, and the handler has asked for it again.
-    AskedForAgain(PgTransaction<'static>),
-    /// The handler has answered. A transaction that is given back now is rolled back.
-    Closed,
+/// The handler's side, in the request's extensions.
+#[derive(Clone)]
+struct Slot(Weak<Mutex<Lent>>);
+
+pub(super) struct Lent {
+    pub(super) transaction: PgTransaction<'static>,
+    pub(super) stage: Stage,
 }
 
-impl Slot {
-    pub(super) fn lend(transaction: PgTransaction<'static>, extensions: &mut Extensions) -> Self {
-        let slot = Self(Arc::new(Mutex::new(SlotState::Lent(transaction))));
-        extensions.insert(slot.clone());
-        slot
+pub(super) enum Stage {
+    /// The handler has not taken the transaction.
+    Untouched,
+    /// The handler has taken it. It is not lent again, because the handler's writes are still in it, and a retry of the
+    /// handler would write them twice.
+    Taken,
+    /// The handler has given it back, and has asked for it again.
+    AskedForAgain,
+}
+
+impl Loan {
+    pub(super) fn of(transaction: PgTransaction<'static>, extensions: &mut Extensions) -> Self {
+        let lent = Arc::new(Mutex::new(Lent { transaction, stage: Stage::Untouched }));
+        extensions.insert(Slot(Arc::downgrade(&lent)));
+        Self(lent)
     }
 
-    pub(super) fn close(self) -> SlotState {
-        self.update(|state| (SlotState::Closed, state))
-    }
-
-    fn take(&self) -> Result<PgTransaction<'static>, NoTransaction> {
-        self.update(|state| match state {
-            SlotState::Lent(transaction) => (SlotState::Taken, Ok(transaction)),
-            SlotState::Taken => (SlotState::Taken, Err(NoTransaction::Taken)),
-            SlotState::GivenBack(transaction) | SlotState::AskedForAgain(transaction) => {
-                (SlotState::AskedForAgain(transaction), Err(NoTransaction::GivenBack))
-            }
-            SlotState::Closed => (SlotState::Closed, Err(NoTransaction::GivenBack)),
-        })
-    }
-
-    fn give_back(&self, transaction: PgTransaction<'static>) {
-        self.update(|state| match state {
-            SlotState::Taken => (SlotState::GivenBack(transaction), ()),
-            state => (state, ()),
-        });
-    }
-
-    fn update<T>(&self, change: impl FnOnce(SlotState) -> (SlotState, T)) -> T {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (changed, result) = change(std::mem::replace(&mut *state, SlotState::Closed));
-        *state = changed;
-        result
+    /// Takes the transaction back. `None` if the handler, or a task that it spawned, still has it: it is then rolled
+    /// back when they drop it.
+    pub(super) fn end(self) -> Option<Lent> {
+        Arc::into_inner(self.0).map(Mutex::into_inner)
     }
 }
 
@@ -89,8 +67,7 @@ pub enum NoTransaction {
     /// Another extractor of the same handler, or a task that it spawned, has the transaction.
     #[error("the idempotent transaction is taken, and was not given back")]
     Taken,
-    /// The transaction was taken and given back, and the writes of that time are still in it: something inside the
-    /// layer calls the handler a second time. The layer then commits nothing, whatever the handler answers: see
+    /// Something inside the layer calls the handler a second time. The layer then commits nothing:
     /// [`Misconfigured::TransactionTakenAgain`](super::Misconfigured::TransactionTakenAgain).
     #[error("the idempotent transaction was given back, and is lent once; put the code that retries outside the layer")]
     GivenBack,
@@ -103,8 +80,16 @@ impl IdempotentTx {
     ///
     /// [`NoTransaction`].
     pub fn take(extensions: &Extensions) -> Result<Self, NoTransaction> {
-        let slot: &Slot = extensions.get().ok_or(NoTransaction::NotLent)?;
-        Ok(Self { transaction: Some(slot.take()?), slot: slot.clone(), key: extensions.get().cloned() })
+        let Slot(lent) = extensions.get().ok_or(NoTransaction::NotLent)?;
+        let lent = lent.upgrade().ok_or(NoTransaction::GivenBack)?;
+        let mut lent = lent.try_lock_owned().map_err(|_| NoTransaction::Taken)?;
+        if !matches!(lent.stage, Stage::Untouched) {
+            lent.stage = Stage::AskedForAgain;
+            return Err(NoTransaction::GivenBack);
+        }
+        lent.stage = Stage::Taken;
+        let transaction = OwnedMutexGuard::map(lent, |lent| &mut lent.transaction);
+        Ok(Self { transaction, key: extensions.get().cloned() })
     }
 
     /// The key; `None` for a request [without one](super::IdempotencyLayer::with_optional_key).
@@ -114,27 +99,17 @@ impl IdempotentTx {
     }
 }
 
-impl Drop for IdempotentTx {
-    fn drop(&mut self) {
-        if let Some(transaction) = self.transaction.take() {
-            self.slot.give_back(transaction);
-        }
-    }
-}
-
-#[allow(clippy::expect_used, reason = "only Drop takes it out")]
 impl Deref for IdempotentTx {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
-        self.transaction.as_ref().expect("the transaction is there until the drop")
+        &self.transaction
     }
 }
 
-#[allow(clippy::expect_used, reason = "only Drop takes it out")]
 impl DerefMut for IdempotentTx {
     fn deref_mut(&mut self) -> &mut PgConnection {
-        self.transaction.as_mut().expect("the transaction is there until the drop")
+        &mut self.transaction
     }
 }
 

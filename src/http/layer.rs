@@ -22,11 +22,8 @@ use crate::limits::{RETENTION, within};
 
 /// Makes the requests that pass through it idempotent. The [module documentation](super) describes the behaviour.
 ///
-/// The layer is cheap to clone. Add it with axum's `Router::route_layer`, with tower's `ServiceBuilder`, or with
-/// [`Layer::layer`].
-///
-/// `M` is the mode, [`Transactional`] or [`Leased`]. Some settings exist in one mode only; in the other they do not
-/// compile:
+/// It is cheap to clone. `M` is the mode, [`Transactional`] or [`Leased`]. A setting of one mode does not compile in the
+/// other:
 ///
 /// ```compile_fail,E0599
 /// # use pg_idempotency::http::{IdempotencyLayer, Leased};
@@ -43,25 +40,25 @@ pub struct IdempotencyLayer<M = Transactional> {
 
 /// The transactional mode.
 impl IdempotencyLayer<Transactional> {
-    /// A layer for handlers whose effects are in this database. Key, effects and response commit in one transaction,
-    /// which the handler takes as [`IdempotentTx`](super::IdempotentTx). Writes by another connection are not a part of
-    /// it, and happen as often as the handler runs.
+    /// A layer for effects in this database. Key, effects and response commit in one transaction, which the handler
+    /// takes as [`IdempotentTx`](super::IdempotentTx), before the first byte is sent. Writes by another connection are
+    /// not a part of it, and happen as often as the handler runs.
     ///
     /// `scope` returns the tenant, account or user of the request. It must come **from the authenticated identity**,
     /// which a layer further out has put into the request's extensions, and never from an unauthenticated part of the
     /// request. If `scope` returns an error, that is the response.
-    pub fn transactional<F>(pool: PgPool, scope: F) -> Self
-    where
-        F: Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
-    {
+    pub fn transactional(
+        pool: PgPool,
+        scope: impl Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
+    ) -> Self {
         let mode = Transactional { transaction_required: true, select_first: false, fewest_round_trips: false };
         Self { settings: Settings::new(pool, Arc::new(scope)), mode }
     }
 
-    /// Whether a handler may succeed without taking its [`IdempotentTx`](super::IdempotentTx), which is otherwise a
+    /// Whether a handler may succeed without taking its transaction, which is otherwise a
     /// [mistake](super::Misconfigured::TransactionNotTaken). The default is `false`. `true` is for routes without
     /// effects in this database, whose answers are to be replayed. **The layer then does not notice a handler with
-    /// effects that forgets the transaction**: its answer is replayed, but its effects are not atomic with the key.
+    /// effects that forgets the transaction.**
     pub fn with_optional_transaction(self, optional: bool) -> Self {
         Self { mode: Transactional { transaction_required: !optional, ..self.mode }, ..self }
     }
@@ -75,8 +72,7 @@ impl IdempotencyLayer<Transactional> {
 
     /// Whether the response is stored in the message that commits, which saves one round trip. The default is `false`.
     /// See [`Idempotency::with_fewest_round_trips`](crate::Idempotency::with_fewest_round_trips). Unlike there, the
-    /// claim does not go with the BEGIN: the handler owns the transaction, and sqlx hands out no connection whose BEGIN
-    /// has failed.
+    /// claim does not go with the BEGIN, because the handler owns the transaction.
     pub fn with_fewest_round_trips(self, fewest_round_trips: bool) -> Self {
         Self { mode: Transactional { fewest_round_trips, ..self.mode }, ..self }
     }
@@ -95,19 +91,18 @@ impl IdempotencyLayer<Transactional> {
 
 /// The leased mode.
 impl IdempotencyLayer<Leased> {
-    /// A layer for handlers with effects outside this database. The key is claimed under a lease, which renews itself
-    /// while the handler runs, and the response is stored afterwards. The [`policy`](crate::lease) decides what happens
-    /// if the handler dies in between. The handler may take an [`IdempotentLease`](super::IdempotentLease).
-    ///
-    /// `scope` is the same as for a [transactional layer](IdempotencyLayer::transactional).
+    /// A layer for effects outside this database. The key is claimed under a lease, which renews itself while the
+    /// handler runs, and the response is stored afterwards. The [`policy`](crate::lease) decides what happens if the
+    /// handler dies in between. `scope` is as for a [transactional layer](IdempotencyLayer::transactional).
     ///
     /// # Errors
     ///
     /// [`InvalidDuration`] for a lease under 10 ms or over 12 hours.
-    pub fn leased<F>(pool: PgPool, scope: F, policy: Policy) -> Result<Self, InvalidDuration>
-    where
-        F: Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
-    {
+    pub fn leased(
+        pool: PgPool,
+        scope: impl Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
+        policy: Policy,
+    ) -> Result<Self, InvalidDuration> {
         let mode = Leased { leasing: Leasing::new(policy)?, explicit_begin: false };
         Ok(Self { settings: Settings::new(pool, Arc::new(scope)), mode })
     }
@@ -118,11 +113,9 @@ impl IdempotencyLayer<Leased> {
         Self { mode: Leased { leasing, ..self.mode }, ..self }
     }
 
-    /// Whether the handler declares the beginning of its effect, with
-    /// [`IdempotentLease::begin`](super::IdempotentLease::begin). The default is `false`. It matters under
-    /// [`AtMostOnce`](Policy::AtMostOnce): with `true` a failure before that moment frees the key, for example a
-    /// request that an extractor refuses; with `false` it leaves the key indeterminate. **A handler that forgets to
-    /// call `begin` can repeat its effect.**
+    /// Whether the handler declares the [beginning](super::IdempotentLease::begin) of its effect. The default is
+    /// `false`. Under [`AtMostOnce`](Policy::AtMostOnce) a failure before that moment then frees the key, for example a
+    /// request that an extractor refuses. **A handler that forgets to call `begin` can repeat its effect.**
     pub fn with_explicit_begin(self, explicit_begin: bool) -> Self {
         Self { mode: Leased { explicit_begin, ..self.mode }, ..self }
     }

@@ -17,12 +17,9 @@ pub const PROBLEM_TYPE: &str = "urn:pg-idempotency:problem:";
 
 /// Why the layer refused a request. **The request performed nothing**, unless the variant says otherwise.
 ///
-/// The response has it in its extensions, for your logs and metrics, and the function of
-/// [`with_rejection`](super::IdempotencyLayer::with_rejection) receives it. Its text is for the client. Its `source()`,
-/// which `unavailable` and `misconfigured` have, is for the service.
-///
-/// Each variant names its [`kind`](Self::kind) and its status. A retry may succeed after `broken-body` and after those
-/// with `Retry-After`.
+/// The response has it in its extensions, for your logs and metrics. Its text is for the client. Its `source()`, which
+/// `unavailable` and `misconfigured` have, is for the service. Each variant names its [`kind`](Self::kind) and its
+/// status. A retry may succeed after `broken-body` and after those with `Retry-After`.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {

@@ -59,15 +59,6 @@ pub(super) fn sealed(key: &Key, data: &Bytes, seal: Option<&dyn Seal>) -> Result
     }
 }
 
-fn opened(key: &Key, body: Vec<u8>, seal: Option<&dyn Seal>) -> Option<Vec<u8>> {
-    let Some(seal) = seal else { return Some(body) };
-    let opened = seal.open(key, body).inspect_err(|error| {
-        let error = &**error as &dyn std::error::Error;
-        tracing::error!(operation = key.operation(), error, "a stored response does not open");
-    });
-    opened.ok()
-}
-
 /// The record of a response: with its body and its trailers, or without them if they are not to be stored.
 pub(super) fn to_record(
     parts: &response::Parts,
@@ -83,7 +74,11 @@ pub(super) fn to_record(
     let fields: Vec<Vec<String>> = headers
         .chain(trailers)
         .filter(|(name, ..)| replayed.contains(name))
-        .map(|(name, value, section)| [name.to_string(), text_of(value)].into_iter().chain(section).collect())
+        .map(|(name, value, section)| {
+            // One character for each byte, as in ISO 8859-1: a value may have any byte from 0x80, and JSON only Unicode.
+            let value = value.as_bytes().iter().copied().map(char::from).collect();
+            [name.to_string(), value].into_iter().chain(section).collect()
+        })
         .collect();
     // Lists of strings always have a JSON form.
     record::Response { status, headers: serde_json::to_string(&fields).ok(), body: Some(body) }
@@ -116,7 +111,14 @@ pub(super) fn replay<B>(
     };
     *response.status_mut() = status;
     let trailers = restore(&fields, response.headers_mut()).ok_or_else(not_replayable)?;
-    let body = opened(key, body, seal).ok_or_else(not_replayable)?;
+    let body = match seal {
+        None => body,
+        Some(seal) => seal.open(key, body).map_err(|error| {
+            let error = &*error as &dyn std::error::Error;
+            tracing::error!(operation = key.operation(), error, "a stored response does not open");
+            not_replayable()
+        })?,
+    };
     Ok(response.map(|()| LayerBody::whole(Bytes::from(body), trailers)))
 }
 
@@ -130,17 +132,8 @@ fn restore(json: &str, headers: &mut HeaderMap) -> Option<Option<HeaderMap>> {
             [name, value, ..] => (name, value, trailers.get_or_insert_default()),
             _ => return None,
         };
-        section.append(name.parse::<HeaderName>().ok()?, value_of(value)?);
+        let value: Vec<u8> = value.chars().map(u8::try_from).collect::<Result<_, _>>().ok()?;
+        section.append(name.parse::<HeaderName>().ok()?, HeaderValue::from_bytes(&value).ok()?);
     }
     Some(trailers)
-}
-
-/// One character for each byte, as in ISO 8859-1: a header value may contain any byte from 0x80, and JSON only Unicode.
-fn text_of(value: &HeaderValue) -> String {
-    value.as_bytes().iter().copied().map(char::from).collect()
-}
-
-fn value_of(text: &str) -> Option<HeaderValue> {
-    let bytes: Result<Vec<u8>, _> = text.chars().map(u8::try_from).collect();
-    HeaderValue::from_bytes(&bytes.ok()?).ok()
 }

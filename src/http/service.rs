@@ -1,5 +1,6 @@
 //! The service: admit a request, run it in a task of its own, answer.
 
+use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::panic::resume_unwind;
@@ -20,7 +21,7 @@ use super::request::{Admission, Ticket, admit};
 use super::settings::{Denied, Settings};
 use super::transactional::Transactional;
 use crate::limits::in_flight_within;
-use crate::{BoxError, Error, Mode, observe};
+use crate::{BoxError, Mode, observe};
 
 /// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes of an inner service.
 #[derive(Clone)]
@@ -119,7 +120,7 @@ impl Protection {
         mut ticket: Option<Ticket>,
         handler: H,
     ) -> Answer<H> {
-        in_flight_within(Some(settings.in_flight), settings.retention).map_err(Error::from)?;
+        in_flight_within(Some(settings.in_flight), settings.retention).map_err(crate::Error::from)?;
         if let Some(ticket) = &mut ticket {
             let free = settings.local.until_free(&ticket.key, ticket.fingerprint, ticket.wait).await;
             ticket.wait = free.inspect_err(|error| observe::failure(self.mode(), ticket.key.operation(), error))?;
@@ -134,7 +135,7 @@ impl Protection {
         };
         // The task fails if the runtime is shutting down, or the layer itself has panicked.
         let ended = tokio::spawn(run.in_current_span()).await;
-        ended.unwrap_or_else(|error| Err(Error::Database(sqlx::Error::Io(error.into())).into()))
+        ended.unwrap_or_else(|error| Err(crate::Error::Database(sqlx::Error::Io(error.into())).into()))
     }
 
     async fn run<H: Handler>(self, settings: &Settings, ticket: Option<Ticket>, mut handler: H) -> Answer<H> {
@@ -153,12 +154,10 @@ impl Protection {
 fn rejected<R>(settings: &Settings, rejection: Rejection) -> Response<LayerBody<R>> {
     match &rejection {
         Rejection::Unavailable(error) => {
-            let error = &**error as &dyn std::error::Error;
-            tracing::warn!(error, "a request could not be made idempotent, and was refused");
+            tracing::warn!(error = &**error as &dyn Error, "a request could not be made idempotent, and was refused");
         }
         Rejection::Misconfigured(error) => {
-            let error = &**error as &dyn std::error::Error;
-            tracing::error!(error, "a request met a mistake in the service's set-up");
+            tracing::error!(error = &**error as &dyn Error, "a request met a mistake in the service's set-up");
         }
         Rejection::TimedOut { limit } => {
             tracing::warn!(?limit, "a handler ran into the layer's time-out, and was dropped");

@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout};
 use super::body::LayerBody;
 use super::conclusion::{Conclusion, conclude};
 use super::handler::{Answer, Handler, Unanswered};
-use super::idempotent_tx::{Slot, SlotState};
+use super::idempotent_tx::{Lent, Loan, Stage};
 use super::rejection::{Misconfigured, Rejection};
 use super::replay::replay;
 use super::request::Ticket;
@@ -72,7 +72,10 @@ impl Transactional {
 
     async fn perform_or_replay<H: Handler>(self, settings: &Settings, ticket: &Ticket, handler: H) -> Ending<H> {
         let key = &ticket.key;
-        let (mut transaction, claim) = match claim(settings, ticket, self.select_first).await? {
+        let started = Instant::now();
+        let claimed = claim(settings, ticket, self.select_first).await;
+        observe::claimed(Mode::Transaction, key.operation(), started.elapsed());
+        let (mut transaction, claim) = match claimed? {
             Claimed::Won(won) => won,
             Claimed::Replayed(stored) => {
                 let response = replay(key, stored, settings.seal.as_deref())?;
@@ -96,14 +99,14 @@ impl Transactional {
         mut handler: H,
     ) -> Ending<H> {
         let key = held.as_ref().map(|held| held.key);
-        let slot = Slot::lend(transaction, handler.extensions_mut());
+        let loan = Loan::of(transaction, handler.extensions_mut());
         let started = Instant::now();
         let answered = handler.call(settings.run_timeout).await;
         if let Some(key) = key {
             observe::performed(Mode::Transaction, key.operation(), started.elapsed());
         }
-        // Closed before the body is read: the body cannot use the transaction.
-        let slot = slot.close();
+        // Ended before the body is read: the body cannot use the transaction.
+        let lent = loan.end();
         let concluded = match answered {
             Ok(response) => conclude(settings, key, response).await,
             Err(error) => Err(error),
@@ -113,7 +116,7 @@ impl Transactional {
                 // Without a key, nothing commits with the effects. A chosen error may come before the handler needs the
                 // transaction, and undoes its writes anyway.
                 let required = self.transaction_required && key.is_some() && !undo;
-                let transaction = committable(slot, required).await?;
+                let transaction = committable(lent, required).await?;
                 match held {
                     None => commit_unclaimed(transaction).await.map_err(Rejection::of_completion)?,
                     Some(held) => self.commit(settings, transaction, held, &stored, undo).await?,
@@ -123,7 +126,9 @@ impl Transactional {
             Ok(Conclusion::Free { response }) => Ok(Ran { outcome: observe::FAILED, response }),
             Err(error) => Err(error),
         };
-        roll_back_slot(slot).await;
+        if let Some(lent) = lent {
+            roll_back(lent.transaction).await;
+        }
         undone
     }
 
@@ -161,13 +166,6 @@ type Won = (PgTransaction<'static>, Claim);
 
 /// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.
 async fn claim(settings: &Settings, ticket: &Ticket, select_first: bool) -> Result<Claimed<Won>, Error> {
-    let started = Instant::now();
-    let claimed = contend_and_poll(settings, ticket, select_first).await;
-    observe::claimed(Mode::Transaction, ticket.key.operation(), started.elapsed());
-    claimed
-}
-
-async fn contend_and_poll(settings: &Settings, ticket: &Ticket, select_first: bool) -> Result<Claimed<Won>, Error> {
     let mut polls = Polls::until(Instant::now() + ticket.wait);
     let record = Record { key: &ticket.key, deployment: settings.deployment };
     let terms = Terms {
@@ -217,23 +215,13 @@ fn outcome<R, E>(ran: &Result<Ran<R>, Unanswered<E>>) -> &'static str {
 }
 
 /// The transaction, unless the handler did something with it that must not be committed.
-async fn committable(slot: SlotState, required: bool) -> Result<PgTransaction<'static>, Misconfigured> {
-    let mistake = match slot {
-        SlotState::GivenBack(transaction) => return Ok(transaction),
-        SlotState::Lent(transaction) if !required => return Ok(transaction),
-        SlotState::Lent(_) => Misconfigured::TransactionNotTaken,
-        SlotState::AskedForAgain(_) => Misconfigured::TransactionTakenAgain,
-        SlotState::Taken | SlotState::Closed => Misconfigured::TransactionKept,
+async fn committable(lent: Option<Lent>, required: bool) -> Result<PgTransaction<'static>, Misconfigured> {
+    let Lent { transaction, stage } = lent.ok_or(Misconfigured::TransactionKept)?;
+    let mistake = match stage {
+        Stage::Untouched if required => Misconfigured::TransactionNotTaken,
+        Stage::AskedForAgain => Misconfigured::TransactionTakenAgain,
+        Stage::Untouched | Stage::Taken => return Ok(transaction),
     };
-    roll_back_slot(slot).await;
+    roll_back(transaction).await;
     Err(mistake)
-}
-
-/// A transaction that the handler still holds is rolled back when the handler drops it.
-async fn roll_back_slot(slot: SlotState) {
-    if let SlotState::Lent(transaction) | SlotState::GivenBack(transaction) | SlotState::AskedForAgain(transaction) =
-        slot
-    {
-        roll_back(transaction).await;
-    }
 }

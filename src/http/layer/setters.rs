@@ -28,25 +28,24 @@ impl<M> IdempotencyLayer<M> {
         self.with(|settings| settings.methods = methods.into_iter().collect())
     }
 
-    /// Whether requests without a key reach the handler, unprotected: they are performed each time they come. The
-    /// default is `false`. A transactional layer gives them a transaction, too, so the handler needs no second form.
+    /// Whether requests without a key are performed, each time they come. The default is `false`. A transactional layer
+    /// gives them a transaction, too, so the handler needs no second form.
     pub fn with_optional_key(self, optional: bool) -> Self {
         self.with(|settings| settings.key_required = !optional)
     }
 
     /// Whether the header must be a quoted string (RFC 9651), as the draft demands. The default is `false`, because
-    /// most clients send bare words. The layer then takes the key from the header, even after
-    /// [`with_key_from`](Self::with_key_from).
+    /// most clients send bare words. This undoes [`with_key_from`](Self::with_key_from).
     pub fn with_strict_header(self, strict: bool) -> Self {
         self.with(|settings| settings.key = KeyFrom::Header { strict })
     }
 
     /// Takes the value of the key from another place than `Idempotency-Key`: from another header, or from a field of
     /// the body. `Ok(None)` means that the key is missing. If the function returns an error, that is the response.
-    pub fn with_key_from<F>(self, value: F) -> Self
-    where
-        F: Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync + 'static,
-    {
+    pub fn with_key_from(
+        self,
+        value: impl Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync + 'static,
+    ) -> Self {
         self.with(|settings| settings.key = KeyFrom::Function(Arc::new(value)))
     }
 
@@ -56,9 +55,8 @@ impl<M> IdempotencyLayer<M> {
         self.with(|settings| settings.shortest_key = bytes)
     }
 
-    /// Names the operation by its method and this route, for services without an axum router that reports the matched
-    /// route. Give a template such as `/payments/{id}`: with the real ids, every payment would be an operation and a
-    /// time series of its own in the metrics.
+    /// Names the operation by its method and this route, if no axum router reports the matched one. Give a template such
+    /// as `/payments/{id}`: with real ids, every payment would be an operation and a time series of its own.
     ///
     /// # Errors
     ///
@@ -72,10 +70,7 @@ impl<M> IdempotencyLayer<M> {
     }
 
     /// Names the operation by a function of the request. `None` is a mistake of the service, and the answer is a 500.
-    pub fn with_operation<F>(self, operation: F) -> Self
-    where
-        F: Fn(&Parts) -> Option<String> + Send + Sync + 'static,
-    {
+    pub fn with_operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.operation = Arc::new(operation))
     }
 }
@@ -94,8 +89,8 @@ impl<M> IdempotencyLayer<M> {
     /// 6901), for clients that put a timestamp or the number of the attempt into each body:
     /// `layer.with_json_without(["/sent_at", "/client/attempt"])`.
     ///
-    /// A pointer to a part that the body does not have is allowed. **Ignore only parts on which the handler does not
-    /// act**: two requests that differ only in them are the same, and the second gets the response of the first.
+    /// The body need not have these parts. **Ignore only parts on which the handler does not act**: two requests that
+    /// differ only in them are the same, and the second gets the response of the first.
     ///
     /// # Errors
     ///
@@ -111,33 +106,19 @@ impl<M> IdempotencyLayer<M> {
 
     /// Two requests are the same if this function returns the same [`Fingerprint`] for both. Only the key's scope and
     /// operation, and [further headers](Self::with_fingerprinted_header), count in addition: method and path do not,
-    /// unless the function includes them. If it returns an error, the answer is a 400.
-    ///
-    /// The layer cannot see the function's code, so `name` represents it in the fingerprint. **Change the name with
-    /// each change of the function**, because fingerprints of two functions with the same name are compared.
-    ///
-    /// ```
-    /// # use pg_idempotency::Fingerprint;
-    /// # use pg_idempotency::http::IdempotencyLayer;
-    /// # fn f(layer: IdempotencyLayer) -> IdempotencyLayer {
-    /// // Only the account and the bytes of the upload, because each attempt signs the query anew.
-    /// layer.with_fingerprint("account and bytes", |parts, body| {
-    ///     let account = parts.headers.get("x-account").map(|account| account.as_bytes());
-    ///     Fingerprint::of_json(&(account, Fingerprint::of_bytes(body).as_bytes()))
-    /// })
-    /// # }
-    /// ```
-    pub fn with_fingerprint<F>(self, name: impl Into<String>, function: F) -> Self
-    where
-        F: Fn(&Parts, &Bytes) -> Result<Fingerprint, InvalidBody> + Send + Sync + 'static,
-    {
+    /// unless the function includes them. If it returns an error, the answer is a 400. The layer cannot see the
+    /// function's code, so `name` represents it in the fingerprint: **change it with each change of the function**.
+    pub fn with_fingerprint(
+        self,
+        name: impl Into<String>,
+        function: impl Fn(&Parts, &Bytes) -> Result<Fingerprint, InvalidBody> + Send + Sync + 'static,
+    ) -> Self {
         let compared = Compared::Function { name: name.into(), function: Arc::new(function) };
         self.with(|settings| settings.fingerprint.compared = compared)
     }
 
-    /// Adds this header, with all its lines, to the fingerprint: a request with the same key and another value is
-    /// [`KeyReused`](Rejection::KeyReused). Use it for a header by which the handler selects an account, a currency or
-    /// a language, and not for one that a client changes with each attempt, such as a trace or a date.
+    /// Adds this header, with all its lines, to the fingerprint: one by which the handler selects an account, a currency
+    /// or a language, and not one that a client changes with each attempt, such as a trace or a date.
     pub fn with_fingerprinted_header(self, name: HeaderName) -> Self {
         self.with(|settings| settings.fingerprint.add_header(name))
     }
@@ -145,9 +126,8 @@ impl<M> IdempotencyLayer<M> {
 
 /// Which responses are stored, and how rejections look.
 impl<M> IdempotencyLayer<M> {
-    /// Also stores responses of these statuses, from 400 to 499, which otherwise free the key. An example is "card
-    /// declined", which every repeat should get. A transactional layer still undoes the handler's writes, by a
-    /// savepoint, which costs every request one round trip.
+    /// Also stores responses of these statuses, from 400 to 499, which otherwise free the key, such as "card declined".
+    /// A transactional layer undoes the handler's writes by a savepoint, which costs every request one round trip.
     ///
     /// # Errors
     ///
@@ -173,8 +153,8 @@ impl<M> IdempotencyLayer<M> {
         Ok(self.with(|settings| settings.replayed_headers.push(name)))
     }
 
-    /// Whether the layer stores no response at all, for operations that answer with secrets. The default is `false`.
-    /// With `true` a repeat gets [`NotReplayable`](Rejection::NotReplayable). For a single response, use
+    /// Whether the layer stores no response at all, for operations that answer with secrets, so that a repeat gets
+    /// [`NotReplayable`](Rejection::NotReplayable). The default is `false`. For a single response:
     /// [`NoStore`](crate::http::NoStore).
     pub fn with_no_store(self, no_store: bool) -> Self {
         self.with(|settings| settings.no_store = no_store)
@@ -187,10 +167,7 @@ impl<M> IdempotencyLayer<M> {
 
     /// The function that makes a response of a rejection. The default is [`problem`](crate::http::problem). For clients
     /// that poll there is [`processing`](crate::http::processing).
-    pub fn with_rejection<F>(self, rejection: F) -> Self
-    where
-        F: Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static,
-    {
+    pub fn with_rejection(self, rejection: impl Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.rejection = Arc::new(rejection))
     }
 
@@ -210,9 +187,8 @@ impl<M> IdempotencyLayer<M> {
         self.with(|settings| settings.deployment = deployment)
     }
 
-    /// What happens to a request while the first request with its key is not finished. The layer refuses it at once
-    /// with a 409 and `Retry-After`, which is the default, or lets it wait for the response of the first. A request
-    /// that waits polls, and holds no connection of the pool between two polls.
+    /// Whether a request is refused while the first request with its key is not finished, which is the default, or waits
+    /// for the response of the first. A request that waits polls, and holds no connection between two polls.
     ///
     /// # Errors
     ///
@@ -222,22 +198,20 @@ impl<M> IdempotencyLayer<M> {
         Ok(self.with(|settings| settings.in_flight = in_flight))
     }
 
-    /// The largest request body. The default is 1 MiB. A larger one is refused with a 413, and nothing is claimed.
+    /// The largest request body, in bytes. The default is 1 MiB.
     pub fn with_request_limit(self, bytes: usize) -> Self {
         self.with(|settings| settings.request_limit = bytes)
     }
 
-    /// The largest response body that is stored. The default is 1 MiB. A larger one is sent and not stored, and a
-    /// repeat gets [`NotReplayable`](Rejection::NotReplayable).
+    /// The largest response body that is stored, in bytes. The default is 1 MiB. A larger one is sent and not stored.
     pub fn with_response_limit(self, bytes: usize) -> Self {
         self.with(|settings| settings.response_limit = bytes)
     }
 
-    /// The greatest number of [runs](crate::http#runs) at a time. A further request is refused with a 503 and
-    /// `Retry-After` ([`Overloaded`](Rejection::Overloaded)) before anything begins. The default is 32 for each
-    /// connection that the pool may have: 320 for sqlx's default of 10 connections. A run that waits for a connection
-    /// then gets it within the 30 seconds for which sqlx waits, as long as handlers take about a second. Raise the
-    /// limit for a leased layer whose handlers wait for other services, because they hold no connection meanwhile.
+    /// The greatest number of [runs](crate::http#runs) at a time; a further request is
+    /// [`Overloaded`](Rejection::Overloaded). The default is 32 for each connection that the pool may have: a run that
+    /// waits for a connection then gets it within the 30 seconds for which sqlx waits, as long as handlers take about a
+    /// second. Raise the limit for a leased layer whose handlers wait for other services, without a connection.
     ///
     /// A replay counts as a run, and so does a duplicate that waits for a request of another process. A duplicate that
     /// waits for a request of this process does not: it ends with its client.
@@ -245,15 +219,12 @@ impl<M> IdempotencyLayer<M> {
         self.with(|settings| settings.max_runs = runs)
     }
 
-    /// How long a handler may take, from its call to its response. After that the layer drops it at its next await, and
-    /// answers with a 503 and `Retry-After` ([`TimedOut`](Rejection::TimedOut)). A transactional layer rolls the
-    /// handler's writes back and frees the key. Under a lease the time-out is a failure of the handler: at least once
-    /// the key is free, at most once it is indeterminate.
+    /// How long a handler may take, from its call to its response. After that the layer drops it at its next await, as
+    /// a failure: [`TimedOut`](Rejection::TimedOut). The default is 5 minutes, because common proxies give up after one.
+    /// Choose a longer time than the time-outs further out, which answer the client and leave the run alone.
     ///
-    /// The default is 5 minutes, because common proxies give up after one. Choose a longer time than the time-outs
-    /// further out, which answer the client and leave the run alone. Dropping a handler stops neither its statement nor
-    /// a task that it has spawned. PostgreSQL ends the statement by its own `statement_timeout`, and the transaction
-    /// and its connection are in use until then.
+    /// Dropping a handler stops neither its statement nor a task that it has spawned. PostgreSQL ends the statement by
+    /// its own `statement_timeout`, and the transaction and its connection are in use until then.
     ///
     /// # Errors
     ///
@@ -263,8 +234,7 @@ impl<M> IdempotencyLayer<M> {
         Ok(self.with(|settings| settings.run_timeout = limit))
     }
 
-    /// Counts the runs of this layer together with those of other layers. [`with_max_runs`](Self::with_max_runs) then
-    /// applies to the sum.
+    /// Counts the runs of several layers together. [`with_max_runs`](Self::with_max_runs) then applies to the sum.
     pub fn with_runs(self, runs: &Runs) -> Self {
         self.with(|settings| settings.runs = runs.clone())
     }
