@@ -37,8 +37,8 @@
 //! 4. The body is over its limit: 413. It breaks off: 400. Up to here nothing is claimed, however slow the upload is.
 //! 5. The request becomes a *run*, which is a task of its own: **a client that hangs up changes nothing**, and gets the
 //!    answer when it asks again. With too many runs the answer is a 503 `overloaded`. The run claims the key. If the
-//!    database is unreachable, the answer is a 503, and the handler does not run. If it refuses a statement that a retry would send again, or the
-//!    table is missing, the answer is a 500.
+//!    database is unreachable, the answer is a 503, and the handler does not run. If it refuses a statement that
+//!    a retry would send again, or the table is missing, the answer is a 500.
 //! 6. The key came with [another request](#what-makes-two-requests-the-same): 422 `key-reused`. A transaction of
 //!    another process is invisible until it commits, so the answer is `in-flight` until then.
 //! 7. The first request is in flight: 409 `in-flight` with `Retry-After`, or a [bounded

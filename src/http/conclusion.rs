@@ -63,7 +63,9 @@ async fn judge<R: ResponseBody>(
     // An upgraded connection cannot be replayed.
     let storable = !settings.no_store && parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
     let storing_key = key.filter(|_| storable);
-    let grpc = grpc_status_is_in_trailers(&parts.headers);
+    let content_type = parts.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    // Then its status comes in the trailers.
+    let grpc = content_type.starts_with(b"application/grpc") && !parts.headers.contains_key(GRPC_STATUS);
     let body = match storing_key {
         // Read to its end even if it is not stored: a failed call says so last, and must not be committed by then.
         _ if grpc => read(body, settings.response_limit.max(GRPC_LIMIT)).await?,
@@ -87,11 +89,6 @@ async fn judge<R: ResponseBody>(
 async fn read<R: ResponseBody>(body: R, limit: usize) -> Result<LayerBody<R>, Misconfigured> {
     let read = LayerBody::read(body, limit, Some(STREAM_TIME)).await;
     read.map_err(|error| Misconfigured::BrokenResponse(error.into().to_string()))
-}
-
-fn grpc_status_is_in_trailers(headers: &HeaderMap) -> bool {
-    let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
-    content_type.is_some_and(|value| value.starts_with(b"application/grpc")) && !headers.contains_key(GRPC_STATUS)
 }
 
 /// Whether these headers or trailers say that a gRPC call failed, although its HTTP status is 200.

@@ -22,8 +22,8 @@ use crate::limits::{RETENTION, within};
 
 /// Makes the requests that pass through it idempotent. The [module documentation](super) describes the behaviour.
 ///
-/// It is cheap to clone. `M` is the mode, [`Transactional`] or [`Leased`]. A setting of one mode does not compile in the
-/// other:
+/// It is cheap to clone. `M` is the mode, [`Transactional`] or [`Leased`]. A setting of one mode does not compile in
+/// the other:
 ///
 /// ```compile_fail,E0599
 /// # use pg_idempotency::http::{IdempotencyLayer, Leased};

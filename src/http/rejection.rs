@@ -39,7 +39,7 @@ pub enum Rejection {
     /// `broken-body`, 400: the request body ended early.
     #[error("the body could not be read to its end; nothing was done, send it again")]
     BrokenBody,
-    /// `invalid-body`, 400: the fingerprint covers the body as JSON, and the body is not JSON, or has no canonical form.
+    /// `invalid-body`, 400: the fingerprint covers the body as JSON, and it is not JSON, or has no canonical form.
     #[error("{0}")]
     InvalidBody(InvalidBody),
     /// `key-reused`, 422: an earlier request had this key and was different.
@@ -55,8 +55,8 @@ pub enum Rejection {
     /// `indeterminate`, 409: the first request began and never finished, so it is unknown whether it took effect. An
     /// operator has to find out.
     #[error(
-        "the first request with this Idempotency-Key began and never finished, and it is unknown whether it took effect; do \
-         not repeat it under another key before that is known"
+        "the first request with this Idempotency-Key began and never finished, and it is unknown whether it took \
+         effect; do not repeat it under another key before that is known"
     )]
     #[non_exhaustive]
     Indeterminate {
@@ -131,8 +131,8 @@ pub enum Misconfigured {
     /// The handler gave the transaction back and asked for it again. Something inside the layer calls the handler a
     /// second time, and the writes of the first call are still in the transaction.
     #[error(
-        "the IdempotentTx was given back and asked for again, but it is lent once; put the code that retries outside the \
-         layer"
+        "the IdempotentTx was given back and asked for again, but it is lent once; put the code that retries outside \
+         the layer"
     )]
     TransactionTakenAgain,
     /// A statement of the handler failed, and the handler still answered with a success.
@@ -143,8 +143,8 @@ pub enum Misconfigured {
     BrokenResponse(String),
     /// A [gRPC](super#grpc) response did not reach its status, which comes last, in time or within the limit.
     #[error(
-        "the gRPC response did not reach its status in time, or within the limit, so the call may still fail; keep long \
-         streams away from the layer"
+        "the gRPC response did not reach its status in time, or within the limit, so the call may still fail; keep \
+         long streams away from the layer"
     )]
     GrpcStatusTooLate,
     /// The response could not be sealed.

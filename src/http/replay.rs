@@ -75,7 +75,7 @@ pub(super) fn to_record(
         .chain(trailers)
         .filter(|(name, ..)| replayed.contains(name))
         .map(|(name, value, section)| {
-            // One character for each byte, as in ISO 8859-1: a value may have any byte from 0x80, and JSON only Unicode.
+            // One character for each byte, as in ISO 8859-1: a value may have any byte, and JSON only Unicode.
             let value = value.as_bytes().iter().copied().map(char::from).collect();
             [name.to_string(), value].into_iter().chain(section).collect()
         })

@@ -55,8 +55,8 @@ impl<M> IdempotencyLayer<M> {
         self.with(|settings| settings.shortest_key = bytes)
     }
 
-    /// Names the operation by its method and this route, if no axum router reports the matched one. Give a template such
-    /// as `/payments/{id}`: with real ids, every payment would be an operation and a time series of its own.
+    /// Names the operation by its method and this route, if no axum router reports the matched one. Give a template
+    /// such as `/payments/{id}`: with real ids, every payment would be an operation and a time series of its own.
     ///
     /// # Errors
     ///
@@ -117,8 +117,8 @@ impl<M> IdempotencyLayer<M> {
         self.with(|settings| settings.fingerprint.compared = compared)
     }
 
-    /// Adds this header, with all its lines, to the fingerprint: one by which the handler selects an account, a currency
-    /// or a language, and not one that a client changes with each attempt, such as a trace or a date.
+    /// Adds this header, with all its lines, to the fingerprint: one by which the handler selects an account, a
+    /// currency or a language, and not one that a client changes with each attempt, such as a trace or a date.
     pub fn with_fingerprinted_header(self, name: HeaderName) -> Self {
         self.with(|settings| settings.fingerprint.add_header(name))
     }
@@ -187,8 +187,8 @@ impl<M> IdempotencyLayer<M> {
         self.with(|settings| settings.deployment = deployment)
     }
 
-    /// Whether a request is refused while the first request with its key is not finished, which is the default, or waits
-    /// for the response of the first. A request that waits polls, and holds no connection between two polls.
+    /// Whether a request is refused while the first request with its key is not finished, which is the default, or
+    /// waits for the response of the first. A request that waits polls, and holds no connection between two polls.
     ///
     /// # Errors
     ///
@@ -220,8 +220,8 @@ impl<M> IdempotencyLayer<M> {
     }
 
     /// How long a handler may take, from its call to its response. After that the layer drops it at its next await, as
-    /// a failure: [`TimedOut`](Rejection::TimedOut). The default is 5 minutes, because common proxies give up after one.
-    /// Choose a longer time than the time-outs further out, which answer the client and leave the run alone.
+    /// a failure: [`TimedOut`](Rejection::TimedOut). The default is 5 minutes: common proxies give up after one. Choose
+    /// a longer time than the time-outs further out, which answer the client and leave the run alone.
     ///
     /// Dropping a handler stops neither its statement nor a task that it has spawned. PostgreSQL ends the statement by
     /// its own `statement_timeout`, and the transaction and its connection are in use until then.
