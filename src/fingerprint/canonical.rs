@@ -1,18 +1,13 @@
-//! A serde serializer that writes canonical JSON straight into the hasher.
+//! A serde serializer that writes canonical JSON.
 //!
-//! Members must be sorted, so the text of an object waits in a buffer until the outermost object ends; all other text
-//! goes on to the hasher. There is no tree of values in between, so features that other crates turn on in serde_json
-//! cannot change the outcome.
+//! The text is built in one buffer. There is no tree of values in between, so features that other crates turn on in
+//! serde_json cannot change the outcome.
 //!
-//! Each file uses those before it: `number`, `members` and `text`, then `writer`, then `array` and `object`, then
-//! `serializer`.
+//! Each file uses those before it: `number`, `writer`, `container`, `serializer`.
 
-mod array;
-mod members;
+mod container;
 mod number;
-mod object;
 mod serializer;
-mod text;
 mod writer;
 
 pub(super) use writer::CanonicalJson;

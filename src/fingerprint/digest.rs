@@ -66,9 +66,9 @@ impl Fingerprint {
     /// [`InvalidBody`] if the value has no canonical form: NaN, an infinity, two members of one name, a map key that is
     /// no string, or an error of the value's own [`Serialize`].
     pub fn of_json<T: Serialize + ?Sized>(value: &T) -> Result<Self, InvalidBody> {
-        let mut json = CanonicalJson::new(Sha256::new_with_prefix(b"j"));
+        let mut json = CanonicalJson::new();
         value.serialize(&mut json)?;
-        Ok(Self::new(json.finish()?))
+        Ok(Self::new(Sha256::new_with_prefix(b"j").chain_update(json.finish()?)))
     }
 
     /// The fingerprint of an HTTP request: `parts` (method, path with query, content type), each with its length in

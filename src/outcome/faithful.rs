@@ -4,8 +4,6 @@
 //! So `Some(f64::NAN)` and `Some(())` would be replayed as `None`. This serializer refuses both, and hands everything
 //! else on.
 
-use std::fmt::Display;
-
 use serde::ser::{self, Serialize, Serializer};
 
 /// What serde_json names the struct that a `RawValue` pretends to be; its one member is the JSON text.
@@ -45,27 +43,42 @@ struct Checked<S> {
     place: Place,
 }
 
-impl<S: Serializer> Checked<S> {
-    fn null(&self) -> Result<(), S::Error> {
-        match self.place {
-            Place::Some => Err(null_in_some()),
-            _ => Ok(()),
-        }
-    }
-}
-
 fn null_in_some<E: ser::Error>() -> E {
     E::custom("it holds a `Some` whose value is stored as null, and null reads as `None`")
 }
 
-fn finite<E: ser::Error>(finite: bool) -> Result<(), E> {
-    if finite { Ok(()) } else { Err(E::custom("it holds a float that is not finite, which is stored as null")) }
+fn not_finite<E: ser::Error>() -> E {
+    E::custom("it holds a float that is not finite, which is stored as null")
 }
 
 macro_rules! hand_on {
+    ($($method:ident($($argument:ident: $type:ty),*)),*) => {$(
+        fn $method(self, $($argument: $type),*) -> Result<S::Ok, S::Error> {
+            self.inner.$method($($argument),*)
+        }
+    )*};
+}
+
+macro_rules! floats {
     ($($method:ident($type:ty)),*) => {$(
         fn $method(self, value: $type) -> Result<S::Ok, S::Error> {
-            self.inner.$method(value)
+            if value.is_finite() { self.inner.$method(value) } else { Err(not_finite()) }
+        }
+    )*};
+}
+
+macro_rules! nulls {
+    ($($method:ident($($argument:ident: $type:ty)?)),*) => {$(
+        fn $method(self, $($argument: $type)?) -> Result<S::Ok, S::Error> {
+            if self.place == Place::Some { Err(null_in_some()) } else { self.inner.$method($($argument)?) }
+        }
+    )*};
+}
+
+macro_rules! containers {
+    ($($method:ident($($argument:ident: $type:ty),*) -> $container:ident),*) => {$(
+        fn $method(self, $($argument: $type),*) -> Result<Self::$container, S::Error> {
+            Ok(Checked { inner: self.inner.$method($($argument),*)?, place: Place::Anywhere })
         }
     )*};
 }
@@ -82,49 +95,37 @@ impl<S: Serializer> Serializer for Checked<S> {
     type SerializeStructVariant = Checked<S::SerializeStructVariant>;
 
     hand_on! {
-        serialize_bool(bool), serialize_char(char), serialize_bytes(&[u8]),
-        serialize_i8(i8), serialize_i16(i16), serialize_i32(i32), serialize_i64(i64), serialize_i128(i128),
-        serialize_u8(u8), serialize_u16(u16), serialize_u32(u32), serialize_u64(u64), serialize_u128(u128)
+        serialize_bool(value: bool), serialize_char(value: char), serialize_bytes(value: &[u8]),
+        serialize_i8(value: i8), serialize_i16(value: i16), serialize_i32(value: i32), serialize_i64(value: i64),
+        serialize_u8(value: u8), serialize_u16(value: u16), serialize_u32(value: u32), serialize_u64(value: u64),
+        serialize_i128(value: i128), serialize_u128(value: u128),
+        serialize_unit_variant(name: &'static str, index: u32, variant: &'static str)
     }
 
-    fn is_human_readable(&self) -> bool {
-        self.inner.is_human_readable()
+    floats!(serialize_f32(f32), serialize_f64(f64));
+
+    nulls!(serialize_none(), serialize_unit(), serialize_unit_struct(name: &'static str));
+
+    containers! {
+        serialize_seq(length: Option<usize>) -> SerializeSeq,
+        serialize_tuple(length: usize) -> SerializeTuple,
+        serialize_tuple_struct(name: &'static str, length: usize) -> SerializeTupleStruct,
+        serialize_tuple_variant(name: &'static str, index: u32, variant: &'static str, length: usize)
+            -> SerializeTupleVariant,
+        serialize_map(length: Option<usize>) -> SerializeMap,
+        serialize_struct_variant(name: &'static str, index: u32, variant: &'static str, length: usize)
+            -> SerializeStructVariant
     }
 
-    fn serialize_f32(self, value: f32) -> Result<S::Ok, S::Error> {
-        finite(value.is_finite())?;
-        self.inner.serialize_f32(value)
-    }
-
-    fn serialize_f64(self, value: f64) -> Result<S::Ok, S::Error> {
-        finite(value.is_finite())?;
-        self.inner.serialize_f64(value)
+    fn serialize_struct(self, name: &'static str, length: usize) -> Result<Self::SerializeStruct, S::Error> {
+        let raw_json_in_some = self.place == Place::Some && name == JSON_AS_TEXT;
+        let place = if raw_json_in_some { Place::RawJsonInSome } else { Place::Anywhere };
+        Ok(Checked { inner: self.inner.serialize_struct(name, length)?, place })
     }
 
     fn serialize_str(self, value: &str) -> Result<S::Ok, S::Error> {
-        if self.place == Place::RawJsonInSome && value.trim() == "null" {
-            return Err(null_in_some());
-        }
-        self.inner.serialize_str(value)
-    }
-
-    fn collect_str<T: Display + ?Sized>(self, value: &T) -> Result<S::Ok, S::Error> {
-        self.inner.collect_str(value)
-    }
-
-    fn serialize_none(self) -> Result<S::Ok, S::Error> {
-        self.null()?;
-        self.inner.serialize_none()
-    }
-
-    fn serialize_unit(self) -> Result<S::Ok, S::Error> {
-        self.null()?;
-        self.inner.serialize_unit()
-    }
-
-    fn serialize_unit_struct(self, name: &'static str) -> Result<S::Ok, S::Error> {
-        self.null()?;
-        self.inner.serialize_unit_struct(name)
+        let null = self.place == Place::RawJsonInSome && value.trim() == "null";
+        if null { Err(null_in_some()) } else { self.inner.serialize_str(value) }
     }
 
     fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<S::Ok, S::Error> {
@@ -136,10 +137,6 @@ impl<S: Serializer> Serializer for Checked<S> {
         self.inner.serialize_newtype_struct(name, &Faithful { value, place: self.place })
     }
 
-    fn serialize_unit_variant(self, name: &'static str, index: u32, variant: &'static str) -> Result<S::Ok, S::Error> {
-        self.inner.serialize_unit_variant(name, index, variant)
-    }
-
     fn serialize_newtype_variant<T: Serialize + ?Sized>(
         self,
         name: &'static str,
@@ -149,64 +146,18 @@ impl<S: Serializer> Serializer for Checked<S> {
     ) -> Result<S::Ok, S::Error> {
         self.inner.serialize_newtype_variant(name, index, variant, &Faithful::new(value))
     }
-
-    fn serialize_seq(self, length: Option<usize>) -> Result<Self::SerializeSeq, S::Error> {
-        Ok(part(self.inner.serialize_seq(length)?))
-    }
-
-    fn serialize_tuple(self, length: usize) -> Result<Self::SerializeTuple, S::Error> {
-        Ok(part(self.inner.serialize_tuple(length)?))
-    }
-
-    fn serialize_tuple_struct(self, name: &'static str, length: usize) -> Result<Self::SerializeTupleStruct, S::Error> {
-        Ok(part(self.inner.serialize_tuple_struct(name, length)?))
-    }
-
-    fn serialize_tuple_variant(
-        self,
-        name: &'static str,
-        index: u32,
-        variant: &'static str,
-        length: usize,
-    ) -> Result<Self::SerializeTupleVariant, S::Error> {
-        Ok(part(self.inner.serialize_tuple_variant(name, index, variant, length)?))
-    }
-
-    fn serialize_map(self, length: Option<usize>) -> Result<Self::SerializeMap, S::Error> {
-        Ok(part(self.inner.serialize_map(length)?))
-    }
-
-    fn serialize_struct(self, name: &'static str, length: usize) -> Result<Self::SerializeStruct, S::Error> {
-        let place = match (self.place, name) {
-            (Place::Some, JSON_AS_TEXT) => Place::RawJsonInSome,
-            _ => Place::Anywhere,
-        };
-        Ok(Checked { inner: self.inner.serialize_struct(name, length)?, place })
-    }
-
-    fn serialize_struct_variant(
-        self,
-        name: &'static str,
-        index: u32,
-        variant: &'static str,
-        length: usize,
-    ) -> Result<Self::SerializeStructVariant, S::Error> {
-        Ok(part(self.inner.serialize_struct_variant(name, index, variant, length)?))
-    }
 }
 
-fn part<S>(inner: S) -> Checked<S> {
-    Checked { inner, place: Place::Anywhere }
-}
-
-macro_rules! elements {
-    ($($trait:ident :: $method:ident),*) => {$(
+macro_rules! parts {
+    ($($trait:ident::$method:ident($($name:ident)?) $({ $($key:tt)* })?),*) => {$(
         impl<S: ser::$trait> ser::$trait for Checked<S> {
             type Ok = S::Ok;
             type Error = S::Error;
 
-            fn $method<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), S::Error> {
-                self.inner.$method(&Faithful::new(value))
+            $($($key)*)?
+
+            fn $method<T: Serialize + ?Sized>(&mut self, $($name: &'static str,)? value: &T) -> Result<(), S::Error> {
+                self.inner.$method($($name,)? &Faithful { value, place: self.place })
             }
 
             fn end(self) -> Result<S::Ok, S::Error> {
@@ -216,50 +167,17 @@ macro_rules! elements {
     )*};
 }
 
-elements!(
-    SerializeSeq::serialize_element,
-    SerializeTuple::serialize_element,
-    SerializeTupleStruct::serialize_field,
-    SerializeTupleVariant::serialize_field
+parts!(
+    SerializeSeq::serialize_element(),
+    SerializeTuple::serialize_element(),
+    SerializeTupleStruct::serialize_field(),
+    SerializeTupleVariant::serialize_field(),
+    SerializeStruct::serialize_field(name),
+    SerializeStructVariant::serialize_field(name),
+    SerializeMap::serialize_value() {
+        /// A name is a string in JSON, or refused by serde_json: a key needs no check.
+        fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), S::Error> {
+            self.inner.serialize_key(key)
+        }
+    }
 );
-
-macro_rules! fields {
-    ($($trait:ident),*) => {$(
-        impl<S: ser::$trait> ser::$trait for Checked<S> {
-            type Ok = S::Ok;
-            type Error = S::Error;
-
-            fn serialize_field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), S::Error> {
-                self.inner.serialize_field(name, &Faithful { value, place: self.place })
-            }
-
-            fn skip_field(&mut self, name: &'static str) -> Result<(), S::Error> {
-                self.inner.skip_field(name)
-            }
-
-            fn end(self) -> Result<S::Ok, S::Error> {
-                self.inner.end()
-            }
-        }
-    )*};
-}
-
-fields!(SerializeStruct, SerializeStructVariant);
-
-/// A name is a string in JSON, or refused by serde_json: a key needs no look.
-impl<S: ser::SerializeMap> ser::SerializeMap for Checked<S> {
-    type Ok = S::Ok;
-    type Error = S::Error;
-
-    fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), S::Error> {
-        self.inner.serialize_key(key)
-    }
-
-    fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), S::Error> {
-        self.inner.serialize_value(&Faithful::new(value))
-    }
-
-    fn end(self) -> Result<S::Ok, S::Error> {
-        self.inner.end()
-    }
-}

@@ -93,8 +93,54 @@ fn a_float_between_two_texts_is_the_upper_one() {
     ] {
         assert_eq!(of(&float).as_bytes()[1..], digest_of(digits), "{float:e}");
     }
+}
+
+#[test]
+fn a_float_is_its_shortest_digits() {
+    for (float, digits) in
+        [(0.1, "1e-1"), (f64::MIN_POSITIVE, "22250738585072014e-324"), (2_f64.powi(53), "9007199254740992")]
+    {
+        assert_eq!(of(&float).as_bytes()[1..], digest_of(digits), "{float:e}");
+    }
     // The digits of an `f32` are its own: next to an `f64` this is 0.10000000149011612.
     assert_eq!(of(&0.1_f32).as_bytes()[1..], digest_of("1e-1"));
+}
+
+/// A number as serde_json's `arbitrary_precision` serializes it: a struct whose only field is the text.
+struct NumberAsText(&'static str);
+
+impl Serialize for NumberAsText {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct as _;
+        const NAME: &str = "$serde_json::private::Number";
+        let mut number = serializer.serialize_struct(NAME, 1)?;
+        number.serialize_field(NAME, self.0)?;
+        number.end()
+    }
+}
+
+#[test]
+fn one_value_has_one_text() {
+    for (text, canonical) in [
+        ("1", "1"),
+        ("1.0", "1"),
+        ("1e0", "1"),
+        ("10e-1", "1"),
+        ("0.1e+1", "1"),
+        ("100", "100"),
+        ("1E2", "100"),
+        ("1.5", "15e-1"),
+        ("-0.25", "-25e-2"),
+        ("0", "0"),
+        ("-0.0", "0"),
+        ("0e999999999999999999999", "0"),
+        ("1e39", "1000000000000000000000000000000000000000"),
+        ("1e40", "1e40"),
+        ("340282366920938463463374607431768211455", "340282366920938463463374607431768211455"),
+        ("1e99999999999999999999", "1e99999999999999999999"),
+    ] {
+        assert_eq!(of(&NumberAsText(text)).as_bytes()[1..], digest_of(canonical), "{text}");
+    }
 }
 
 /// Beyond `u128`, only serde_json's `arbitrary_precision` keeps the digits; then they count.
@@ -231,8 +277,7 @@ fn an_error_that_is_swallowed_is_still_an_error() {
 }
 
 #[test]
-fn large_bodies_are_streamed_in_pieces_with_the_same_outcome() {
-    // Outside all objects the buffer is flushed to the hasher; inside an object it waits.
+fn a_large_body_has_the_digest_of_its_whole_text() {
     let numbers: Vec<u32> = (0..50_000).collect();
     let text = serde_json::to_string(&numbers).expect("JSON");
     use sha2::Digest as _;

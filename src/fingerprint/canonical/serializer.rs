@@ -2,9 +2,8 @@
 
 use serde::ser::{Serialize, Serializer};
 
-use super::array::Array;
-use super::number::{write_f64, write_float};
-use super::object::{NUMBER_AS_TEXT, Object, Struct};
+use super::container::{Container, NUMBER_AS_TEXT};
+use super::number::{write_f32, write_f64};
 use super::writer::CanonicalJson;
 use crate::fingerprint::invalid_body::InvalidBody;
 
@@ -14,25 +13,51 @@ const JSON_AS_TEXT: &str = "$serde_json::private::RawValue";
 macro_rules! integers {
     ($($method:ident($type:ty)),*) => {$(
         fn $method(self, value: $type) -> Result<(), InvalidBody> {
-            self.write_integer(value);
+            self.write_plain(itoa::Buffer::new().format(value));
             Ok(())
         }
     )*};
 }
 
+macro_rules! floats {
+    ($($method:ident($type:ty) => $write:ident),*) => {$(
+        fn $method(self, value: $type) -> Result<(), InvalidBody> {
+            self.refuse_as_name()?;
+            if !value.is_finite() {
+                return Err(InvalidBody::NotFinite);
+            }
+            $write(&mut self.out, value);
+            Ok(())
+        }
+    )*};
+}
+
+impl CanonicalJson {
+    /// Writes `{"Variant":` of an externally tagged enum. The value and a closing brace follow.
+    fn open_variant(&mut self, variant: &str) -> Result<&mut Self, InvalidBody> {
+        self.refuse_as_name()?;
+        self.out.push(b'{');
+        self.write_string(variant);
+        self.out.push(b':');
+        Ok(self)
+    }
+}
+
+type Opened<'a> = Result<Container<'a>, InvalidBody>;
+
 impl<'a> Serializer for &'a mut CanonicalJson {
     type Ok = ();
     type Error = InvalidBody;
-    type SerializeSeq = Array<'a>;
-    type SerializeTuple = Array<'a>;
-    type SerializeTupleStruct = Array<'a>;
-    type SerializeTupleVariant = Array<'a>;
-    type SerializeMap = Object<'a>;
-    type SerializeStruct = Struct<'a>;
-    type SerializeStructVariant = Struct<'a>;
+    type SerializeSeq = Container<'a>;
+    type SerializeTuple = Container<'a>;
+    type SerializeTupleStruct = Container<'a>;
+    type SerializeTupleVariant = Container<'a>;
+    type SerializeMap = Container<'a>;
+    type SerializeStruct = Container<'a>;
+    type SerializeStructVariant = Container<'a>;
 
     fn serialize_bool(self, value: bool) -> Result<(), InvalidBody> {
-        self.write(if value { b"true" } else { b"false" });
+        self.write_plain(if value { "true" } else { "false" });
         Ok(())
     }
 
@@ -49,30 +74,18 @@ impl<'a> Serializer for &'a mut CanonicalJson {
         serialize_u128(u128)
     );
 
-    fn serialize_f32(self, value: f32) -> Result<(), InvalidBody> {
-        if !value.is_finite() {
-            return Err(InvalidBody::NotFinite);
-        }
-        write_float(&mut self.out, format_args!("{value:e}"));
-        self.flush_if_large();
-        Ok(())
-    }
-
-    fn serialize_f64(self, value: f64) -> Result<(), InvalidBody> {
-        if !value.is_finite() {
-            return Err(InvalidBody::NotFinite);
-        }
-        write_f64(&mut self.out, value);
-        self.flush_if_large();
-        Ok(())
-    }
+    floats!(serialize_f32(f32) => write_f32, serialize_f64(f64) => write_f64);
 
     fn serialize_char(self, value: char) -> Result<(), InvalidBody> {
         self.serialize_str(value.encode_utf8(&mut [0; 4]))
     }
 
     fn serialize_str(self, value: &str) -> Result<(), InvalidBody> {
-        self.write_string(value);
+        if self.in_name {
+            self.write_name(value)
+        } else {
+            self.write_string(value)
+        }
         Ok(())
     }
 
@@ -90,7 +103,8 @@ impl<'a> Serializer for &'a mut CanonicalJson {
     }
 
     fn serialize_unit(self) -> Result<(), InvalidBody> {
-        self.write(b"null");
+        self.refuse_as_name()?;
+        self.out.extend_from_slice(b"null");
         Ok(())
     }
 
@@ -113,54 +127,40 @@ impl<'a> Serializer for &'a mut CanonicalJson {
         variant: &'static str,
         value: &T,
     ) -> Result<(), InvalidBody> {
-        self.open_variant(variant);
-        value.serialize(&mut *self)?;
-        self.write(b"}");
+        value.serialize(self.open_variant(variant)?)?;
+        self.out.push(b'}');
         Ok(())
     }
 
-    fn serialize_seq(self, _: Option<usize>) -> Result<Array<'a>, InvalidBody> {
-        Ok(Array::open(self))
+    fn serialize_seq(self, _: Option<usize>) -> Opened<'a> {
+        Container::open(self, b'[', b"]", false)
     }
 
-    fn serialize_tuple(self, _: usize) -> Result<Array<'a>, InvalidBody> {
-        Ok(Array::open(self))
+    fn serialize_tuple(self, _: usize) -> Opened<'a> {
+        Container::open(self, b'[', b"]", false)
     }
 
-    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Array<'a>, InvalidBody> {
-        Ok(Array::open(self))
+    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Opened<'a> {
+        Container::open(self, b'[', b"]", false)
     }
 
-    fn serialize_tuple_variant(
-        self,
-        _: &'static str,
-        _: u32,
-        variant: &'static str,
-        _: usize,
-    ) -> Result<Array<'a>, InvalidBody> {
-        Ok(Array::open_variant(self, variant))
+    fn serialize_tuple_variant(self, _: &'static str, _: u32, variant: &'static str, _: usize) -> Opened<'a> {
+        Container::open(self.open_variant(variant)?, b'[', b"]}", false)
     }
 
-    fn serialize_map(self, _: Option<usize>) -> Result<Object<'a>, InvalidBody> {
-        Ok(Object::open(self))
+    fn serialize_map(self, _: Option<usize>) -> Opened<'a> {
+        let may_be_number = self.numbers_as_maps;
+        Container::open(self, b'{', b"}", may_be_number)
     }
 
-    fn serialize_struct(self, name: &'static str, _: usize) -> Result<Struct<'a>, InvalidBody> {
-        match name {
-            NUMBER_AS_TEXT => Ok(Struct::NumberAsText(self)),
-            JSON_AS_TEXT => Err(InvalidBody::RawJson),
-            _ => Ok(Struct::Object { object: Object::open(self), in_variant: false }),
+    fn serialize_struct(self, name: &'static str, _: usize) -> Opened<'a> {
+        if name == JSON_AS_TEXT && !self.in_name {
+            return Err(InvalidBody::RawJson);
         }
+        Container::open(self, b'{', b"}", name == NUMBER_AS_TEXT)
     }
 
-    fn serialize_struct_variant(
-        self,
-        _: &'static str,
-        _: u32,
-        variant: &'static str,
-        _: usize,
-    ) -> Result<Struct<'a>, InvalidBody> {
-        self.open_variant(variant);
-        Ok(Struct::Object { object: Object::open(self), in_variant: true })
+    fn serialize_struct_variant(self, _: &'static str, _: u32, variant: &'static str, _: usize) -> Opened<'a> {
+        Container::open(self.open_variant(variant)?, b'{', b"}}", false)
     }
 }

@@ -1,15 +1,10 @@
-//! The text of the canonical JSON, on its way to the hasher.
+//! The buffer in which the canonical JSON is built.
+
+use std::ops::Range;
 
 use serde::Serialize;
-use sha2::{Digest, Sha256};
 
-use super::members::OpenObjects;
-use super::number::{write_decimal, write_integer};
 use crate::fingerprint::invalid_body::InvalidBody;
-
-/// How much text gathers before it goes to the hasher: enough for SHA-256 to work on whole blocks, and small enough for
-/// the cache.
-const FLUSH_BYTES: usize = 8 * 1024;
 
 /// Most bodies fit in this, so that the buffer need not grow in steps.
 const SMALL_BYTES: usize = 512;
@@ -21,22 +16,34 @@ static PARSER_GIVES_MAPS: std::sync::LazyLock<bool> =
 
 /// The serializer. Give it to [`Serialize::serialize`] by `&mut`, then [`finish`](Self::finish).
 pub(in crate::fingerprint) struct CanonicalJson {
-    hasher: Sha256,
     pub(super) out: Vec<u8>,
-    pub(super) objects: OpenObjects,
+    /// The members of all open objects, those of the innermost one last. They share these two buffers, so that no
+    /// object allocates.
+    pub(super) members: Vec<Member>,
+    /// The unescaped names by which members are sorted, one after the other.
+    pub(super) names: Vec<u8>,
+    /// Whether the value that comes next is the name of a member.
+    pub(super) in_name: bool,
     /// Whether a map whose one member has serde_json's private name for numbers is a number. True only for the output
     /// of serde_json's own parser.
     pub(super) numbers_as_maps: bool,
     /// The error of a part, kept in case the value's own `Serialize` ignores it.
-    pub(super) failed: Option<InvalidBody>,
+    failed: Option<InvalidBody>,
+}
+
+pub(super) struct Member {
+    pub(super) name: Range<usize>,
+    /// The place of `"name":value` in the buffer.
+    pub(super) text: Range<usize>,
 }
 
 impl CanonicalJson {
-    pub(in crate::fingerprint) fn new(hasher: Sha256) -> Self {
+    pub(in crate::fingerprint) fn new() -> Self {
         Self {
-            hasher,
             out: Vec::with_capacity(SMALL_BYTES),
-            objects: OpenObjects::default(),
+            members: Vec::new(),
+            names: Vec::new(),
+            in_name: false,
             numbers_as_maps: false,
             failed: None,
         }
@@ -45,37 +52,36 @@ impl CanonicalJson {
     /// For the output of serde_json's parser. If another crate has turned `arbitrary_precision` on, the parser gives
     /// each number as a map of one member, its text.
     #[cfg(feature = "http")]
-    pub(in crate::fingerprint) fn of_parser(hasher: Sha256) -> Self {
-        Self { numbers_as_maps: *PARSER_GIVES_MAPS, ..Self::new(hasher) }
+    pub(in crate::fingerprint) fn of_parser() -> Self {
+        Self { numbers_as_maps: *PARSER_GIVES_MAPS, ..Self::new() }
     }
 
-    pub(in crate::fingerprint) fn finish(mut self) -> Result<Sha256, InvalidBody> {
-        if let Some(error) = self.failed {
-            return Err(error);
-        }
-        self.hasher.update(&self.out);
-        Ok(self.hasher)
+    pub(in crate::fingerprint) fn finish(self) -> Result<Vec<u8>, InvalidBody> {
+        self.failed.map_or(Ok(self.out), Err)
     }
 
-    pub(super) fn write(&mut self, bytes: &[u8]) {
-        self.out.extend_from_slice(bytes);
-        self.flush_if_large();
+    /// Refuses a value that is no text, if it comes as the name of a member.
+    pub(super) fn refuse_as_name(&self) -> Result<(), InvalidBody> {
+        if self.in_name { Err(InvalidBody::KeyIsNoString) } else { Ok(()) }
     }
 
-    /// Writes a value that is a part of another one.
-    pub(super) fn write_part<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), InvalidBody> {
-        value.serialize(&mut *self).inspect_err(|error| self.failed = Some(error.clone()))
+    /// Writes a part of a value: an element, or the name or the value of a member.
+    pub(super) fn write_part<T: Serialize + ?Sized>(&mut self, part: &T) -> Result<(), InvalidBody> {
+        part.serialize(&mut *self).inspect_err(|error| self.failed = Some(error.clone()))
     }
 
-    /// Writes a number by value, from its text.
-    pub(super) fn write_number(&mut self, text: &str) {
-        write_decimal(&mut self.out, text);
-        self.flush_if_large();
+    /// Writes an integer or a boolean. As in serde_json, their text may be a name.
+    pub(super) fn write_plain(&mut self, text: &str) {
+        if self.in_name { self.write_name(text) } else { self.out.extend_from_slice(text.as_bytes()) }
     }
 
-    pub(super) fn write_integer(&mut self, value: impl itoa::Integer) {
-        write_integer(&mut self.out, value);
-        self.flush_if_large();
+    /// Begins a member. Its value comes next.
+    pub(super) fn write_name(&mut self, name: &str) {
+        let (from, at) = (self.names.len(), self.out.len());
+        self.names.extend_from_slice(name.as_bytes());
+        self.members.push(Member { name: from..self.names.len(), text: at..at });
+        self.write_string(name);
+        self.out.push(b':');
     }
 
     pub(super) fn write_string(&mut self, text: &str) {
@@ -86,7 +92,7 @@ impl CanonicalJson {
         } else {
             self.out.extend_from_slice(text.as_bytes());
         }
-        self.write(b"\"");
+        self.out.push(b'"');
     }
 
     fn write_escaped(&mut self, text: &[u8]) {
@@ -103,20 +109,6 @@ impl CanonicalJson {
                 }
                 _ => self.out.extend_from_slice(plain),
             }
-        }
-    }
-
-    /// Writes `{"Variant":` of an externally tagged enum. The caller writes the value and the closing brace.
-    pub(super) fn open_variant(&mut self, variant: &str) {
-        self.write(b"{");
-        self.write_string(variant);
-        self.write(b":");
-    }
-
-    pub(super) fn flush_if_large(&mut self) {
-        if self.objects.is_empty() && self.out.len() >= FLUSH_BYTES {
-            self.hasher.update(&self.out);
-            self.out.clear();
         }
     }
 }

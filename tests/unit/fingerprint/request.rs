@@ -1,17 +1,65 @@
-//! Properties of any JSON text: all spellings of one value are one request, two values are two requests, and no bytes
-//! panic.
+//! Bodies as canonical JSON: all spellings of one value are one request, two values are two requests, and no bytes panic.
 //!
 //! `PROPTEST_CASES` is the number of cases.
 
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use sha2::{Digest as _, Sha256};
 
-use super::Content;
+use super::*;
 
-fn hash(text: &[u8]) -> Option<Vec<u8>> {
-    Some(Content::Json(text).hash_into(Sha256::new()).ok()?.finalize().to_vec())
+fn hash(text: impl AsRef<[u8]>) -> Option<Vec<u8>> {
+    Some(Content::Json(text.as_ref()).hash_into(Sha256::new()).ok()?.finalize().to_vec())
+}
+
+#[test]
+fn white_space_order_and_spelling_of_numbers_do_not_count() {
+    let one = hash(r#"{"amount": 12.50, "to": "ada"}"#);
+    assert!(one.is_some());
+    for same in [r#"{"to":"ada","amount":12.5}"#, r#" { "to" : "\u0061da" , "amount" : 125e-1 } "#] {
+        assert_eq!(hash(same), one, "{same}");
+    }
+    for other in [r#"{"to":"ada","amount":"12.5"}"#, r#"{"to":"ada","amount":12.51}"#, r#"{"to":"ada"}"#] {
+        assert_ne!(hash(other), one, "{other}");
+    }
+}
+
+#[test]
+fn amounts_that_an_f64_cannot_tell_apart_are_two_requests() {
+    for (one, other) in [
+        ("9007199254740993.0", "9007199254740992.0"),
+        ("0.1", "0.10000000000000000001"),
+        ("18446744073709551616", "18446744073709551617"),
+        ("-9223372036854775809", "-9223372036854775810"),
+        ("1e400", "1e401"),
+        ("[1e-400]", "[0]"),
+        ("[4.9e-324]", "[5e-324]"),
+    ] {
+        assert!(hash(one).is_some(), "{one}");
+        assert_ne!(hash(one), hash(other), "{one}");
+    }
+}
+
+#[test]
+fn digits_in_strings_are_no_numbers() {
+    assert!(keeps_its_digits(br#"{"a\"12345678901234567890": "12345678901234567890", "b": [1, -2.5e3]}"#));
+    assert!(!keeps_its_digits(br#"["\\", 12345678901234567890]"#));
+}
+
+/// `script/test` runs this with serde_json's `arbitrary_precision` too, because another crate may turn it on. A
+/// fingerprint that was stored before must still be the same.
+#[test]
+fn the_digest_is_the_same_however_serde_json_was_built() {
+    let canonical = br#"j{"$serde_json::private::Number":-3,"amount":125e-1,"n":[0,{"a":1}]}"#;
+    let text = r#"{"n": [0, {"a": 1.0}], "amount": 12.50, "$serde_json::private::Number": -3}"#;
+    assert_eq!(hash(text), Some(Sha256::digest(canonical).to_vec()));
+}
+
+#[test]
+fn a_text_that_is_not_json_is_refused() {
+    for text in ["", "{", "{}{}", "[1,]", "nul", "{\"a\":1,\"a\":2}"] {
+        assert_eq!(hash(text), None, "{text}");
+    }
 }
 
 /// A JSON value. A number is digits × 10^exponent without leading and trailing zeros, so that `==` compares by value.
@@ -179,9 +227,9 @@ proptest! {
     #[test]
     fn all_spellings_of_a_value_are_one_request(json in any_json(14), one: u64, other: u64) {
         let (one, other) = (spelled(&json, one), spelled(&json, other));
-        let fingerprint = hash(one.as_bytes());
+        let fingerprint = hash(&one);
         prop_assert!(fingerprint.is_some(), "{} is JSON", one);
-        prop_assert_eq!(fingerprint, hash(other.as_bytes()), "{} {}", one, other);
+        prop_assert_eq!(fingerprint, hash(&other), "{} {}", one, other);
     }
 
     /// With more digits than an `f64` keeps, the bytes differ.
@@ -189,9 +237,9 @@ proptest! {
     fn two_values_are_two_requests(one in any_json(19), other in any_json(19), seeds: (u64, u64)) {
         prop_assume!(one != other);
         let (one, other) = (spelled(&one, seeds.0), spelled(&other, seeds.1));
-        let fingerprint = hash(one.as_bytes());
+        let fingerprint = hash(&one);
         prop_assert!(fingerprint.is_some(), "{} is JSON", one);
-        prop_assert_ne!(fingerprint, hash(other.as_bytes()), "{} {}", one, other);
+        prop_assert_ne!(fingerprint, hash(&other), "{} {}", one, other);
     }
 
     /// The nearest neighbours: one unit in the last place, one power of ten, the sign.
@@ -204,7 +252,7 @@ proptest! {
         let one = number(false, digits, exponent);
         for other in [number(false, digits + 1, exponent), number(false, digits, exponent + 1), number(true, digits, exponent)] {
             let (one, other) = (spelled(&one, seeds.0), spelled(&other, seeds.1));
-            prop_assert_ne!(hash(one.as_bytes()), hash(other.as_bytes()), "{} {}", one, other);
+            prop_assert_ne!(hash(&one), hash(&other), "{} {}", one, other);
         }
     }
 
