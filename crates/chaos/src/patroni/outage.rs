@@ -128,7 +128,7 @@ mod tests {
             call("direct/1", 3, 8, unknown()),
             call("direct/2", 8, 90, answer()),
         ];
-        let second = |number| number * 1_000_000_000;
+        let second = |number: u64| number * 1_000_000_000;
         let faults = [Injected { kind: "cut", at: second(3), over: second(10) }];
         let seen = seen(&calls(&events.concat()), &faults, &[second(1), second(12)], "direct");
         assert_eq!(seen[0].lost, 1);
