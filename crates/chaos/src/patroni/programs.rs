@@ -39,8 +39,8 @@ impl EtcdApi {
     }
 }
 
-/// Before this version a leader that is paused for longer than its `ttl` takes the lock from its successor when it wakes, through
-/// etcd's API 3 only, and what was acknowledged meanwhile is lost: <https://github.com/patroni/patroni/pull/2689>.
+/// Before this version, and through etcd's API 3 only, a leader that is paused for longer than its `ttl` can take the lock from its
+/// successor when it wakes. Then the answers of the successor are lost: <https://github.com/patroni/patroni/pull/2689>.
 const SAFE_WITH_V3: [u32; 3] = [3, 0, 3];
 /// `etcd` or `etcd3`, against the choice by version.
 const API_VARIABLE: &str = "PATRONI_ETCD_API";
@@ -112,14 +112,17 @@ impl Programs {
 
 fn api(patroni_version: &str) -> Result<EtcdApi, String> {
     match std::env::var(API_VARIABLE).as_deref() {
-        Ok("etcd") => return Ok(EtcdApi::V2),
-        Ok("etcd3") => return Ok(EtcdApi::V3),
-        Ok(other) => return Err(format!("{API_VARIABLE} is {other:?}, neither etcd nor etcd3")),
-        Err(_) => {}
+        Ok("etcd") => Ok(EtcdApi::V2),
+        Ok("etcd3") => Ok(EtcdApi::V3),
+        Ok(other) => Err(format!("{API_VARIABLE} is {other:?}, neither etcd nor etcd3")),
+        Err(_) => Ok(safe_api(patroni_version)),
     }
+}
+
+fn safe_api(patroni_version: &str) -> EtcdApi {
     let numbers = patroni_version.trim().rsplit(' ').next().unwrap_or_default().split('.');
     let version: Vec<u32> = numbers.map_while(|number| number.parse().ok()).collect();
-    Ok(if version.as_slice() < SAFE_WITH_V3.as_slice() { EtcdApi::V2 } else { EtcdApi::V3 })
+    if version.as_slice() < SAFE_WITH_V3.as_slice() { EtcdApi::V2 } else { EtcdApi::V3 }
 }
 
 /// The program that `variable` names, or the first of that name in the usual places.
@@ -166,4 +169,21 @@ fn user() -> Option<User> {
 fn id(arguments: &[&str]) -> Option<u32> {
     let output = Command::new("id").args(arguments).stderr(Stdio::null()).output().ok()?;
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{EtcdApi, safe_api};
+
+    #[test]
+    fn a_patroni_that_overwrites_the_leader_key_uses_the_older_api() {
+        for (version, api) in [
+            ("patroni 3.0.2\n", EtcdApi::V2),
+            ("patroni 2.1.7", EtcdApi::V2),
+            ("patroni 3.0.3", EtcdApi::V3),
+            ("patroni 4.1.5", EtcdApi::V3),
+        ] {
+            assert_eq!(safe_api(version), api, "{version}");
+        }
+    }
 }
