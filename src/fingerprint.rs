@@ -1,7 +1,8 @@
 //! The fingerprint: what makes two requests under one key the same request.
 //!
 //! `digest` has the fingerprint and compares it with a stored one. `canonical` writes a value as canonical JSON. Over
-//! HTTP, `request` reads a body as it came over the wire, and `pointer` cuts parts out of it, both by way of its `lexemes`.
+//! HTTP, `request` reads a body as it came over the wire, and `pointer` cuts parts out of it; `lexemes`
+//! splits a JSON text for both.
 
 mod body;
 mod canonical;

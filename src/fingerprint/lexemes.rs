@@ -1,7 +1,7 @@
 //! A JSON text, piece by piece, as it is written.
 
-/// The lexemes of a JSON text: strings with their quotation marks, numbers without their sign, and every other byte that
-/// is not white space. It does not check whether the text is JSON.
+/// The lexemes of a JSON text: strings with their quotation marks, numbers without their sign, and every other byte
+/// that is not white space. The text is not checked: any bytes have lexemes.
 pub(super) struct Lexemes<'t> {
     rest: &'t [u8],
 }
@@ -16,7 +16,8 @@ impl<'t> Lexemes<'t> {
         self.rest.trim_ascii_start().first().copied()
     }
 
-    /// The text of the value that comes next: all lexemes up to a comma, a colon or a closing bracket that is not its own.
+    /// The text of the value that comes next: all lexemes up to a comma, a colon or a closing bracket that is not its
+    /// own.
     pub(super) fn next_value(&mut self) -> &'t [u8] {
         let text = self.rest.trim_ascii_start();
         let mut depth = 0_usize;

@@ -114,7 +114,11 @@ macro_rules! container {
             type Ok = ();
             type Error = InvalidBody;
 
-            fn $method<T: Serialize + ?Sized>(&mut self, $($name: &'static str,)? value: &T) -> Result<(), InvalidBody> {
+            fn $method<T: Serialize + ?Sized>(
+                &mut self,
+                $($name: &'static str,)?
+                value: &T,
+            ) -> Result<(), InvalidBody> {
                 self.$write($($name,)? value)
             }
 

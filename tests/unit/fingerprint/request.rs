@@ -1,4 +1,5 @@
-//! Bodies as canonical JSON: all spellings of one value are one request, two values are two requests, and no bytes panic.
+//! Bodies as canonical JSON: all spellings of one value are one request, two values are two requests, and no bytes
+//! panic.
 //!
 //! `PROPTEST_CASES` is the number of cases.
 
@@ -250,7 +251,12 @@ proptest! {
         seeds: (u64, u64),
     ) {
         let one = number(false, digits, exponent);
-        for other in [number(false, digits + 1, exponent), number(false, digits, exponent + 1), number(true, digits, exponent)] {
+        let neighbours = [
+            number(false, digits + 1, exponent),
+            number(false, digits, exponent + 1),
+            number(true, digits, exponent),
+        ];
+        for other in neighbours {
             let (one, other) = (spelled(&one, seeds.0), spelled(&other, seeds.1));
             prop_assert_ne!(hash(&one), hash(&other), "{} {}", one, other);
         }
