@@ -38,6 +38,7 @@ impl Fault {
 
     /// `load` is in transaction mode. In every other `round` the proxy leaves the sessions with a paused leader open.
     pub(crate) async fn inject(self, formation: &Formation, load: &Load, round: usize) -> anyhow::Result<()> {
+        formation.is_whole().await?;
         let old = formation.leader()?;
         match self {
             Self::Switchover => {

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::process::Child;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqlx::postgres::PgConnectOptions;
@@ -129,12 +129,14 @@ impl Formation {
         node.start(&self.programs)
     }
 
-    /// `patronictl switchover`, to a node of Patroni's choice.
+    /// `patronictl switchover`, to a node of Patroni's choice. Patroni refuses it while no standby is fit, so it is repeated.
     pub(crate) async fn switch_over(&self, from: &Node) -> anyhow::Result<()> {
         let body = json!({ "leader": from.name }).to_string();
-        let (status, answer) = rest::request(from.ports.rest, "POST", "/switchover", &body, SWITCHOVER_LIMIT).await?;
-        ensure!(status == 200, "Patroni refuses to switch over: {status} {answer}");
-        Ok(())
+        self.until("Patroni switches over", async || {
+            let answer = rest::request(from.ports.rest, "POST", "/switchover", &body, SWITCHOVER_LIMIT).await;
+            matches!(answer, Ok((200, _))) || self.router.leader().is_some_and(|leader| leader != from.ports)
+        })
+        .await
     }
 
     /// Waits until the callers are led to another node than this one.
@@ -229,8 +231,9 @@ impl Drop for Formation {
     }
 }
 
-/// The configuration that etcd keeps for all nodes. The three times are Patroni's defaults over four or so: `ttl` 30, `loop_wait`
-/// 10, `retry_timeout` 10; `ttl` is at least `loop_wait` and twice `retry_timeout`.
+/// The configuration that etcd keeps for all nodes. The times are shorter than Patroni's defaults (`ttl` 30, `loop_wait` 10 and
+/// `retry_timeout` 10 seconds), so that a failover takes seconds. Patroni asks for a `ttl` of at least `loop_wait` and twice
+/// `retry_timeout`.
 fn shared(replication: Replication) -> Value {
     let strict = replication == Replication::Strict;
     json!({
