@@ -208,6 +208,18 @@ pub enum Error {
         source: sqlx::Error,
     },
 
+    /// The server refuses a statement, or a worker's clock has spoilt it, because the
+    /// [`Deployment`](crate::Deployment::with_distributed) of the call does not say that Citus distributes the table.
+    #[error(
+        "the deployment does not fit the table idempotency.record; \
+         if Citus distributes it, set Deployment::with_distributed(true)"
+    )]
+    #[non_exhaustive]
+    WrongDeployment {
+        /// The error that this has led to: of the server (SQLSTATE 0A000), or the answer that would have been wrong.
+        source: BoxError,
+    },
+
     /// Another session has held the lock of [`migrate`](crate::migrate()) for longer than `migrate` waits. Any role can take that
     /// lock. If no migration is under way, look at the session, and end it with `pg_terminate_backend`.
     #[error(
@@ -261,6 +273,7 @@ impl Error {
     pub(crate) fn of_statement(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {
             Some("42P01" | "42703" | "42883" | "3F000") => Self::SchemaMissing { source: error },
+            Some("0A000") => Self::WrongDeployment { source: error.into() },
             _ => error.into(),
         }
     }

@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgPool};
 
-use crate::error::sqlstate;
 use crate::record::{self, Batch};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, observe};
@@ -190,7 +189,7 @@ impl Janitor {
         let leaves = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record::leaves(conn).await).await?;
         'leaves: for leaf in leaves {
             let mut since = None;
-            let mut distributed = false;
+            let mut distributed = self.options.deployment.distributed;
             loop {
                 let left = limit.saturating_sub(swept.rows());
                 if left == 0 || run::is_ready(shutdown).await {
@@ -204,8 +203,9 @@ impl Janitor {
                 })
                 .await;
                 let batch = match batch {
-                    // Feature not supported: the batch was rolled back, and its other form is tried.
-                    Err(Error::Database(error)) if !distributed && sqlstate(&error).as_deref() == Some("0A000") => {
+                    // The table is distributed after all: the batch was rolled back, and its other form is tried.
+                    Err(error @ Error::WrongDeployment { .. }) if !distributed => {
+                        observe::wrong_deployment(&error);
                         distributed = true;
                         continue;
                     }

@@ -1,5 +1,7 @@
 //! Three ways to create the table: [`migrate`], [`MIGRATOR`] and [`schema_sql`]. Each finds what another has created.
 
+mod distribute;
+
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -10,6 +12,8 @@ use sqlx::{Connection, Executor, PgConnection, Row, SqlSafeStr as _};
 use crate::error::sqlstate;
 use crate::session::in_any_transaction;
 use crate::{Error, record};
+
+pub use distribute::distribute;
 
 /// The table in which sqlx's migrator records the applied migrations. It is in the crate's schema, apart from the application's.
 const APPLIED: &str = "idempotency._sqlx_migrations";

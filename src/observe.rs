@@ -1,6 +1,7 @@
 //! Metrics (feature `metrics`), spans and logs. They never contain the key's value or scope: the value may be a secret, and both
 //! would make one series per client.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tracing::{Instrument as _, Span};
@@ -193,6 +194,14 @@ pub(crate) fn yielded(holder: Option<&LockHolder>) {
     );
     #[cfg(feature = "metrics")]
     metrics::counter!("idempotency_cleanup_yields_total").increment(1);
+}
+
+/// A janitor that found a distributed table without being told. It deletes all the same; once for a process, it says so.
+pub(crate) fn wrong_deployment(error: &Error) {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        tracing::warn!("{error}");
+    }
 }
 
 /// For how long the oldest expired record has been due; 0 if none is.

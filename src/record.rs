@@ -6,11 +6,14 @@
 //!
 //! - The protocol of all modes: `claim`, `look`, `take_over`, `wait`; `select_first` is an optional shortcut.
 //! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.
+//! - The forms for a table that Citus distributes: `distributed`. Its metadata: `citus`.
 //! - Marks in batches: `mark`.
 //! - The janitor: `sweep`, `due`, `lock`. The operator: `stats`, `unsettled`, `show`, `rules`, `setup`.
 
+mod citus;
 mod claim;
 mod complete;
+mod distributed;
 mod due;
 mod lease;
 mod lock;
@@ -29,6 +32,7 @@ mod take_over;
 mod unsettled;
 mod wait;
 
+pub(crate) use citus::{Distribution, create_distributed_table, distribution, workers};
 pub(crate) use claim::{Claim, Terms, draw_token};
 pub(crate) use due::{count_due, oldest_due};
 pub(crate) use lease::Actor;

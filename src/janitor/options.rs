@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::Janitor;
-use crate::InvalidDuration;
 use crate::limits::within;
+use crate::{Deployment, InvalidDuration};
 
 /// Small enough that a batch takes milliseconds and a claim of a swept key hardly waits.
 const BATCH_SIZE: u32 = 1000;
@@ -33,6 +33,7 @@ pub(super) struct Options {
     pub(super) max_rows_per_second: Option<NonZeroU32>,
     pub(super) single_runner: bool,
     pub(super) grace: Duration,
+    pub(super) deployment: Deployment,
 }
 
 impl Default for Options {
@@ -44,6 +45,7 @@ impl Default for Options {
             max_rows_per_second: None,
             single_runner: false,
             grace: GRACE,
+            deployment: Deployment::new(),
         }
     }
 }
@@ -119,6 +121,14 @@ impl Janitor {
     #[must_use]
     pub fn with_grace(mut self, grace: Duration) -> Self {
         self.options.grace = grace;
+        self
+    }
+
+    /// How the service reaches the database, and whether the table is distributed. Batches of a distributed table are chosen by
+    /// time: records that expired in the same microsecond are deleted together, so a batch may be somewhat larger.
+    #[must_use]
+    pub fn with_deployment(mut self, deployment: Deployment) -> Self {
+        self.options.deployment = deployment;
         self
     }
 

@@ -194,7 +194,7 @@ impl Leasing {
         let (claimed_at, claimed) = loop {
             // Before the claim is sent, because the owner's clock must end before the database's.
             let claimed_at = Instant::now();
-            let claimed = in_pooled_transaction(pool, Opening::Durable, async |conn| {
+            let claimed = in_pooled_transaction(pool, Opening::durable(self.deployment), async |conn| {
                 contend(conn, record, &terms, &mut asked).await
             })
             .await;

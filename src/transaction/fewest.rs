@@ -88,7 +88,7 @@ pub(crate) async fn complete_and_commit(
     response: &Response,
 ) -> Result<(), Error> {
     let length = response.body.as_ref().map_or(0, Vec::len) + response.headers.as_ref().map_or(0, String::len);
-    let completed = if length > MOST_INLINE {
+    let completed = if length > MOST_INLINE || record.deployment.distributed {
         match record.complete(&mut transaction, claim, response).await {
             Ok(()) => return Ok(transaction.commit().await?),
             Err(error) => Err(error),

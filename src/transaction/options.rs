@@ -113,6 +113,7 @@ impl Idempotency {
     ///
     /// The option saves its round trips only if the pool has another connection for the next call, because this connection goes back
     /// with an empty transaction that ends there. It has no effect on isolated calls, nor on calls with a connection of the caller.
+    /// It also has no effect on a [distributed](Deployment::with_distributed) table.
     /// Roles need EXECUTE on `idempotency.claim` and `idempotency.complete`. PUBLIC has it by default.
     #[must_use]
     pub const fn with_fewest_round_trips(self, fewest_round_trips: bool) -> Self {

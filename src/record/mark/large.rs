@@ -11,6 +11,10 @@ impl MarkBatch<'_> {
     /// Marks the keys that are new, and returns their places. It waits for every open transaction that has inserted one of
     /// the keys.
     pub(crate) async fn claim_at_once(&self, conn: &mut PgConnection) -> Result<Vec<usize>, Error> {
+        if self.deployment.distributed {
+            let all: Vec<usize> = (0..self.values.len()).collect();
+            return self.insert_distributed(conn, &all).await;
+        }
         self.marking(
             "
             insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
@@ -37,6 +41,10 @@ impl MarkBatch<'_> {
         conn: &mut PgConnection,
         asked: Option<DateTime<Utc>>,
     ) -> Result<Vec<usize>, Error> {
+        if self.deployment.distributed {
+            let all: Vec<usize> = (0..self.values.len()).collect();
+            return self.take_over_distributed(conn, asked, &all).await;
+        }
         self.marking(concat! {
             "
             with asked as materialized (
