@@ -144,11 +144,11 @@ begin
         and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
         and expires_at > pg_catalog.statement_timestamp();
     if not found then
-        raise exception 'the claim of the idempotency key has ended, or its retention' using errcode = case when exists (
-            select from idempotency.record
-            where scope = $1::text and operation = $2::text and key = $3::text
-                and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
-        ) then 'IK003' else 'IK002' end;
+        update idempotency.record set token = token
+        where scope = $1::text and operation = $2::text and key = $3::text
+            and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now();
+        raise exception 'the claim of the idempotency key has ended, or its retention'
+            using errcode = case when found then 'IK003' else 'IK002' end;
     end if;
 end
 $$;

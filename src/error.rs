@@ -216,7 +216,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     WrongDeployment {
-        /// The error that this has led to: of the server (SQLSTATE 0A000), or the answer that would have been wrong.
+        /// The error that this has led to: of the server (SQLSTATE 0A000 or 42P18), or the answer that would have been wrong.
         source: BoxError,
     },
 
@@ -273,7 +273,8 @@ impl Error {
     pub(crate) fn of_statement(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {
             Some("42P01" | "42703" | "42883" | "3F000") => Self::SchemaMissing { source: error },
-            Some("0A000") => Self::WrongDeployment { source: error.into() },
+            // 42P18 is a worker's: Citus has given it a part of a statement that it cannot divide.
+            Some("0A000" | "42P18") => Self::WrongDeployment { source: error.into() },
             _ => error.into(),
         }
     }

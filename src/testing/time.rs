@@ -31,10 +31,11 @@ pub async fn age(executor: impl PgExecutor<'_>, key: &Key, by: Duration) -> Resu
         key,
         "
         update idempotency.record
-        set claimed_at = claimed_at - $4::int8 * interval '1 microsecond',
-            completed_at = completed_at - $4::int8 * interval '1 microsecond',
-            lease_until = lease_until - $4::int8 * interval '1 microsecond',
-            expires_at = expires_at - $4::int8 * interval '1 microsecond'
+        -- In UTC, because a time with a zone minus an interval depends on the session, and Citus refuses that.
+        set claimed_at = (claimed_at at time zone 'UTC' - $4::int8 * interval '1 microsecond') at time zone 'UTC',
+            completed_at = (completed_at at time zone 'UTC' - $4::int8 * interval '1 microsecond') at time zone 'UTC',
+            lease_until = (lease_until at time zone 'UTC' - $4::int8 * interval '1 microsecond') at time zone 'UTC',
+            expires_at = (expires_at at time zone 'UTC' - $4::int8 * interval '1 microsecond') at time zone 'UTC'
         where scope = $1::text and operation = $2::text and key = $3::text
         ",
     );
@@ -53,9 +54,11 @@ pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Erro
         "
         update idempotency.record
         set expires_at = least(expires_at, statement_timestamp() - interval '1 ms'),
-            lease_until = case when lease_until is not null
-                then least(lease_until, statement_timestamp() - interval '1 ms')
-            end
+            lease_until = least(
+                lease_until,
+                -- Null where there is no lease, by a CASE that Citus takes: one without the clock.
+                statement_timestamp() - interval '1 ms' + case when lease_until is not null then interval '0' end
+            )
         where scope = $1::text and operation = $2::text and key = $3::text
         ",
     );
