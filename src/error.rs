@@ -304,9 +304,10 @@ fn is_lost(error: &sqlx::Error) -> bool {
     match error {
         Io(_) | Tls(_) | Protocol(_) | PoolTimedOut | PoolClosed => true,
         // 08: connection exceptions. 53: insufficient resources. 57P: the server shuts down or starts up. 25P03 and 25P04: a
-        // time-out has ended the session.
+        // time-out has ended the session. XX000: an internal error, which is what Citus calls many losses of a worker.
         error => sqlstate(error).is_some_and(|state| {
-            ["08", "53", "57P"].iter().any(|class| state.starts_with(class)) || matches!(&*state, "25P03" | "25P04")
+            ["08", "53", "57P"].iter().any(|class| state.starts_with(class))
+                || matches!(&*state, "25P03" | "25P04" | "XX000")
         }),
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row as _};
+use sqlx::{Executor as _, PgConnection, Row as _};
 
 use super::citus::is_distributed;
 use super::claim::{Claim, Terms, draw_token};
@@ -26,6 +26,28 @@ pub(super) struct Coordinator {
     at: DateTime<Utc>,
     /// Whether this transaction has the key's lock; `None` if the statement did not try.
     mine: Option<bool>,
+    has_lock_timeout: bool,
+}
+
+/// Gives the session's `lock_timeout`, if it has one, to the workers until the end of the transaction. Citus passes on `set local`
+/// alone, and only while `citus.propagate_set_commands` says so.
+pub(super) async fn pass_on_lock_timeout(conn: &mut PgConnection) -> Result<(), Error> {
+    let passed_on = conn.execute(
+        "
+        do $$
+        declare
+            callers text := current_setting('citus.propagate_set_commands', true);
+        begin
+            if current_setting('lock_timeout') <> '0' then
+                set local citus.propagate_set_commands = 'local';
+                execute format('set local lock_timeout = %L', current_setting('lock_timeout'));
+                perform set_config('citus.propagate_set_commands', coalesce(callers, 'none'), true);
+            end if;
+        end
+        $$
+        ",
+    );
+    passed_on.await.map(drop).map_err(Error::of_statement)
 }
 
 impl Record<'_> {
@@ -46,8 +68,16 @@ impl Record<'_> {
             .fetch_optional(&mut *conn)
             .await
             .map_err(Error::of_statement)?;
-        if there.is_some() || !self.try_lock(conn).await? {
+        if there.is_some() {
             return Ok(None);
+        }
+        let coordinator = self.ask_coordinator(conn, true).await?;
+        if coordinator.mine != Some(true) {
+            return Ok(None);
+        }
+        if coordinator.has_lock_timeout {
+            // The insert waits for a large batch of marks that has inserted the key.
+            pass_on_lock_timeout(conn).await?;
         }
         if !COMPARED.swap(true, Ordering::Relaxed) && !is_distributed(conn).await? {
             tracing::warn!(
@@ -147,14 +177,20 @@ impl Record<'_> {
             "
             select
                 pg_catalog.now() as now, pg_catalog.statement_timestamp() as at,
-                case when $2::bool then pg_catalog.pg_try_advisory_xact_lock($1::int8) end as mine
+                case when $2::bool then pg_catalog.pg_try_advisory_xact_lock($1::int8) end as mine,
+                pg_catalog.current_setting('lock_timeout') <> '0' as has_lock_timeout
             ",
         )
         .persistent(self.deployment.prepared)
         .bind(self.key.lock_id())
         .bind(lock)
         .try_map(|row: PgRow| {
-            Ok(Coordinator { now: row.try_get("now")?, at: row.try_get("at")?, mine: row.try_get("mine")? })
+            Ok(Coordinator {
+                now: row.try_get("now")?,
+                at: row.try_get("at")?,
+                mine: row.try_get("mine")?,
+                has_lock_timeout: row.try_get("has_lock_timeout")?,
+            })
         })
         .fetch_one(conn)
         .await

@@ -154,6 +154,30 @@ async fn a_batch_waits_for_a_key_in_flight_with_a_bound() -> anyhow::Result<()> 
     Ok(())
 }
 
+/// A large batch takes no locks that a claim could see. The session's `lock_timeout` bounds the wait, on the worker too.
+#[tokio::test]
+async fn a_mark_waits_for_a_large_batch_as_long_as_the_session_allows() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let keys = keys(150, 5);
+    let mut batch = citus.pool.begin().await?;
+    assert_eq!(firsts(&dedup().mark_many(&mut batch, &keys).await?), 150);
+    for count in [1, 150] {
+        let mut tx = citus.pool.begin().await?;
+        sqlx::Executor::execute(&mut *tx, "set local lock_timeout = '200ms'").await?;
+        let started = Instant::now();
+        let late = match count {
+            1 => dedup().mark(&mut tx, &keys[3]).await.map(|marked| vec![marked]),
+            _ => dedup().mark_many(&mut tx, &keys).await,
+        };
+        let Err(Error::Database(error)) = late else { panic!("{late:?}") };
+        let state = error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned());
+        assert_eq!(state.as_deref(), Some("55P03"));
+        assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    }
+    batch.commit().await?;
+    Ok(())
+}
+
 #[tokio::test]
 async fn overlapping_batches_mark_each_key_once() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };

@@ -387,6 +387,47 @@ async fn a_record_with_infinite_times_panics_nothing() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Kills the sessions on the workers that belong to this connection of the coordinator.
+async fn lose_workers(pool: &PgPool, gpid: i64) -> anyhow::Result<()> {
+    let kill = format!(
+        "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'citus_internal gpid={gpid}'"
+    );
+    let killed: i64 = sqlx::query_scalar("select sum(result::int8)::int8 from run_command_on_workers($1)")
+        .bind(kill)
+        .fetch_one(pool)
+        .await?;
+    anyhow::ensure!(killed > 0, "there was none");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_loss_of_a_worker_is_transient_and_leaves_nothing() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let gpid_of = async |conn: &mut PgConnection| -> anyhow::Result<i64> {
+        Ok(sqlx::query_scalar("select citus_backend_gpid()").fetch_one(conn).await?)
+    };
+    // In perform: the completion meets it.
+    let key = key("lost worker");
+    let lost = calls()
+        .run(&citus.pool, &key, "body", async |conn| {
+            let count = effect(&mut *conn, &key).await?;
+            let gpid = gpid_of(conn).await.expect("a number");
+            lose_workers(&citus.pool, gpid).await.expect("killed");
+            Ok::<_, Error>(count)
+        })
+        .await;
+    assert!(matches!(&lost, Err(error) if error.is_transient()), "{lost:?}");
+    // Before the COMMIT, which Citus ends with XX000.
+    let mut tx = citus.pool.begin().await?;
+    let _ = calls().ensure(&mut tx, &key, "body", async |conn| effect(conn, &key).await).await?;
+    let gpid = gpid_of(&mut tx).await?;
+    lose_workers(&citus.pool, gpid).await?;
+    let lost = Error::from(tx.commit().await.expect_err("a lost worker"));
+    assert!(lost.is_transient(), "{lost:?}");
+    assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_look_before_the_transaction_sees_nothing_of_a_foreign_one() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };

@@ -1,7 +1,7 @@
 //! Batches of marks on a table that Citus distributes. A look and an insert go to all shards of the batch in one statement, a
 //! take-over to one scope at a time. As in `record/distributed.rs`, a SELECT from the table only reads columns.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Postgres, QueryBuilder, Row as _};
@@ -11,6 +11,32 @@ use super::{MarkBatch, Seen, index, take_over_locked};
 use crate::record::claim::draw_token;
 use crate::record::statement::interval;
 use crate::{Error, Mode};
+
+/// What a take-over does about rows that another transaction has locked.
+#[derive(Clone, Copy)]
+pub(super) enum LockedRows {
+    Skip,
+    /// In the order of the keys, so that overlapping batches queue.
+    AwaitInOrder,
+}
+
+/// Takes over the expired records of one scope, which are in one shard.
+macro_rules! take_over_of_scope {
+    ($locked_rows:literal) => {
+        concat! {
+            "
+            with locked as materialized (
+                select asked.place, record.scope, record.operation, record.key
+                from unnest($2::text[], $3::text[]) with ordinality as asked (operation, key, place)
+                join idempotency.record on record.operation = asked.operation and record.key = asked.key
+                where record.scope = $1::text
+                order by asked.place
+                for update of record ", $locked_rows, "
+            )
+            ", take_over_locked!("and record.scope = $1::text")
+        }
+    };
+}
 
 impl MarkBatch<'_> {
     /// As [`look`](Self::look). A server without Citus plans it well too.
@@ -68,7 +94,7 @@ impl MarkBatch<'_> {
         open.truncate(mine);
         let (expired, new): (Vec<_>, Vec<_>) = open.into_iter().partition(|&at| matches!(seen[at], Seen::Expired));
         let mut won = self.insert_distributed(&mut *conn, &new).await?;
-        won.extend(self.take_over_distributed(conn, asked, &expired).await?);
+        won.extend(self.take_over_distributed(conn, asked, &expired, LockedRows::Skip).await?);
         Ok(Claims { won, held })
     }
 
@@ -132,42 +158,36 @@ impl MarkBatch<'_> {
             .map_err(Error::of_statement)
     }
 
-    /// Takes over the expired records at these places, and returns their places. Skips rows that another transaction has locked.
+    /// Takes over the expired records at these places, and returns their places.
     pub(super) async fn take_over_distributed(
         &self,
         conn: &mut PgConnection,
         asked: Option<DateTime<Utc>>,
         places: &[usize],
+        locked_rows: LockedRows,
     ) -> Result<Vec<usize>, Error> {
-        let mut scopes: HashMap<&str, Vec<usize>> = HashMap::new();
+        let sql = match locked_rows {
+            LockedRows::Skip => take_over_of_scope!("skip locked"),
+            LockedRows::AwaitInOrder => take_over_of_scope!(""),
+        };
+        let mut scopes: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for &at in places {
             scopes.entry(self.scopes[at]).or_default().push(at);
         }
         let mut won = Vec::new();
         for (scope, places) in scopes {
             let of = |column: &[&str]| places.iter().map(|&at| column[at].to_owned()).collect::<Vec<_>>();
-            let taken: Vec<i64> = sqlx::query_scalar(concat! {
-                "
-                with locked as materialized (
-                    select asked.place, record.scope, record.operation, record.key
-                    from unnest($2::text[], $3::text[]) with ordinality as asked (operation, key, place)
-                    join idempotency.record on record.operation = asked.operation and record.key = asked.key
-                    where record.scope = $1::text
-                    for update of record skip locked
-                )
-                ", take_over_locked!("and record.scope = $1::text"), "
-                ",
-            })
-            .persistent(self.deployment.prepared)
-            .bind(scope)
-            .bind(of(&self.operations))
-            .bind(of(&self.values))
-            .bind(draw_token()? >> 1)
-            .bind(interval(self.window))
-            .bind(asked)
-            .fetch_all(&mut *conn)
-            .await
-            .map_err(Error::of_statement)?;
+            let taken: Vec<i64> = sqlx::query_scalar(sql)
+                .persistent(self.deployment.prepared)
+                .bind(scope)
+                .bind(of(&self.operations))
+                .bind(of(&self.values))
+                .bind(draw_token()? >> 1)
+                .bind(interval(self.window))
+                .bind(asked)
+                .fetch_all(&mut *conn)
+                .await
+                .map_err(Error::of_statement)?;
             won.extend(taken.into_iter().map(|place| places[index(place)]));
         }
         Ok(won)

@@ -3,8 +3,10 @@
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
 
+use super::distributed::LockedRows;
 use super::{MarkBatch, index, take_over_locked};
 use crate::Error;
+use crate::record::distributed::pass_on_lock_timeout;
 use crate::record::shared::expired_when_asked;
 
 impl MarkBatch<'_> {
@@ -13,6 +15,7 @@ impl MarkBatch<'_> {
     pub(crate) async fn claim_at_once(&self, conn: &mut PgConnection) -> Result<Vec<usize>, Error> {
         if self.deployment.distributed {
             let all: Vec<usize> = (0..self.values.len()).collect();
+            pass_on_lock_timeout(conn).await?;
             return self.insert_distributed(conn, &all).await;
         }
         self.marking(
@@ -43,7 +46,8 @@ impl MarkBatch<'_> {
     ) -> Result<Vec<usize>, Error> {
         if self.deployment.distributed {
             let all: Vec<usize> = (0..self.values.len()).collect();
-            return self.take_over_distributed(conn, asked, &all).await;
+            pass_on_lock_timeout(conn).await?;
+            return self.take_over_distributed(conn, asked, &all, LockedRows::AwaitInOrder).await;
         }
         self.marking(concat! {
             "
