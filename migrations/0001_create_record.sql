@@ -77,7 +77,7 @@ returns text language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     callers text := current_setting('lock_timeout');
     callers_ms numeric := extract(epoch from callers::interval) * 1000;
-    free bool;
+    there record;
     answer text;
 begin
     perform set_config(
@@ -87,17 +87,17 @@ begin
         true
     );
     perform pg_advisory_xact_lock($4);
-    select
-        (expires_at <= least($6, statement_timestamp()) and (lease_until is null or lease_until <= statement_timestamp()))
-        or (completed_at is null and lease_until = '-infinity')
-        or (completed_at is null and lease_until <= statement_timestamp() and mode = 'at_least_once')
-    into free
-    from idempotency.record
-    where scope = $1 and operation = $2 and key = $3;
-    if found and free is not true then
+    select mode, lease_until, completed_at, expires_at into there
+    from idempotency.record where scope = $1 and operation = $2 and key = $3;
+    answer := case when found then 'look' else 'claim' end;
+    if found and (
+        (there.expires_at <= least($6, statement_timestamp())
+            and (there.lease_until is null or there.lease_until <= statement_timestamp()))
+        or (there.completed_at is null and there.lease_until = '-infinity')
+        or (there.completed_at is null and there.lease_until <= statement_timestamp() and there.mode = 'at_least_once')
+    ) is not true then
         raise exception 'a record is there' using errcode = 'IK004';
     end if;
-    answer := case when found then 'look' else 'claim' end;
     perform set_config('lock_timeout', callers, true);
     return answer;
 exception
@@ -144,11 +144,11 @@ begin
         and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
         and expires_at > pg_catalog.statement_timestamp();
     if not found then
-        raise exception 'the claim of the idempotency key has ended, or its retention' using errcode = case when exists (
-            select from idempotency.record
-            where scope = $1::text and operation = $2::text and key = $3::text
-                and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
-        ) then 'IK003' else 'IK002' end;
+        update idempotency.record set token = token
+        where scope = $1::text and operation = $2::text and key = $3::text
+            and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now();
+        raise exception 'the claim of the idempotency key has ended, or its retention'
+            using errcode = case when found then 'IK003' else 'IK002' end;
     end if;
 end
 $$;

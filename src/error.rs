@@ -214,6 +214,19 @@ pub enum Error {
         source: sqlx::Error,
     },
 
+    /// The server refuses a statement, or a worker's clock has spoilt it, because the
+    /// [`Deployment`](crate::Deployment::with_distributed) of the call does not say that Citus distributes the table.
+    #[error(
+        "the deployment does not fit the table idempotency.record; \
+         if Citus distributes it, set Deployment::with_distributed(true)"
+    )]
+    #[non_exhaustive]
+    WrongDeployment {
+        /// The error that this has led to: of the server (SQLSTATE 0A000 or 42P18), or the answer that would have been
+        /// wrong.
+        source: BoxError,
+    },
+
     /// Another session has held the lock of [`migrate`](crate::migrate()) for longer than `migrate` waits. Any role can
     /// take that lock. If no migration is under way, look at the session, and end it with `pg_terminate_backend`.
     #[error(
@@ -267,6 +280,8 @@ impl Error {
     pub(crate) fn of_statement(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {
             Some("42P01" | "42703" | "42883" | "3F000") => Self::SchemaMissing { source: error },
+            // 42P18 is a worker's: Citus has given it a part of a statement that it cannot divide.
+            Some("0A000" | "42P18") => Self::WrongDeployment { source: error.into() },
             _ => error.into(),
         }
     }
@@ -296,9 +311,11 @@ fn is_lost(error: &sqlx::Error) -> bool {
     match error {
         Io(_) | Tls(_) | Protocol(_) | PoolTimedOut | PoolClosed => true,
         // 08: connection exceptions. 53: insufficient resources. 57P: the server shuts down or starts up. 25P03 and
-        // 25P04: a time-out has ended the session.
+        // 25P04: a time-out has ended the session. XX000: an internal error, which is what Citus calls many losses of a
+        // worker.
         error => sqlstate(error).is_some_and(|state| {
-            ["08", "53", "57P"].iter().any(|class| state.starts_with(class)) || matches!(&*state, "25P03" | "25P04")
+            ["08", "53", "57P"].iter().any(|class| state.starts_with(class))
+                || matches!(&*state, "25P03" | "25P04" | "XX000")
         }),
     }
 }

@@ -41,7 +41,7 @@ pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};
 pub use limits::{DEFAULT_RETENTION, InFlight, InvalidDuration};
-pub use migrate::{MIGRATOR, migrate, schema_sql};
+pub use migrate::{MIGRATOR, distribute, migrate, schema_sql};
 pub use mode::Mode;
 pub use outcome::{Outcome, Verdict};
 pub use session::{Deployment, commit};

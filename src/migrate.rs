@@ -1,6 +1,8 @@
 //! Three ways to create the table: [`migrate`], [`MIGRATOR`] and [`schema_sql`]. Each of them detects the table that
 //! another one has created.
 
+mod distribute;
+
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -11,6 +13,8 @@ use sqlx::{Connection, Executor, PgConnection, Row, SqlSafeStr as _};
 use crate::error::sqlstate;
 use crate::session::in_any_transaction;
 use crate::{Error, record};
+
+pub use distribute::distribute;
 
 /// The table in which sqlx's migrator records the applied migrations. It is in the crate's schema, apart from the
 /// application's.

@@ -1,6 +1,7 @@
 //! Metrics (feature `metrics`), spans and logs. They never contain the key's value or scope: the value may be a secret,
 //! and each of the two would create one series of metrics per client.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tracing::{Instrument as _, Span};
@@ -204,6 +205,15 @@ pub(crate) fn yielded(holder: Option<&LockHolder>) {
     );
     #[cfg(feature = "metrics")]
     metrics::counter!("idempotency_cleanup_yields_total").increment(1);
+}
+
+/// A janitor met a distributed table, and its deployment does not say so. It deletes all the same, and warns once for
+/// each process.
+pub(crate) fn wrong_deployment(error: &Error) {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        tracing::warn!("{error}");
+    }
 }
 
 /// For how long the oldest expired record has been expired; 0 if there is none.

@@ -7,12 +7,15 @@
 //!
 //! - The protocol of all modes: `claim`, `look`, `take_over`, `wait`; `select_first` is an optional shortcut.
 //! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.
+//! - The forms for a table that Citus distributes: `distributed`. Its metadata: `citus`.
 //! - Marks in batches: `mark`.
 //! - The janitor: `sweep`, `due`, `lock`. The operator: `stats`, `unsettled`, `show`, `rules`, `setup`.
 //! - The tests of a service: `staged`, `time`.
 
+mod citus;
 mod claim;
 mod complete;
+mod distributed;
 mod due;
 mod fragment;
 mod lease;
@@ -35,6 +38,7 @@ mod time;
 mod unsettled;
 mod wait;
 
+pub(crate) use citus::{Distribution, create_distributed_table, distribution, workers};
 pub(crate) use claim::{Claim, Terms};
 pub(crate) use due::{count_due, oldest_due};
 pub(crate) use lease::Actor;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use sqlx::PgPool;
 
-use crate::InvalidDuration;
 use crate::limits::within;
+use crate::{Deployment, InvalidDuration};
 
 /// A batch of this size takes milliseconds, so a claim of a swept key hardly waits.
 const BATCH_SIZE: u32 = 1000;
@@ -50,6 +50,7 @@ pub(super) struct Options {
     pub(super) max_rows_per_second: Option<NonZeroU32>,
     pub(super) single_runner: bool,
     pub(super) grace: Duration,
+    pub(super) deployment: Deployment,
 }
 
 impl Options {
@@ -83,6 +84,7 @@ impl Janitor {
             max_rows_per_second: None,
             single_runner: false,
             grace: GRACE,
+            deployment: Deployment::new(),
         };
         Self { pool, options }
     }
@@ -140,6 +142,15 @@ impl Janitor {
     #[must_use]
     pub fn with_grace(mut self, grace: Duration) -> Self {
         self.options.grace = grace;
+        self
+    }
+
+    /// How the service reaches the database, and whether the table is distributed. Batches of a distributed table are
+    /// chosen by time: records that expired in the same microsecond are deleted together, so a batch may be somewhat
+    /// larger.
+    #[must_use]
+    pub fn with_deployment(mut self, deployment: Deployment) -> Self {
+        self.options.deployment = deployment;
         self
     }
 

@@ -137,7 +137,7 @@ impl Janitor {
         swept: &mut Swept,
     ) -> Result<LeafEnd, Error> {
         let mut since = None;
-        let mut distributed = false;
+        let mut distributed = self.options.deployment.distributed;
         loop {
             let left = limit.saturating_sub(swept.rows());
             if left == 0 || is_ready(shutdown).await {
@@ -150,10 +150,16 @@ impl Janitor {
             })
             .await;
             let batch = match batch {
-                // Feature not supported: the batch was rolled back, and the statement for distributed tables is next.
-                Err(Error::Database(error)) if !distributed && sqlstate(&error).as_deref() == Some("0A000") => {
+                // The table is distributed: the batch was rolled back, and the statement for such a table is next.
+                Err(error @ Error::WrongDeployment { .. }) if !distributed => {
+                    observe::wrong_deployment(&error);
                     distributed = true;
                     continue;
+                }
+                // Another session has locked a record that is due: it is left to the next pass, with what expired
+                // later.
+                Err(Error::Database(error)) if distributed && sqlstate(&error).as_deref() == Some("55P03") => {
+                    return Ok(LeafEnd::Limited);
                 }
                 batch => batch?,
             };

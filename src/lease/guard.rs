@@ -54,14 +54,8 @@ impl Lease {
     ) -> Self {
         let lease = leasing.policy.lease();
         let deadline = Arc::new(Deadline::of(claimed_at, lease));
-        let renewed = Renewed {
-            pool: pool.clone(),
-            key: key.clone(),
-            deployment: leasing.deployment,
-            token: claim.token,
-            lease,
-            retention: leasing.retention,
-        };
+        let renewed =
+            Renewed { pool: pool.clone(), key: key.clone(), deployment: leasing.deployment, token: claim.token, lease };
         let renewal = tokio::spawn({
             let deadline = deadline.clone();
             async move { renew(renewed, claimed_at, &deadline).await }
@@ -170,7 +164,7 @@ impl Lease {
         loop {
             let stored = timeout(
                 a_try,
-                committed(&self.pool, Opening::Durable, async |conn| {
+                committed(&self.pool, Opening::durable(self.leasing.deployment), async |conn| {
                     self.record().complete_lease(conn, self.owner.token, encoded, retention, Actor::Owner).await
                 }),
             )
@@ -227,7 +221,7 @@ impl Lease {
             return;
         }
         let retention = self.leasing.retention;
-        let lapsing = committed(&self.pool, Opening::Durable, async |conn| {
+        let lapsing = committed(&self.pool, Opening::durable(self.leasing.deployment), async |conn| {
             self.record().lapse(conn, self.owner.token, reason, retention).await
         });
         let lapsed = self.for_a_lease(lapsing).await;

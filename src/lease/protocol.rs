@@ -196,7 +196,7 @@ impl Leasing {
         let (claimed_at, claimed) = loop {
             // Read before the claim is sent, because the owner's deadline must come before the database's.
             let claimed_at = Instant::now();
-            let claimed = in_pooled_transaction(pool, Opening::Durable, async |conn| {
+            let claimed = in_pooled_transaction(pool, Opening::durable(self.deployment), async |conn| {
                 contend(conn, record, &terms, &mut asked).await
             })
             .await;

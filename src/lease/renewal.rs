@@ -66,7 +66,6 @@ pub(super) struct Renewed {
     pub(super) deployment: Deployment,
     pub(super) token: i64,
     pub(super) lease: Duration,
-    pub(super) retention: Duration,
 }
 
 /// Renews the claim at a third of its lease, until the deadline is past or the claim is gone. If the pool has no free
@@ -108,8 +107,8 @@ pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadli
 /// heartbeat, the lease in the database would end before the owner's deadline.
 async fn heartbeat(claim: &Renewed) -> Result<bool, Error> {
     let record = Record { key: &claim.key, deployment: claim.deployment };
-    in_pooled_transaction(&claim.pool, Opening::Durable, async |conn| {
-        record.heartbeat(conn, claim.token, claim.lease, claim.retention).await
+    in_pooled_transaction(&claim.pool, Opening::durable(claim.deployment), async |conn| {
+        record.heartbeat(conn, claim.token, claim.lease).await
     })
     .await
 }

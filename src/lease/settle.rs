@@ -12,7 +12,8 @@ use crate::record::{Actor, Record};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Deployment, Error, Key};
 
-/// An operator sends a statement once, so it is not worth preparing.
+/// An operator sends a statement once, so it is not worth preparing. Its form is the same for every deployment, and it
+/// is durable on the workers too if there are any.
 const UNPREPARED: Deployment = Deployment::new().with_prepared_statements(false);
 
 /// Stores the response of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation. Every
@@ -36,7 +37,7 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
     let retention = within("retention", retention, RETENTION)?;
     let encoded = encode(response)?;
     let record = Record { key, deployment: UNPREPARED };
-    committed(pool, Opening::Durable, async |conn| {
+    committed(pool, Opening::DurableOnWorkers, async |conn| {
         record.complete_lease(conn, token, &encoded, retention, Actor::Operator).await
     })
     .await
@@ -54,8 +55,10 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
 /// Done or not done.
 pub async fn release(pool: &PgPool, key: &Key, token: i64, reason: &str) -> Result<(), Error> {
     let record = Record { key, deployment: UNPREPARED };
-    committed(pool, Opening::Durable, async |conn| record.release_lease(conn, token, reason, Actor::Operator).await)
-        .await
+    committed(pool, Opening::DurableOnWorkers, async |conn| {
+        record.release_lease(conn, token, reason, Actor::Operator).await
+    })
+    .await
 }
 
 /// Runs one fenced statement in its own transaction.

@@ -54,6 +54,11 @@ impl Dedup {
     /// - Every other call that claims one of its keys waits for the batch's transaction in the same way.
     /// - A batch with new and with expired keys may deadlock with others. Then the call returns [`Error::Retryable`].
     ///
+    /// On a [distributed](crate::Deployment::with_distributed) table, a batch takes a few statements more. Citus
+    /// inserts into several shards at once, so overlapping batches of more than a hundred keys may deadlock there
+    /// without expired keys too. A batch of one scope is one shard and one COMMIT; a batch of many scopes commits in
+    /// two phases.
+    ///
     /// # Errors
     ///
     /// As [`mark`](Self::mark). **After any error roll back**, even if the transaction is still usable. Otherwise some

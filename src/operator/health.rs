@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use crate::record::Broken;
+use crate::record::{Broken, Distribution};
 use crate::session::in_any_transaction;
 use crate::{Error, migrate, record};
 
@@ -31,6 +31,26 @@ pub enum Warning {
         /// The database with this setting; `None` means all databases.
         database: Option<String>,
     },
+    /// A worker's `synchronous_commit` is `off`, or `local` with synchronous standbys: the worker may lose what the
+    /// coordinator has acknowledged. In lease mode the crate raises it for its own transactions.
+    WorkerSynchronousCommit {
+        /// The worker's host and port.
+        worker: String,
+        /// The value.
+        value: String,
+    },
+    /// A worker does not answer the coordinator: every call with a key on it fails.
+    WorkerDown {
+        /// Its host and port.
+        worker: String,
+        /// The coordinator's error.
+        error: String,
+    },
+    /// The database has Citus, and the table is on the coordinator alone. A transaction that also writes distributed
+    /// tables then commits in two phases.
+    NotDistributed,
+    /// Citus distributes the table in a way that the crate does not support: not by the hash of `scope`.
+    WronglyDistributed,
     /// `fsync` is off: a crash of the server's machine may lose everything.
     FsyncOff,
     /// The table is `UNLOGGED`: the server empties it after a crash.
@@ -71,6 +91,10 @@ impl Warning {
             Self::SynchronousCommitOff => "synchronous_commit_off",
             Self::SynchronousCommitLocal => "synchronous_commit_local",
             Self::SynchronousCommitSet { .. } => "synchronous_commit_set",
+            Self::WorkerSynchronousCommit { .. } => "worker_synchronous_commit",
+            Self::WorkerDown { .. } => "worker_down",
+            Self::NotDistributed => "not_distributed",
+            Self::WronglyDistributed => "wrongly_distributed",
             Self::FsyncOff => "fsync_off",
             Self::Unlogged => "unlogged",
             Self::Replica => "replica",
@@ -104,6 +128,22 @@ impl std::fmt::Display for Warning {
                      effects; reset it with alter role or alter database, or set it to on"
                 )
             }
+            Self::WorkerSynchronousCommit { worker, value } => write!(
+                f,
+                "synchronous_commit is {value} on the worker {worker}: its crash or fail-over loses acknowledged effects; \
+                 set it to on there"
+            ),
+            Self::WorkerDown { worker, error } => {
+                write!(f, "the worker {worker} does not answer, so every call with a key on it fails: {error}")
+            }
+            Self::NotDistributed => f.write_str(
+                "the database has Citus, and the table is not distributed; run `idempotency-janitor migrate --distributed` \
+                 and set Deployment::with_distributed(true) if the business tables are distributed",
+            ),
+            Self::WronglyDistributed => f.write_str(
+                "Citus distributes the table, and not by the hash of scope; undistribute it, then run \
+                 `idempotency-janitor migrate --distributed`",
+            ),
             Self::FsyncOff => f.write_str(
                 "fsync is off: a crash of the machine may lose acknowledged effects and the whole database; turn it on",
             ),
@@ -212,6 +252,12 @@ async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>
             database: setting.database,
         });
     }
+    match record::distribution(conn).await? {
+        Distribution::NoCitus => {}
+        Distribution::Plain => warnings.push(Warning::NotDistributed),
+        Distribution::By(column) if column == "scope" => warnings.extend(weak_workers(conn).await?),
+        Distribution::By(_) | Distribution::Other => warnings.push(Warning::WronglyDistributed),
+    }
     warnings.extend((!setup.fsync).then_some(Warning::FsyncOff));
     warnings.extend(setup.unlogged.then_some(Warning::Unlogged));
     warnings.extend(setup.in_recovery.then_some(Warning::Replica));
@@ -221,6 +267,18 @@ async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>
     let oldest = record::oldest_due(conn, Duration::ZERO).await?.filter(|oldest| *oldest > lag);
     warnings.extend(oldest.map(|oldest| Warning::SweepLags { oldest }));
     Ok(warnings)
+}
+
+async fn weak_workers(conn: &mut PgConnection) -> Result<Vec<Warning>, Error> {
+    let workers = record::workers(conn).await?.into_iter();
+    let warnings = workers.filter_map(|worker| match worker.synchronous_commit {
+        Err(error) => Some(Warning::WorkerDown { worker: worker.node, error }),
+        Ok((value, standbys)) => match Commit::of(&value, standbys) {
+            Commit::Durable => None,
+            Commit::Off | Commit::Local => Some(Warning::WorkerSynchronousCommit { worker: worker.node, value }),
+        },
+    });
+    Ok(warnings.collect())
 }
 
 /// The effect of a `synchronous_commit`.

@@ -37,6 +37,9 @@ impl Record<'_> {
     /// Claims the key by inserting its record. A mark is complete at once. `None` means that a record is there already,
     /// or that an open transaction claims the key.
     pub(crate) async fn claim(self, conn: &mut PgConnection, terms: &Terms) -> Result<Option<Claim>, Error> {
+        if self.deployment.distributed {
+            return self.claim_distributed(conn, terms).await;
+        }
         let token = draw_token()?;
         let insert = self
             .query(

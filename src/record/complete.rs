@@ -35,23 +35,25 @@ impl Record<'_> {
         if changes_a_row(&mut *conn, update).await? {
             return Ok(());
         }
-        Err(if self.is_claimed(conn, claim).await? { Error::OutlivedRetention } else { Error::NotInTransaction })
+        if self.is_claimed(conn, claim).await? {
+            return Err(Error::OutlivedRetention);
+        }
+        Err(self.or_wrong_deployment(conn, Error::NotInTransaction).await)
     }
 
-    /// Whether this transaction still owns the claim. The crate asks this only after a completion that failed.
+    /// Whether this transaction still owns the claim. The crate asks this only after a completion that failed. It is an
+    /// update, because in a SELECT a worker of Citus evaluates its own `now()`.
     async fn is_claimed(self, conn: &mut PgConnection, claim: Claim) -> Result<bool, Error> {
-        self.query(
-            "
-            select
-            from idempotency.record
-            where scope = $1::text and operation = $2::text and key = $3::text
-                and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
-            ",
-        )
-        .bind(claim.token)
-        .fetch_optional(conn)
-        .await
-        .map(|row| row.is_some())
-        .map_err(Error::of_statement)
+        let update = self
+            .query(
+                "
+                update idempotency.record
+                set token = token
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
+                ",
+            )
+            .bind(claim.token);
+        changes_a_row(conn, update).await
     }
 }

@@ -20,28 +20,18 @@ pub(crate) enum Actor {
 }
 
 impl Record<'_> {
-    /// Prolongs the lease. If less than two leases are left of the retention, also prolongs the retention, so that a
+    /// Prolongs the lease. If less than two leases are left of the retention, prolongs it to two leases, so that a
     /// claim whose owner dies is remembered for at least one lease after it has lapsed. `false` means that the claim is
     /// gone.
     ///
     /// `expires_at` is indexed, but an update that keeps its value is still a heap-only update.
-    pub(crate) async fn heartbeat(
-        self,
-        conn: &mut PgConnection,
-        token: i64,
-        lease: Duration,
-        retention: Duration,
-    ) -> Result<bool, Error> {
+    pub(crate) async fn heartbeat(self, conn: &mut PgConnection, token: i64, lease: Duration) -> Result<bool, Error> {
         let update = self
             .query(
                 "
                 update idempotency.record
                 set lease_until = pg_catalog.statement_timestamp() + $5::interval,
-                    expires_at = case
-                        when expires_at < pg_catalog.statement_timestamp() + $5::interval + $5::interval
-                        then pg_catalog.statement_timestamp() + $6::interval
-                        else expires_at
-                    end
+                    expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $5::interval + $5::interval)
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -49,8 +39,7 @@ impl Record<'_> {
                 ",
             )
             .bind(token)
-            .bind(interval(lease))
-            .bind(interval(retention));
+            .bind(interval(lease));
         changes_a_row(conn, update).await
     }
 
@@ -71,28 +60,46 @@ impl Record<'_> {
             .query(concat! {
                 "
                 update idempotency.record
-                set completed_at = coalesce(completed_at, pg_catalog.statement_timestamp()),
-                    lease_until = null,
-                    response_body = $5::bytea, response_status = $8::int2, response_headers = $9::text::jsonb,
-                    expires_at = case when completed_at is null then pg_catalog.statement_timestamp() + $6::interval else expires_at end
+                set completed_at = pg_catalog.statement_timestamp(), lease_until = null,
+                    response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
+                    expires_at = pg_catalog.statement_timestamp() + $8::interval
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
-                    and (
-                        completed_at is null
-                        or $7::bool
-                            and response_body is not distinct from $5::bytea
-                            and response_status is not distinct from $8::int2
-                            and response_headers is not distinct from $9::text::jsonb
-                    )
-                    and ($7::bool or ", no_live_lease!(), ")
+                    and completed_at is null
+                    and ($9::bool or ", no_live_lease!(), ")
                 ",
             })
             .bind(token)
             .bind(&response.body)
-            .bind(interval(retention))
-            .bind(actor == Actor::Owner)
             .bind(response.status)
-            .bind(&response.headers);
-        changes_a_row(conn, update).await
+            .bind(&response.headers)
+            .bind(interval(retention))
+            .bind(actor == Actor::Owner);
+        Ok(changes_a_row(&mut *conn, update).await?
+            || actor == Actor::Owner && self.has_stored(conn, token, response).await?)
+    }
+
+    /// Whether this response is stored under this token.
+    async fn has_stored(self, conn: &mut PgConnection, token: i64, response: &Response) -> Result<bool, Error> {
+        self.query(
+            "
+            select
+            from idempotency.record
+            where scope = $1::text and operation = $2::text and key = $3::text
+                and token = $4::int8
+                and completed_at is not null
+                and response_body is not distinct from $5::bytea
+                and response_status is not distinct from $6::int2
+                and response_headers is not distinct from $7::text::jsonb
+            ",
+        )
+        .bind(token)
+        .bind(&response.body)
+        .bind(response.status)
+        .bind(&response.headers)
+        .fetch_optional(conn)
+        .await
+        .map(|row| row.is_some())
+        .map_err(Error::of_statement)
     }
 }

@@ -59,6 +59,9 @@ impl Record<'_> {
     ///
     /// A look that finds a record takes no lock, because the caller's transaction would hold the lock to its end.
     pub(crate) async fn look(self, conn: &mut PgConnection, asked: Option<DateTime<Utc>>) -> Result<Look, Error> {
+        if self.deployment.distributed {
+            return self.look_distributed(conn, asked).await;
+        }
         self.query(concat! {
             "
             select

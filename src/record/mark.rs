@@ -2,6 +2,7 @@
 //!
 //! Every batch takes rows and locks in the order of the keys, so overlapping batches queue instead of deadlocking.
 
+mod distributed;
 mod large;
 mod small;
 
@@ -35,9 +36,10 @@ pub(crate) enum Seen {
     Nothing,
 }
 
-/// Takes over the rows of the CTE `locked`: each becomes a mark, and nothing of the old record remains.
+/// Takes over the rows of the CTE `locked`: each becomes a mark, and nothing of the old record remains. A distributed
+/// table needs `and_of_scope`, which names the shard.
 macro_rules! take_over_locked {
-    () => {
+    ($($and_of_scope:literal)?) => {
         concat! {
             "update idempotency.record
             set mode = 'mark', fingerprint = null, token = $4::int8 + locked.place, attempt = 1,
@@ -47,6 +49,7 @@ macro_rules! take_over_locked {
                 response_status = null, response_headers = null, response_body = null, last_error = null
             from locked
             where record.scope = locked.scope and record.operation = locked.operation and record.key = locked.key
+                ", $($and_of_scope,)? "
                 and ", $crate::record::fragment::expired_when_asked!("$6"), "
             returning locked.place"
         }
@@ -73,6 +76,9 @@ impl<'k> MarkBatch<'k> {
         conn: &mut PgConnection,
         asked: Option<DateTime<Utc>>,
     ) -> Result<(Option<DateTime<Utc>>, Vec<Seen>), Error> {
+        if self.deployment.distributed {
+            return self.look_distributed(conn, asked).await;
+        }
         let rows = self
             .of_keys(concat! {
                 "

@@ -18,8 +18,10 @@ impl Record<'_> {
         if !self.deployment.prepared {
             return None;
         }
-        let row = self
-            .query(
+        let row = if self.deployment.distributed {
+            self.select_first_distributed(conn, terms.mode).await?
+        } else {
+            self.query(
                 "
                 select fingerprint, response_status, response_headers::text as response_headers, response_body
                 from idempotency.record
@@ -33,7 +35,8 @@ impl Record<'_> {
             .bind(terms.mode.as_str())
             .fetch_optional(conn)
             .await
-            .ok()??;
+            .ok()??
+        };
         let comparison = terms.fingerprint?.compare(row.try_get("fingerprint").ok()?);
         if comparison == Comparison::Same { Response::of(&row).ok() } else { None }
     }

@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
+use super::citus::{is_distributed, size_of_shards};
 use super::fragment::{state, table_or_leaf};
 use crate::Error;
 
@@ -15,6 +16,17 @@ pub(crate) struct Size {
     pub(crate) table_bytes: i64,
     pub(crate) index_bytes: i64,
     pub(crate) dead_rows: i64,
+}
+
+impl Size {
+    pub(super) fn of(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            records: row.try_get("records")?,
+            table_bytes: row.try_get("table_bytes")?,
+            index_bytes: row.try_get("index_bytes")?,
+            dead_rows: row.try_get("dead_rows")?,
+        })
+    }
 }
 
 /// The records of one operation in one state and of one age.
@@ -33,8 +45,12 @@ pub struct Group {
     pub oldest: DateTime<Utc>,
 }
 
-/// Reads the sizes and counts that the server keeps. For a partitioned table they are the sums over its leaves.
+/// Reads the sizes and counts that the server keeps. For a partitioned table they are the sums over its leaves, and for
+/// a distributed one over its shards.
 pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
+    if is_distributed(conn).await? {
+        return size_of_shards(conn).await;
+    }
     sqlx::query(concat! {
         "
         select
@@ -48,14 +64,7 @@ pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
         ",
     })
     .persistent(false)
-    .try_map(|row: PgRow| {
-        Ok(Size {
-            records: row.try_get("records")?,
-            table_bytes: row.try_get("table_bytes")?,
-            index_bytes: row.try_get("index_bytes")?,
-            dead_rows: row.try_get("dead_rows")?,
-        })
-    })
+    .try_map(|row: PgRow| Size::of(&row))
     .fetch_one(conn)
     .await
     .map_err(Error::of_statement)

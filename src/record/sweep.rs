@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::postgres::types::Oid;
-use sqlx::{PgConnection, Row as _};
+use sqlx::{Executor as _, PgConnection, Row as _};
 
 use super::fragment::{counts_by_kind, expired_at};
 use super::statement::interval;
@@ -96,14 +96,17 @@ pub(crate) async fn sweep(
 /// that is due up to the `expires_at` of the `limit`th record.
 ///
 /// Records that share this `expires_at` are deleted together, so it may delete some more. It waits for a record that
-/// another transaction has locked. The owner may have prolonged that record meanwhile, so PostgreSQL then checks the
-/// same condition against the new version of the row.
+/// another transaction has locked, for at most a second (SQLSTATE 55P03). The owner may have prolonged that record
+/// meanwhile, so PostgreSQL then checks the same condition against the new version of the row.
 pub(crate) async fn sweep_distributed(
     conn: &mut PgConnection,
     limit: u32,
     since: Option<DateTime<Utc>>,
     grace: Duration,
 ) -> Result<Batch, Error> {
+    conn.execute("set local citus.propagate_set_commands = 'local'; set local lock_timeout = '1s'")
+        .await
+        .map_err(Error::of_statement)?;
     let deleted = sqlx::query(concat! {
         "
         delete from idempotency.record

@@ -13,10 +13,11 @@ impl Record<'_> {
         let update = self.query(
             "
             update idempotency.record
-            set claimed_at = claimed_at - $4::interval,
-                completed_at = completed_at - $4::interval,
-                lease_until = lease_until - $4::interval,
-                expires_at = expires_at - $4::interval
+            -- In UTC, because a time with a zone minus an interval depends on the session, and Citus refuses that.
+            set claimed_at = (claimed_at at time zone 'UTC' - $4::interval) at time zone 'UTC',
+                completed_at = (completed_at at time zone 'UTC' - $4::interval) at time zone 'UTC',
+                lease_until = (lease_until at time zone 'UTC' - $4::interval) at time zone 'UTC',
+                expires_at = (expires_at at time zone 'UTC' - $4::interval) at time zone 'UTC'
             where scope = $1::text and operation = $2::text and key = $3::text
             ",
         );
@@ -29,9 +30,11 @@ impl Record<'_> {
             "
             update idempotency.record
             set expires_at = least(expires_at, statement_timestamp() - interval '1 ms'),
-                lease_until = case when lease_until is not null
-                    then least(lease_until, statement_timestamp() - interval '1 ms')
-                end
+                lease_until = least(
+                    lease_until,
+                    -- Null without a lease. Citus takes a CASE only without the clock.
+                    statement_timestamp() - interval '1 ms' + case when lease_until is not null then interval '0' end
+                )
             where scope = $1::text and operation = $2::text and key = $3::text
             ",
         );

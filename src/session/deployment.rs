@@ -1,7 +1,7 @@
 //! How the service reaches the database.
 
 /// How the service reaches the database. [`Idempotency`](crate::Idempotency), [`Leasing`](crate::lease::Leasing),
-/// [`Dedup`](crate::dedup::Dedup) and the HTTP layer all take this value.
+/// [`Dedup`](crate::dedup::Dedup), [`Janitor`](crate::Janitor) and the HTTP layer all take this value.
 ///
 /// ```
 /// use pg_idempotency::{Deployment, Idempotency};
@@ -15,13 +15,15 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deployment {
     pub(crate) prepared: bool,
+    pub(crate) distributed: bool,
 }
 
 impl Deployment {
-    /// A server that keeps prepared statements: PostgreSQL itself, or a pooler in session mode.
+    /// One server that keeps prepared statements: PostgreSQL itself, or a pooler in session mode.
     #[must_use]
     pub const fn new() -> Self {
-        Self { prepared: true }
+        // Only our own tests set this cfg: script/test --citus.
+        Self { prepared: true, distributed: cfg!(idempotency_distributed) }
     }
 
     /// Whether each connection keeps the crate's statements prepared. The default is `true`. If this is `false`, the
@@ -32,7 +34,22 @@ impl Deployment {
     /// statement on another server connection. Your own statements need `.persistent(false)` there too.
     #[must_use]
     pub const fn with_prepared_statements(self, prepared: bool) -> Self {
-        Self { prepared }
+        Self { prepared, ..self }
+    }
+
+    /// Whether Citus distributes the table by `scope`, as [`distribute`](crate::distribute()) does. The default is
+    /// `false`.
+    ///
+    /// The crate then sends other statements, because a worker would evaluate parts of the usual ones by its own clock
+    /// and with its own locks. The answers are the same. A first call takes two round trips more, and a replay takes
+    /// one more.
+    ///
+    /// The setting must fit the table. Where an answer would be wrong, a call returns
+    /// [`Error::WrongDeployment`](crate::Error::WrongDeployment). On a plain table the other statements are right, but
+    /// slower; the process then logs one warning.
+    #[must_use]
+    pub const fn with_distributed(self, distributed: bool) -> Self {
+        Self { distributed, ..self }
     }
 }
 

@@ -10,8 +10,8 @@ use std::task::{Context, Waker};
 
 use sqlx::{Connection, Executor, PgConnection, PgTransaction, SqlSafeStr as _, SqlStr};
 
-use crate::Error;
 use crate::error::sqlstate;
+use crate::{Deployment, Error};
 
 /// How many unread errors a call reads at most. They are errors of earlier statements whose futures were dropped.
 /// Reading one of them takes a ping.
@@ -25,6 +25,8 @@ pub(crate) enum Opening {
     /// With `synchronous_commit = on`, if the session has a weaker setting. For a claim that guards an effect
     /// elsewhere: if the server lost the claim, a second caller could repeat the effect.
     Durable,
+    /// As `Durable`, and the workers of a distributed table commit with the same setting. Otherwise each has its own.
+    DurableOnWorkers,
     /// With this message, which contains [`CHECK`], a claim and BEGIN.
     Claiming(SqlStr),
 }
@@ -47,6 +49,16 @@ const BEGIN_DURABLE: &str = concat!(
     ", case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
     then pg_catalog.set_config('synchronous_commit', 'on', true) end; begin"
 );
+/// Citus passes on `set local`, and nothing that a function sets. On a server without Citus this changes nothing.
+const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
+    check!(),
+    "; begin; set local citus.propagate_set_commands = 'local'; do $$ begin
+        execute pg_catalog.format('set local synchronous_commit = %L', case
+            when pg_catalog.current_setting('synchronous_commit') in ('off', 'local') then 'on'
+            else pg_catalog.current_setting('synchronous_commit')
+        end);
+    end $$"
+);
 
 /// Ends a transaction that the crate has begun, after the future of the `begin` was dropped. If the check has aborted a
 /// foreign transaction, the first statement fails and the ROLLBACK is not reached. So the foreign transaction stays
@@ -54,10 +66,16 @@ const BEGIN_DURABLE: &str = concat!(
 const ROLL_BACK_OURS: &str = "select 1; rollback";
 
 impl Opening {
+    /// [`Durable`](Self::Durable), on every server of this deployment.
+    pub(crate) fn durable(deployment: Deployment) -> Self {
+        if deployment.distributed { Self::DurableOnWorkers } else { Self::Durable }
+    }
+
     fn sql(&self) -> SqlStr {
         match self {
             Self::Plain => BEGIN.into_sql_str(),
             Self::Durable => BEGIN_DURABLE.into_sql_str(),
+            Self::DurableOnWorkers => BEGIN_DURABLE_ON_WORKERS.into_sql_str(),
             Self::Claiming(message) => message.clone(),
         }
     }

@@ -239,7 +239,7 @@ impl Idempotency {
         observed(span, key, async |watch| {
             let call = Call::new(&self, key, body)?;
             let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await;
-            if self.fewest_round_trips {
+            if self.fewest_round_trips && !self.deployment.distributed {
                 call.run_in_fewest(pool, perform).await
             } else {
                 call.on_pool(pool, async |conn| call.ensure(conn, perform).await).await

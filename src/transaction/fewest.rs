@@ -89,7 +89,7 @@ pub(crate) async fn complete_and_commit(
     response: &Response,
 ) -> Result<(), Error> {
     let length = response.body.as_ref().map_or(0, Vec::len) + response.headers.as_ref().map_or(0, String::len);
-    let completed = if length > MOST_INLINE {
+    let mut completed = if length > MOST_INLINE || record.deployment.distributed {
         match record.complete(&mut transaction, claim, response).await {
             Ok(()) => return Ok(transaction.commit().await?),
             Err(error) => Err(error),
@@ -103,6 +103,11 @@ pub(crate) async fn complete_and_commit(
             _ => error.into(),
         })
     };
+    if let Err(Error::NotInTransaction) = completed {
+        // Without this the question would fail in an aborted transaction. The ROLLBACK below then leaves a WARNING.
+        let _ = transaction.execute("rollback").await;
+        completed = Err(record.or_wrong_deployment(&mut transaction, Error::NotInTransaction).await);
+    }
     if completed.is_err() {
         // Awaited, so that an immediate retry finds the key free.
         let _ = transaction.rollback().await;

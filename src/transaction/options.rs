@@ -115,7 +115,8 @@ impl Idempotency {
     ///
     /// The option saves its round trips only if the pool has another connection for the next call: this call's
     /// connection returns to the pool with an empty transaction, and the pool ends that transaction first. The option
-    /// has no effect on isolated calls, nor on calls with a connection of the caller. Roles need EXECUTE on
+    /// has no effect on isolated calls, nor on calls with a connection of the caller, nor on a
+    /// [distributed](Deployment::with_distributed) table. Roles need EXECUTE on
     /// `idempotency.claim` and `idempotency.complete`. PUBLIC has it by default.
     #[must_use]
     pub const fn with_fewest_round_trips(self, fewest_round_trips: bool) -> Self {

@@ -99,7 +99,7 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
         values (
             $1, $2, $3, $4, case when $1 = 'mark' then null else $5 end, 1, $6,
             case when $7 then now() else now() - interval '1 h' end,
-            case when $8 = '-infinity' then '-infinity' else now() + $8::interval end,
+            case when $8 = '-infinity' then '-infinity' else now() + nullif($8, '-infinity')::interval end,
             case when $9 then now() end,
             case when $10 then now() - interval '1 ms' else now() + interval '1 h' end,
             case when $9 then '\"first\"'::bytea end

@@ -20,7 +20,10 @@ const TRIES: usize = 3;
 /// What was stored and what happened agree: an effect for each completed record, and for nothing else.
 async fn assert_whole(pool: &PgPool, context: &str) {
     let (effects, completed, unfinished): (i64, i64, i64) = sqlx::query_as(
-        "select (select count(*) from effect), count(completed_at), count(*) - count(completed_at) from idempotency.record",
+        "select effects.count, record.completed, record.unfinished
+         from (select count(*) from effect) as effects,
+            (select count(completed_at) as completed, count(*) - count(completed_at) as unfinished
+             from idempotency.record) as record",
     )
     .fetch_one(pool)
     .await

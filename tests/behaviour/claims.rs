@@ -66,6 +66,7 @@ async fn a_replay_a_reused_key_and_another_mode_hold_no_lock(pool: PgPool) -> an
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus takes advisory locks too, and they are counted")]
 async fn an_owner_keeps_its_lock_when_it_replays_its_own_key(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = owner(&pool, "a").await;
@@ -109,6 +110,7 @@ async fn a_key_swept_behind_an_open_replay_is_free_at_once(pool: PgPool) -> anyh
 
 /// The trigger deletes the record after the claim's snapshot was taken, as a sweep at that moment would.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers")]
 async fn a_record_swept_between_claim_and_look_is_claimed(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
@@ -171,6 +173,7 @@ async fn a_wait_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()>
 /// 120 calls of one key, of which the first 20 to perform fail: one heir each, and nobody starves. A trigger counts the
 /// claims: a sequence is not rolled back.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers")]
 async fn of_many_who_wait_one_claims_when_an_owner_rolls_back(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -237,7 +240,7 @@ async fn of_many_who_take_over_behind_an_owner_one_wins(
     for owner_commits in [false, true] {
         sqlx::raw_sql("truncate idempotency.record, effect").execute(&pool).await?;
         let _ = once(&pool, &key("a"), "body").await?;
-        sqlx::query("update idempotency.record set expires_at = clock_timestamp()").execute(&pool).await?;
+        sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
         let first = owner(&pool, "a").await;
         let takers: Vec<_> = (0..25)
             .map(|_| {
@@ -275,7 +278,7 @@ async fn no_claim_waits_for_an_uncommitted_update_or_delete_of_the_record(pool: 
         for (options, expired) in [(Idempotency::new(), false), (rejecting(), false), (rejecting(), true)] {
             let mut other = pool.begin().await?;
             if expired {
-                sqlx::query("update idempotency.record set expires_at = clock_timestamp()").execute(&pool).await?;
+                sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
             }
             other.execute(statement).await?;
             let mut tx = pool.begin().await?;
@@ -298,7 +301,7 @@ async fn no_claim_waits_for_an_uncommitted_update_or_delete_of_the_record(pool: 
 async fn a_take_over_that_may_wait_claims_what_a_sweep_has_deleted(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
-    sqlx::query("update idempotency.record set expires_at = clock_timestamp()").execute(&pool).await?;
+    sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
     let mut sweep = pool.begin().await?;
     sweep.execute("delete from idempotency.record").await?;
 
@@ -329,9 +332,9 @@ async fn of_many_who_wait_to_take_over_one_performs_and_the_others_replay(
     let observer = PgPool::connect_with(options.clone()).await?;
     create_effects(&observer).await;
     for state in [
-        "expires_at = clock_timestamp()",
+        "expires_at = statement_timestamp()",
         "completed_at = null, response_body = null, lease_until = '-infinity'",
-        "expires_at = clock_timestamp(), completed_at = null, response_body = null",
+        "expires_at = statement_timestamp(), completed_at = null, response_body = null",
     ] {
         sqlx::raw_sql("truncate idempotency.record, effect").execute(&observer).await?;
         let _ = once(&observer, &key("a"), "body").await?;
@@ -379,7 +382,7 @@ async fn a_time_of_asking_ahead_of_the_clock_ends_nothing_that_is_live(pool: PgP
     let wait = "select idempotency.await_key('tenant', 'operation', 'a', 1, 1000, now() + interval '48 h')";
     let answer: String = sqlx::query_scalar(wait).fetch_one(&mut *tx).await?;
     assert_eq!((answer.as_str(), locks(&mut tx).await), ("look", 0), "it cannot be taken over");
-    sqlx::query("update idempotency.record set expires_at = clock_timestamp()").execute(&pool).await?;
+    sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
     let answer: String = sqlx::query_scalar(wait).fetch_one(&mut *tx).await?;
     assert_eq!((answer.as_str(), locks(&mut tx).await), ("look", 1), "it can, and by one");
     Ok(())
@@ -418,6 +421,7 @@ async fn above_read_committed_a_wait_ends_in_a_win_or_a_serialization_failure(po
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus has two-phase commits of its own, and refuses the caller's")]
 async fn a_prepared_transaction_holds_its_key_until_it_ends(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for commits in [true, false] {

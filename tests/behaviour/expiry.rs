@@ -43,7 +43,7 @@ async fn retention_is_exact_by_the_databases_clock(pool: PgPool) -> anyhow::Resu
     // alive, and one that ended a microsecond ago is not.
     expire_in(&pool, &key("a"), Duration::from_secs(60)).await?;
     assert!(once(&pool, &key("a"), "body").await.is_ok_and(|outcome| outcome.is_replayed()));
-    sqlx::query("update idempotency.record set expires_at = clock_timestamp()").execute(&pool).await?;
+    sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
     let outcome = options.run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(2) }).await?;
     assert!(!outcome.is_replayed());
     Ok(())
@@ -180,7 +180,7 @@ fn durations_that_make_no_sense_are_refused() {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_duplicate_is_judged_as_of_the_moment_it_asked(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let expire = "update idempotency.record set expires_at = clock_timestamp()";
+    let expire = "update idempotency.record set expires_at = statement_timestamp()";
     let window = Duration::from_secs(3600);
     for kind in ["ensure", "mark", "mark_many"] {
         let key = key(kind);

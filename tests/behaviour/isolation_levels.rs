@@ -26,6 +26,7 @@ async fn calls_perform_and_replay_in_every_level(pool: PgPool) -> anyhow::Result
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "a worker's snapshot begins with its first statement: it replays")]
 async fn a_record_committed_after_the_snapshot_is_retryable(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for level in LEVELS {

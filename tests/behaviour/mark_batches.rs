@@ -59,7 +59,7 @@ async fn expired_keys_are_first_again_among_live_ones(pool: PgPool) -> anyhow::R
     for swept in [false, true] {
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
         marked(&pool, &keys(0..100)).await?;
-        sqlx::query("update idempotency.record set expires_at = clock_timestamp() where key::int % 3 = 0")
+        sqlx::query("update idempotency.record set expires_at = statement_timestamp() where key::int % 3 = 0")
             .execute(&pool)
             .await?;
         if swept {
@@ -121,10 +121,10 @@ async fn overlapping_batches_of_many_consumers_do_not_deadlock(
         if round % 2 == 1 {
             // All of them expired, or some expired and the others gone, so that fresh and expired keys mix.
             let statement = if round % 4 == 1 {
-                "update idempotency.record set expires_at = clock_timestamp()"
+                "update idempotency.record set expires_at = statement_timestamp()"
             } else {
                 "with gone as (delete from idempotency.record where token % 2 = 0)
-                 update idempotency.record set expires_at = clock_timestamp() where token % 2 <> 0"
+                 update idempotency.record set expires_at = statement_timestamp() where token % 2 <> 0"
             };
             sqlx::query(statement).execute(&pool).await?;
         }
@@ -275,7 +275,7 @@ async fn a_batchs_wait_ends_at_its_limit_with_the_transaction_usable(pool: PgPoo
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_batch_never_waits_for_the_row_of_an_expired_mark(pool: PgPool) -> anyhow::Result<()> {
     marked(&pool, &keys(["b", "c"])).await?;
-    sqlx::query("update idempotency.record set expires_at = clock_timestamp()").execute(&pool).await?;
+    sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
     let mut sweep = pool.begin().await?;
     sqlx::query("delete from idempotency.record where key = 'b'").execute(&mut *sweep).await?;
     for in_flight in [InFlight::Reject, InFlight::Wait(Duration::from_millis(50))] {

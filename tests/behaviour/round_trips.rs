@@ -27,6 +27,7 @@ async fn in_callers_transaction(conn: &mut PgConnection, options: Idempotency, n
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
 async fn a_first_call_takes_two_more_than_the_bare_transaction_and_a_replay_two(
     _: PgPoolOptions,
     server: PgConnectOptions,
@@ -65,6 +66,7 @@ async fn a_first_call_takes_two_more_than_the_bare_transaction_and_a_replay_two(
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
 async fn the_other_ways_save_what_they_say(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
     create_effects(&wide_pool(&server, 1).await).await;
     let proxy = Proxy::before(&server).await?;
@@ -113,6 +115,7 @@ async fn the_other_ways_save_what_they_say(_: PgPoolOptions, server: PgConnectOp
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
 async fn a_lease_takes_three_to_acquire_and_three_to_complete(
     _: PgPoolOptions,
     server: PgConnectOptions,
@@ -147,6 +150,7 @@ async fn a_lease_takes_three_to_acquire_and_three_to_complete(
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
 async fn a_mark_takes_one_and_a_duplicate_two_and_so_do_a_thousand(
     _: PgPoolOptions,
     server: PgConnectOptions,
@@ -178,6 +182,7 @@ async fn a_mark_takes_one_and_a_duplicate_two_and_so_do_a_thousand(
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
 async fn an_isolated_call_takes_two_more_and_an_undo_four(
     _: PgPoolOptions,
     server: PgConnectOptions,

@@ -24,8 +24,8 @@ fn without(pool: &PgPool, pointers: &[&str]) -> IdempotencyLayer {
     transactional(pool).with_json_without(pointers.iter().copied()).expect("pointers")
 }
 
-/// The handler selects the account by a header. Without that header in the fingerprint, one account would get the response
-/// of the other.
+/// The handler selects the account by a header. Without that header in the fingerprint, one account would get the
+/// response of the other.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_fingerprinted_header_separates_two_accounts(pool: PgPool) {
     create_effects(&pool).await;

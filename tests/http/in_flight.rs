@@ -150,7 +150,8 @@ async fn a_duplicate_in_the_same_process_needs_no_connection(_: PgPoolOptions, o
     assert_eq!(effects(&pool).await, 2);
 }
 
-/// Many duplicates of one slow request meet few connections. Other keys are served meanwhile, whether the duplicates wait or not.
+/// Many duplicates of one slow request meet few connections. Other keys are served meanwhile, whether the duplicates
+/// wait or not.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_storm_on_one_key_leaves_the_pool_to_others(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(3).connect_with(options).await.expect("a pool");

@@ -177,7 +177,8 @@ async fn a_pool_of_one_connection_is_enough(_: PgPoolOptions, options: PgConnect
     assert_eq!((effects(&pool).await, records(&pool).await), (1, 2));
 }
 
-/// The handler writes by a pool of its own. Its answer would be replayed, but its writes would not be atomic with the key.
+/// The handler writes by a pool of its own. Its answer would be replayed, but its writes would not be atomic with the
+/// key.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_handler_that_never_takes_the_transaction_is_a_mistake_of_the_service(pool: PgPool) {
     create_effects(&pool).await;

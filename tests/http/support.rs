@@ -42,7 +42,8 @@ pub(crate) fn user(parts: &Parts) -> Result<String, Denied> {
     Ok(user.to_owned())
 }
 
-/// `script/test` runs all tests twice, without and with the settings that save round trips, which must change no answer.
+/// `script/test` runs all tests twice, without and with the settings that save round trips, which must change no
+/// answer.
 pub(crate) fn transactional(pool: &PgPool) -> IdempotencyLayer {
     let saving = std::env::var_os("SAVE_ROUND_TRIPS").is_some();
     IdempotencyLayer::transactional(pool.clone(), user).with_select_first(saving).with_fewest_round_trips(saving)

@@ -12,6 +12,13 @@ pub(crate) static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     if partitioned() {
         migrations.push(migration(i64::MAX, "partitions", include_str!("../../migrations/partitions.sql")));
     }
+    // After the rules: Citus takes no ALTER TABLE with so many.
+    #[cfg(idempotency_distributed)]
+    migrations.push(migration(
+        i64::MAX,
+        "distributed",
+        "select create_distributed_table('idempotency.record', 'scope')",
+    ));
     let mut migrator = Migrator::with_migrations(migrations);
     migrator.create_schema("idempotency");
     migrator.dangerous_set_table_name("idempotency._sqlx_migrations");

@@ -1,5 +1,5 @@
-//! A PostgreSQL of the suite's own, with fsync on, to be killed and started again. It is gone when this process is, however
-//! that ends: `script/postgres` holds the other end of a pipe.
+//! A PostgreSQL of the suite's own, with fsync on, to be killed and started again. It is gone when this process is,
+//! however that ends: `script/postgres` holds the other end of a pipe.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;

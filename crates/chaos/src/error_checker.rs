@@ -1,5 +1,5 @@
-//! What is promised where callers commit errors, and where `perform` ends its transaction: that nobody is answered, and that
-//! a claim which was committed so is indeterminate for all who come later.
+//! What is promised where callers commit errors, and where `perform` ends its transaction: that nobody is answered, and
+//! that a claim which was committed so is indeterminate for all who come later.
 
 use crate::checker::{
     Aftermath, OneKey, by_key, effect_and_record_agree, later_calls_see_earlier_answers, somebody_was_answered,
@@ -22,9 +22,9 @@ pub(crate) struct Left {
     pub(crate) apart: usize,
 }
 
-/// Transaction mode, where callers commit what has failed, and where `perform` ends its transaction and goes on. What it has
-/// written after that is counted; the call must not be acknowledged. A claim that was committed so is there for good, and
-/// every later caller is told that it is indeterminate.
+/// Transaction mode, where callers commit what has failed, and where `perform` ends its transaction and goes on. What
+/// it has written after that is counted; the call must not be acknowledged. A claim that was committed so is there for
+/// good, and every later caller is told that it is indeterminate.
 pub(crate) fn left_by_committed_errors(calls: &[Call], after: &Aftermath) -> Left {
     let mut left = Left::default();
     for (key, mut one) in by_key(calls, after) {

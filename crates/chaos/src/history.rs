@@ -37,7 +37,8 @@ pub(crate) enum What {
     Refused(String),
     /// Anything can have happened: a lost connection, a dropped future.
     Unknown(String),
-    /// An error that stays until somebody has looked or upgraded, and says so. Wrong where nobody has left such a record.
+    /// An error that stays until somebody has looked or upgraded, and says so. Wrong where nobody has left such a
+    /// record.
     Barred(String),
     /// An error; and the caller, or `perform`, has committed the claim all the same.
     Unfinished,

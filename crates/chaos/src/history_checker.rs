@@ -1,5 +1,5 @@
-//! The checker of the chaos suite against histories made by hand: a good one passes, and each bad one is seen for what it
-//! is. A checker that sees nothing would pass every fault.
+//! The checker of the chaos suite against histories made by hand: a good one passes, and each bad one is seen for what
+//! it is. A checker that sees nothing would pass every fault.
 
 use crate::checker::{Aftermath, Effect, Stored, lost, violations, violations_with_brief_retention};
 use crate::error_checker::left_by_committed_errors;

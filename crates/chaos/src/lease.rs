@@ -108,8 +108,8 @@ pub(crate) async fn affect(pool: &PgPool, key: &str, call: &str, downstream: &st
         .map(drop)
 }
 
-/// When the fault is over: asks for every key until it is answered, and does an operator's duty for what is indeterminate:
-/// looks outside, and resolves or releases. Returns how often that was needed.
+/// When the fault is over: asks for every key until it is answered, and does an operator's duty for what is
+/// indeterminate: looks outside, and resolves or releases. Returns how often that was needed.
 pub(crate) async fn settle(world: &Arc<World>, leased: Leased) -> anyhow::Result<usize> {
     let pool = crate::world::pool(&world.options, 4);
     let calls = world.history.calls();

@@ -1,5 +1,5 @@
-//! The crate under faults, on servers of the suite's own: `script/chaos` runs it. The [`checker`] knows what was promised,
-//! [`scenario`] has the faults, and [`trials`] what the suite has to catch.
+//! The crate under faults, on servers of the suite's own: `script/chaos` runs it. The [`checker`] knows what was
+//! promised, [`scenario`] has the faults, and [`trials`] what the suite has to catch.
 
 mod arguments;
 mod broken_lease;

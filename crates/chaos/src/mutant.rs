@@ -1,5 +1,6 @@
-//! The variants of the protocol, each with one part broken: what a scenario does not catch here, it would not catch in the
-//! crate. Transaction mode is in [`plain_sql`](crate::plain_sql), lease mode in [`broken_lease`](crate::broken_lease).
+//! The variants of the protocol, each with one part broken: what a scenario does not catch here, it would not catch in
+//! the crate. Transaction mode is in [`plain_sql`](crate::plain_sql), lease mode in
+//! [`broken_lease`](crate::broken_lease).
 
 use std::str::FromStr;
 

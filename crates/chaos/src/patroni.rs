@@ -1,5 +1,5 @@
-//! A Patroni cluster of the suite's own: etcd and three PostgreSQL nodes on 127.0.0.1, callers that reach the leader through a
-//! proxy, and the faults that make the leader change.
+//! A Patroni cluster of the suite's own: etcd and three PostgreSQL nodes on 127.0.0.1, callers that reach the leader
+//! through a proxy, and the faults that make the leader change.
 //!
 //! # Layout
 //!

@@ -37,7 +37,8 @@ impl Mutant {
     pub(crate) async fn call(self, pool: &PgPool, request: &Request) -> Result<Outcome<String>, Failure> {
         match self {
             AutocommitClaim | EffectOutside => {
-                // With a claim in a transaction of its own there must be a look before it, or nothing would ever be replayed.
+                // With a claim in a transaction of its own there must be a look before it, or nothing would ever be
+                // replayed.
                 let mut conn = pool.acquire().await?;
                 if let Some(Found { response: Some(response) }) = self.look(&mut conn, request).await? {
                     return Ok(Outcome::Replayed(response));

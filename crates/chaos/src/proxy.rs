@@ -1,5 +1,5 @@
-//! A proxy between the callers and the server, which cuts where it hurts: before COMMIT is sent, after it was answered, in
-//! the middle of a message; or swallows all, or is slow.
+//! A proxy between the callers and the server, which cuts where it hurts: before COMMIT is sent, after it was answered,
+//! in the middle of a message; or swallows all, or is slow.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -35,7 +35,8 @@ const HALVE: u8 = 2;
 /// The answer is to be read, and then silence.
 const SILENCE: u8 = 3;
 
-/// How long a black hole stays: longer than callers are patient in a hurry, shorter than their time-out, and some past it.
+/// How long a black hole stays: longer than callers are patient in a hurry, shorter than their time-out, and some past
+/// it.
 const HOLE: Range<u64> = 50..400;
 
 /// Gone with this value, and all its connections.

@@ -1,4 +1,5 @@
-//! Choices that can be had again: from the seed, and from nothing else. The moments at which they fall are the machine's.
+//! Choices that can be had again: from the seed, and from nothing else. The moments at which they fall are the
+//! machine's.
 
 /// SplitMix64: four lines, and good enough to choose a victim.
 #[derive(Clone, Debug)]

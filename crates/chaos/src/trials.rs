@@ -100,8 +100,8 @@ pub(crate) async fn hold(cluster: &Arc<Cluster>, arguments: &Arguments) -> anyho
 async fn hold_one(cluster: &Arc<Cluster>, seed: u64, trial: &Trial) -> (Finding, u64) {
     for attempt in 1.. {
         let seed = seed.wrapping_add(attempt);
-        // A mutant may keep the faults themselves from happening, and then it is tried again; one that must pass, must pass
-        // under all of them.
+        // A mutant may keep the faults themselves from happening, and then it is tried again; one that must pass, must
+        // pass under all of them.
         let patience = if trial.violation.is_some() { Duration::ZERO } else { PATIENCE };
         let stage = Stage::new(cluster.clone(), Subject::Mutant(trial.mutant), seed, TIME, patience);
         let finding = play(trial.scenario, stage).await;

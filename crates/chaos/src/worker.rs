@@ -1,5 +1,5 @@
-//! Callers in processes of their own, to be killed or stopped at any moment: this binary, run again. What they do they say
-//! on stdout, line by line.
+//! Callers in processes of their own, to be killed or stopped at any moment: this binary, run again. What they do they
+//! say on stdout, line by line.
 
 use std::process::Stdio;
 use std::sync::Arc;

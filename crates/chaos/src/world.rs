@@ -139,8 +139,8 @@ impl World {
         })
     }
 
-    /// When the time is up and what must happen has happened: on a busy machine that takes longer. It does not take for ever;
-    /// what is missing then is a violation.
+    /// When the time is up and what must happen has happened: on a busy machine that takes longer. It does not take for
+    /// ever; what is missing then is a violation.
     pub(crate) fn is_over(&self) -> bool {
         let now = Instant::now();
         if now < self.until {

@@ -80,6 +80,9 @@ pub(crate) enum Command {
         /// Print the SQL, for a DBA to run, and touch no database
         #[arg(long)]
         print: bool,
+        /// Distribute the table by scope over the workers of Citus, too
+        #[arg(long, conflicts_with = "print")]
+        distributed: bool,
     },
 }
 
@@ -130,6 +133,9 @@ pub(crate) struct Pace {
     /// Leave the floor to another janitor that is sweeping
     #[arg(long, env = "IDEMPOTENCY_SINGLE_RUNNER")]
     pub(crate) single_runner: bool,
+    /// The table is distributed by Citus; it is found out too, by an error
+    #[arg(long, env = "IDEMPOTENCY_DISTRIBUTED")]
+    pub(crate) distributed: bool,
 }
 
 #[derive(Args)]

@@ -18,7 +18,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use pg_idempotency::{migrate, schema_sql};
+use pg_idempotency::{distribute, migrate, schema_sql};
 
 use arguments::{Arguments, Command};
 use connection::Database;
@@ -47,9 +47,13 @@ async fn main() -> ExitCode {
 async fn run(arguments: Arguments) -> Result<Ending, Failure> {
     let database = Database::new(arguments.database_url);
     match arguments.command {
-        Command::Migrate { print: true } => print(&schema_sql()),
-        Command::Migrate { print: false } => {
-            migrate(&mut database.connect().await?).await.map_err(failure::of)?;
+        Command::Migrate { print: true, .. } => print(&schema_sql()),
+        Command::Migrate { print: false, distributed } => {
+            let mut conn = database.connect().await?;
+            migrate(&mut conn).await.map_err(failure::of)?;
+            if distributed {
+                distribute(&mut conn).await.map_err(failure::of)?;
+            }
             print("the schema is current\n")
         }
         Command::Sweep(options) => sweep::sweep(&database, options).await,

@@ -4,8 +4,8 @@ use std::io::{IsTerminal as _, stderr};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use pg_idempotency::Janitor;
 use pg_idempotency::janitor::{DueRecords, Swept};
+use pg_idempotency::{Deployment, Janitor};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -24,7 +24,8 @@ fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Result<Janitor, Failure> {
         .with_batch_size(pace.batch_size)?
         .with_pause(pace.pause)
         .with_grace(pace.grace)
-        .with_single_runner(pace.single_runner);
+        .with_single_runner(pace.single_runner)
+        .with_deployment(Deployment::new().with_distributed(pace.distributed));
     Ok(match pace.max_rows_per_second {
         Some(rate) => janitor.with_max_rows_per_second(rate),
         None => janitor,

@@ -4,14 +4,21 @@
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
 
+use super::distributed::LockedRows;
 use super::{MarkBatch, index, take_over_locked};
 use crate::Error;
+use crate::record::distributed::pass_on_lock_timeout;
 use crate::record::fragment::expired_when_asked;
 
 impl MarkBatch<'_> {
     /// Marks the keys that are new, and returns their places. It waits for every open transaction that has inserted one
     /// of the keys.
     pub(crate) async fn claim_at_once(&self, conn: &mut PgConnection) -> Result<Vec<usize>, Error> {
+        if self.deployment.distributed {
+            let all: Vec<usize> = (0..self.values.len()).collect();
+            pass_on_lock_timeout(conn).await?;
+            return self.insert_distributed(conn, &all).await;
+        }
         self.marking(
             "
             insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
@@ -38,6 +45,11 @@ impl MarkBatch<'_> {
         conn: &mut PgConnection,
         asked: Option<DateTime<Utc>>,
     ) -> Result<Vec<usize>, Error> {
+        if self.deployment.distributed {
+            let all: Vec<usize> = (0..self.values.len()).collect();
+            pass_on_lock_timeout(conn).await?;
+            return self.take_over_distributed(conn, asked, &all, LockedRows::AwaitInOrder).await;
+        }
         self.marking(concat! {
             "
             with asked as materialized (

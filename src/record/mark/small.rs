@@ -23,6 +23,9 @@ impl MarkBatch<'_> {
         conn: &mut PgConnection,
         asked: Option<DateTime<Utc>>,
     ) -> Result<Claims, Error> {
+        if self.deployment.distributed {
+            return self.claim_in_order_distributed(conn, asked).await;
+        }
         let rows = self
             .marking(concat! {
                 "

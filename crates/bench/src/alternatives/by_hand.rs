@@ -66,7 +66,7 @@ impl ByHand {
             claim: holding(&in_transaction_mode, "insert into idempotency.record")?,
             look: holding(&in_transaction_mode, "left join idempotency.record")?,
             complete: holding(&in_transaction_mode, "set completed_at = pg_catalog.statement_timestamp()")?,
-            resolve: holding(&in_lease_mode, "set completed_at = coalesce")?,
+            resolve: holding(&in_lease_mode, "lease_until = null")?,
         })
     }
 
@@ -127,10 +127,10 @@ impl ByHand {
                 let resolved = of(&key, self.resolve)
                     .bind(token)
                     .bind(response)
-                    .bind(DAY)
-                    .bind(true)
                     .bind(None::<i16>)
                     .bind(None::<String>)
+                    .bind(DAY)
+                    .bind(true)
                     .execute(&mut *tx)
                     .await?;
                 ensure!(resolved.rows_affected() == 1, "the lease is ours");

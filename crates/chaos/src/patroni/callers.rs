@@ -126,7 +126,8 @@ impl Load {
         Ok(())
     }
 
-    /// When the faults are over: asks for every key once more, until it is answered. Returns how many keys needed an operator.
+    /// When the faults are over: asks for every key once more, until it is answered. Returns how many keys needed an
+    /// operator.
     pub(crate) async fn settle(&self) -> anyhow::Result<u64> {
         let calls = self.world.history.calls();
         let keys: HashSet<&str> = calls.iter().map(|call| call.key.as_str()).collect();

@@ -1,5 +1,5 @@
-//! The faults that make the leader change. Each waits until another node leads and the callers get answers from it, then brings the
-//! old leader back, and waits until the formation is whole.
+//! The faults that make the leader change. Each waits until another node leads and the callers get answers from it,
+//! then brings the old leader back, and waits until the formation is whole.
 
 use super::callers::Load;
 use super::formation::Formation;

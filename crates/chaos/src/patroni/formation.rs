@@ -129,7 +129,8 @@ impl Formation {
         node.start(&self.programs)
     }
 
-    /// `patronictl switchover`, to a node of Patroni's choice. Patroni refuses it while no standby is fit, so it is repeated.
+    /// `patronictl switchover`, to a node of Patroni's choice. Patroni refuses it while no standby is fit, so it is
+    /// repeated.
     pub(crate) async fn switch_over(&self, from: &Node) -> anyhow::Result<()> {
         let body = json!({ "leader": from.name }).to_string();
         self.until("Patroni switches over", async || {
@@ -145,7 +146,8 @@ impl Formation {
         self.until(&what, async || self.router.leader().is_some_and(|leader| leader != old.ports)).await
     }
 
-    /// Waits until one node leads, and both others stream from it, one of them as the synchronous standby if there must be one.
+    /// Waits until one node leads, and both others stream from it, one of them as the synchronous standby if there must
+    /// be one.
     pub(crate) async fn is_whole(&self) -> anyhow::Result<()> {
         self.until("one node leads and two follow", async || {
             let Ok(leader) = self.leader() else { return false };
@@ -200,7 +202,8 @@ impl Formation {
         Ok(streams)
     }
 
-    /// Polls: the machine may be busy, so nothing here depends on a sleep. What does not happen is an error with the ends of the logs.
+    /// Polls: the machine may be busy, so nothing here depends on a sleep. What does not happen is an error with the
+    /// ends of the logs.
     async fn until(&self, what: &str, happened: impl AsyncFn() -> bool) -> anyhow::Result<()> {
         let started = Instant::now();
         while !happened().await {
@@ -231,9 +234,9 @@ impl Drop for Formation {
     }
 }
 
-/// The configuration that etcd keeps for all nodes. The times are shorter than Patroni's defaults (`ttl` 30, `loop_wait` 10 and
-/// `retry_timeout` 10 seconds), so that a failover takes seconds. Patroni asks for a `ttl` of at least `loop_wait` and twice
-/// `retry_timeout`.
+/// The configuration that etcd keeps for all nodes. The times are shorter than Patroni's defaults (`ttl` 30,
+/// `loop_wait` 10 and `retry_timeout` 10 seconds), so that a failover takes seconds. Patroni asks for a `ttl` of at
+/// least `loop_wait` and twice `retry_timeout`.
 fn shared(replication: Replication) -> Value {
     let strict = replication == Replication::Strict;
     json!({
@@ -262,8 +265,8 @@ fn shared(replication: Replication) -> Value {
     })
 }
 
-/// Below the range from which the system takes the ports of outgoing connections: a port must still be free when a node that was
-/// killed comes back.
+/// Below the range from which the system takes the ports of outgoing connections: a port must still be free when a node
+/// that was killed comes back.
 fn free_ports<const COUNT: usize>() -> anyhow::Result<[u16; COUNT]> {
     const FIRST: u16 = 20_000;
     const LAST: u16 = 32_000;

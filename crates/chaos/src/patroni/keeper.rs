@@ -1,5 +1,5 @@
-//! The directory of a formation, and the process that cleans up after it: when the suite ends, however it ends, the keeper ends
-//! every process that works in the directory, and removes it.
+//! The directory of a formation, and the process that cleans up after it: when the suite ends, however it ends, the
+//! keeper ends every process that works in the directory, and removes it.
 
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt as _;
@@ -10,8 +10,8 @@ use anyhow::Context as _;
 
 use super::programs::User;
 
-/// Waits for EOF on its standard input, whose other end the suite holds. Patroni ends first, because it would start a server again;
-/// an immediate shutdown of the servers removes their shared memory.
+/// Waits for EOF on its standard input, whose other end the suite holds. Patroni ends first, because it would start a
+/// server again; an immediate shutdown of the servers removes their shared memory.
 const KEEPER: &str = r#"
     trap '' HUP INT QUIT PIPE TERM
     within() {
@@ -84,7 +84,8 @@ impl Drop for Keeper {
     }
 }
 
-/// Every process that works in this directory or below it: PostgreSQL's in the data directory, Patroni's and its tools' above it.
+/// Every process that works in this directory or below it: PostgreSQL's in the data directory, Patroni's and its tools'
+/// above it.
 pub(crate) fn processes_within(directory: &Path) -> Vec<u32> {
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     processes

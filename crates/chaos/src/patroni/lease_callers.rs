@@ -1,5 +1,5 @@
-//! Callers in lease mode. Their effects are outside of the database that fails over: a list of the suite's own, which dedupes
-//! nothing and loses nothing.
+//! Callers in lease mode. Their effects are outside of the database that fails over: a list of the suite's own, which
+//! dedupes nothing and loses nothing.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -71,7 +71,8 @@ pub(crate) async fn decide(pool: &PgPool, way: &Way, value: &str) -> anyhow::Res
     Ok(())
 }
 
-/// The results that are stored, in place of the effects: the outside loses none of those, and the database can lose a result.
+/// The results that are stored, in place of the effects: the outside loses none of those, and the database can lose a
+/// result.
 pub(crate) fn stored_results(after: &Aftermath) -> Aftermath {
     let result = |record: &crate::checker::Stored| {
         let call = record.response.clone().filter(|_| record.completed)?;

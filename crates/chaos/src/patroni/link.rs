@@ -5,8 +5,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// While it is cut, nothing passes and nothing is refused, as if the network dropped every packet. When it is mended, the
-/// connections of before are closed.
+/// While it is cut, nothing passes and nothing is refused, as if the network dropped every packet. When it is mended,
+/// the connections of before are closed.
 pub(crate) struct Link {
     pub(crate) port: u16,
     cut: watch::Sender<bool>,

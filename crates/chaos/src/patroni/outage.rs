@@ -1,4 +1,5 @@
-//! What a fault costs the callers: the time from a caller's first error to its next answer, and the answers that are lost.
+//! What a fault costs the callers: the time from a caller's first error to its next answer, and the answers that are
+//! lost.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -47,8 +48,9 @@ impl std::fmt::Display for Seen {
     }
 }
 
-/// The outages are of the callers whose names do not begin with `without`: those that cannot follow the leader. `lost` has the moment
-/// of each answer that was given and lost: a moment before the fault, or while the old leader still answers.
+/// The outages are of the callers whose names do not begin with `without`: those that cannot follow the leader. `lost`
+/// has the moment of each answer that was given and lost: a moment before the fault, or while the old leader still
+/// answers.
 pub(crate) fn seen(calls: &[Call], faults: &[Injected], lost: &[Moment], without: &str) -> Vec<Seen> {
     let outages = outages(calls.iter().filter(|call| !call.name.starts_with(without)));
     let mut answers: Vec<Moment> =

@@ -39,8 +39,9 @@ impl EtcdApi {
     }
 }
 
-/// Before this version, and through etcd's API 3 only, a leader that is paused for longer than its `ttl` can take the lock from its
-/// successor when it wakes. Then the answers of the successor are lost: <https://github.com/patroni/patroni/pull/2689>.
+/// Before this version, and through etcd's API 3 only, a leader that is paused for longer than its `ttl` can take the
+/// lock from its successor when it wakes. Then the answers of the successor are lost:
+/// <https://github.com/patroni/patroni/pull/2689>.
 const SAFE_WITH_V3: [u32; 3] = [3, 0, 3];
 /// `etcd` or `etcd3`, against the choice by version.
 const API_VARIABLE: &str = "PATRONI_ETCD_API";
@@ -92,8 +93,8 @@ impl Programs {
         self.command(&self.etcd)
     }
 
-    /// In a group of its own, so that Ctrl-C reaches the suite only, and without variables that would change Patroni, etcd, Python
-    /// or libpq.
+    /// In a group of its own, so that Ctrl-C reaches the suite only, and without variables that would change Patroni,
+    /// etcd, Python or libpq.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command

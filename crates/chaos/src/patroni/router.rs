@@ -1,5 +1,5 @@
-//! The callers' way to the leader: a TCP proxy that asks every node's REST API who leads, as HAProxy does with the configuration
-//! in Patroni's documentation.
+//! The callers' way to the leader: a TCP proxy that asks every node's REST API who leads, as HAProxy does with the
+//! configuration in Patroni's documentation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,8 @@ use tokio::time::sleep;
 
 use super::rest;
 
-/// `inter`: how often a node is asked. Patroni's documentation has 3 s; its `ttl` there is 30 s, and here a quarter of that.
+/// `inter`: how often a node is asked. Patroni's documentation has 3 s; its `ttl` there is 30 s, and here a quarter of
+/// that.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// `fall`: so many checks in a row must fail before the leader is taken for lost.
 const FALL: u32 = 2;

@@ -1,5 +1,6 @@
-//! Many calls of one key at a time, in transactions of the callers', half of whose owners roll back: nobody under Reject waits,
-//! and what a call leaves in its transaction is the caller's `lock_timeout`, and no lock where it replayed.
+//! Many calls of one key at a time, in transactions of the callers', half of whose owners roll back: nobody under
+//! Reject waits, and what a call leaves in its transaction is the caller's `lock_timeout`, and no lock where it
+//! replayed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! Callers who commit although the call has failed or was dropped, and a `perform` that ends its transaction: none of them is
-//! acknowledged, and a claim that is committed so is indeterminate for all who come later.
+//! Callers who commit although the call has failed or was dropped, and a `perform` that ends its transaction: none of
+//! them is acknowledged, and a claim that is committed so is indeterminate for all who come later.
 
 use futures_util::future::join_all;
 use pg_idempotency::testing::cancel_after;

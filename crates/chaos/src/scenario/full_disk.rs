@@ -1,5 +1,6 @@
 //! The disk of the tables fills up and is freed again. It is a tablespace of some megabytes in memory, mounted in a
-//! namespace of the server's own and gone with it; only root can have that. The WAL has room: without, the server stops.
+//! namespace of the server's own and gone with it; only root can have that. The WAL has room: without, the server
+//! stops.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Transactions with two keys in any order and at any isolation level: deadlocks and serialization failures, and callers
-//! who start over.
+//! Transactions with two keys in any order and at any isolation level: deadlocks and serialization failures, and
+//! callers who start over.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Failover under Patroni: the leader changes in four ways, under load in all three modes. With strict synchronous replication
-//! nothing that was acknowledged is lost; with asynchronous replication the losses are counted.
+//! Failover under Patroni: the leader changes in four ways, under load in all three modes. With strict synchronous
+//! replication nothing that was acknowledged is lost; with asynchronous replication the losses are counted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +75,8 @@ async fn inject_all(
     loads.transactions.goes_on(BETWEEN).await
 }
 
-/// Whether the strict rule can fail: the standbys are cut off, the leader goes on and is lost, and a standby takes its place.
+/// Whether the strict rule can fail: the standbys are cut off, the leader goes on and is lost, and a standby takes its
+/// place.
 pub(crate) async fn play_delayed(stage: &Stage) -> anyhow::Result<Finding> {
     let programs = match Programs::find() {
         Ok(programs) => programs,
@@ -141,8 +142,8 @@ impl Loads {
         Ok(())
     }
 
-    /// Asks for every key once more, and compares all answers with the tables and with the outside. Also returns when the answers
-    /// were given that are lost.
+    /// Asks for every key once more, and compares all answers with the tables and with the outside. Also returns when
+    /// the answers were given that are lost.
     async fn check(&self, replication: Replication) -> anyhow::Result<(Finding, Vec<Moment>)> {
         let (mut finding, mut lost) = (Finding::default(), Vec::new());
         for load in self.all() {
@@ -159,8 +160,8 @@ async fn check(load: &Load, replication: Replication) -> anyhow::Result<(Finding
     let before = world.history.calls();
     let decided = load.settle().await?;
     let (calls, mut after) = (world.history.calls(), world.aftermath().await?);
-    // Asynchronous replication promises nothing about answers from before a failover. What is left must be whole, and what is
-    // answered now must be true.
+    // Asynchronous replication promises nothing about answers from before a failover. What is left must be whole, and
+    // what is answered now must be true.
     let told = |call: &Call| replication == Replication::Strict || call.name.starts_with(SETTLER);
     let told: Vec<Call> = calls.into_iter().filter(told).collect();
     let (name, violations, gone, more) = match &load.way {

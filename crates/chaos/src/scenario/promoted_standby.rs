@@ -1,5 +1,5 @@
-//! The primary is lost, and its standby promoted: synchronous, nothing that was acknowledged is lost; asynchronous, it is
-//! counted.
+//! The primary is lost, and its standby promoted: synchronous, nothing that was acknowledged is lost; asynchronous, it
+//! is counted.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! A migration, and two releases on the table that it leaves. There is one release so far, so the others are made up: an
-//! older schema that lacks a column, and a newer one with a column, an index and a mode more, whose callers write what this
-//! release cannot read.
+//! A migration, and two releases on the table that it leaves. There is one release so far, so the others are made up:
+//! an older schema that lacks a column, and a newer one with a column, an index and a mode more, whose callers write
+//! what this release cannot read.
 
 use std::time::Duration;
 
@@ -129,7 +129,8 @@ fn migrator(migrations: Vec<Migration>) -> Migrator {
     migrator
 }
 
-/// A caller of the newer release: it reads all that there is, and writes what this release can read in one case of three.
+/// A caller of the newer release: it reads all that there is, and writes what this release can read in one case of
+/// three.
 async fn newer_client(world: &World, pool: &PgPool, client: usize) -> anyhow::Result<()> {
     let name = format!("c{client}");
     let mut random = world.random(&format!("newer-{name}"));

@@ -1,0 +1,44 @@
+//! Handing the table to Citus.
+
+use sqlx::PgConnection;
+
+use crate::Error;
+use crate::record::{self, Distribution};
+use crate::session::in_any_transaction;
+
+/// Distributes the table by `scope` over the workers of Citus. If it is distributed so already, does nothing. Then set
+/// [`Deployment::with_distributed`](crate::Deployment::with_distributed) in every process.
+///
+/// A business table that is written in the same transaction should have its rows beside the key: give it a column of
+/// the type `text collate "C"` with the scope, and distribute it by that, `colocate_with => 'idempotency.record'`. Then
+/// a call is one transaction on one worker. Every table that `perform` writes must be a distributed table, a reference
+/// table, or local to Citus's metadata. A plain table of the coordinator commits apart from the key.
+///
+/// Apply `migrations/strict.sql` before, if at all: Citus does not take it in one statement. Stop the service
+/// meanwhile: a process with the other setting gets [`Error::WrongDeployment`].
+///
+/// # Errors
+///
+/// - [`Error::SchemaMissing`]: run [`migrate`](crate::migrate()) before.
+/// - [`Error::Database`]: the database has no Citus, the table is distributed in another way, or Citus refuses, for
+///   example for want of workers or because the role is not the owner.
+///
+/// # Cancellation
+///
+/// All of it is one transaction, done or not done.
+pub async fn distribute(conn: &mut PgConnection) -> Result<(), Error> {
+    let refused = |why: &str| Err(Error::Database(sqlx::Error::Configuration(why.into())));
+    in_any_transaction(conn, async |conn| {
+        super::current(conn).await?;
+        super::lock(conn).await?;
+        match record::distribution(conn).await? {
+            Distribution::By(column) if column == "scope" => Ok(()),
+            Distribution::Plain => record::create_distributed_table(conn).await,
+            Distribution::NoCitus => refused("the database has no Citus; run `create extension citus` on every node"),
+            Distribution::By(_) | Distribution::Other => {
+                refused("Citus has idempotency.record, and not by the hash of scope; undistribute it first")
+            }
+        }
+    })
+    .await
+}

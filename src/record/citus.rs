@@ -1,0 +1,126 @@
+//! What Citus knows of the table. It is plain SQL: the extension's functions and catalogs are looked for before they
+//! are named.
+
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row as _};
+
+use super::stats::Size;
+use crate::Error;
+
+/// The table as Citus has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Distribution {
+    /// The database has no Citus.
+    NoCitus,
+    /// The database has Citus, and the table is an ordinary one.
+    Plain,
+    /// By the hash of this column.
+    By(String),
+    /// A reference table, or one that only Citus's metadata knows.
+    Other,
+}
+
+/// A worker's settings.
+#[derive(Clone, Debug)]
+pub(crate) struct Worker {
+    /// Its host and port.
+    pub(crate) node: String,
+    /// `synchronous_commit`, and whether it has synchronous standbys; or why it did not answer.
+    pub(crate) synchronous_commit: Result<(String, bool), String>,
+}
+
+pub(crate) async fn is_distributed(conn: &mut PgConnection) -> Result<bool, Error> {
+    Ok(matches!(distribution(conn).await?, Distribution::By(_)))
+}
+
+pub(crate) async fn distribution(conn: &mut PgConnection) -> Result<Distribution, Error> {
+    let citus: bool = sqlx::query_scalar("select exists (select from pg_catalog.pg_extension where extname = 'citus')")
+        .persistent(false)
+        .fetch_one(&mut *conn)
+        .await
+        .map_err(Error::of_statement)?;
+    if !citus {
+        return Ok(Distribution::NoCitus);
+    }
+    let column: Option<Option<String>> = sqlx::query_scalar(
+        "
+        select case when partmethod = 'h' then pg_catalog.column_to_column_name(logicalrelid, partkey) end
+        from pg_catalog.pg_dist_partition
+        where logicalrelid = 'idempotency.record'::regclass
+        ",
+    )
+    .persistent(false)
+    .fetch_optional(conn)
+    .await
+    .map_err(Error::of_statement)?;
+    Ok(match column {
+        None => Distribution::Plain,
+        Some(None) => Distribution::Other,
+        Some(Some(column)) => Distribution::By(column),
+    })
+}
+
+/// Distributes the table by the scope.
+pub(crate) async fn create_distributed_table(conn: &mut PgConnection) -> Result<(), Error> {
+    sqlx::query("select pg_catalog.create_distributed_table('idempotency.record', 'scope')")
+        .persistent(false)
+        .execute(conn)
+        .await
+        .map(drop)
+        .map_err(Error::of_statement)
+}
+
+/// As [`size`](super::stats::size). The coordinator's own table is empty: the shards have the rows.
+pub(crate) async fn size_of_shards(conn: &mut PgConnection) -> Result<Size, Error> {
+    sqlx::query(
+        "
+        select
+            sum((result::json ->> 0)::float8) as records,
+            sum((result::json ->> 1)::int8)::int8 as table_bytes,
+            sum((result::json ->> 2)::int8)::int8 as index_bytes,
+            sum((result::json ->> 3)::int8)::int8 as dead_rows
+        from pg_catalog.run_command_on_shards('idempotency.record', $$
+            select pg_catalog.json_build_array(
+                greatest(class.reltuples, 0), pg_catalog.pg_table_size(class.oid), pg_catalog.pg_indexes_size(class.oid),
+                coalesce(stat.n_dead_tup, 0)
+            )
+            from pg_catalog.pg_class as class
+            left join pg_catalog.pg_stat_all_tables as stat on stat.relid = class.oid
+            where class.oid = '%s'::regclass
+        $$)
+        ",
+    )
+    .persistent(false)
+    .try_map(|row: PgRow| Size::of(&row))
+    .fetch_one(conn)
+    .await
+    .map_err(Error::of_statement)
+}
+
+pub(crate) async fn workers(conn: &mut PgConnection) -> Result<Vec<Worker>, Error> {
+    sqlx::query(
+        "
+        select nodename || ':' || nodeport as node, success, result
+        from pg_catalog.run_command_on_workers($$
+            select pg_catalog.current_setting('synchronous_commit')
+                || case when pg_catalog.current_setting('synchronous_standby_names') <> '' then ' standbys' else '' end
+        $$)
+        order by 1
+        ",
+    )
+    .persistent(false)
+    .try_map(|row: PgRow| {
+        let result: String = row.try_get("result")?;
+        Ok(Worker {
+            node: row.try_get("node")?,
+            synchronous_commit: match (row.try_get("success")?, result.split_once(' ')) {
+                (false, _) => Err(result),
+                (true, Some((value, _))) => Ok((value.to_owned(), true)),
+                (true, None) => Ok((result, false)),
+            },
+        })
+    })
+    .fetch_all(conn)
+    .await
+    .map_err(Error::of_statement)
+}

@@ -1,0 +1,204 @@
+//! Lease mode.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, release, resolve};
+use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::{Error, Key};
+use sqlx::PgPool;
+
+use crate::{DISTRIBUTED, citus, citus_alone, key, options};
+
+const LEASE: Duration = Duration::from_secs(40);
+const REPEATS: Policy = Policy::AtLeastOnce { lease: LEASE };
+const NEVER_REPEATS: Policy = Policy::AtMostOnce { lease: LEASE };
+
+fn leasing(policy: Policy) -> Leasing {
+    Leasing::new(policy).expect("a lease").with_deployment(DISTRIBUTED)
+}
+
+async fn acquired(pool: &PgPool, key: &Key, policy: Policy) -> anyhow::Result<Lease> {
+    match leasing(policy).acquire::<String, _>(pool, key, "body").await? {
+        Acquired::Lease(lease) => Ok(lease),
+        Acquired::Replayed(response) => anyhow::bail!("replayed {response}"),
+    }
+}
+
+#[tokio::test]
+async fn a_lease_is_claimed_completed_and_replayed() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for policy in [REPEATS, NEVER_REPEATS] {
+        for _ in 0..7 {
+            let key = key("lease");
+            let work = async |_: &Lease| Ok::<_, Error>("done".to_owned());
+            let first = leasing(policy).ensure(&citus.pool, &key, "body", work).await?;
+            let second = leasing(policy).ensure(&citus.pool, &key, "body", work).await?;
+            assert_eq!((first.is_replayed(), second.is_replayed()), (false, true));
+            let reused = leasing(policy).ensure(&citus.pool, &key, "other", work).await;
+            assert!(matches!(reused, Err(Error::KeyReused { .. })), "{reused:?}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_live_lease_is_in_flight_for_as_long_as_it_lasts() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("live");
+    let lease = acquired(&citus.pool, &key, REPEATS).await?;
+    let second = leasing(REPEATS).acquire::<String, _>(&citus.pool, &key, "body").await;
+    let Err(Error::InFlight { retry_after, .. }) = second else { panic!("{second:?}") };
+    assert!((LEASE / 2..=LEASE).contains(&retry_after), "{retry_after:?}");
+    lease.complete(&"done".to_owned()).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_heartbeat_prolongs_the_lease_and_the_retention() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("renewed");
+    let short = Policy::AtLeastOnce { lease: Duration::from_millis(600) };
+    let options = leasing(short).with_retention(Duration::from_millis(1200))?;
+    let done = options
+        .ensure(&citus.pool, &key, "body", async |lease| {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            assert!(!lease.is_lost());
+            Ok::<_, Error>("done".to_owned())
+        })
+        .await?;
+    assert!(!done.is_replayed());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lapsed_lease_is_taken_over_and_its_owner_is_fenced() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("lapsed");
+    let stale = acquired(&citus.pool, &key, REPEATS).await?;
+    testing::lapse(&citus.pool, &key).await?;
+    let heir = acquired(&citus.pool, &key, REPEATS).await?;
+    assert_eq!(heir.attempt(), 2);
+    let lost = stale.complete(&"stale".to_owned()).await;
+    assert!(matches!(lost, Err(Error::LeaseLost)), "{lost:?}");
+    heir.complete(&"heir".to_owned()).await?;
+    let Acquired::Replayed(response) = leasing(REPEATS).acquire::<String, _>(&citus.pool, &key, "body").await? else {
+        panic!("performed again")
+    };
+    assert_eq!(response, "heir");
+    Ok(())
+}
+
+#[tokio::test]
+async fn of_eight_callers_one_takes_over_what_lapsed() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for _ in 0..5 {
+        let key = key("lapsed race");
+        Fixture::lapsed(&key, "body", REPEATS)?.write(&citus.pool).await?;
+        let answers =
+            testing::race(&citus.pool, 8, async |pool| leasing(REPEATS).acquire::<String, _>(pool, &key, "body").await)
+                .await?;
+        let won = answers.iter().filter(|answer| matches!(answer, Ok(Acquired::Lease(_)))).count();
+        let in_flight = answers.iter().filter(|answer| matches!(answer, Err(Error::InFlight { .. }))).count();
+        assert_eq!((won, in_flight), (1, 7), "{answers:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_may_not_repeat_is_indeterminate_until_it_is_settled() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for resolves in [true, false] {
+        let key = key("at most once");
+        Fixture::lapsed(&key, "body", NEVER_REPEATS)?.write(&citus.pool).await?;
+        let unknown = leasing(NEVER_REPEATS).acquire::<String, _>(&citus.pool, &key, "body").await;
+        let Err(Error::Indeterminate { token, .. }) = unknown else { panic!("{unknown:?}") };
+        let wrong = resolve(&citus.pool, &key, token + 1, &"no".to_owned(), LEASE * 9).await;
+        assert!(matches!(wrong, Err(Error::LeaseLost)), "{wrong:?}");
+        if resolves {
+            resolve(&citus.pool, &key, token, &"found".to_owned(), LEASE * 9).await?;
+            let again = resolve(&citus.pool, &key, token, &"found".to_owned(), LEASE * 9).await;
+            assert!(matches!(again, Err(Error::LeaseLost)), "an operator's is settled once: {again:?}");
+        } else {
+            release(&citus.pool, &key, token, "it did nothing").await?;
+        }
+        let next = leasing(NEVER_REPEATS).acquire::<String, _>(&citus.pool, &key, "body").await?;
+        assert_eq!(matches!(next, Acquired::Replayed(_)), resolves);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_error_releases_or_ends_the_lease() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for (policy, repeats) in [(REPEATS, true), (NEVER_REPEATS, false)] {
+        let key = key("failed");
+        let failing = async |_: &Lease| -> anyhow::Result<String> { anyhow::bail!("declined") };
+        assert!(leasing(policy).ensure(&citus.pool, &key, "body", failing).await.is_err());
+        let next = leasing(policy).acquire::<String, _>(&citus.pool, &key, "body").await;
+        match (next, repeats) {
+            (Ok(Acquired::Lease(lease)), true) => {
+                assert_eq!(lease.attempt(), 2);
+                lease.release("gave up").await?;
+                let most = leasing(policy).with_max_attempts(NonZeroU32::new(2).expect("two"));
+                let exhausted = most.acquire::<String, _>(&citus.pool, &key, "body").await;
+                assert!(
+                    matches!(&exhausted, Err(Error::Exhausted { attempts: 2, last_error: Some(last), .. }) if last == "gave up"),
+                    "{exhausted:?}"
+                );
+            }
+            (Err(Error::Indeterminate { last_error: Some(last), .. }), false) => assert_eq!(last, "declined"),
+            (next, _) => panic!("{next:?}"),
+        }
+    }
+    Ok(())
+}
+
+/// Functions on the shards write down with which setting a worker would commit.
+#[tokio::test]
+async fn the_workers_commit_a_lease_durably() -> anyhow::Result<()> {
+    let Some(citus) = citus_alone().await else { return Ok(()) };
+    let pool = &citus.pool;
+    let on_workers = async |command: &str| -> anyhow::Result<()> {
+        let run = "select bool_and(success) from run_command_on_workers($1)";
+        anyhow::ensure!(sqlx::query_scalar::<_, bool>(run).bind(command).fetch_one(pool).await?, "{command}");
+        Ok(())
+    };
+    let on_shards = async |command: &str| -> anyhow::Result<()> {
+        let run = "select bool_and(success) from run_command_on_shards('idempotency.record', $1)";
+        anyhow::ensure!(sqlx::query_scalar::<_, bool>(run).bind(command).fetch_one(pool).await?, "{command}");
+        Ok(())
+    };
+    on_workers(
+        "set citus.enable_ddl_propagation = off; create or replace function public.tell_commit() returns trigger language plpgsql as
+         $$ begin new.last_error := current_setting('synchronous_commit'); return new; end $$",
+    )
+    .await?;
+    on_shards(
+        "create trigger tell_commit before insert or update on %s for each row execute function public.tell_commit()",
+    )
+    .await?;
+    let mut told = Vec::new();
+    for session in ["off", "on", "remote_apply"] {
+        let session = options().expect("a URL").options([("synchronous_commit", session)]);
+        let pool = PgPool::connect_with(session).await?;
+        // As the workers' own: weak.
+        for policy in [REPEATS, NEVER_REPEATS] {
+            let key = key("durable");
+            let lease = acquired(&pool, &key, policy).await?;
+            told.push(last_error(&pool, &key).await?);
+            lease.complete(&"done".to_owned()).await?;
+            told.push(last_error(&pool, &key).await?);
+        }
+        pool.close().await;
+    }
+    on_shards("drop trigger tell_commit on %s").await?;
+    on_workers("set citus.enable_ddl_propagation = off; drop function public.tell_commit()").await?;
+    assert_eq!(told, [["on"; 8].as_slice(), ["remote_apply"; 4].as_slice()].concat());
+    Ok(())
+}
+
+async fn last_error(pool: &PgPool, key: &Key) -> anyhow::Result<String> {
+    let record = pg_idempotency::operator::show(&mut *pool.acquire().await?, key).await?;
+    Ok(record.and_then(|record| record.last_error).unwrap_or_default())
+}

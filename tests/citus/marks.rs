@@ -1,0 +1,214 @@
+//! Mark mode.
+
+use std::time::{Duration, Instant};
+
+use pg_idempotency::dedup::{Dedup, Marked};
+use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::{Error, InFlight, Key, Mode};
+
+use crate::{DISTRIBUTED, citus, key, scope};
+
+const WINDOW: Duration = Duration::from_secs(3600);
+
+fn dedup() -> Dedup {
+    Dedup::new(WINDOW).expect("a window").with_deployment(DISTRIBUTED)
+}
+
+/// So many keys over so many new scopes.
+fn keys(count: usize, scopes: usize) -> Vec<Key> {
+    let base = scope();
+    (0..count).map(|at| Key::new(format!("{base} {}", at % scopes), "event", at.to_string()).expect("a key")).collect()
+}
+
+fn firsts(marked: &[Marked]) -> usize {
+    marked.iter().filter(|marked| **marked == Marked::First).count()
+}
+
+#[tokio::test]
+async fn a_mark_is_first_once() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let mut conn = citus.pool.acquire().await?;
+    for _ in 0..7 {
+        let key = key("mark");
+        for expected in [Marked::First, Marked::Duplicate] {
+            let mut tx = sqlx::Connection::begin(&mut *conn).await?;
+            assert_eq!(dedup().mark(&mut tx, &key).await?, expected);
+            assert_eq!(dedup().mark(&mut tx, &key).await?, Marked::Duplicate, "by this transaction");
+            pg_idempotency::commit(tx).await?;
+        }
+        testing::expire(&mut *conn, &key).await?;
+        let mut tx = sqlx::Connection::begin(&mut *conn).await?;
+        assert_eq!(dedup().mark(&mut tx, &key).await?, Marked::First, "after the window");
+        tx.commit().await?;
+    }
+    let outside = dedup().mark(&mut conn, &key("mark")).await;
+    assert!(matches!(outside, Err(Error::NotInTransaction)), "{outside:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_mark_that_is_not_committed_is_in_flight() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("in flight");
+    let mut first = citus.pool.begin().await?;
+    assert_eq!(dedup().mark(&mut first, &key).await?, Marked::First);
+    let mut second = citus.pool.begin().await?;
+    let rejected = dedup().with_in_flight(InFlight::Reject)?.mark(&mut second, &key).await;
+    assert!(matches!(rejected, Err(Error::InFlight { .. })), "{rejected:?}");
+    let waiter = tokio::spawn({
+        let (pool, key) = (citus.pool.clone(), key.clone());
+        async move {
+            let mut tx = pool.begin().await?;
+            let marked = dedup().mark(&mut tx, &key).await?;
+            tx.commit().await?;
+            anyhow::Ok(marked)
+        }
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    first.rollback().await?;
+    assert_eq!(waiter.await??, Marked::First);
+    assert_eq!(dedup().mark(&mut second, &key).await?, Marked::Duplicate, "usable");
+    Ok(())
+}
+
+#[tokio::test]
+async fn batches_of_any_size_and_any_number_of_scopes() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for (count, scopes) in
+        [(1, 1), (5, 5), (100, 1), (100, 20), (101, 1), (250, 100), (1000, 1), (1200, 100), (300, 300)]
+    {
+        let mut keys = keys(count, scopes);
+        keys.push(keys[0].clone());
+        let mut marked = Vec::new();
+        for _ in 0..2 {
+            let mut tx = citus.pool.begin().await?;
+            marked.push(dedup().mark_many(&mut tx, &keys).await?);
+            tx.commit().await?;
+        }
+        assert_eq!((firsts(&marked[0]), firsts(&marked[1])), (count, 0), "{count} over {scopes}");
+        assert_eq!(marked[0].last(), Some(&Marked::Duplicate), "twice in the batch");
+        // Half of it is new, and some of the rest is expired.
+        let mut more = keys[..count.div_ceil(2)].to_vec();
+        more.extend(self::keys(count, scopes));
+        testing::expire(&citus.pool, &keys[0]).await?;
+        let mut tx = citus.pool.begin().await?;
+        let marked = dedup().mark_many(&mut tx, &more).await?;
+        tx.commit().await?;
+        assert_eq!(firsts(&marked), count + 1, "{count} over {scopes}");
+        assert_eq!(marked[0], Marked::First, "after its window");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn many_expired_marks_are_taken_over() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for count in [60, 300] {
+        let keys = keys(count, 7);
+        let mut tx = citus.pool.begin().await?;
+        assert_eq!(firsts(&dedup().mark_many(&mut tx, &keys).await?), count);
+        tx.commit().await?;
+        let mut tx = citus.pool.begin().await?;
+        for key in &keys {
+            testing::expire(&mut *tx, key).await?;
+        }
+        tx.commit().await?;
+        for expected in [count, 0] {
+            let mut tx = citus.pool.begin().await?;
+            assert_eq!(firsts(&dedup().mark_many(&mut tx, &keys).await?), expected);
+            tx.commit().await?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_batch_waits_for_a_key_in_flight_with_a_bound() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let keys = keys(20, 4);
+    let mut owner = citus.pool.begin().await?;
+    assert_eq!(dedup().mark(&mut owner, &keys[7]).await?, Marked::First);
+    let mut tx = citus.pool.begin().await?;
+    let rejected = dedup().with_in_flight(InFlight::Reject)?.mark_many(&mut tx, &keys).await;
+    assert!(matches!(rejected, Err(Error::InFlight { .. })), "{rejected:?}");
+    tx.rollback().await?;
+    let mut tx = citus.pool.begin().await?;
+    let (limit, started) = (Duration::from_millis(300), Instant::now());
+    let late = dedup().with_in_flight(InFlight::Wait(limit))?.mark_many(&mut tx, &keys).await;
+    assert!(matches!(late, Err(Error::InFlight { .. })), "{late:?}");
+    assert!((limit..limit * 5).contains(&started.elapsed()), "{:?}", started.elapsed());
+    tx.rollback().await?;
+    let waiter = tokio::spawn({
+        let (pool, keys) = (citus.pool.clone(), keys.clone());
+        async move {
+            let mut tx = pool.begin().await?;
+            let marked = dedup().mark_many(&mut tx, &keys).await?;
+            tx.commit().await?;
+            anyhow::Ok(marked)
+        }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    owner.commit().await?;
+    let marked = waiter.await??;
+    assert_eq!((firsts(&marked), marked[7]), (19, Marked::Duplicate));
+    Ok(())
+}
+
+/// A large batch takes no locks that a claim could see. The session's `lock_timeout` bounds the wait, on the worker
+/// too.
+#[tokio::test]
+async fn a_mark_waits_for_a_large_batch_as_long_as_the_session_allows() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let keys = keys(150, 5);
+    let mut batch = citus.pool.begin().await?;
+    assert_eq!(firsts(&dedup().mark_many(&mut batch, &keys).await?), 150);
+    for count in [1, 150] {
+        let mut tx = citus.pool.begin().await?;
+        sqlx::Executor::execute(&mut *tx, "set local lock_timeout = '200ms'").await?;
+        let started = Instant::now();
+        let late = match count {
+            1 => dedup().mark(&mut tx, &keys[3]).await.map(|marked| vec![marked]),
+            _ => dedup().mark_many(&mut tx, &keys).await,
+        };
+        let Err(Error::Database(error)) = late else { panic!("{late:?}") };
+        let state = error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned());
+        assert_eq!(state.as_deref(), Some("55P03"));
+        assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    }
+    batch.commit().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn overlapping_batches_mark_each_key_once() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for round in 0..5 {
+        let keys = keys(90, 9);
+        let answers = testing::race(&citus.pool, 8, async |pool| {
+            let mut asked = keys.clone();
+            asked.reverse();
+            asked.rotate_left(round * 11);
+            let mut tx = pool.begin().await?;
+            let marked = dedup().mark_many(&mut tx, &asked).await?;
+            tx.commit().await?;
+            anyhow::Ok(firsts(&marked))
+        })
+        .await?;
+        let total: usize = answers.into_iter().collect::<anyhow::Result<Vec<_>>>()?.into_iter().sum();
+        assert_eq!(total, keys.len());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_key_of_another_mode_is_refused() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let keys = keys(3, 2);
+    Fixture::completed(&keys[1], "body", &1)?.write(&citus.pool).await?;
+    let mut tx = citus.pool.begin().await?;
+    let one = dedup().mark(&mut tx, &keys[1]).await;
+    let many = dedup().mark_many(&mut tx, &keys).await;
+    assert!(matches!(one, Err(Error::OtherMode { stored: Mode::Transaction, .. })), "{one:?}");
+    assert!(matches!(many, Err(Error::OtherMode { stored: Mode::Transaction, .. })), "{many:?}");
+    Ok(())
+}

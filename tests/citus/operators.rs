@@ -1,0 +1,173 @@
+//! The janitor and the operator.
+
+use std::time::Duration;
+
+use pg_idempotency::lease::Policy;
+use pg_idempotency::operator::{self, Warning};
+use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::{Deployment, Error, Janitor, distribute, migrate};
+use sqlx::{Connection as _, Executor as _, PgConnection};
+
+use crate::{DISTRIBUTED, citus, citus_alone, key, once, options};
+
+const LEASE: Duration = Duration::from_secs(40);
+
+#[tokio::test]
+async fn the_sweep_deletes_what_is_due_and_nothing_else() -> anyhow::Result<()> {
+    let Some(citus) = citus_alone().await else { return Ok(()) };
+    for deployment in [DISTRIBUTED, Deployment::new()] {
+        citus.pool.execute("delete from idempotency.record").await?;
+        let (due, left) = (25, 5);
+        for _ in 0..due {
+            Fixture::completed(&key("due"), "body", &1)?.expired().write(&citus.pool).await?;
+        }
+        Fixture::marked(&key("due")).expired().write(&citus.pool).await?;
+        Fixture::indeterminate(&key("due"), "body")?.expired().write(&citus.pool).await?;
+        for _ in 0..left {
+            Fixture::completed(&key("not due"), "body", &1)?.write(&citus.pool).await?;
+            Fixture::leased(&key("live"), "body", Policy::AtLeastOnce { lease: LEASE })?
+                .expired()
+                .write(&citus.pool)
+                .await?;
+        }
+        let janitor = Janitor::new(citus.pool.clone())
+            .with_deployment(deployment)
+            .with_grace(Duration::ZERO)
+            .with_pause(Duration::ZERO)
+            .with_batch_size(10)?;
+        let counted = janitor.dry_run().await?;
+        assert_eq!((counted.completed, counted.unfinished, counted.marks), (due, 1, 1));
+        assert!(janitor.sweep_once(10).await?.limited);
+        let swept = janitor.sweep_once(u64::MAX).await?;
+        assert_eq!(swept.rows(), due + 2 - 10);
+        assert_eq!(swept.oldest_after, None);
+        let count: i64 = sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(&citus.pool).await?;
+        assert_eq!(count, i64::try_from(2 * left)?);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn stats_are_those_of_the_shards() -> anyhow::Result<()> {
+    let Some(citus) = citus_alone().await else { return Ok(()) };
+    let mut conn = citus.pool.acquire().await?;
+    conn.execute("delete from idempotency.record").await?;
+    sqlx::query(
+        "insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at, response_body)
+         select 'mark', n % 50, 'filled', n, n, now(), now() + interval '1 h', null from generate_series(1, 5000) as n",
+    )
+    .execute(&mut *conn)
+    .await?;
+    conn.execute("analyze idempotency.record").await?;
+    for exact in [true, false] {
+        let stats = operator::stats(&mut conn, exact).await?;
+        assert_eq!(stats.records, 5000);
+        assert!(stats.table_bytes > 500_000, "{}", stats.table_bytes);
+        assert!(stats.index_bytes > 200_000, "{}", stats.index_bytes);
+        assert_eq!(stats.groups.len(), 1);
+        assert_eq!((&*stats.groups[0].operation, &*stats.groups[0].state), ("filled", "mark"));
+    }
+    conn.execute("delete from idempotency.record").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_record_is_shown_listed_and_forgotten() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let mut conn = citus.pool.acquire().await?;
+    let key = key("operator");
+    assert!(operator::show(&mut conn, &key).await?.is_none());
+    Fixture::indeterminate(&key, "body")?.with_last_error("why").write(&mut *conn).await?;
+    let shown = operator::show(&mut conn, &key).await?.expect("a record");
+    assert_eq!((&*shown.state, shown.last_error.as_deref()), ("indeterminate", Some("why")));
+    let unsettled = operator::unsettled(&mut conn, 1000, std::num::NonZeroU32::new(1)).await?;
+    assert!(unsettled.iter().any(|record| record.scope == key.scope()));
+    let wrong = operator::forget(&mut conn, &key, shown.token + 1).await;
+    assert!(matches!(wrong, Err(Error::LeaseLost)), "{wrong:?}");
+    operator::forget(&mut conn, &key, shown.token).await?;
+    assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn health_looks_at_the_distribution_and_the_workers() -> anyhow::Result<()> {
+    let Some(citus) = citus_alone().await else { return Ok(()) };
+    let mut conn = citus.pool.acquire().await?;
+    conn.execute("delete from idempotency.record").await?;
+    let names = async |conn: &mut PgConnection| -> anyhow::Result<Vec<&'static str>> {
+        let warnings = operator::health(conn, Duration::from_secs(60)).await?;
+        // The server's own settings are not the matter here.
+        let ours = |warning: &&Warning| !matches!(warning, Warning::FsyncOff | Warning::SynchronousCommitSet { .. });
+        Ok(warnings.iter().filter(ours).map(Warning::name).collect())
+    };
+    assert_eq!(names(&mut conn).await?, Vec::<&str>::new());
+    assert_eq!(operator::deep_health(&mut conn).await?, []);
+    let database: String = sqlx::query_scalar("select current_database()").fetch_one(&mut *conn).await?;
+    let on_workers = async |setting: &str| -> anyhow::Result<()> {
+        let command = format!("alter database \"{database}\" {setting}");
+        let run = "select bool_and(success) from run_command_on_workers($1)";
+        anyhow::ensure!(sqlx::query_scalar::<_, bool>(run).bind(command).fetch_one(&citus.pool).await?);
+        Ok(())
+    };
+    on_workers("set synchronous_commit = off").await?;
+    // Of new connections to the workers.
+    let mut fresh = PgConnection::connect_with(&options().expect("a URL")).await?;
+    let weak = names(&mut fresh).await;
+    on_workers("reset synchronous_commit").await?;
+    assert_eq!(weak?, ["worker_synchronous_commit", "worker_synchronous_commit"]);
+    // Not distributed, and then distributed.
+    let mut tx = fresh.begin().await?;
+    tx.execute("drop schema idempotency cascade").await?;
+    migrate(&mut tx).await?;
+    assert_eq!(names(&mut tx).await?, ["not_distributed"]);
+    distribute(&mut tx).await?;
+    distribute(&mut tx).await?;
+    assert_eq!(names(&mut tx).await?, Vec::<&str>::new());
+    tx.rollback().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn distribute_says_why_it_refuses() -> anyhow::Result<()> {
+    let Some(citus) = citus_alone().await else { return Ok(()) };
+    let mut conn = citus.pool.acquire().await?;
+    let mut tx = conn.begin().await?;
+    tx.execute("drop schema idempotency cascade").await?;
+    let missing = distribute(&mut tx).await;
+    assert!(matches!(missing, Err(Error::SchemaMissing { .. })), "{missing:?}");
+    tx.rollback().await?;
+    let mut tx = conn.begin().await?;
+    tx.execute("drop schema idempotency cascade").await?;
+    migrate(&mut tx).await?;
+    sqlx::raw_sql("select create_distributed_table('idempotency.record', 'key', colocate_with => 'none')")
+        .execute(&mut *tx)
+        .await?;
+    let other = distribute(&mut tx).await.expect_err("by another column");
+    assert!(std::error::Error::source(&other).expect("a cause").to_string().contains("undistribute"), "{other:?}");
+    tx.rollback().await?;
+    // A database without Citus.
+    let name = format!("without_{}", std::process::id());
+    let (create, drop) = (format!("create database {name}"), format!("drop database {name} with (force)"));
+    conn.execute("set citus.enable_create_database_propagation = off").await?;
+    sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut *conn).await?;
+    let mut plain = PgConnection::connect_with(&options().expect("a URL").database(&name)).await?;
+    plain.execute("drop extension if exists citus").await?;
+    migrate(&mut plain).await?;
+    let without = distribute(&mut plain).await.expect_err("no Citus");
+    plain.close().await?;
+    sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut *conn).await?;
+    assert!(std::error::Error::source(&without).expect("a cause").to_string().contains("no Citus"), "{without:?}");
+    conn.execute("reset citus.enable_create_database_propagation").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn time_moves_for_tests_there_too() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("time");
+    assert!(!once(&citus.pool, &key, "body").await?.is_replayed());
+    testing::age(&citus.pool, &key, Duration::from_secs(60)).await?;
+    testing::expire_in(&citus.pool, &key, Duration::from_secs(60)).await?;
+    assert!(once(&citus.pool, &key, "body").await?.is_replayed());
+    Ok(())
+}

@@ -1,0 +1,448 @@
+//! Transaction mode.
+
+use std::time::{Duration, Instant};
+
+use pg_idempotency::testing::{self, Fixture, Gate, assert_performed_once};
+use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Mode, Verdict};
+use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
+
+use crate::{DISTRIBUTED, calls, citus, citus_alone, effect, effects, key, once, rejecting, waiting};
+
+/// Plans change after some executions of a prepared statement: these go past that.
+#[tokio::test]
+async fn a_first_call_performs_and_repeats_replay_on_one_connection() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let mut conn = citus.pool.acquire().await?;
+    for _ in 0..10 {
+        let key = key("first");
+        for repeat in 0..3 {
+            let outcome = calls().ensure(&mut conn, &key, "body", async |conn| effect(conn, &key).await).await?;
+            assert_eq!(outcome.is_replayed(), repeat > 0);
+            assert_eq!(outcome.into_inner(), 1);
+        }
+        let reused = calls().ensure(&mut conn, &key, "other", async |conn| effect(conn, &key).await).await;
+        assert!(matches!(reused, Err(Error::KeyReused { .. })), "{reused:?}");
+        assert_eq!(effects(&mut conn, &key).await?, 1);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_first_call_is_one_commit_on_one_shard() -> anyhow::Result<()> {
+    let Some(citus) = citus_alone().await else { return Ok(()) };
+    let mut conn = citus.pool.acquire().await?;
+    let _ = calls().ensure(&mut conn, &key("warm"), "body", async |_| Ok::<_, Error>(1)).await?;
+    let two_phase = "select count(*) from pg_dist_transaction";
+    let before: i64 = sqlx::query_scalar(two_phase).fetch_one(&mut *conn).await?;
+    for way in [calls(), calls().with_select_first(true)] {
+        for _ in 0..10 {
+            let key = key("one shard");
+            let _ = way
+                .ensure(&mut conn, &key, "body", async |conn| {
+                    let count = effect(&mut *conn, &key).await?;
+                    let workers: i64 = sqlx::query_scalar(
+                        "select count(distinct nodeid) from citus_dist_stat_activity where global_pid = citus_backend_gpid()
+                            and not is_worker_query",
+                    )
+                    .fetch_one(conn)
+                    .await?;
+                    assert_eq!(workers, 1);
+                    Ok::<_, Error>(count)
+                })
+                .await?;
+        }
+    }
+    let after: i64 = sqlx::query_scalar(two_phase).fetch_one(&mut *conn).await?;
+    assert_eq!(after, before, "no two-phase commit");
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_option_gives_the_same_answers() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for way in [
+        calls(),
+        calls().with_select_first(true),
+        calls().with_fewest_round_trips(true),
+        calls().with_select_first(true).with_fewest_round_trips(true),
+        calls().with_deployment(DISTRIBUTED.with_prepared_statements(false)),
+    ] {
+        let key = key("way");
+        for repeat in 0..3 {
+            let outcome = way.run(&citus.pool, &key, "body", async |conn| effect(conn, &key).await).await?;
+            assert_eq!(outcome.is_replayed(), repeat > 0, "{way:?}");
+        }
+        let reused = way.run(&citus.pool, &key, "other", async |conn| effect(conn, &key).await).await;
+        assert!(matches!(reused, Err(Error::KeyReused { .. })), "{reused:?}");
+        testing::expire(&citus.pool, &key).await?;
+        assert!(!way.run(&citus.pool, &key, "other", async |conn| effect(conn, &key).await).await?.is_replayed());
+        assert_eq!(effects(&mut *citus.pool.acquire().await?, &key).await?, 2);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_error_leaves_no_trace() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("error");
+    let failed = calls()
+        .run(&citus.pool, &key, "body", async |conn| -> anyhow::Result<i64> {
+            effect(conn, &key).await?;
+            anyhow::bail!("declined")
+        })
+        .await;
+    assert_eq!(failed.expect_err("declined").to_string(), "declined");
+    testing::assert_no_trace(&citus.pool, &key).await;
+    assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
+    testing::assert_completed(&citus.pool, &key).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_isolated_call_keeps_undoes_or_releases() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let mut conn = citus.pool.acquire().await?;
+    for (keeps, left) in [(true, 1), (false, 0)] {
+        let key = key("isolated");
+        for repeat in 0..2 {
+            let mut tx = conn.begin().await?;
+            let outcome = calls()
+                .ensure_isolated(&mut tx, &key, "body", async |conn| {
+                    let count = effect(conn, &key).await?;
+                    Ok::<_, Error>(if keeps { Verdict::Keep(count) } else { Verdict::Undo(count) })
+                })
+                .await?;
+            assert_eq!((outcome.is_replayed(), outcome.into_inner()), (repeat > 0, 1));
+            tx.commit().await?;
+        }
+        assert_eq!(effects(&mut conn, &key).await?, left);
+    }
+    // A failure releases the claim, and the caller's transaction goes on.
+    let key = key("released");
+    let mut tx = conn.begin().await?;
+    let failed = calls()
+        .ensure_isolated(&mut tx, &key, "body", async |conn| -> Result<Verdict<i64>, Error> {
+            effect(&mut *conn, &key).await?;
+            conn.execute("select 1 / 0").await?;
+            unreachable!()
+        })
+        .await;
+    assert!(matches!(failed, Err(Error::Database(_))), "{failed:?}");
+    tx.commit().await?;
+    assert_eq!(effects(&mut conn, &key).await?, 0);
+    assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
+    let shown = pg_idempotency::operator::show(&mut conn, &key).await?.expect("a record");
+    assert_eq!((shown.attempt, shown.mode), (2, Mode::Transaction));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_duplicate_is_rejected_or_waits_for_the_owner() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for commits in [true, false] {
+        let key = key("in flight");
+        let mut owner = citus.pool.begin().await?;
+        let _ = calls().ensure(&mut owner, &key, "body", async |conn| effect(conn, &key).await).await?;
+        let mut other = citus.pool.begin().await?;
+        let rejected = rejecting().ensure(&mut other, &key, "body", async |conn| effect(conn, &key).await).await;
+        assert!(matches!(rejected, Err(Error::InFlight { .. })), "{rejected:?}");
+        let started = Instant::now();
+        let limit = Duration::from_millis(300);
+        let late = waiting(limit).ensure(&mut other, &key, "body", async |conn| effect(conn, &key).await).await;
+        assert!(matches!(late, Err(Error::InFlight { .. })), "{late:?}");
+        assert!((limit..limit * 5).contains(&started.elapsed()), "{:?}", started.elapsed());
+        // The transaction is usable.
+        assert_eq!(effects(&mut other, &key).await?, 0);
+        other.commit().await?;
+        let waiter = tokio::spawn({
+            let (pool, key) = (citus.pool.clone(), key.clone());
+            async move { once(&pool, &key, "body").await }
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if commits {
+            owner.commit().await?
+        } else {
+            owner.rollback().await?
+        }
+        let outcome = waiter.await??;
+        assert_eq!((outcome.is_replayed(), outcome.into_inner()), (commits, 1));
+    }
+    Ok(())
+}
+
+async fn race(pool: &PgPool, key: &pg_idempotency::Key, body: &str) -> anyhow::Result<i64> {
+    let answers =
+        testing::race(pool, 8, async |pool| calls().run(pool, key, body, async |conn| effect(conn, key).await).await)
+            .await?;
+    Ok(assert_performed_once(answers))
+}
+
+#[tokio::test]
+async fn of_eight_callers_one_performs() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for _ in 0..5 {
+        assert_eq!(race(&citus.pool, &key("race"), "body").await?, 1);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn of_eight_callers_one_takes_over_what_is_expired() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for _ in 0..5 {
+        let key = key("expired race");
+        assert!(!once(&citus.pool, &key, "first").await?.is_replayed());
+        testing::expire(&citus.pool, &key).await?;
+        assert_eq!(race(&citus.pool, &key, "second").await?, 2);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn of_eight_callers_one_takes_over_what_is_released() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for _ in 0..5 {
+        let key = key("released race");
+        Fixture::released(&key, "body")?.write(&citus.pool).await?;
+        assert_eq!(race(&citus.pool, &key, "body").await?, 1);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_effect_stays_one_though_owners_roll_back() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("roll-backs");
+    let failures = std::sync::atomic::AtomicU32::new(4);
+    let answers = testing::race(&citus.pool, 8, async |pool| {
+        calls()
+            .run(pool, &key, "body", async |conn| -> anyhow::Result<i64> {
+                let count = effect(conn, &key).await?;
+                let less = |left: u32| left.checked_sub(1);
+                let order = std::sync::atomic::Ordering::Relaxed;
+                anyhow::ensure!(failures.fetch_update(order, order, less).is_err(), "rolled back");
+                Ok(count)
+            })
+            .await
+    })
+    .await?;
+    let failed = answers.iter().filter(|answer| answer.is_err()).count();
+    assert_eq!(failed, 4);
+    assert_eq!(assert_performed_once(answers.into_iter().filter(Result::is_ok)), 1);
+    assert_eq!(effects(&mut *citus.pool.acquire().await?, &key).await?, 1);
+    Ok(())
+}
+
+/// A sweep or an operator locks a row without the key's lock.
+#[tokio::test]
+async fn a_row_that_is_locked_on_a_worker_is_waited_for_with_a_bound() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("locked row");
+    assert!(!once(&citus.pool, &key, "first").await?.is_replayed());
+    testing::expire(&citus.pool, &key).await?;
+    let mut locker = citus.pool.begin().await?;
+    sqlx::query("update idempotency.record set attempt = attempt where scope = $1")
+        .bind(key.scope())
+        .execute(&mut *locker)
+        .await?;
+    let started = Instant::now();
+    let rejected = rejecting().run(&citus.pool, &key, "second", async |conn| effect(conn, &key).await).await;
+    assert!(matches!(rejected, Err(Error::InFlight { .. })), "{rejected:?}");
+    let mut tx = citus.pool.begin().await?;
+    let limit = Duration::from_millis(300);
+    let late = waiting(limit).ensure(&mut tx, &key, "second", async |conn| effect(conn, &key).await).await;
+    assert!(matches!(late, Err(Error::InFlight { .. })), "{late:?}");
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert_eq!(effects(&mut tx, &key).await?, 1, "usable");
+    tx.rollback().await?;
+    let waiter = tokio::spawn({
+        let (pool, key) = (citus.pool.clone(), key.clone());
+        async move { once(&pool, &key, "second").await }
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    locker.rollback().await?;
+    assert_eq!(waiter.await??.into_inner(), 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_same_key_inside_perform_is_refused() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for way in [calls(), rejecting()] {
+        let key = key("inside");
+        let refused = way
+            .run(&citus.pool, &key, "body", async |conn| -> Result<i64, Error> {
+                Ok(way.ensure(conn, &key, "body", async |conn| effect(conn, &key).await).await?.into_inner())
+            })
+            .await;
+        assert!(matches!(refused, Err(Error::AlreadyInTransaction)), "{refused:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_call_that_outlives_its_retention_stores_nothing() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("outlived");
+    let short = calls().with_retention(Duration::from_millis(100))?;
+    let result = short
+        .run(&citus.pool, &key, "body", async |conn| {
+            conn.execute("select pg_sleep(0.15)").await?;
+            effect(conn, &key).await
+        })
+        .await;
+    assert!(matches!(result, Err(Error::OutlivedRetention)), "{result:?}");
+    testing::assert_no_trace(&citus.pool, &key).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_commit_inside_perform_is_never_acknowledged() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for message in ["commit", "rollback", "commit; begin"] {
+        let key = key("ended");
+        let result = calls()
+            .run(&citus.pool, &key, "body", async |conn| {
+                conn.execute(message).await?;
+                Ok::<_, Error>(1)
+            })
+            .await;
+        assert!(matches!(result, Err(Error::NotInTransaction)), "{message}: {result:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_caller_who_commits_after_an_error_leaves_the_key_indeterminate() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("indeterminate");
+    let mut tx = citus.pool.begin().await?;
+    let failed = calls().ensure(&mut tx, &key, "body", async |_| -> anyhow::Result<i64> { anyhow::bail!("no") }).await;
+    assert!(failed.is_err());
+    let again = calls().ensure(&mut tx, &key, "body", async |_| Ok::<_, Error>(1)).await;
+    assert!(matches!(again, Err(Error::AlreadyInTransaction)), "{again:?}");
+    tx.commit().await?;
+    let result = once(&citus.pool, &key, "body").await;
+    assert!(matches!(result, Err(Error::Indeterminate { attempt: 1, .. })), "{result:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_key_of_another_mode_is_refused() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("mode");
+    Fixture::marked(&key).write(&citus.pool).await?;
+    let result = once(&citus.pool, &key, "body").await;
+    assert!(matches!(result, Err(Error::OtherMode { stored: Mode::Mark, .. })), "{result:?}");
+    Ok(())
+}
+
+/// A duplicate that asked before the record expired gets its answer, however long it waits.
+#[tokio::test]
+async fn a_duplicate_is_judged_as_of_when_it_asked() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("asked");
+    let short = calls()
+        .with_retention(Duration::from_millis(700))?
+        .with_in_flight(InFlight::Wait(Duration::from_millis(600)))?;
+    let gate = Gate::new();
+    let owner = tokio::spawn({
+        let (pool, key, gate) = (citus.pool.clone(), key.clone(), gate.clone());
+        async move {
+            short
+                .run(&pool, &key, "body", async |conn| {
+                    gate.pass().await;
+                    effect(conn, &key).await
+                })
+                .await
+        }
+    });
+    gate.reached().await;
+    let waiter = tokio::spawn({
+        let (pool, key) = (citus.pool.clone(), key.clone());
+        async move { short.run(&pool, &key, "body", async |conn: &mut PgConnection| effect(conn, &key).await).await }
+    });
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    gate.open();
+    assert!(!owner.await??.is_replayed());
+    assert!(waiter.await??.is_replayed());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_record_with_infinite_times_panics_nothing() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    for (expires, replayed) in [("infinity", true), ("-infinity", false)] {
+        let key = key("infinite");
+        assert!(!once(&citus.pool, &key, "body").await?.is_replayed());
+        sqlx::query("update idempotency.record set expires_at = $2::timestamptz where scope = $1")
+            .bind(key.scope())
+            .bind(sqlx::types::chrono::DateTime::<sqlx::types::chrono::Utc>::UNIX_EPOCH)
+            .execute(&citus.pool)
+            .await?;
+        let set = format!("update idempotency.record set expires_at = '{expires}' where scope = '{}'", key.scope());
+        sqlx::raw_sql(sqlx::AssertSqlSafe(set)).execute(&citus.pool).await?;
+        assert_eq!(once(&citus.pool, &key, "body").await?.is_replayed(), replayed, "{expires}");
+    }
+    Ok(())
+}
+
+/// Kills the sessions on the workers that belong to this connection of the coordinator.
+async fn lose_workers(pool: &PgPool, gpid: i64) -> anyhow::Result<()> {
+    let kill = format!(
+        "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'citus_internal gpid={gpid}'"
+    );
+    let killed: i64 = sqlx::query_scalar("select sum(result::int8)::int8 from run_command_on_workers($1)")
+        .bind(kill)
+        .fetch_one(pool)
+        .await?;
+    anyhow::ensure!(killed > 0, "there was none");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_loss_of_a_worker_is_transient_and_leaves_nothing() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let gpid_of = async |conn: &mut PgConnection| -> anyhow::Result<i64> {
+        Ok(sqlx::query_scalar("select citus_backend_gpid()").fetch_one(conn).await?)
+    };
+    // In perform: the completion meets it.
+    let key = key("lost worker");
+    let lost = calls()
+        .run(&citus.pool, &key, "body", async |conn| {
+            let count = effect(&mut *conn, &key).await?;
+            let gpid = gpid_of(conn).await.expect("a number");
+            lose_workers(&citus.pool, gpid).await.expect("killed");
+            Ok::<_, Error>(count)
+        })
+        .await;
+    assert!(matches!(&lost, Err(error) if error.is_transient()), "{lost:?}");
+    // Before the COMMIT, which Citus ends with XX000.
+    let mut tx = citus.pool.begin().await?;
+    let _ = calls().ensure(&mut tx, &key, "body", async |conn| effect(conn, &key).await).await?;
+    let gpid = gpid_of(&mut tx).await?;
+    lose_workers(&citus.pool, gpid).await?;
+    let lost = Error::from(tx.commit().await.expect_err("a lost worker"));
+    assert!(lost.is_transient(), "{lost:?}");
+    assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_look_before_the_transaction_sees_nothing_of_a_foreign_one() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("foreign");
+    let mut conn = citus.pool.acquire().await?.detach();
+    conn.execute("begin").await?;
+    Fixture::completed(&key, "body", &7)?.write(&mut conn).await?;
+    let way: Idempotency = calls().with_select_first(true);
+    let refused = way.ensure(&mut conn, &key, "body", async |conn| effect(conn, &key).await).await;
+    assert!(matches!(refused, Err(Error::UnknownTransaction)), "{refused:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_deployment_can_be_built_in_any_order() {
+    let one = Deployment::new().with_distributed(true).with_prepared_statements(false);
+    assert_eq!(one, Deployment::new().with_prepared_statements(false).with_distributed(true));
+}
