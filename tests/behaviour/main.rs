@@ -1,37 +1,64 @@
-//! What the crate promises, on a real PostgreSQL: one behaviour per test, one theme per file.
+//! What the crate promises, on a real PostgreSQL: one behaviour per test, one theme per file, in folders with the names of those in `src`.
 
 mod proxy;
 #[path = "../support/strict.rs"]
 mod strict;
 mod support;
 
-mod answers;
-mod assertions;
 mod cancellation;
-mod claims;
-mod commits;
-mod distributed;
-mod ensure;
-mod expiry;
-mod fingerprints;
-mod fixtures;
-mod handlers;
-mod in_flight;
-mod isolated;
-mod isolation_levels;
-mod janitor;
 mod keys;
-mod lease_fencing;
-mod lease_renewal;
-mod leases;
-mod mark_batches;
-mod marks;
 mod migrations;
-mod perform;
-mod recipes;
-mod responses;
-mod round_trips;
-mod rules;
-mod transactions;
-mod vanished_network;
-mod ways;
+
+mod transaction {
+    mod ensure;
+    mod handlers;
+    mod isolated;
+    mod isolation_levels;
+    mod perform;
+    mod responses;
+    mod round_trips;
+    mod ways;
+}
+
+mod lease {
+    mod fencing;
+    pub(crate) mod leases;
+    mod renewal;
+    mod vanished_network;
+}
+
+mod mark {
+    mod many;
+    mod one;
+}
+
+mod claim {
+    mod answers;
+    mod claims;
+    mod expiry;
+    mod in_flight;
+}
+
+mod record {
+    mod rules;
+}
+
+mod session {
+    mod commit;
+    mod own;
+}
+
+mod fingerprint {
+    mod fingerprints;
+}
+
+mod janitor {
+    mod distributed;
+    mod sweeps;
+}
+
+mod testing {
+    mod assertions;
+    mod fixtures;
+    mod recipes;
+}

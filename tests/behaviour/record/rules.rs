@@ -27,7 +27,7 @@ async fn deep_health_counts_what_strict_sql_would_refuse(pool: PgPool) -> anyhow
     )
     .execute(&pool)
     .await?;
-    let strict = include_str!("../../migrations/strict.sql").replace("idempotency.record", "strict_record");
+    let strict = include_str!("../../../migrations/strict.sql").replace("idempotency.record", "strict_record");
     sqlx::raw_sql(AssertSqlSafe(strict)).execute(&pool).await?;
     let checks = sqlx::query(
         "select conname::text as name, pg_get_expr(conbin, conrelid) as expression
@@ -57,6 +57,6 @@ async fn deep_health_counts_what_strict_sql_would_refuse(pool: PgPool) -> anyhow
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus takes no ALTER TABLE with so many constraints")]
 async fn strict_sql_can_be_applied_twice(pool: PgPool) -> anyhow::Result<()> {
-    sqlx::raw_sql(include_str!("../../migrations/strict.sql")).execute(&pool).await?;
+    sqlx::raw_sql(include_str!("../../../migrations/strict.sql")).execute(&pool).await?;
     Ok(())
 }

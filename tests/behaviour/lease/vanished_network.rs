@@ -10,7 +10,7 @@ use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::time::timeout;
 
-use crate::leases::{WorkError, acquired};
+use crate::lease::leases::{WorkError, acquired};
 use crate::proxy::Proxy;
 use crate::support::{key, wide_pool};
 

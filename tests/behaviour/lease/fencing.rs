@@ -8,7 +8,7 @@ use pg_idempotency::{Error, Janitor};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::leases::{AT_LEAST_ONCE, AT_MOST_ONCE, acquire, acquired};
+use crate::lease::leases::{AT_LEAST_ONCE, AT_MOST_ONCE, acquire, acquired};
 use crate::support::{key, wide_pool};
 
 /// What two owners, a janitor and time can do.

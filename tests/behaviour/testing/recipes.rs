@@ -37,7 +37,7 @@ async fn this_crates_table_alone(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrations = "tests/behaviour/shop/migrations")]
+#[sqlx::test(migrations = "tests/behaviour/testing/shop/migrations")]
 async fn beside_the_applications_own_migrations(pool: PgPool) -> anyhow::Result<()> {
     pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
 
@@ -56,9 +56,9 @@ async fn beside_the_applications_own_migrations(pool: PgPool) -> anyhow::Result<
 /// sqlx applies fixtures after the migrations and before the test, so the schema is the first fixture.
 /// `idempotency-janitor migrate --print` wrote it.
 #[sqlx::test(
-    migrations = "tests/behaviour/shop/migrations",
+    migrations = "tests/behaviour/testing/shop/migrations",
     fixtures(path = "shop/fixtures", scripts("idempotency")),
-    fixtures(path = "../../src/testing/fixtures", scripts("completed"))
+    fixtures(path = "../../../src/testing/fixtures", scripts("completed"))
 )]
 async fn beside_them_with_records_from_files(pool: PgPool) -> anyhow::Result<()> {
     let outcome = place_order(&pool, &key("completed"), &json!({"what": "tea"})).await?;
@@ -73,7 +73,7 @@ async fn beside_them_with_records_from_files(pool: PgPool) -> anyhow::Result<()>
 #[sqlx::test(
     migrator = "crate::strict::MIGRATOR",
     fixtures(
-        path = "../../src/testing/fixtures",
+        path = "../../../src/testing/fixtures",
         scripts("completed", "expired", "indeterminate", "lapsed", "leased", "marked", "released")
     )
 )]

@@ -9,7 +9,7 @@ use pg_idempotency::testing::{self, Fixture, age, expire, expire_in, lapse};
 use pg_idempotency::{Error, Idempotency, Key, Mode, Outcome};
 use sqlx::PgPool;
 
-use crate::leases::{AT_LEAST_ONCE, AT_MOST_ONCE};
+use crate::lease::leases::{AT_LEAST_ONCE, AT_MOST_ONCE};
 use crate::support::{create_effects, effects, key, once, rejecting};
 
 const HOUR: Duration = Duration::from_secs(3600);
