@@ -1,6 +1,6 @@
 -- Turns idempotency.record into a table with 16 hash partitions by scope, with its records, constraints and privileges.
--- `migrate` does not apply this file. docs/scale.md says when it pays. It locks the table for as long as it copies the
--- records. Run it in one transaction, as the owner of the table.
+-- `migrate` does not apply this file (docs/operating.md). It locks the table while it copies the records. Run it in one
+-- transaction, as the owner of the table.
 do $$
 declare
     partitions constant int := 16;
