@@ -15,7 +15,7 @@ use crate::Error;
 pub(crate) enum Actor {
     /// The owner, at any time.
     Owner,
-    /// An operator, who must not change a claim under a live lease.
+    /// An operator. They must not change a claim under a live lease.
     Operator,
 }
 

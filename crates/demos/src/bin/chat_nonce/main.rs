@@ -5,8 +5,8 @@
 //! ```
 //!
 //! `POST /messages` ([`http`]) and the WebSocket `/socket` ([`socket`]) both come down to one function,
-//! [`message::create_message`], which is what the crate is for; what a [`nonce`] may be stands in a file of its own.
-//! The client is in this program too: its [`steps`] go over real sockets, and it exits 0 only if every count is right.
+//! [`message::create_message`], which uses the crate. The file [`nonce`] describes which nonces are valid. The client is
+//! in this program too: its [`steps`] use real sockets. The program exits 0 only if every count is right.
 
 mod client;
 mod http;

@@ -5,9 +5,9 @@
 //! cargo run -p demos --bin event_consumer # on a throw-away PostgreSQL, unless DATABASE_URL names one
 //! ```
 //!
-//! What the crate is for stands in [`worker`]. The [`queue`] is a table, and so is the outside world, in [`effect`].
-//! The [`plan`] says what goes wrong, the [`crew`] are the worker processes, [`kill`] finds whom to kill, and [`audit`]
-//! has the books. It exits 0 only if every count is right.
+//! The [`worker`] uses the crate. The [`queue`] is a table, and so is the outside world, in [`effect`]. The [`plan`]
+//! lists the faults, the [`crew`] are the worker processes, [`kill`] selects the process to kill, and [`audit`] compares
+//! the counts. The program exits 0 only if every count is right.
 
 mod audit;
 mod crew;

@@ -1,5 +1,5 @@
-//! A client of `payments_api`: a storm of duplicates, a changed body, hang-ups and SIGKILLs, and then the books: what
-//! was answered, what stands in the tables, what should. Exits 0 only if every count is right.
+//! A client of `payments_api`. It sends many duplicates and a changed body, hangs up, and kills the API. At the end it
+//! compares the answers with the tables. It exits 0 only if every count is right.
 //!
 //! `script/demo` builds both and runs this on a throw-away PostgreSQL. It starts the API
 //! processes itself and talks to them over real sockets; none of them outlives it.

@@ -6,9 +6,9 @@
 //! cargo run -p demos --bin webhook_receiver -- 5000 # deliveries, instead of 50000
 //! ```
 //!
-//! What the crate is for stands in [`receiver`], and what comes before it in [`signature`]. The [`sender`] is in this
-//! program too: it follows a [`plan`] over real sockets, after a [`forger`] had the first word and it has [hung
-//! up](hang_up) once; [`audit`] has the books. It exits 0 only if every count is right.
+//! The [`receiver`] uses the crate, after [`signature`] has checked the request. The [`sender`] is in this program too.
+//! First a [`forger`] sends forged requests, and one client [hangs up](hang_up). Then the sender follows a [`plan`] over
+//! real sockets, and [`audit`] compares the counts. The program exits 0 only if every count is right.
 
 mod audit;
 mod event;

@@ -24,7 +24,7 @@ use crate::refusal::Refusal;
 use crate::signature::{HEADER, Secret};
 
 /// **It must outlast the sender's redelivery schedule**: a delivery that comes after it is processed a second time.
-/// Stripe delivers for three days by itself, and resends what is up to 30 days old to whoever asks; a few days more
+/// Stripe delivers for three days by itself, and resends events that are up to 30 days old on request. A few days more
 /// cost a few rows.
 const WINDOW: Duration = Duration::from_secs(35 * 24 * 60 * 60);
 
@@ -45,8 +45,8 @@ const BODY_LIMIT: usize = 64 * 1024;
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(crate) pool: PgPool,
-    /// The scope of the key. Who has the secret is who he says he is, so it comes from the signature; two senders may
-    /// well have events of the same id.
+    /// The scope of the key. It comes from the signature, because only the sender has the secret. Two senders may have
+    /// events with the same id.
     pub(crate) sender: String,
     pub(crate) secret: Secret,
     /// Stands in for a bug or an outage: the events that fail when they are first processed.
