@@ -5,7 +5,7 @@
 -- every statement: ten of them cost as much as the rest of a first call.
 
 create table idempotency.record (
-    -- 'transaction', 'at_least_once', 'at_most_once' or 'mark'. A key belongs to one mode.
+    -- 'transaction', 'at_least_once', 'in_steps', 'at_most_once' or 'mark'. A key belongs to one mode.
     mode             text not null,
     -- The key: the owner, the operation and the client's value. Collation "C" compares bytes: no locale makes two keys equal,
     -- and no upgrade of the system's collations breaks the index.
@@ -30,6 +30,11 @@ create table idempotency.record (
     response_body    bytea,
     -- Why the last attempt was released.
     last_error       text,
+    -- In mode 'in_steps': {"<name>": {"result": "<JSON text>", "attempt": n, "at": time}}, or {"begun": time, "attempt": n} while
+    -- nobody knows whether the step took effect. The result is a string, because jsonb refuses \u0000 and loses -0.0.
+    steps            jsonb,
+    -- The JSON of the request, so that a resumer can do the work if no caller comes back.
+    request          bytea,
 
     constraint record_pkey primary key (scope, operation, key)
 ) with (
@@ -51,6 +56,9 @@ create table idempotency.record (
 -- For the sweep. An index on a column that completions or heartbeats change would end their heap-only updates. (Only a lease's
 -- completion changes expires_at.)
 create index record_expires_at on idempotency.record (expires_at);
+
+-- For resumers. Completion in transaction mode changes none of these columns, so it stays a heap-only update.
+create index record_to_resume on idempotency.record (operation, claimed_at) where request is not null;
 
 comment on table idempotency.record is 'pg-idempotency: one row per idempotency key; delete none by hand that is not past expires_at';
 
@@ -94,7 +102,7 @@ begin
         (there.expires_at <= least($6, statement_timestamp())
             and (there.lease_until is null or there.lease_until <= statement_timestamp()))
         or (there.completed_at is null and there.lease_until = '-infinity')
-        or (there.completed_at is null and there.lease_until <= statement_timestamp() and there.mode = 'at_least_once')
+        or (there.completed_at is null and there.lease_until <= statement_timestamp() and there.mode in ('at_least_once', 'in_steps'))
     ) is not true then
         raise exception 'a record is there' using errcode = 'IK004';
     end if;

@@ -16,7 +16,9 @@ alter table idempotency.record
     drop constraint if exists deadline_only_for_leases,
     drop constraint if exists unfinished_lease_has_a_deadline,
     drop constraint if exists response_only_when_completed,
-    add constraint known_mode check (mode in ('transaction', 'at_least_once', 'at_most_once', 'mark')),
+    drop constraint if exists steps_only_in_steps,
+    drop constraint if exists request_only_to_resume,
+    add constraint known_mode check (mode in ('transaction', 'at_least_once', 'in_steps', 'at_most_once', 'mark')),
     -- An entry of the index has at most 2704 bytes.
     add constraint key_length check (
         octet_length(scope) between 1 and 255
@@ -32,13 +34,17 @@ alter table idempotency.record
     -- In transaction mode the transaction itself is the lease. A claim of any mode can be released.
     add constraint deadline_only_for_leases check (
         lease_until is null
-        or mode in ('at_least_once', 'at_most_once')
+        or mode in ('at_least_once', 'in_steps', 'at_most_once')
         or (mode = 'transaction' and lease_until = '-infinity')
     ),
     add constraint unfinished_lease_has_a_deadline check (
-        mode not in ('at_least_once', 'at_most_once') or completed_at is not null or lease_until is not null
+        mode not in ('at_least_once', 'in_steps', 'at_most_once') or completed_at is not null or lease_until is not null
     ),
     add constraint response_only_when_completed check (
         completed_at is not null
         or (response_status is null and response_headers is null and response_body is null)
+    ),
+    add constraint steps_only_in_steps check (steps is null or (mode = 'in_steps' and completed_at is null)),
+    add constraint request_only_to_resume check (
+        request is null or (mode in ('at_least_once', 'in_steps') and completed_at is null)
     );

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
+use crate::lease::{InvalidStep, NotResumable};
 use crate::mode::UnknownMode;
 use crate::{InvalidBody, InvalidDuration, InvalidKey, Key, Mode};
 
@@ -52,9 +53,10 @@ pub enum Error {
     /// key stays indeterminate until an operator resolves or releases it, or its retention ends. In transaction mode
     /// the cause is a caller that commits although the call failed, or a `perform` that sends a COMMIT.
     #[error(
-        "the operation was claimed at {claimed_at} (attempt {attempt}, token {token}) and never completed{}; \
+        "the operation was claimed at {claimed_at} (attempt {attempt}, token {token}) and never completed{}{}; \
          find out whether it took effect, then resolve or release it",
-        last_error.as_deref().map(|error| format!(" ({error})")).unwrap_or_default()
+        last_error.as_deref().map(|error| format!(" ({error})")).unwrap_or_default(),
+        step.as_deref().map(|step| format!(", and its step {step:?} was begun")).unwrap_or_default()
     )]
     #[non_exhaustive]
     Indeterminate {
@@ -67,6 +69,41 @@ pub enum Error {
         /// The fencing token of the claim, for [`resolve`](crate::lease::resolve()) and
         /// [`release`](crate::lease::release()).
         token: i64,
+        /// The step that was begun and has no result, in an operation in steps. See
+        /// [`resolve_step`](crate::lease::resolve_step()).
+        step: Option<String>,
+    },
+
+    /// An [at-most-once step](crate::lease::Lease::step_at_most_once) was begun in this attempt, and nobody knows
+    /// whether it took effect. It was not performed again. Return this error: the operation then becomes
+    /// [indeterminate](Self::Indeterminate).
+    #[error(
+        "the step {step:?} was begun in this attempt and may have taken effect; return this error, so that an \
+             operator can settle the operation"
+    )]
+    #[non_exhaustive]
+    StepInDoubt {
+        /// The name of the step.
+        step: String,
+    },
+
+    /// The step was refused, and not stored. If the problem is [`TooLarge`](InvalidStep::TooLarge) for a result, the
+    /// effect of a step outside the database may have happened.
+    #[error("the step {step:?} was refused: {problem}")]
+    #[non_exhaustive]
+    InvalidStep {
+        /// The name of the step.
+        step: String,
+        /// The reason.
+        problem: InvalidStep,
+    },
+
+    /// The options of lease mode do not allow to store the request or to resume operations. No SQL ran.
+    #[error("the operation cannot be resumed: {problem}")]
+    #[non_exhaustive]
+    NotResumable {
+        /// The reason.
+        problem: NotResumable,
     },
 
     /// The same transaction has claimed this key and not completed it: `perform` has made a call with the same key, or
@@ -122,11 +159,17 @@ pub enum Error {
     )]
     UnknownTransaction,
 
-    /// The stored response does not decode into the response type. The operation is never performed again. Make the
-    /// type able to decode old responses (`#[serde(default)]`, an enum of versions).
-    #[error("the stored response does not decode into the response type; keep the type able to read older responses")]
+    /// The stored response does not decode into the response type, or the result of a step into its type, or the
+    /// stored request. What is stored is never performed again. Make the type able to decode old values
+    /// (`#[serde(default)]`, an enum of versions).
+    #[error(
+        "the stored {} does not decode into its type; keep the type able to read older values",
+        step.as_deref().map_or("response".to_owned(), |step| format!("result of the step {step:?}"))
+    )]
     #[non_exhaustive]
     Undecodable {
+        /// The step. `None` for the response, or the request.
+        step: Option<String>,
         /// The error of the decoder.
         source: BoxError,
     },

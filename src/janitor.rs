@@ -14,7 +14,6 @@
 
 mod options;
 mod run;
-mod shutdown;
 mod sweep;
 mod swept;
 

@@ -83,12 +83,14 @@ impl Key {
         i64::from_be_bytes(first)
     }
 
-    /// The key for the next service. It is the same in every attempt: 32 hexadecimal digits of a SHA-256 of this key
-    /// and the stored bytes of the fingerprint, with its version.
-    pub(crate) fn downstream(&self, fingerprint: &[u8]) -> String {
+    /// The key for the next service. It is the same in every attempt: 32 hexadecimal digits of a SHA-256 of this key,
+    /// the stored bytes of the fingerprint, with its version, and the name of a step, or nothing.
+    pub(crate) fn downstream(&self, fingerprint: &[u8], step: &str) -> String {
         let mut hasher = Sha256::new_with_prefix(b"downstream");
         self.hash_into(&mut hasher);
+        // Every version has the same length, so the name begins at the same place.
         hasher.update(fingerprint);
+        hasher.update(step);
         hex::encode(&hasher.finalize()[..16])
     }
 

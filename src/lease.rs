@@ -52,7 +52,11 @@ mod owner;
 mod policy;
 mod protocol;
 mod renewal;
+mod resume;
+mod resumer;
 mod settle;
+mod step;
+mod steps;
 
 pub use guard::Lease;
 pub use leasing::Leasing;
@@ -63,4 +67,9 @@ pub use policy::Policy;
 #[cfg(feature = "http")]
 pub(crate) use protocol::unless_lost;
 pub use protocol::{Acquired, ensure_leased};
-pub use settle::{release, resolve};
+pub use resume::{NotResumable, Resumed};
+pub use resumer::{Resumer, Resumptions};
+pub use settle::{release, resolve, resolve_step};
+pub use step::{InvalidStep, Step};
+#[cfg(feature = "http")]
+pub(crate) use steps::Steps;

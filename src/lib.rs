@@ -22,6 +22,7 @@ pub mod operator;
 mod outcome;
 mod record;
 mod session;
+mod shutdown;
 mod transaction;
 
 // Compiled with the doctests, like the README.
@@ -40,6 +41,7 @@ pub use error::{BoxError, Error, LockHolder};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};
+pub use lease::{InvalidStep, NotResumable};
 pub use limits::{DEFAULT_RETENTION, InFlight, InvalidDuration};
 pub use migrate::{MIGRATOR, distribute, migrate, schema_sql};
 pub use mode::Mode;

@@ -12,6 +12,8 @@ pub enum Mode {
     AtLeastOnce,
     /// An effect outside the database; a lapsed claim is indeterminate.
     AtMostOnce,
+    /// An operation whose finished steps are stored; a lapsed claim is taken over, unless a step is in doubt.
+    InSteps,
     /// The record stores only the fact that the key was seen.
     Mark,
 }
@@ -19,10 +21,20 @@ pub enum Mode {
 impl Mode {
     /// Reads the column `mode`. A newer release may write other values.
     pub(crate) fn from_column(text: &str) -> Result<Self, UnknownMode> {
-        [Self::Transaction, Self::AtLeastOnce, Self::AtMostOnce, Self::Mark]
+        [Self::Transaction, Self::AtLeastOnce, Self::AtMostOnce, Self::InSteps, Self::Mark]
             .into_iter()
             .find(|mode| mode.as_str() == text)
             .ok_or_else(|| UnknownMode(text.to_owned()))
+    }
+
+    /// Whether the next caller takes a lapsed claim over.
+    pub(crate) fn repeats(self) -> bool {
+        matches!(self, Self::AtLeastOnce | Self::InSteps)
+    }
+
+    /// Whether a claim outlives its transaction.
+    pub(crate) fn is_leased(self) -> bool {
+        self.repeats() || self == Self::AtMostOnce
     }
 
     /// The text in the column `mode`.
@@ -32,6 +44,7 @@ impl Mode {
             Self::Transaction => "transaction",
             Self::AtLeastOnce => "at_least_once",
             Self::AtMostOnce => "at_most_once",
+            Self::InSteps => "in_steps",
             Self::Mark => "mark",
         }
     }

@@ -59,13 +59,20 @@ where
     result.map_err(Failure::into_callers)
 }
 
+/// The outcome of work under a lease.
+pub(crate) fn outcome_of_work<T, E>(worked: &Result<T, Failure<E>>) -> &'static str {
+    match worked {
+        Ok(_) => PERFORMED,
+        Err(Failure::Crate(error)) => name(error),
+        Err(Failure::Perform(_)) => FAILED,
+    }
+}
+
 /// The outcome of a call that performs or replays.
 pub(crate) fn outcome_of_call<T, E>(result: &Result<Outcome<T>, Failure<E>>) -> &'static str {
     match result {
-        Ok(Outcome::Performed(_)) => PERFORMED,
         Ok(Outcome::Replayed(_)) => REPLAYED,
-        Err(Failure::Crate(error)) => name(error),
-        Err(Failure::Perform(_)) => FAILED,
+        performed => outcome_of_work(performed),
     }
 }
 
@@ -181,6 +188,22 @@ pub(crate) fn claim_ended<W>(terms: &Terms, key: &Key, started: Instant, ended: 
     }
 }
 
+/// A step that ended: performed, replayed, or in doubt. Names of steps are no labels, because a loop makes many.
+pub(crate) fn step(operation: &str, outcome: &'static str) {
+    tracing::debug!(operation, outcome, "step");
+    #[cfg(feature = "metrics")]
+    metrics::counter!("idempotency_steps_total", "operation" => operation.to_owned(), "outcome" => outcome)
+        .increment(1);
+}
+
+/// An operation that was resumed, and how it ended.
+pub(crate) fn resumed(operation: &str, outcome: &'static str) {
+    tracing::debug!(operation, outcome, "resumed");
+    #[cfg(feature = "metrics")]
+    metrics::counter!("idempotency_resumed_total", "operation" => operation.to_owned(), "outcome" => outcome)
+        .increment(1);
+}
+
 /// A batch that the janitor deleted.
 pub(crate) fn swept(batch: &Batch, took: Duration) {
     #[cfg(feature = "metrics")]
@@ -236,6 +259,8 @@ pub(crate) const PERFORMED: &str = "performed";
 /// For a span only: the work has not ended yet.
 pub(crate) const CLAIMED: &str = "claimed";
 pub(crate) const REPLAYED: &str = "replayed";
+/// Of a step only.
+pub(crate) const IN_DOUBT: &str = "in_doubt";
 pub(crate) const FAILED: &str = "failed";
 const LEASE_LOST: &str = "lease_lost";
 

@@ -12,7 +12,7 @@ mod health;
 mod records;
 mod stats;
 
-pub use crate::record::{Group, Shown, Unsettled};
+pub use crate::record::{Group, Shown, ShownStep, Unsettled};
 pub use health::{Warning, deep_health, health, response_compression};
 pub use records::{forget, show, unsettled};
 pub use stats::{AGES, STATES, Stats, stats};

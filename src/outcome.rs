@@ -63,5 +63,5 @@ fn unencodable(error: serde_json::Error) -> Error {
 
 pub(crate) fn decode<T: DeserializeOwned>(response: &Response) -> Result<T, Error> {
     serde_json::from_slice(response.body.as_deref().unwrap_or_default())
-        .map_err(|error| Error::Undecodable { source: error.into() })
+        .map_err(|error| Error::Undecodable { step: None, source: error.into() })
 }

@@ -28,7 +28,7 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
         return Ok(Answer::TakeOver { attempt: 1 });
     }
     let mode = found.mode.clone()?;
-    if mode != terms.mode {
+    if !may_follow(mode, found.completed, terms.mode) {
         return Err(Error::OtherMode { key: key.clone(), stored: mode, asked: terms.mode });
     }
     let comparison = match (&terms.fingerprint, &found.fingerprint) {
@@ -39,8 +39,9 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
     };
     if !found.completed {
         match found.lease {
-            LeaseState::Released if comparison == Comparison::Same => return next_attempt(&found, terms),
-            LeaseState::Released => return Ok(Answer::TakeOver { attempt: 1 }),
+            LeaseState::Released if comparison != Comparison::Same && !found.has_steps => {
+                return Ok(Answer::TakeOver { attempt: 1 });
+            }
             LeaseState::None if found.claimed_by_this_transaction => return Err(Error::AlreadyInTransaction),
             _ => {}
         }
@@ -53,13 +54,25 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
     match (found.completed, found.lease) {
         (true, _) => Ok(Answer::Replay(found.response)),
         (false, LeaseState::Live(left)) => Err(Error::InFlight { retry_after: left }),
-        (false, LeaseState::Lapsed) if mode == Mode::AtLeastOnce => next_attempt(&found, terms),
+        (false, LeaseState::Released) if found.step_in_doubt.is_none() => next_attempt(&found, terms),
+        (false, LeaseState::Lapsed) if mode.repeats() && found.step_in_doubt.is_none() => next_attempt(&found, terms),
         (false, _) => Err(Error::Indeterminate {
             attempt: found.attempt.unsigned_abs(),
             claimed_at: found.claimed_at,
             last_error: found.last_error,
             token: found.token,
+            step: found.step_in_doubt,
         }),
+    }
+}
+
+/// A key belongs to one mode. But a service may divide an operation into steps, or no longer divide it.
+fn may_follow(stored: Mode, completed: bool, asked: Mode) -> bool {
+    match (stored, asked) {
+        (Mode::AtLeastOnce, Mode::InSteps) => true,
+        // An unfinished operation would perform its finished steps again.
+        (Mode::InSteps, Mode::AtLeastOnce) => completed,
+        _ => stored == asked,
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::DateTime;
 
-use crate::{BoxError, Error, InvalidBody, Key, Mode};
+use crate::{BoxError, Error, InvalidBody, InvalidStep, Key, Mode, NotResumable};
 
 /// The name of its row. A new variant does not compile before it has one.
 fn row(error: &Error) -> &'static str {
@@ -20,6 +20,9 @@ fn row(error: &Error) -> &'static str {
         Error::SchemaMissing { .. } => "SchemaMissing",
         Error::WrongDeployment { .. } => "WrongDeployment",
         Error::MigrationLocked { .. } => "MigrationLocked",
+        Error::StepInDoubt { .. } => "StepInDoubt",
+        Error::InvalidStep { .. } => "InvalidStep",
+        Error::NotResumable { .. } => "NotResumable",
         Error::Undecodable { .. } => "Undecodable",
         Error::Unencodable { .. } => "Unencodable",
         Error::InvalidKey(_) => "InvalidKey",
@@ -46,7 +49,7 @@ fn samples() -> Vec<Error> {
     vec![
         Error::KeyReused { key: key() },
         Error::InFlight { retry_after: Duration::ZERO },
-        Error::Indeterminate { attempt: 1, claimed_at: DateTime::UNIX_EPOCH, last_error: None, token: 0 },
+        Error::Indeterminate { attempt: 1, claimed_at: DateTime::UNIX_EPOCH, last_error: None, token: 0, step: None },
         Error::Exhausted { attempts: 1, last_error: None, token: 0 },
         Error::LeaseLost,
         Error::Retryable(cause()),
@@ -55,7 +58,10 @@ fn samples() -> Vec<Error> {
         Error::SchemaMissing { source: cause() },
         Error::WrongDeployment { source: undone() },
         Error::MigrationLocked { holder: None, waited: Duration::ZERO },
-        Error::Undecodable { source: undone() },
+        Error::StepInDoubt { step: "text".to_owned() },
+        Error::InvalidStep { step: "text".to_owned(), problem: InvalidStep::Name },
+        Error::NotResumable { problem: NotResumable::NoBody },
+        Error::Undecodable { step: None, source: undone() },
         Error::Unencodable { source: undone() },
         Error::InvalidKey(Key::new("", "", "").expect_err("empty")),
         Error::InvalidBody { source: InvalidBody::NotFinite },

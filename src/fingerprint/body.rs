@@ -31,7 +31,20 @@ impl Body for Fingerprint {
 }
 
 mod sealed {
-    pub trait Sealed {}
-    impl<T: serde::Serialize + ?Sized> Sealed for T {}
-    impl Sealed for super::Fingerprint {}
+    pub trait Sealed {
+        /// The body as JSON. `None` if there is only a fingerprint of it.
+        fn json(&self) -> Option<serde_json::Result<Vec<u8>>>;
+    }
+
+    impl<T: serde::Serialize + ?Sized> Sealed for T {
+        fn json(&self) -> Option<serde_json::Result<Vec<u8>>> {
+            Some(serde_json::to_vec(self))
+        }
+    }
+
+    impl Sealed for super::Fingerprint {
+        fn json(&self) -> Option<serde_json::Result<Vec<u8>>> {
+            None
+        }
+    }
 }

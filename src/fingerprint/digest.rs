@@ -98,6 +98,11 @@ impl Fingerprint {
         Self(bytes)
     }
 
+    /// A fingerprint as a record stores it. `None` if its length is none of the known versions'.
+    pub(crate) fn stored(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+
     fn new(hasher: Sha256) -> Self {
         let mut bytes = [VERSION; 33];
         bytes[1..].copy_from_slice(&hasher.finalize());

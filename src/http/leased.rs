@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use http::Extensions;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::PgConnection;
 
 use super::conclusion::{Conclusion, NotPerformed, conclude};
 use super::handler::{Answer, Handler, Unanswered};
@@ -12,7 +15,7 @@ use super::rejection::Rejection;
 use super::replay::replay;
 use super::request::Ticket;
 use super::settings::Settings;
-use crate::lease::{Acquired, Leasing, Owner, unless_lost};
+use crate::lease::{Acquired, Leasing, Owner, Step, Steps, unless_lost};
 use crate::{Error, Key, observe};
 
 /// The mode of a layer that claims the key under a lease, made by
@@ -29,19 +32,22 @@ impl Leased {
         let key = &ticket.key;
         let leasing = self.leasing.with_deployment(settings.deployment);
         let leasing = leasing.with_wait_for(ticket.wait).map_err(Error::from)?;
-        let lease = match leasing.acquire_stored(&settings.pool, key, ticket.fingerprint).await? {
+        let lease = match leasing.acquire_stored(&settings.pool, key, ticket.fingerprint, None).await? {
             Acquired::Lease(lease) => lease,
             Acquired::Replayed(stored) => return Ok(replay(key, stored, settings.seal.as_deref())?),
         };
-        let handlers_lease =
-            IdempotentLease { owner: lease.owner().clone(), begun: Arc::new((!self.explicit_begin).into()) };
+        let handlers_lease = IdempotentLease {
+            owner: lease.owner().clone(),
+            steps: lease.steps().clone(),
+            begun: Arc::new((!self.explicit_begin).into()),
+        };
         handler.extensions_mut().insert(handlers_lease.clone());
         let _registered = settings.local.register(key, ticket.fingerprint);
 
         let started = Instant::now();
         // The response body is a part of the work, because it may have effects outside, too.
         let work = async { conclude(settings, Some(key), handler.call(settings.run_timeout).await?).await };
-        let concluded = unless_lost(&lease, work).await;
+        let concluded = unless_lost(lease.owner(), work).await;
         observe::performed(leasing.mode(), key.operation(), started.elapsed());
         let (not_performed, reason, answer) = match concluded {
             None => return Err(lease.failed(Error::LeaseLost).into()),
@@ -80,6 +86,7 @@ fn reason<E>(error: &Unanswered<E>) -> &'static str {
 #[derive(Clone, Debug)]
 pub struct IdempotentLease {
     owner: Owner,
+    steps: Steps,
     /// Whether the effect counts as begun.
     begun: Arc<AtomicBool>,
 }
@@ -128,6 +135,63 @@ impl IdempotentLease {
     #[must_use]
     pub fn token(&self) -> i64 {
         self.owner.token
+    }
+
+    /// Performs a step in this database, exactly once, in a transaction of its own. See
+    /// [`Lease::step`](crate::lease::Lease::step).
+    ///
+    /// # Errors
+    ///
+    /// As [`Lease::step`](crate::lease::Lease::step).
+    ///
+    /// # Cancellation
+    ///
+    /// As [`Lease::step`](crate::lease::Lease::step).
+    pub async fn step<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
+    {
+        self.steps.in_database(name, perform).await
+    }
+
+    /// Performs a step outside the database; again after a crash in its middle. See
+    /// [`Lease::step_at_least_once`](crate::lease::Lease::step_at_least_once).
+    ///
+    /// # Errors
+    ///
+    /// As [`Lease::step_at_least_once`](crate::lease::Lease::step_at_least_once).
+    ///
+    /// # Cancellation
+    ///
+    /// As [`Lease::step_at_least_once`](crate::lease::Lease::step_at_least_once).
+    pub async fn step_at_least_once<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce(&Step) -> Result<T, E>,
+    {
+        self.steps.at_least_once(name, perform).await
+    }
+
+    /// Performs a step outside the database at most once. See
+    /// [`Lease::step_at_most_once`](crate::lease::Lease::step_at_most_once).
+    ///
+    /// # Errors
+    ///
+    /// As [`Lease::step_at_most_once`](crate::lease::Lease::step_at_most_once).
+    ///
+    /// # Cancellation
+    ///
+    /// As [`Lease::step_at_most_once`](crate::lease::Lease::step_at_most_once).
+    pub async fn step_at_most_once<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce(&Step) -> Result<T, E>,
+    {
+        self.steps.at_most_once(name, perform).await
     }
 
     /// Whether the lease is lost. The layer then drops the handler at its next await. A handler with several effects

@@ -3,10 +3,10 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use super::shutdown::{Shutdown, unless};
 use super::{Janitor, Swept};
 use crate::Error;
 use crate::error::sqlstate;
+use crate::shutdown::{Shutdown, unless};
 
 /// The pause after the first error. Most errors are over in a moment; if not, the pause doubles with each error.
 const FIRST_RETRY: Duration = Duration::from_secs(1);

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use super::shutdown::{Shutdown, is_ready, unless};
 use super::{DueRecords, Janitor, Swept};
 use crate::error::sqlstate;
 use crate::record::{self, Batch};
 use crate::session::{Opening, in_pooled_transaction};
+use crate::shutdown::{Shutdown, is_ready, unless};
 use crate::{Error, observe};
 
 /// How the sweep of one leaf of the table ended.

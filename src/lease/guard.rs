@@ -6,26 +6,21 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
 use super::leasing::Leasing;
 use super::owner::Owner;
-use super::policy::Policy;
 use super::renewal::{Deadline, Renewed, renew};
-use super::settle::committed;
+use super::settle::{committed, within_a_lease};
+use super::step::Step;
+use super::steps::Steps;
 use crate::observe::{call_span, outcome_of, spanned};
 use crate::outcome::encode;
-use crate::record::{Actor, Claim, Record, Response};
+use crate::record::{self, Actor, Claim, Record, Response};
 use crate::session::Opening;
-use crate::session::jittered;
-use crate::{Error, Fingerprint, Key, observe};
-
-/// The number of tries to store a result that fit into one lease, if each try takes its longest time.
-const COMPLETION_TRIES: u32 = 3;
-/// The pause between two tries, as a share of the lease: 2 s for a lease of 40 s.
-const COMPLETION_PAUSES: u32 = 20;
+use crate::{Error, Fingerprint, Key, Mode, observe};
 
 /// The right and the duty to do the work of one key. It renews itself until it is settled, lost or dropped.
 ///
@@ -38,6 +33,7 @@ pub struct Lease {
     leasing: Leasing,
     pool: PgPool,
     owner: Owner,
+    steps: Steps,
     renewal: AbortHandle,
     not_performed: AtomicBool,
     settled: bool,
@@ -51,6 +47,7 @@ impl Lease {
         fingerprint: Fingerprint,
         claim: Claim,
         claimed_at: Instant,
+        steps: record::Steps,
     ) -> Self {
         let lease = leasing.policy.lease();
         let deadline = Arc::new(Deadline::of(claimed_at, lease));
@@ -60,16 +57,18 @@ impl Lease {
             let deadline = deadline.clone();
             async move { renew(renewed, claimed_at, &deadline).await }
         });
+        let owner = Owner {
+            key: key.clone(),
+            fingerprint,
+            token: claim.token,
+            attempt: claim.attempt.unsigned_abs(),
+            deadline,
+        };
         Self {
             leasing,
             pool: pool.clone(),
-            owner: Owner {
-                key: key.clone(),
-                fingerprint,
-                token: claim.token,
-                attempt: claim.attempt.unsigned_abs(),
-                deadline,
-            },
+            steps: Steps::new(leasing, pool, owner.clone(), steps),
+            owner,
             renewal: renewal.abort_handle(),
             not_performed: AtomicBool::new(false),
             settled: false,
@@ -116,7 +115,7 @@ impl Lease {
 
     /// Waits until the lease is lost.
     pub async fn lost(&self) {
-        self.owner.deadline.past().await;
+        self.owner.lost().await;
     }
 
     /// Declares that the work did nothing, so that its error allows a retry under `AtMostOnce` too. Returns the error:
@@ -127,6 +126,84 @@ impl Lease {
     pub fn not_performed<E>(&self, error: E) -> E {
         self.not_performed.store(true, Ordering::Relaxed);
         error
+    }
+
+    /// Performs a step in this database, exactly once: `perform` and the step's result commit together. A later attempt
+    /// gets the stored result, and does not perform the step again. The transaction is the step's own, with
+    /// `synchronous_commit = on`.
+    ///
+    /// The name is the identity of the step. It must be unique in the operation, and remain the same in later releases:
+    /// a step with a new name is performed again. Code between steps runs in each attempt.
+    ///
+    /// Above READ COMMITTED, a step that is longer than a third of the lease always ends in SQLSTATE 40001, and so do two
+    /// steps side by side, because the renewal and each step change the same record. The step holds a connection while
+    /// the renewal needs another: a pool of one connection makes a long step lose its lease.
+    ///
+    /// # Errors
+    ///
+    /// - An error of `perform` comes back unchanged, and the step's transaction is rolled back. Errors are not stored:
+    ///   this attempt or the next may ask for the step again. If a failure is final, return it as a value.
+    /// - [`InvalidStep`](Error::InvalidStep): nothing was stored.
+    /// - [`Undecodable`](Error::Undecodable): the stored result has another type. [`Unencodable`](Error::Unencodable).
+    /// - [`LeaseLost`](Error::LeaseLost): nothing was stored.
+    /// - Errors of the database. If the COMMIT was not answered, ask for the step again: it returns the result if it
+    ///   was stored.
+    ///
+    /// # Cancellation
+    ///
+    /// The step is rolled back, or stored. This attempt may ask for it again.
+    pub async fn step<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
+    {
+        self.steps.in_database(name, perform).await
+    }
+
+    /// Performs a step outside the database, and stores its result. After a crash in its middle a later attempt
+    /// performs it again, with the same [`Step::downstream_key`]: **the effect can happen twice**, unless the other
+    /// service deduplicates by that key.
+    ///
+    /// The result is stored by tries for the length of one lease, as in [`complete`](Self::complete).
+    ///
+    /// # Errors
+    ///
+    /// As [`step`](Self::step). If the result could not be stored, the effect has happened.
+    ///
+    /// # Cancellation
+    ///
+    /// As after a crash: this attempt or a later one performs the step again, unless its result was stored.
+    pub async fn step_at_least_once<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce(&Step) -> Result<T, E>,
+    {
+        self.steps.at_least_once(name, perform).await
+    }
+
+    /// Performs a step outside the database at most once. Before the effect, the record stores durably that the step
+    /// was begun. After a crash in its middle, **nobody knows whether it took effect**: later calls return
+    /// [`Indeterminate`](Error::Indeterminate) with the name of the step, until an operator finds out and calls
+    /// [`resolve_step`](super::resolve_step) or [`release`](super::release()).
+    ///
+    /// # Errors
+    ///
+    /// As [`step_at_least_once`](Self::step_at_least_once), and [`StepInDoubt`](Error::StepInDoubt) if this attempt has
+    /// begun it before. An error of `perform` leaves the step in doubt too, unless `perform` declares with
+    /// [`Step::not_performed`] that it took no effect.
+    ///
+    /// # Cancellation
+    ///
+    /// As after a crash: the step stays in doubt, unless it was not begun, or its result was stored.
+    pub async fn step_at_most_once<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce(&Step) -> Result<T, E>,
+    {
+        self.steps.at_most_once(name, perform).await
     }
 
     /// Stores the result. Every repeat gets it, for the retention, counted from now.
@@ -158,36 +235,26 @@ impl Lease {
 
     async fn store(mut self, encoded: &Response) -> Result<(), Error> {
         let Leasing { policy, retention, .. } = self.leasing;
-        let deadline = Instant::now() + policy.lease();
-        // A network that drops all packets must not take the time of the next try.
-        let a_try = policy.lease() / COMPLETION_TRIES;
-        loop {
-            let stored = timeout(
-                a_try,
-                committed(&self.pool, Opening::durable(self.leasing.deployment), async |conn| {
-                    self.record().complete_lease(conn, self.owner.token, encoded, retention, Actor::Owner).await
-                }),
-            )
-            .await;
-            match stored {
-                Ok(Ok(())) => {
-                    self.settled = true;
-                    observe::outcome(policy.mode(), self.owner.key.operation(), observe::PERFORMED);
-                    return Ok(());
-                }
-                // Another try would get the same error. A COMMIT whose answer was lost does not lead here: the same
-                // token with the same response counts as stored.
-                Ok(Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. }))) => {
-                    self.settled = matches!(error, Error::LeaseLost);
-                    return Err(self.failed(error));
-                }
-                Ok(Err(error)) if Instant::now() >= deadline => return Err(self.failed(error)),
-                Err(_) if Instant::now() >= deadline => {
-                    return Err(self.failed(Error::Database(sqlx::Error::PoolTimedOut)));
-                }
-                _ => tokio::time::sleep(jittered(policy.lease() / COMPLETION_PAUSES)).await,
-            }
+        let (record, token) = (self.record(), self.owner.token);
+        let stored = within_a_lease(policy.lease(), || {
+            committed(&self.pool, Opening::durable(self.leasing.deployment), async move |conn| {
+                record.complete_lease(conn, token, encoded, retention, Actor::Owner).await
+            })
+        })
+        .await;
+        self.settled = matches!(stored, Ok(()) | Err(Error::LeaseLost));
+        // A COMMIT whose answer was lost is no error here: the same response under the same token counts as stored.
+        stored.map_err(|error| self.failed(error))?;
+        let not_asked_for = self.steps.not_asked_for();
+        if !not_asked_for.is_empty() {
+            tracing::warn!(
+                operation = self.owner.key.operation(),
+                steps = ?not_asked_for,
+                "an operation completed without asking for steps that an earlier attempt had stored; was a step renamed?"
+            );
         }
+        observe::outcome(policy.mode(), self.owner.key.operation(), observe::PERFORMED);
+        Ok(())
     }
 
     /// Releases the claim: the next caller may claim at once, under either policy. Only for work that did nothing, or
@@ -215,7 +282,8 @@ impl Lease {
     /// caller needs the error of the work, and the claim lapses.
     pub(crate) async fn fail(mut self, reason: &str) {
         observe::outcome(self.leasing.policy.mode(), self.owner.key.operation(), observe::FAILED);
-        let may_repeat = matches!(self.leasing.policy, Policy::AtLeastOnce { .. });
+        // A step in doubt must be remembered for the whole retention.
+        let may_repeat = self.mode().repeats() && !self.steps.in_doubt();
         if may_repeat || self.not_performed.load(Ordering::Relaxed) {
             let _ = self.release(reason).await;
             return;
@@ -236,6 +304,14 @@ impl Lease {
     }
 
     #[cfg(feature = "http")]
+    pub(crate) fn steps(&self) -> &Steps {
+        &self.steps
+    }
+
+    pub(super) fn mode(&self) -> Mode {
+        self.leasing.policy.mode()
+    }
+
     pub(crate) fn owner(&self) -> &Owner {
         &self.owner
     }

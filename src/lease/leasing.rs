@@ -1,11 +1,18 @@
 //! The options of lease mode.
 
 use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::policy::{self, Policy};
+use super::resume::NotResumable;
 use crate::limits::{DEFAULT_RETENTION, RETENTION, WAIT, in_flight_within, within};
-use crate::{Deployment, InFlight, InvalidDuration};
+use crate::{Deployment, Error, InFlight, InvalidDuration};
+
+/// A minute: longer than the pauses between the retries of most clients.
+const RESUME_AFTER: Duration = Duration::from_secs(60);
+/// The default retention is a day, and an operation that is resumed later would be forgotten before.
+const RESUMES: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(24 * 60 * 60);
 
 /// The options of lease mode: the policy, the retention, the number of attempts, and how long to wait for another
 /// owner.
@@ -16,6 +23,8 @@ pub struct Leasing {
     pub(super) max_attempts: Option<NonZeroU32>,
     pub(super) wait_for: Duration,
     pub(super) deployment: Deployment,
+    pub(super) stored_request: bool,
+    pub(super) resume_after: Duration,
 }
 
 impl Leasing {
@@ -32,6 +41,8 @@ impl Leasing {
             max_attempts: None,
             wait_for: Duration::ZERO,
             deployment: Deployment::new(),
+            stored_request: false,
+            resume_after: RESUME_AFTER,
         })
     }
 
@@ -78,10 +89,46 @@ impl Leasing {
         }
     }
 
+    /// Whether the claim stores the request, so that [`resume_one`](Self::resume_one) or a
+    /// [`Resumer`](super::Resumer) can do the work if no caller comes back. The default is `false`. It costs one more
+    /// round trip.
+    ///
+    /// The request is stored as JSON, in plain text, until the operation is complete. It stays in WAL and in backups
+    /// for longer. So put a reference to a secret into the body, and not the secret.
+    ///
+    /// Under [`AtMostOnce`](Policy::AtMostOnce), or with a [`Fingerprint`](crate::Fingerprint) in place of a body,
+    /// every call then returns [`Error::NotResumable`](crate::Error::NotResumable).
+    #[must_use]
+    pub const fn with_stored_request(self, stored_request: bool) -> Self {
+        Self { stored_request, ..self }
+    }
+
+    /// How long after the claim a resumer may take over an operation that has lapsed or was released. The time doubles
+    /// with each attempt. The default is a minute. Make it longer than the pauses between your clients' retries, so
+    /// that usually the client itself gets the response.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] over a day.
+    pub const fn with_resume_after(self, resume_after: Duration) -> Result<Self, InvalidDuration> {
+        match within("resume_after", resume_after, RESUMES) {
+            Ok(resume_after) => Ok(Self { resume_after, ..self }),
+            Err(invalid) => Err(invalid),
+        }
+    }
+
     /// How the service reaches the database, for example behind a pooler.
     #[must_use]
     pub const fn with_deployment(self, deployment: Deployment) -> Self {
         Self { deployment, ..self }
+    }
+
+    /// Whether somebody may do the work again without a person.
+    pub(super) fn check_resumable(&self) -> Result<(), Error> {
+        match self.policy {
+            Policy::AtMostOnce { .. } => Err(Error::NotResumable { problem: NotResumable::AtMostOnce }),
+            Policy::AtLeastOnce { .. } | Policy::InSteps { .. } => Ok(()),
+        }
     }
 
     /// The wait must be shorter than the retention. The setters cannot check this, because they may come in any order.

@@ -22,7 +22,17 @@ impl Owner {
     }
 
     pub(crate) fn downstream_key(&self) -> String {
-        self.key.downstream(self.fingerprint.as_bytes())
+        self.key.downstream(self.fingerprint.as_bytes(), "")
+    }
+
+    /// The key for the next service of one step.
+    pub(super) fn downstream_key_of(&self, step: &str) -> String {
+        self.key.downstream(self.fingerprint.as_bytes(), step)
+    }
+
+    /// Waits until the lease is lost.
+    pub(super) async fn lost(&self) {
+        self.deadline.past().await;
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -41,5 +51,5 @@ impl Owner {
 ///
 /// [`InvalidBody`] if the body has no fingerprint.
 pub fn downstream_key<B: Body + ?Sized>(key: &Key, body: &B) -> Result<String, InvalidBody> {
-    Ok(key.downstream(body.fingerprint()?.as_bytes()))
+    Ok(key.downstream(body.fingerprint()?.as_bytes(), ""))
 }

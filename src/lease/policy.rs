@@ -18,6 +18,13 @@ pub enum Policy {
         /// From 10 ms to 12 hours. 40 s is usual.
         lease: Duration,
     },
+    /// The next caller continues after the last [step](super::Lease::step) that is stored. Work outside a step may
+    /// repeat. If an [at-most-once step](super::Lease::step_at_most_once) is in doubt, nobody continues until an
+    /// operator settles it.
+    InSteps {
+        /// From 10 ms to 12 hours. 40 s is usual.
+        lease: Duration,
+    },
     /// Nobody does the work again until an operator settles the key. For effects that must not repeat.
     AtMostOnce {
         /// From 10 ms to 12 hours. 40 s is usual.
@@ -30,13 +37,14 @@ impl Policy {
     #[must_use]
     pub const fn lease(self) -> Duration {
         match self {
-            Self::AtLeastOnce { lease } | Self::AtMostOnce { lease } => lease,
+            Self::AtLeastOnce { lease } | Self::InSteps { lease } | Self::AtMostOnce { lease } => lease,
         }
     }
 
     pub(crate) const fn mode(self) -> Mode {
         match self {
             Self::AtLeastOnce { .. } => Mode::AtLeastOnce,
+            Self::InSteps { .. } => Mode::InSteps,
             Self::AtMostOnce { .. } => Mode::AtMostOnce,
         }
     }

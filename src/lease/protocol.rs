@@ -8,18 +8,21 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sqlx::PgPool;
+use serde::ser::Error as _;
+use sqlx::{PgConnection, PgPool};
 use tokio::time::Instant;
 
 use super::guard::Lease;
 use super::leasing::Leasing;
+use super::owner::Owner;
 use super::policy::Policy;
+use super::resume::NotResumable;
 use crate::claim::{Claimed, contend};
 use crate::observe::{Failure, call_span, outcome_of, outcome_of_call, spanned};
 use crate::outcome::{decode, encode};
-use crate::record::{Record, Response, Terms};
+use crate::record::{Claim, Record, Response, Steps, Terms};
 use crate::session::{Opening, Polls, in_pooled_transaction};
-use crate::{Body, Error, Fingerprint, InFlight, Key, Outcome, observe};
+use crate::{Body, Error, Fingerprint, InFlight, InvalidBody, Key, Mode, Outcome, observe};
 
 /// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
 /// transaction mode.
@@ -114,22 +117,7 @@ impl Leasing {
             Acquired::Replayed(response) => return Ok(Outcome::Replayed(response)),
             Acquired::Lease(lease) => lease,
         };
-        let started = Instant::now();
-        let worked = unless_lost(&lease, work(&lease)).await;
-        observe::performed(self.policy.mode(), key.operation(), started.elapsed());
-        match worked {
-            None => Err(lease.failed(Error::LeaseLost).into()),
-            Some(Ok(response)) => {
-                let encoded = encode(&response).map_err(|error| lease.failed(error))?;
-                lease.complete_encoded(&encoded).await?;
-                Ok(Outcome::Performed(response))
-            }
-            Some(Err(error)) => {
-                // The alternate form (`#`), because with it anyhow prints the causes too.
-                lease.fail(&format!("{error:#}")).await;
-                Err(Failure::Perform(error))
-            }
-        }
+        work_and_complete(lease, work).await.map(Outcome::Performed)
     }
 
     /// Claims the key and returns the lease, for work that does not fit into a closure.
@@ -150,7 +138,11 @@ impl Leasing {
         T: DeserializeOwned,
         B: Body + ?Sized,
     {
-        match self.acquire_stored(pool, key, body.fingerprint()?).await? {
+        let request = match body.json() {
+            Some(json) if self.stored_request => Some(json.map_err(InvalidBody::custom)?),
+            _ => None,
+        };
+        match self.acquire_stored(pool, key, body.fingerprint()?, request).await? {
             Acquired::Lease(lease) => Ok(Acquired::Lease(lease)),
             Acquired::Replayed(stored) => Ok(Acquired::Replayed(decode(&stored)?)),
         }
@@ -162,9 +154,16 @@ impl Leasing {
         pool: &PgPool,
         key: &Key,
         fingerprint: Fingerprint,
+        request: Option<Vec<u8>>,
     ) -> Result<Acquired<Response>, Error> {
+        if self.stored_request {
+            self.check_resumable()?;
+            if request.is_none() {
+                return Err(Error::NotResumable { problem: NotResumable::NoBody });
+            }
+        }
         let span = call_span!("lease.acquire", self.policy.mode(), key);
-        spanned(span, self.claim_when_free(pool, key, fingerprint), |acquired| {
+        spanned(span, self.claim_when_free(pool, key, fingerprint, request), |acquired| {
             outcome_of(acquired, |acquired| match acquired {
                 Acquired::Lease(_) => observe::CLAIMED,
                 Acquired::Replayed(_) => observe::REPLAYED,
@@ -173,22 +172,42 @@ impl Leasing {
         .await
     }
 
+    /// The terms of a claim with these options.
+    pub(super) fn terms(&self, fingerprint: Fingerprint, in_flight: InFlight) -> Terms {
+        Terms {
+            mode: self.policy.mode(),
+            fingerprint: Some(fingerprint),
+            retention: self.retention,
+            in_flight,
+            lease: Some(self.policy.lease()),
+            max_attempts: self.max_attempts,
+        }
+    }
+
+    /// The steps that earlier attempts have stored. They are read under the new token, because until the take-over the
+    /// earlier owner could store another.
+    pub(super) async fn earlier_steps(
+        &self,
+        conn: &mut PgConnection,
+        record: Record<'_>,
+        claim: Claim,
+    ) -> Result<Steps, Error> {
+        if claim.attempt == 1 || self.policy.mode() != Mode::InSteps {
+            return Ok(Steps::default());
+        }
+        Ok(record.steps(conn, claim.token).await?.unwrap_or_default())
+    }
+
     async fn claim_when_free(
         self,
         pool: &PgPool,
         key: &Key,
         fingerprint: Fingerprint,
+        request: Option<Vec<u8>>,
     ) -> Result<Acquired<Response>, Error> {
         let _ = tokio::runtime::Handle::current();
         self.check_wait()?;
-        let terms = Terms {
-            mode: self.policy.mode(),
-            fingerprint: Some(fingerprint),
-            retention: self.retention,
-            in_flight: InFlight::Wait(CLAIM_WAIT),
-            lease: Some(self.policy.lease()),
-            max_attempts: self.max_attempts,
-        };
+        let terms = self.terms(fingerprint, InFlight::Wait(CLAIM_WAIT));
         let record = Record { key, deployment: self.deployment };
         let started = Instant::now();
         let mut polls = Polls::until(started + self.wait_for);
@@ -197,7 +216,14 @@ impl Leasing {
             // Read before the claim is sent, because the owner's deadline must come before the database's.
             let claimed_at = Instant::now();
             let claimed = in_pooled_transaction(pool, Opening::durable(self.deployment), async |conn| {
-                contend(conn, record, &terms, &mut asked).await
+                let claim = match contend(conn, record, &terms, &mut asked).await? {
+                    Claimed::Won(claim) => claim,
+                    Claimed::Replayed(response) => return Ok(Claimed::Replayed(response)),
+                };
+                if let Some(request) = &request {
+                    record.store_request(conn, claim.token, request).await?;
+                }
+                Ok(Claimed::Won((claim, self.earlier_steps(conn, record, claim).await?)))
             })
             .await;
             if !matches!(claimed, Err(Error::InFlight { .. })) || !polls.rest().await {
@@ -206,16 +232,45 @@ impl Leasing {
         };
         observe::claim_ended(&terms, key, started.into_std(), claimed.as_ref());
         Ok(match claimed? {
-            Claimed::Won(claim) => Acquired::Lease(Lease::new(self, pool, key, fingerprint, claim, claimed_at)),
+            Claimed::Won((claim, steps)) => {
+                Acquired::Lease(Lease::new(self, pool, key, fingerprint, claim, claimed_at, steps))
+            }
             Claimed::Replayed(response) => Acquired::Replayed(response),
         })
     }
 }
 
+/// Does the work, and stores its result or releases the claim.
+pub(super) async fn work_and_complete<T, E>(
+    lease: Lease,
+    work: impl AsyncFnOnce(&Lease) -> Result<T, E>,
+) -> Result<T, Failure<E>>
+where
+    T: Serialize + DeserializeOwned,
+    E: Display,
+{
+    let started = Instant::now();
+    let worked = unless_lost(lease.owner(), work(&lease)).await;
+    observe::performed(lease.mode(), lease.key().operation(), started.elapsed());
+    match worked {
+        None => Err(lease.failed(Error::LeaseLost).into()),
+        Some(Ok(response)) => {
+            let encoded = encode(&response).map_err(|error| lease.failed(error))?;
+            lease.complete_encoded(&encoded).await?;
+            Ok(response)
+        }
+        Some(Err(error)) => {
+            // The alternate form (`#`), because with it anyhow prints the causes too.
+            lease.fail(&format!("{error:#}")).await;
+            Err(Failure::Perform(error))
+        }
+    }
+}
+
 /// The result of the work, or `None` when the lease is lost. This polls the lease first: a process that was suspended
 /// past its lease must not continue its work when it wakes.
-pub(crate) async fn unless_lost<R>(lease: &Lease, work: impl Future<Output = R>) -> Option<R> {
-    let mut lost = pin!(lease.lost());
+pub(crate) async fn unless_lost<R>(owner: &Owner, work: impl Future<Output = R>) -> Option<R> {
+    let mut lost = pin!(owner.lost());
     let mut work = pin!(work);
     poll_fn(|context| match lost.as_mut().poll(context) {
         Poll::Ready(()) => Poll::Ready(None),

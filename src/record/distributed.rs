@@ -13,6 +13,7 @@ use sqlx::{Executor as _, PgConnection, Row as _};
 
 use super::citus::is_distributed;
 use super::claim::{Claim, Terms};
+use super::fragment::step_in_doubt;
 use super::look::{Found, LeaseState, Look, Standing};
 use super::statement::{Record, Response, changes_a_row, draw_token, interval};
 use crate::{Error, Fingerprint, Mode};
@@ -115,10 +116,11 @@ impl Record<'_> {
         asked: Option<DateTime<Utc>>,
     ) -> Result<Look, Error> {
         let row = self
-            .query(
+            .query(concat! {
                 "
                 select
                     mode, fingerprint, token, attempt, claimed_at, last_error,
+                    steps is not null as has_steps, ", step_in_doubt!(), " as step_in_doubt,
                     completed_at is not null as completed,
                     lease_until = '-infinity' as released,
                     -- A client cannot read an infinity, which somebody may have set by hand.
@@ -128,7 +130,7 @@ impl Record<'_> {
                 from idempotency.record
                 where scope = $1::text and operation = $2::text and key = $3::text
                 ",
-            )
+            })
             .fetch_optional(&mut *conn)
             .await
             .map_err(Error::of_statement)?;
@@ -234,6 +236,8 @@ impl Found {
             expired: expires_at <= asked && !matches!(lease, LeaseState::Live(_)),
             response: Response::of(row)?,
             last_error: row.try_get("last_error")?,
+            has_steps: row.try_get("has_steps")?,
+            step_in_doubt: row.try_get("step_in_doubt")?,
         })
     }
 }

@@ -28,6 +28,20 @@ macro_rules! expired_when_asked {
     };
 }
 
+/// The name of a step that was begun and has no result: nobody knows whether it took effect.
+macro_rules! step_in_doubt {
+    () => {
+        "pg_catalog.jsonb_path_query_first(steps, '$.keyvalue() ? (exists (@.value.begun)).key') #>> '{}'"
+    };
+}
+
+/// No step is in doubt. Without steps, too.
+macro_rules! no_step_in_doubt {
+    () => {
+        "pg_catalog.jsonb_path_exists(steps, '$.*.begun') is not true"
+    };
+}
+
 /// The state of a record, as operators see it. The first line that matches counts, so the order has a meaning.
 macro_rules! state {
     () => {
@@ -36,9 +50,10 @@ macro_rules! state {
                 when ", $crate::record::fragment::expired_at!("pg_catalog.statement_timestamp()"), " then 'expired'
                 when mode = 'mark' then 'mark'
                 when completed_at is not null then 'completed'
-                when lease_until = '-infinity' then 'released'
                 when lease_until > pg_catalog.statement_timestamp() then 'in_flight'
-                when mode = 'at_least_once' then 'lapsed'
+                when pg_catalog.jsonb_path_exists(steps, '$.*.begun') then 'indeterminate'
+                when lease_until = '-infinity' then 'released'
+                when mode in ('at_least_once', 'in_steps') then 'lapsed'
                 else 'indeterminate'
             end"
         }
@@ -64,4 +79,7 @@ macro_rules! counts_by_kind {
     };
 }
 
-pub(super) use {counts_by_kind, expired_at, expired_when_asked, no_live_lease, state, table_or_leaf};
+pub(super) use {
+    counts_by_kind, expired_at, expired_when_asked, no_live_lease, no_step_in_doubt, state, step_in_doubt,
+    table_or_leaf,
+};

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::expired_at;
+use super::fragment::{expired_at, step_in_doubt};
 use super::statement::{Record, Response};
 use crate::mode::UnknownMode;
 use crate::{Error, Mode};
@@ -42,6 +42,9 @@ pub(crate) struct Found {
     pub(crate) expired: bool,
     pub(crate) response: Response,
     pub(crate) last_error: Option<String>,
+    pub(crate) has_steps: bool,
+    /// The name of a step that was begun and has no result.
+    pub(crate) step_in_doubt: Option<String>,
 }
 
 /// The state of a record's `lease_until`.
@@ -75,6 +78,7 @@ impl Record<'_> {
                 lease_until = '-infinity' as released,
                 completed_at is not null as completed,
                 ", expired_at!("asked.at"), " as expired,
+                steps is not null as has_steps, ", step_in_doubt!(), " as step_in_doubt,
                 response_status, response_headers::text as response_headers, response_body
             -- The smaller, because the clock may have jumped back: a record must not expire before its time.
             from (select least($5::timestamptz, pg_catalog.statement_timestamp()) as at) as asked
@@ -117,6 +121,8 @@ impl Found {
             expired: row.try_get("expired")?,
             response: Response::of(row)?,
             last_error: row.try_get("last_error")?,
+            has_steps: row.try_get("has_steps")?,
+            step_in_doubt: row.try_get("step_in_doubt")?,
         })
     }
 }

@@ -46,7 +46,8 @@ macro_rules! take_over_locked {
                 claimed_at = pg_catalog.now(), lease_until = null,
                 completed_at = pg_catalog.statement_timestamp(),
                 expires_at = pg_catalog.statement_timestamp() + $5::interval,
-                response_status = null, response_headers = null, response_body = null, last_error = null
+                response_status = null, response_headers = null, response_body = null, last_error = null,
+                steps = null, request = null
             from locked
             where record.scope = locked.scope and record.operation = locked.operation and record.key = locked.key
                 ", $($and_of_scope,)? "

@@ -8,6 +8,7 @@ use super::claim::Claim;
 use super::fragment::no_live_lease;
 use super::lease::Actor;
 use super::statement::{Record, changes_a_row, draw_token, interval};
+use super::step::Steps;
 use crate::Error;
 
 impl Record<'_> {
@@ -28,7 +29,8 @@ impl Record<'_> {
         if changes_a_row(conn, update).await? { Ok(()) } else { Err(Error::NotInTransaction) }
     }
 
-    /// Releases the claim of a lease, and stores the reason. Because of the new token, a heartbeat that is on its way
+    /// Releases the claim of a lease, and stores the reason. Steps with a result stay. A step in doubt stays if the
+    /// owner releases, and is forgotten if an operator does. Because of the new token, a heartbeat that is on its way
     /// cannot revive the claim. `false` means that the claim is gone.
     pub(crate) async fn release_lease(
         self,
@@ -37,21 +39,31 @@ impl Record<'_> {
         reason: &str,
         actor: Actor,
     ) -> Result<bool, Error> {
+        // They say that nothing took effect.
+        let forgotten = match actor {
+            Actor::Owner => Vec::new(),
+            Actor::Operator => self.steps(conn, token).await?.map(Steps::in_doubt).unwrap_or_default(),
+        };
         let update = self
             .query(concat! {
                 "
                 update idempotency.record
-                set lease_until = '-infinity', token = $5::int8, last_error = $6::text
+                set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
+                    steps = nullif(steps - $8::text[], '{}')
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
                     and completed_at is null
-                    and ($7::bool or ", no_live_lease!(), ")
+                    and ($7::bool
+                        or (", no_live_lease!(), "
+                            -- An owner that was suspended may have begun another step since.
+                            and pg_catalog.jsonb_path_exists(steps - $8::text[], '$.*.begun') is not true))
                 ",
             })
             .bind(token)
             .bind(draw_token()?)
             .bind(storable(reason))
-            .bind(actor == Actor::Owner);
+            .bind(actor == Actor::Owner)
+            .bind(forgotten);
         changes_a_row(conn, update).await
     }
 

@@ -48,7 +48,7 @@ pub(crate) async fn broken_rules(
             from step
             cross join lateral (
                 values
-                    ('known_mode', mode in ('transaction', 'at_least_once', 'at_most_once', 'mark')),
+                    ('known_mode', mode in ('transaction', 'at_least_once', 'in_steps', 'at_most_once', 'mark')),
                     ('key_length', pg_catalog.octet_length(scope) between 1 and 255
                         and pg_catalog.octet_length(operation) between 1 and 255
                         and pg_catalog.octet_length(key) between 1 and 255),
@@ -58,12 +58,15 @@ pub(crate) async fn broken_rules(
                     ('mark_is_complete', mode <> 'mark' or completed_at is not null),
                     ('completed_has_no_lease', completed_at is null or lease_until is null),
                     ('deadline_only_for_leases', lease_until is null
-                        or mode in ('at_least_once', 'at_most_once')
+                        or mode in ('at_least_once', 'in_steps', 'at_most_once')
                         or (mode = 'transaction' and lease_until = '-infinity')),
-                    ('unfinished_lease_has_a_deadline', mode not in ('at_least_once', 'at_most_once')
+                    ('unfinished_lease_has_a_deadline', mode not in ('at_least_once', 'in_steps', 'at_most_once')
                         or completed_at is not null or lease_until is not null),
                     ('response_only_when_completed', completed_at is not null
-                        or (response_status is null and response_headers is null and response_body is null))
+                        or (response_status is null and response_headers is null and response_body is null)),
+                    ('steps_only_in_steps', steps is null or (mode = 'in_steps' and completed_at is null)),
+                    ('request_only_to_resume', request is null
+                        or (mode in ('at_least_once', 'in_steps') and completed_at is null))
             ) as rule (name, kept)
             -- As in a CHECK, null keeps the rule.
             where rule.kept is false

@@ -7,6 +7,7 @@ use sqlx::{PgConnection, Row as _};
 
 use super::fragment::{no_live_lease, state};
 use super::statement::{Record, changes_a_row, known_mode};
+use super::step::ShownStep;
 use crate::{Error, Mode};
 
 /// One record, without its response.
@@ -40,6 +41,10 @@ pub struct Shown {
     pub downstream_key: Option<String>,
     /// Why the last attempt failed.
     pub last_error: Option<String>,
+    /// The steps of an unfinished operation in steps, the earliest first, without their results.
+    pub steps: Vec<ShownStep>,
+    /// Whether the request is stored, so that a resumer may finish the operation.
+    pub resumable: bool,
 }
 
 impl Record<'_> {
@@ -49,6 +54,7 @@ impl Record<'_> {
             "
             select
                 mode, fingerprint, token, attempt, claimed_at, completed_at, expires_at, last_error,
+                steps::text as steps, request is not null as resumable,
                 pg_catalog.octet_length(response_body) as response_bytes,
                 extract(epoch from expires_at - pg_catalog.statement_timestamp())::float8 as seconds_left,
                 case when lease_until > pg_catalog.statement_timestamp()
@@ -76,13 +82,12 @@ impl Record<'_> {
                 retention_left: Duration::try_from_secs_f64(row.try_get("seconds_left")?).unwrap_or_default(),
                 lease_left: lease_seconds_left.and_then(|left| Duration::try_from_secs_f64(left).ok()),
                 response_bytes: response_bytes.map(|bytes| u64::from(bytes.unsigned_abs())),
-                downstream_key: match mode {
-                    Mode::AtLeastOnce | Mode::AtMostOnce => {
-                        fingerprint.map(|fingerprint| self.key.downstream(&fingerprint))
-                    }
-                    Mode::Transaction | Mode::Mark => None,
-                },
+                downstream_key: fingerprint
+                    .filter(|_| mode.is_leased())
+                    .map(|fingerprint| self.key.downstream(&fingerprint, "")),
                 last_error: row.try_get("last_error")?,
+                steps: ShownStep::all(&row)?,
+                resumable: row.try_get("resumable")?,
             })
         })
         .fetch_optional(conn)

@@ -34,7 +34,7 @@ impl Staged {
     /// The rule of `migrations/strict.sql` that this record would break. [`Key`](crate::Key) and [`Fingerprint`] keep
     /// the rules about their lengths.
     pub(crate) fn broken_rule(&self) -> Option<&'static str> {
-        let leased = matches!(self.mode, Mode::AtLeastOnce | Mode::AtMostOnce);
+        let leased = self.mode.is_leased();
         let rules = [
             ("attempts_count_from_one", self.attempt >= 1),
             ("fingerprint_unless_mark", (self.mode == Mode::Mark) == self.fingerprint.is_none()),

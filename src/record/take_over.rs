@@ -6,7 +6,7 @@ use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
 use super::claim::{Claim, Terms};
-use super::fragment::expired_when_asked;
+use super::fragment::{expired_when_asked, no_step_in_doubt};
 use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::Error;
 
@@ -34,16 +34,19 @@ macro_rules! take_over_free {
                 lease_until = pg_catalog.statement_timestamp() + $7::interval,
                 expires_at = pg_catalog.statement_timestamp() + $6::interval,
                 response_status = null, response_headers = null, response_body = null,
-                last_error = case when $11::int4 > 1 then last_error end
+                last_error = case when $11::int4 > 1 then last_error end,
+                steps = case when $11::int4 > 1 then steps end, request = case when $11::int4 > 1 then request end
             from free
             where scope = $1::text and operation = $2::text and key = $3::text
                 and record.token = $9::int8
                 -- As in idempotency.await_key.
                 and (
                     ", expired_when_asked!("$10"), "
-                    or (completed_at is null and lease_until = '-infinity')
-                    or (completed_at is null and lease_until <= pg_catalog.statement_timestamp()
-                        and mode = 'at_least_once')
+                    or (completed_at is null
+                        and (lease_until = '-infinity'
+                            or (lease_until <= pg_catalog.statement_timestamp()
+                                and mode in ('at_least_once', 'in_steps')))
+                        and ", no_step_in_doubt!(), ")
                 )"
         }
     };

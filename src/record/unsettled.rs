@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::state;
+use super::fragment::{state, step_in_doubt};
 use super::statement::known_mode;
 use crate::{Error, Mode};
 
@@ -32,6 +32,8 @@ pub struct Unsettled {
     pub expires_at: DateTime<Utc>,
     /// Why the last attempt failed.
     pub last_error: Option<String>,
+    /// The step that is in doubt.
+    pub step: Option<String>,
 }
 
 /// The records that no caller will complete unless an operator settles them, oldest claim first: those that are
@@ -48,6 +50,7 @@ pub(crate) async fn unsettled(
         "
         select
             mode, scope, operation, key, token, attempt, claimed_at, expires_at, last_error,
+            ", step_in_doubt!(), " as step,
             ", state!(), " as state
         from idempotency.record
         where completed_at is null
@@ -55,7 +58,8 @@ pub(crate) async fn unsettled(
             and (
                 lease_until is null
                 or (mode = 'at_most_once' and lease_until > '-infinity' and lease_until <= pg_catalog.statement_timestamp())
-                or (mode in ('at_least_once', 'at_most_once')
+                or (pg_catalog.jsonb_path_exists(steps, '$.*.begun') and lease_until <= pg_catalog.statement_timestamp())
+                or (mode in ('at_least_once', 'in_steps', 'at_most_once')
                     and lease_until <= pg_catalog.statement_timestamp()
                     and attempt >= $2::int4)
             )
@@ -78,6 +82,7 @@ pub(crate) async fn unsettled(
             claimed_at: row.try_get("claimed_at")?,
             expires_at: row.try_get("expires_at")?,
             last_error: row.try_get("last_error")?,
+            step: row.try_get("step")?,
         })
     })
     .fetch_all(conn)

@@ -24,6 +24,8 @@ mod lease {
     mod fencing;
     pub(crate) mod leases;
     mod renewal;
+    mod resume;
+    pub(crate) mod steps;
     mod vanished_network;
 }
 

@@ -5,12 +5,12 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
 /// A future that may be polled again after it was ready, unlike most futures.
-pub(super) struct Shutdown<'a, F> {
+pub(crate) struct Shutdown<'a, F> {
     future: Option<Pin<&'a mut F>>,
 }
 
 impl<'a, F> Shutdown<'a, F> {
-    pub(super) fn new(future: Pin<&'a mut F>) -> Self {
+    pub(crate) fn new(future: Pin<&'a mut F>) -> Self {
         Self { future: Some(future) }
     }
 }
@@ -30,7 +30,7 @@ impl<F: Future<Output = ()>> Future for Shutdown<'_, F> {
 }
 
 /// The outcome of `other`; `None` if `shutdown` is ready first.
-pub(super) async fn unless<F: Future>(
+pub(crate) async fn unless<F: Future>(
     shutdown: &mut (impl Future<Output = ()> + Unpin),
     other: F,
 ) -> Option<F::Output> {
@@ -42,6 +42,6 @@ pub(super) async fn unless<F: Future>(
     .await
 }
 
-pub(super) async fn is_ready(shutdown: &mut (impl Future<Output = ()> + Unpin)) -> bool {
+pub(crate) async fn is_ready(shutdown: &mut (impl Future<Output = ()> + Unpin)) -> bool {
     unless(shutdown, std::future::ready(())).await.is_none()
 }

@@ -1,0 +1,141 @@
+//! Operations that nobody came back for: one is taken over, and its work is done.
+
+use std::fmt::Display;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::PgPool;
+use tokio::time::Instant;
+
+use super::guard::Lease;
+use super::leasing::Leasing;
+use super::protocol::work_and_complete;
+use crate::claim::{Claimed, contend};
+use crate::observe::{Failure, outcome_of_work};
+use crate::record::{Candidate, Record};
+use crate::session::{Opening, in_pooled_transaction};
+use crate::{Error, InFlight, Key, observe};
+
+/// An operation that was resumed, and how it ended.
+#[derive(Debug)]
+pub struct Resumed<T, E> {
+    /// The key.
+    pub key: Key,
+    /// The response, which is stored now; or why the attempt failed.
+    pub result: Result<T, E>,
+}
+
+/// Why the options do not allow to store requests or to resume operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotResumable {
+    /// Nobody may do the work of this policy again.
+    #[error("under Policy::AtMostOnce nobody may do the work again; use Policy::InSteps or AtLeastOnce")]
+    AtMostOnce,
+    /// The call has a fingerprint in place of a body, as the HTTP layer has.
+    #[error("the call has no body to store; give the body itself, and not its fingerprint")]
+    NoBody,
+    /// Work that always fails would be resumed for ever.
+    #[error("the number of attempts is unlimited; set Leasing::with_max_attempts")]
+    UnlimitedAttempts,
+}
+
+impl Leasing {
+    /// Takes over one operation that has lapsed or was released, and whose caller has not come back for the time of
+    /// [`with_resume_after`](Self::with_resume_after). Does the work with the stored request, and stores its response.
+    /// `None` means that there is no such operation at this moment.
+    ///
+    /// Only operations whose claim has [stored the request](Self::with_stored_request) are resumed, and only if none of
+    /// their steps is in doubt and attempts are left. If the caller comes back at the same time, one of the two does
+    /// the work, and the other gets [`Error::InFlight`] or tries another operation.
+    ///
+    /// If the stored request does not decode into `B`, the result is [`Error::Undecodable`], and the operation is
+    /// released. It has used one attempt.
+    ///
+    /// A [`Resumer`](super::Resumer) calls this in a loop.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotResumable`] under `AtMostOnce` and without
+    /// [`with_max_attempts`](Self::with_max_attempts); errors of the database before the work. Errors of the work, and
+    /// errors after it, are in [`Resumed::result`].
+    ///
+    /// # Cancellation
+    ///
+    /// As [`ensure`](Self::ensure).
+    pub async fn resume_one<B, T, E, F>(
+        self,
+        pool: &PgPool,
+        operation: &str,
+        work: F,
+    ) -> Result<Option<Resumed<T, E>>, Error>
+    where
+        B: DeserializeOwned,
+        T: Serialize + DeserializeOwned,
+        E: From<Error> + Display,
+        F: AsyncFnOnce(&Lease, B) -> Result<T, E>,
+    {
+        let Some((lease, request)) = self.take_one(pool, operation).await? else { return Ok(None) };
+        let key = lease.key().clone();
+        let worked = match serde_json::from_slice(&request) {
+            Ok(request) => work_and_complete(lease, async |lease| work(lease, request).await).await,
+            Err(error) => {
+                lease.fail(&format!("the stored request does not decode: {error}")).await;
+                Err(Failure::Crate(Error::Undecodable { step: None, source: error.into() }))
+            }
+        };
+        observe::resumed(operation, outcome_of_work(&worked));
+        Ok(Some(Resumed { key, result: worked.map_err(Failure::into_callers) }))
+    }
+
+    /// Whether these options allow to resume operations.
+    pub(super) fn resumable_attempts(&self) -> Result<i32, Error> {
+        self.check_resumable()?;
+        let most = self.max_attempts.ok_or(Error::NotResumable { problem: NotResumable::UnlimitedAttempts })?;
+        Ok(i32::try_from(most.get()).unwrap_or(i32::MAX))
+    }
+
+    async fn take_one(self, pool: &PgPool, operation: &str) -> Result<Option<(Lease, Vec<u8>)>, Error> {
+        let max_attempts = self.resumable_attempts()?;
+        let (mode, after) = (self.policy.mode(), self.resume_after);
+        let candidates = in_pooled_transaction(pool, Opening::Plain, async |conn| {
+            Candidate::all(conn, self.deployment, operation, mode, max_attempts, after).await
+        });
+        for candidate in candidates.await? {
+            match self.take(pool, &candidate).await {
+                // Its caller has come back, or another resumer was faster.
+                Err(
+                    Error::KeyReused { .. }
+                    | Error::InFlight { .. }
+                    | Error::Indeterminate { .. }
+                    | Error::Exhausted { .. }
+                    | Error::OtherMode { .. }
+                    | Error::UnknownMode { .. }
+                    | Error::UnknownFingerprint { .. },
+                ) => {}
+                taken => return taken.map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes the operation over, in the state in which it was found.
+    async fn take(self, pool: &PgPool, candidate: &Candidate) -> Result<(Lease, Vec<u8>), Error> {
+        let record = Record { key: &candidate.key, deployment: self.deployment };
+        let terms = self.terms(candidate.fingerprint, InFlight::Reject);
+        // An error rolls the claim back.
+        let changed = || Error::InFlight { retry_after: self.resume_after };
+        let claimed_at = Instant::now();
+        let (claim, steps, request) = in_pooled_transaction(pool, Opening::durable(self.deployment), async |conn| {
+            let Claimed::Won(claim) = contend(conn, record, &terms, &mut None).await? else { return Err(changed()) };
+            // Another attempt has ended since, or the retention has: then this claim is the first of a new operation.
+            if claim.attempt != candidate.attempt + 1 {
+                return Err(changed());
+            }
+            let request = record.request(conn, claim.token).await?.ok_or_else(changed)?;
+            Ok((claim, self.earlier_steps(conn, record, claim).await?, request))
+        })
+        .await?;
+        Ok((Lease::new(self, pool, &candidate.key, candidate.fingerprint, claim, claimed_at, steps), request))
+    }
+}

@@ -1,0 +1,136 @@
+//! The loop that resumes the operations of callers who never come back.
+
+use std::fmt::Display;
+use std::pin::pin;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::PgPool;
+
+use super::guard::Lease;
+use super::leasing::Leasing;
+use crate::limits::within;
+use crate::session::jittered;
+use crate::shutdown::{Shutdown, is_ready, unless};
+use crate::{Error, InvalidDuration};
+
+/// A search costs one statement on a small index. Callers have waited for longer already.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// As for the janitor.
+const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
+/// The pause after the first error. It doubles with each error, up to the interval or this time, whichever is longer.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+
+/// Finishes the operations whose callers never come back.
+///
+/// ```no_run
+/// # use std::num::NonZeroU32;
+/// # use std::time::Duration;
+/// # use pg_idempotency::Error;
+/// # use pg_idempotency::lease::{Lease, Leasing, Policy, Resumer};
+/// # async fn ride(_: &Lease, _: String) -> Result<String, Error> { Ok(String::new()) }
+/// # async fn f(pool: sqlx::PgPool, shutdown: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
+/// let policy = Policy::InSteps { lease: Duration::from_secs(40) };
+/// let leasing = Leasing::new(policy)?.with_stored_request(true).with_max_attempts(NonZeroU32::MIN.saturating_add(9));
+/// let resumer = Resumer::new(leasing, "create_ride")?;
+/// tokio::spawn(async move { resumer.run(&pool, shutdown, async |lease: &Lease, body: String| ride(lease, body).await).await });
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Resumer {
+    leasing: Leasing,
+    operation: String,
+    interval: Duration,
+}
+
+/// What a resumer has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resumptions {
+    /// The operations that are complete now.
+    pub completed: u64,
+    /// The attempts that failed.
+    pub failed: u64,
+}
+
+impl Resumer {
+    /// A resumer for the operations of one name. The callers and the resumer use the same options.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotResumable`] under `AtMostOnce` and without [`Leasing::with_max_attempts`].
+    pub fn new(leasing: Leasing, operation: &str) -> Result<Self, Error> {
+        leasing.resumable_attempts()?;
+        Ok(Self { leasing, operation: operation.to_owned(), interval: INTERVAL })
+    }
+
+    /// Sets the pause after a search that found nothing. The default is 10 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] under 100 ms or over a day.
+    pub fn with_interval(mut self, interval: Duration) -> Result<Self, InvalidDuration> {
+        self.interval = within("interval", interval, INTERVALS)?;
+        Ok(self)
+    }
+
+    /// Resumes one operation after the other until `shutdown` is ready. Then it finishes the operation in progress, and
+    /// ends. Run one in each process of a fleet, or one for all: several share the work.
+    ///
+    /// It logs errors and goes on: after an operation that failed with the next one, and after an error of the database
+    /// at first after a second.
+    ///
+    /// # Cancellation
+    ///
+    /// The operation in progress lapses, as after a crash.
+    pub async fn run<B, T, E, W>(self, pool: &PgPool, shutdown: impl Future<Output = ()>, work: W) -> Resumptions
+    where
+        B: DeserializeOwned,
+        T: Serialize + DeserializeOwned,
+        E: From<Error> + Display,
+        W: AsyncFnOnce(&Lease, B) -> Result<T, E> + Clone,
+    {
+        let shutdown = pin!(shutdown);
+        let mut shutdown = Shutdown::new(shutdown);
+        let mut done = Resumptions::default();
+        let mut retry = FIRST_RETRY;
+        let mut rest = jittered(self.interval);
+        while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
+            rest = loop {
+                match self.leasing.resume_one(pool, &self.operation, work.clone()).await {
+                    Ok(None) => {
+                        retry = FIRST_RETRY;
+                        break jittered(self.interval);
+                    }
+                    Ok(Some(resumed)) => match resumed.result {
+                        Ok(_) => done.completed += 1,
+                        Err(error) => {
+                            tracing::warn!(
+                                operation = self.operation,
+                                error = %format_args!("{error:#}"),
+                                "a resumed operation failed, and its next attempt comes later"
+                            );
+                            done.failed += 1;
+                        }
+                    },
+                    Err(error) => {
+                        tracing::error!(
+                            operation = self.operation,
+                            error = &error as &dyn std::error::Error,
+                            "a search for operations to resume failed and is tried again"
+                        );
+                        let pause = jittered(retry);
+                        retry = (retry * 2).min(self.interval.max(FIRST_RETRY));
+                        break pause;
+                    }
+                }
+                if is_ready(&mut shutdown).await {
+                    return done;
+                }
+            };
+        }
+        done
+    }
+}

@@ -1,0 +1,372 @@
+//! The steps of one attempt: what earlier attempts stored, and what this attempt has asked for.
+//!
+//! The memory of the attempt answers without a statement where it can. Where a step was asked for before and its end is
+//! unknown, because its future was dropped or a COMMIT was not answered, the record decides.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::{PgConnection, PgPool};
+use tokio::time::timeout;
+
+use super::leasing::Leasing;
+use super::owner::Owner;
+use super::protocol::unless_lost;
+use super::settle::{committed, within_a_lease};
+use super::step::{InvalidStep, Step};
+use crate::outcome::encode;
+use crate::record::{self, Record, StoredStep};
+use crate::session::{Opening, in_pooled_transaction};
+use crate::{Error, Mode, observe};
+
+pub(super) const MAX_NAME_BYTES: usize = 255;
+/// Each step that is stored writes all of them again, so a large operation belongs into a table of its own.
+pub(super) const MAX_STEPS: usize = 100;
+pub(super) const MAX_RESULT_BYTES: usize = 64 * 1024;
+pub(super) const MAX_STEPS_BYTES: usize = 256 * 1024;
+
+tokio::task_local! {
+    /// The tokens of the operations that are performing a step, around this future.
+    static PERFORMING: Vec<i64>;
+}
+
+/// The steps of one attempt. Clones are of the same attempt.
+#[derive(Clone, Debug)]
+pub(crate) struct Steps {
+    leasing: Leasing,
+    pool: PgPool,
+    owner: Owner,
+    known: Arc<Mutex<BTreeMap<String, Known>>>,
+}
+
+/// What this attempt knows of a step.
+#[derive(Debug)]
+enum Known {
+    /// An earlier attempt has stored this result, and this attempt has not asked for it.
+    Stored(String),
+    /// It is being performed.
+    Performing,
+    /// Its result, of this size, has been returned.
+    Returned(usize),
+    /// It failed, or its future was dropped. The record may have a result.
+    Ended,
+    /// It may have taken effect, and must not be performed again.
+    InDoubt,
+}
+
+/// A step that is to be performed. If it is dropped, the step has ended in an unknown way.
+struct Asked<'s> {
+    steps: &'s Steps,
+    name: &'s str,
+    /// What the attempt knows once this is dropped.
+    ended: Known,
+}
+
+/// The answer to asking for a step.
+enum Asking<'s, T> {
+    Replayed(T),
+    Perform(Asked<'s>),
+}
+
+/// Why a step in the database did not commit.
+enum Unfinished<E> {
+    Failed(E),
+    /// Its result is stored already, or the claim is gone.
+    NotStored,
+}
+
+impl<E: From<Error>> From<Error> for Unfinished<E> {
+    fn from(error: Error) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl Steps {
+    pub(super) fn new(leasing: Leasing, pool: &PgPool, owner: Owner, stored: record::Steps) -> Self {
+        let known = stored.0.into_iter().map(|(name, step)| match step {
+            StoredStep::Result(result) => (name, Known::Stored(result)),
+            StoredStep::Begun => (name, Known::InDoubt),
+        });
+        Self { leasing, pool: pool.clone(), owner, known: Arc::new(Mutex::new(known.collect())) }
+    }
+
+    /// Whether a step may have taken effect and has no result.
+    pub(super) fn in_doubt(&self) -> bool {
+        self.known().values().any(|known| matches!(known, Known::InDoubt))
+    }
+
+    /// The names of stored steps that this attempt has not asked for.
+    pub(super) fn not_asked_for(&self) -> Vec<String> {
+        let known = self.known();
+        known.iter().filter(|(_, known)| matches!(known, Known::Stored(_))).map(|(name, _)| name.clone()).collect()
+    }
+
+    pub(crate) async fn in_database<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
+    {
+        let mut asked = match self.ask(name).await? {
+            Asking::Replayed(value) => return Ok(value),
+            Asking::Perform(asked) => asked,
+        };
+        let finished = in_pooled_transaction(&self.pool, self.durable(), async |conn| -> Result<_, Unfinished<E>> {
+            let value = self.inside(perform(&mut *conn)).await.map_err(Unfinished::Failed)?;
+            let result = self.encoded(name, &value)?;
+            // Last, because it locks the record, and a heartbeat would wait for it.
+            match self.record().finish_step(conn, self.owner.token, self.attempt(), name, &result).await? {
+                true => Ok((value, result.len())),
+                false => Err(Unfinished::NotStored),
+            }
+        });
+        match unless_lost(&self.owner, finished).await.unwrap_or(Err(Error::LeaseLost.into())) {
+            Ok((value, bytes)) => {
+                asked.performed(bytes);
+                Ok(value)
+            }
+            Err(Unfinished::NotStored) => match self.stored(&mut asked).await? {
+                Some(value) => Ok(value),
+                None => Err(Error::LeaseLost.into()),
+            },
+            Err(Unfinished::Failed(error)) => Err(error),
+        }
+    }
+
+    pub(crate) async fn at_least_once<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce(&Step) -> Result<T, E>,
+    {
+        let asked = match self.ask(name).await? {
+            Asking::Replayed(value) => return Ok(value),
+            Asking::Perform(asked) => asked,
+        };
+        let step = self.step(name);
+        let performed = unless_lost(&self.owner, self.inside(perform(&step))).await;
+        let value = performed.ok_or(Error::LeaseLost)??;
+        Ok(self.finish(asked, value).await?)
+    }
+
+    pub(crate) async fn at_most_once<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce(&Step) -> Result<T, E>,
+    {
+        let mut asked = match self.ask(name).await? {
+            Asking::Replayed(value) => return Ok(value),
+            Asking::Perform(asked) => asked,
+        };
+        // From here on the record may say that the step was begun.
+        asked.ended = Known::InDoubt;
+        let begun = unless_lost(&self.owner, self.begin(name)).await.unwrap_or(Err(Error::LeaseLost));
+        if !matches!(begun, Ok(true)) || self.owner.is_lost() {
+            return match begun {
+                Ok(false) => match self.stored(&mut asked).await? {
+                    Some(value) => Ok(value),
+                    None => Err(Error::LeaseLost.into()),
+                },
+                begun => {
+                    // Nothing was performed, so nobody has to find out. If this fails, the step stays in doubt.
+                    if let Ok(Ok(())) = timeout(self.leasing.policy.lease(), self.retract(name)).await {
+                        asked.ended = Known::Ended;
+                    }
+                    Err(begun.err().unwrap_or(Error::LeaseLost).into())
+                }
+            };
+        }
+        let step = self.step(name);
+        match unless_lost(&self.owner, self.inside(perform(&step))).await.ok_or(Error::LeaseLost)? {
+            Ok(value) => Ok(self.finish(asked, value).await?),
+            Err(error) => {
+                if step.took_no_effect.into_inner() {
+                    if within_a_lease(self.leasing.policy.lease(), || self.retract(name)).await.is_ok() {
+                        asked.ended = Known::Ended;
+                    }
+                } else {
+                    observe::step(self.owner.key.operation(), observe::IN_DOUBT);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Asks for a step: returns its stored result, or says to perform it.
+    async fn ask<'s, T: DeserializeOwned>(&'s self, name: &'s str) -> Result<Asking<'s, T>, Error> {
+        let refused = |problem| Err(Error::InvalidStep { step: name.to_owned(), problem });
+        if self.leasing.policy.mode() != Mode::InSteps {
+            return refused(InvalidStep::Policy);
+        }
+        if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains('\0') {
+            return refused(InvalidStep::Name);
+        }
+        if PERFORMING.try_with(|tokens| tokens.contains(&self.owner.token)).unwrap_or(false) {
+            return refused(InvalidStep::Nested);
+        }
+        let before = {
+            let mut known = self.known();
+            let before = match known.get(name) {
+                Some(Known::Performing | Known::Returned(_)) => return refused(InvalidStep::Repeated),
+                Some(Known::Stored(result)) => {
+                    let value = decoded(name, result)?;
+                    let bytes = result.len();
+                    known.insert(name.to_owned(), Known::Returned(bytes));
+                    observe::step(self.owner.key.operation(), observe::REPLAYED);
+                    return Ok(Asking::Replayed(value));
+                }
+                Some(Known::Ended) => Some(Known::Ended),
+                Some(Known::InDoubt) => Some(Known::InDoubt),
+                None if known.len() >= MAX_STEPS => return refused(InvalidStep::TooLarge),
+                None => None,
+            };
+            known.insert(name.to_owned(), Known::Performing);
+            before
+        };
+        let Some(before) = before else {
+            return Ok(Asking::Perform(Asked { steps: self, name, ended: Known::Ended }));
+        };
+        let mut asked = Asked { steps: self, name, ended: before };
+        if let Some(value) = self.stored(&mut asked).await? {
+            return Ok(Asking::Replayed(value));
+        }
+        asked.ended = Known::Ended;
+        Ok(Asking::Perform(asked))
+    }
+
+    /// Reads the result of a step from the record. `None` means that the record has none under this claim.
+    async fn stored<T: DeserializeOwned>(&self, asked: &mut Asked<'_>) -> Result<Option<T>, Error> {
+        let token = self.owner.token;
+        let stored = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| -> Result<_, Error> {
+            self.record().steps(conn, token).await
+        });
+        let mut steps = stored.await?.ok_or(Error::LeaseLost)?;
+        match steps.0.remove(asked.name) {
+            Some(StoredStep::Result(result)) => {
+                let value = decoded(asked.name, &result)?;
+                asked.ended = Known::Returned(result.len());
+                observe::step(self.owner.key.operation(), observe::REPLAYED);
+                Ok(Some(value))
+            }
+            Some(StoredStep::Begun) => {
+                asked.ended = Known::InDoubt;
+                Err(Error::StepInDoubt { step: asked.name.to_owned() })
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Runs the closure of a step, so that a step inside it is noticed.
+    async fn inside<R>(&self, performing: impl Future<Output = R>) -> R {
+        let mut tokens = PERFORMING.try_with(Vec::clone).unwrap_or_default();
+        tokens.push(self.owner.token);
+        PERFORMING.scope(tokens, performing).await
+    }
+
+    /// Stores the result of a step outside the database, and returns the value that is stored: if an earlier call of
+    /// this attempt has stored one, that value.
+    async fn finish<T>(&self, mut asked: Asked<'_>, value: T) -> Result<T, Error>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let (name, token) = (asked.name, self.owner.token);
+        let result = self.encoded(name, &value)?;
+        let (record, attempt, text) = (self.record(), self.attempt(), result.as_str());
+        let is_new = within_a_lease(self.leasing.policy.lease(), || {
+            in_pooled_transaction(&self.pool, self.durable(), async move |conn| -> Result<_, Error> {
+                record.finish_step(conn, token, attempt, name, text).await
+            })
+        });
+        if is_new.await? {
+            asked.performed(result.len());
+            return Ok(value);
+        }
+        self.stored(&mut asked).await?.ok_or(Error::LeaseLost)
+    }
+
+    async fn begin(&self, name: &str) -> Result<bool, Error> {
+        in_pooled_transaction(&self.pool, self.durable(), async |conn| -> Result<_, Error> {
+            self.record().begin_step(conn, self.owner.token, self.attempt(), name).await
+        })
+        .await
+    }
+
+    async fn retract(&self, name: &str) -> Result<(), Error> {
+        committed(&self.pool, Opening::Plain, async |conn| {
+            self.record().retract_step(conn, self.owner.token, name).await
+        })
+        .await
+    }
+
+    /// The result as JSON text, unless the operation would become too large.
+    fn encoded<T: Serialize + DeserializeOwned>(&self, name: &str, value: &T) -> Result<String, Error> {
+        let result = encode_result(name, value)?;
+        let others: usize = self.known().values().map(Known::bytes).sum();
+        if others + result.len() > MAX_STEPS_BYTES { Err(too_large(name)) } else { Ok(result) }
+    }
+
+    fn step(&self, name: &str) -> Step {
+        Step { name: name.to_owned(), downstream_key: self.owner.downstream_key_of(name), took_no_effect: false.into() }
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn durable(&self) -> Opening {
+        Opening::durable(self.leasing.deployment)
+    }
+
+    fn attempt(&self) -> i32 {
+        i32::try_from(self.owner.attempt).unwrap_or(i32::MAX)
+    }
+
+    fn record(&self) -> Record<'_> {
+        Record { key: &self.owner.key, deployment: self.leasing.deployment }
+    }
+}
+
+impl Known {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Stored(result) => result.len(),
+            Self::Returned(bytes) => *bytes,
+            Self::Performing | Self::Ended | Self::InDoubt => 0,
+        }
+    }
+}
+
+impl Asked<'_> {
+    fn performed(&mut self, bytes: usize) {
+        self.ended = Known::Returned(bytes);
+        observe::step(self.steps.owner.key.operation(), observe::PERFORMED);
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        let ended = std::mem::replace(&mut self.ended, Known::Ended);
+        self.steps.known().insert(self.name.to_owned(), ended);
+    }
+}
+
+fn decoded<T: DeserializeOwned>(name: &str, result: &str) -> Result<T, Error> {
+    serde_json::from_str(result)
+        .map_err(|error| Error::Undecodable { step: Some(name.to_owned()), source: error.into() })
+}
+
+/// The result as JSON text.
+pub(super) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: &T) -> Result<String, Error> {
+    let result = encode(value)?.body.unwrap_or_default();
+    if result.len() > MAX_RESULT_BYTES {
+        return Err(too_large(name));
+    }
+    String::from_utf8(result).map_err(|error| Error::Unencodable { source: error.into() })
+}
+
+fn too_large(name: &str) -> Error {
+    Error::InvalidStep { step: name.to_owned(), problem: InvalidStep::TooLarge }
+}

@@ -1,0 +1,221 @@
+//! The steps of an operation, in the column `steps`. Each statement requires the claim's token and a record without a
+//! response, as in `lease.rs`. The server merges each step into the others, so parallel steps do not lose each other.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row as _};
+
+use super::fragment::no_live_lease;
+use super::statement::{Record, changes_a_row, draw_token};
+use crate::Error;
+
+/// The steps of an operation, by name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Steps(pub(crate) BTreeMap<String, StoredStep>);
+
+#[derive(Clone, Debug)]
+pub(crate) enum StoredStep {
+    /// JSON text.
+    Result(String),
+    /// An at-most-once step without a result.
+    Begun,
+}
+
+/// A step of a [`Shown`](crate::operator::Shown) operation, without its result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShownStep {
+    /// The name.
+    pub name: String,
+    /// Whether it was begun and has no result: nobody knows whether it took effect.
+    pub in_doubt: bool,
+    /// The attempt that stored its result, or began it.
+    pub attempt: u32,
+    /// When its result was stored, or when it was begun.
+    pub at: Option<DateTime<Utc>>,
+    /// The size of its result.
+    pub result_bytes: Option<u64>,
+}
+
+impl Steps {
+    /// Reads the column `steps`, as text.
+    pub(super) fn of(row: &PgRow) -> sqlx::Result<Self> {
+        let mut steps = BTreeMap::new();
+        for (name, step) in entries(row)? {
+            let stored = match step.get("result").and_then(Value::as_str) {
+                Some(result) => StoredStep::Result(result.to_owned()),
+                None => StoredStep::Begun,
+            };
+            steps.insert(name, stored);
+        }
+        Ok(Self(steps))
+    }
+
+    /// The names of the steps in doubt.
+    pub(super) fn in_doubt(self) -> Vec<String> {
+        self.0.into_iter().filter(|(_, step)| matches!(step, StoredStep::Begun)).map(|(name, _)| name).collect()
+    }
+}
+
+impl ShownStep {
+    /// Reads the column `steps`, as text. The earliest step comes first.
+    pub(super) fn all(row: &PgRow) -> sqlx::Result<Vec<Self>> {
+        let mut steps: Vec<Self> = entries(row)?.into_iter().map(|(name, step)| Self::of(name, &step)).collect();
+        steps.sort_by_key(|step| step.at);
+        Ok(steps)
+    }
+
+    fn of(name: String, step: &Value) -> Self {
+        let text = |member| step.get(member).and_then(Value::as_str);
+        let at: Option<DateTime<Utc>> = text("at").or(text("begun")).and_then(|at| at.parse().ok());
+        Self {
+            name,
+            in_doubt: text("result").is_none(),
+            attempt: step
+                .get("attempt")
+                .and_then(Value::as_u64)
+                .and_then(|n| u32::try_from(n).ok())
+                .unwrap_or_default(),
+            at,
+            result_bytes: text("result").map(|result| result.len() as u64),
+        }
+    }
+}
+
+fn entries(row: &PgRow) -> sqlx::Result<serde_json::Map<String, Value>> {
+    let Some(steps) = row.try_get::<Option<&str>, _>("steps")? else { return Ok(serde_json::Map::new()) };
+    serde_json::from_str(steps).map_err(|error| sqlx::Error::Decode(error.into()))
+}
+
+impl Record<'_> {
+    /// Stores the result of a step. `false` means that a result is stored already, or that the claim is gone.
+    ///
+    /// In the database, this is the last statement of the step's transaction. A step whose future was dropped during
+    /// COMMIT, and which is asked for again, then finds its result, and does not commit twice.
+    pub(crate) async fn finish_step(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        attempt: i32,
+        name: &str,
+        result: &str,
+    ) -> Result<bool, Error> {
+        let update = self
+            .query(
+                "
+                update idempotency.record
+                set steps = coalesce(steps, '{}') || pg_catalog.jsonb_build_object($5::text, pg_catalog.jsonb_build_object(
+                    'result', $6::text, 'attempt', $7::int4, 'at', pg_catalog.statement_timestamp()
+                ))
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    and steps -> $5::text -> 'result' is null
+                ",
+            )
+            .bind(token)
+            .bind(name)
+            .bind(result)
+            .bind(attempt);
+        changes_a_row(conn, update).await
+    }
+
+    /// Stores that a step begins. `false` means that it was begun before, or is finished, or that the claim is gone.
+    pub(crate) async fn begin_step(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        attempt: i32,
+        name: &str,
+    ) -> Result<bool, Error> {
+        let update = self
+            .query(
+                "
+                update idempotency.record
+                set steps = coalesce(steps, '{}') || pg_catalog.jsonb_build_object($5::text, pg_catalog.jsonb_build_object(
+                    'begun', pg_catalog.statement_timestamp(), 'attempt', $6::int4
+                ))
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    and steps -> $5::text is null
+                ",
+            )
+            .bind(token)
+            .bind(name)
+            .bind(attempt);
+        changes_a_row(conn, update).await
+    }
+
+    /// Forgets that a step was begun, because it took no effect. `false` means that the claim is gone.
+    pub(crate) async fn retract_step(self, conn: &mut PgConnection, token: i64, name: &str) -> Result<bool, Error> {
+        let update = self
+            .query(
+                "
+                update idempotency.record
+                set steps = case when steps -> $5::text -> 'result' is null then nullif(steps - $5::text, '{}') else steps end
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                ",
+            )
+            .bind(token)
+            .bind(name);
+        changes_a_row(conn, update).await
+    }
+
+    /// Stores the result of a step in doubt, as an operator, and releases the claim. `false` means that the record has
+    /// changed, is under a live lease, or that this step is not in doubt.
+    pub(crate) async fn resolve_step(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        name: &str,
+        result: &str,
+    ) -> Result<bool, Error> {
+        let update = self
+            .query(concat! {
+                "
+                update idempotency.record
+                set lease_until = '-infinity', token = $5::int8,
+                    steps = pg_catalog.jsonb_set(
+                        steps, array[$6::text],
+                        ((steps -> $6::text) - 'begun') || pg_catalog.jsonb_build_object(
+                            'result', $7::text, 'at', pg_catalog.statement_timestamp()
+                        )
+                    )
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    and ", no_live_lease!(), "
+                    and steps -> $6::text -> 'begun' is not null
+                ",
+            })
+            .bind(token)
+            .bind(draw_token()?)
+            .bind(name)
+            .bind(result);
+        changes_a_row(conn, update).await
+    }
+
+    /// The steps that are stored under this token. `None` means that the claim is gone.
+    pub(crate) async fn steps(self, conn: &mut PgConnection, token: i64) -> Result<Option<Steps>, Error> {
+        self.query(
+            "
+            select steps::text as steps
+            from idempotency.record
+            where scope = $1::text and operation = $2::text and key = $3::text
+                and token = $4::int8
+                and completed_at is null
+            ",
+        )
+        .bind(token)
+        .try_map(|row: PgRow| Steps::of(&row))
+        .fetch_optional(conn)
+        .await
+        .map_err(Error::of_statement)
+    }
+}

@@ -1,0 +1,262 @@
+//! Resuming: which operations a resumer takes, and what becomes of them.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, Resumed, Resumer};
+use pg_idempotency::testing::{PATIENCE, age, expire, lapse};
+use pg_idempotency::{Error, Fingerprint, InvalidStep, Key, NotResumable, Outcome};
+use sqlx::{Executor as _, PgPool};
+
+use crate::lease::leases::WorkError;
+use crate::lease::steps::IN_STEPS;
+use crate::support::{create_effects, effects, key, leave_effect, wide_pool};
+
+const LEASE: Duration = Duration::from_secs(40);
+const ATTEMPTS: NonZeroU32 = NonZeroU32::new(4).expect("four");
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn leasing() -> Leasing {
+    Leasing::new(IN_STEPS).expect("a lease").with_stored_request(true).with_max_attempts(ATTEMPTS)
+}
+
+async fn acquired(pool: &PgPool, value: &str) -> Lease {
+    match leasing().acquire::<String, _>(pool, &key(value), "body").await.expect("acquired") {
+        Acquired::Lease(lease) => lease,
+        Acquired::Replayed(response) => panic!("replayed {response}"),
+    }
+}
+
+/// An operation whose caller died in its work, long enough ago.
+async fn abandoned(pool: &PgPool, value: &str) {
+    drop(acquired(pool, value).await);
+    lapse(pool, &key(value)).await.expect("lapsed");
+    age(pool, &key(value), MINUTE).await.expect("older");
+}
+
+async fn work(lease: &Lease, body: String) -> Result<String, Error> {
+    lease.step("effect", async |conn| leave_effect(conn, &body).await).await?;
+    Ok(format!("done: {body}"))
+}
+
+async fn resume(pool: &PgPool) -> Option<Resumed<String, Error>> {
+    leasing().resume_one(pool, "operation", work).await.expect("a search")
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_abandoned_operation_is_finished_and_its_caller_gets_the_response(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    assert!(resume(&pool).await.is_none(), "an empty table");
+    abandoned(&pool, "a").await;
+    let resumed = resume(&pool).await.expect("one operation");
+    assert_eq!((resumed.key, resumed.result?), (key("a"), "done: body".to_owned()));
+    assert!(resume(&pool).await.is_none(), "it is finished");
+    let again =
+        leasing().ensure(&pool, &key("a"), "body", async |_| -> Result<String, Error> { panic!("done") }).await?;
+    assert_eq!(again, Outcome::Replayed("done: body".to_owned()));
+    let left: i64 =
+        sqlx::query_scalar("select count(*) from idempotency.record where request is not null or steps is not null")
+            .fetch_one(&pool)
+            .await?;
+    assert_eq!((left, effects(&pool).await), (0, 1));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn only_operations_that_are_free_and_old_enough_are_taken(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let live = acquired(&pool, "live").await;
+    age(&pool, &key("live"), MINUTE).await?;
+    drop(acquired(&pool, "young").await);
+    lapse(&pool, &key("young")).await?;
+    abandoned(&pool, "expired").await;
+    expire(&pool, &key("expired")).await?;
+    abandoned(&pool, "no request").await;
+    pool.execute("update idempotency.record set request = null where key = 'no request'").await?;
+    abandoned(&pool, "in doubt").await;
+    pool.execute(
+        r#"update idempotency.record set steps = '{"text": {"begun": "2026-01-01T00:00:00Z", "attempt": 1}}' where key = 'in doubt'"#,
+    )
+    .await?;
+    abandoned(&pool, "exhausted").await;
+    pool.execute(
+        "update idempotency.record set attempt = 4, claimed_at = claimed_at - interval '1 h' where key = 'exhausted'",
+    )
+    .await?;
+    let other = Key::new("tenant", "another operation", "a")?;
+    let Acquired::Lease(lease) = leasing().acquire::<String, _>(&pool, &other, "body").await? else { panic!("new") };
+    drop(lease);
+    lapse(&pool, &other).await?;
+    age(&pool, &other, MINUTE).await?;
+    assert!(resume(&pool).await.is_none());
+    assert_eq!(effects(&pool).await, 0);
+    live.complete(&"done".to_owned()).await?;
+    age(&pool, &key("young"), MINUTE).await?;
+    assert_eq!(resume(&pool).await.expect("old enough").key, key("young"));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn each_failed_attempt_doubles_the_time_to_the_next_until_all_are_used(pool: PgPool) -> anyhow::Result<()> {
+    abandoned(&pool, "a").await;
+    let failing = async |_: &Lease, _: String| -> Result<String, WorkError> { Err(WorkError::Gateway) };
+    for attempt in 2..=4_u32 {
+        let resumed = leasing().resume_one(&pool, "operation", failing).await?.expect("old enough");
+        assert!(matches!(resumed.result, Err(WorkError::Gateway)), "attempt {attempt}");
+        // An attempt's claim is younger than a minute for each earlier attempt, doubled.
+        let wait = MINUTE * 2_u32.pow(attempt - 1);
+        age(&pool, &key("a"), wait - Duration::from_secs(20)).await?;
+        assert!(leasing().resume_one(&pool, "operation", failing).await?.is_none(), "attempt {attempt}");
+        age(&pool, &key("a"), Duration::from_secs(21)).await?;
+    }
+    assert!(leasing().resume_one(&pool, "operation", failing).await?.is_none(), "the attempts are used up");
+    let error = leasing().acquire::<String, _>(&pool, &key("a"), "body").await.expect_err("exhausted");
+    assert!(matches!(&error, Error::Exhausted { attempts: 4, last_error: Some(_), .. }), "{error:?}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_steps_of_earlier_attempts_are_not_performed_again(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let lease = acquired(&pool, "a").await;
+    lease.step("effect", async |conn| leave_effect(conn, "first").await).await?;
+    drop(lease);
+    lapse(&pool, &key("a")).await?;
+    age(&pool, &key("a"), MINUTE).await?;
+    resume(&pool).await.expect("one operation").result?;
+    let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&pool).await?;
+    assert_eq!(notes, ["first"]);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_caller_and_two_resumers_do_the_work_once(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let pool = wide_pool(&pool.connect_options(), 12).await;
+    for round in 0..10 {
+        let value = round.to_string();
+        abandoned(&pool, &value).await;
+        let key = key(&value);
+        let client = leasing().ensure(&pool, &key, "body", async |lease| work(lease, "body".to_owned()).await);
+        let (client, first, second) = tokio::join!(client, resume(&pool), resume(&pool));
+        let resumed = usize::from(first.is_some()) + usize::from(second.is_some());
+        match client {
+            Ok(Outcome::Performed(_)) => assert_eq!(resumed, 0),
+            Ok(Outcome::Replayed(response)) => assert_eq!((resumed, response.as_str()), (1, "done: body")),
+            Err(Error::InFlight { .. }) => assert_eq!(resumed, 1),
+            Err(error) => panic!("{error:?}"),
+        }
+        assert_eq!(effects(&pool).await, round + 1);
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn two_resumers_take_different_operations(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let pool = wide_pool(&pool.connect_options(), 12).await;
+    for n in 0..6 {
+        abandoned(&pool, &n.to_string()).await;
+    }
+    let mut done = Vec::new();
+    for _ in 0..3 {
+        let (first, second) = tokio::join!(resume(&pool), resume(&pool));
+        done.extend([first, second].into_iter().flatten().map(|resumed| resumed.key.value().to_owned()));
+    }
+    done.sort();
+    assert_eq!(done, ["0", "1", "2", "3", "4", "5"]);
+    assert_eq!(effects(&pool).await, 6);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_request_that_does_not_decode_is_reported_and_kept(pool: PgPool) -> anyhow::Result<()> {
+    abandoned(&pool, "a").await;
+    let resumed = leasing()
+        .resume_one(&pool, "operation", async |_: &Lease, _: u64| -> Result<u64, Error> { panic!("a text is stored") })
+        .await?
+        .expect("one operation");
+    let error = resumed.result.expect_err("no number");
+    assert!(matches!(error, Error::Undecodable { step: None, .. }), "{error:?}");
+    let (kept, told): (bool, String) =
+        sqlx::query_as("select request is not null, last_error from idempotency.record").fetch_one(&pool).await?;
+    assert!(kept && told.starts_with("the stored request does not decode"), "{told}");
+    age(&pool, &key("a"), MINUTE * 2).await?;
+    create_effects(&pool).await;
+    resume(&pool).await.expect("by a resumer that knows the type").result?;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn options_that_cannot_be_resumed_are_refused(pool: PgPool) -> anyhow::Result<()> {
+    let problem = |error: Error| match error {
+        Error::NotResumable { problem, .. } => problem,
+        error => panic!("{error:?}"),
+    };
+    let at_most_once = Leasing::new(Policy::AtMostOnce { lease: LEASE })?.with_stored_request(true);
+    let refused = at_most_once.acquire::<String, _>(&pool, &key("a"), "body").await.expect_err("refused");
+    assert_eq!(problem(refused), NotResumable::AtMostOnce);
+    let refused =
+        at_most_once.with_max_attempts(ATTEMPTS).resume_one(&pool, "operation", work).await.expect_err("refused");
+    assert_eq!(problem(refused), NotResumable::AtMostOnce);
+    let unlimited = Leasing::new(IN_STEPS)?.with_stored_request(true);
+    let refused = unlimited.resume_one(&pool, "operation", work).await.expect_err("refused");
+    assert_eq!(problem(refused), NotResumable::UnlimitedAttempts);
+    assert_eq!(problem(Resumer::new(unlimited, "operation").expect_err("refused")), NotResumable::UnlimitedAttempts);
+    let body = Fingerprint::of_json("body")?;
+    let refused = unlimited.acquire::<String, _>(&pool, &key("a"), &body).await.expect_err("refused");
+    assert_eq!(problem(refused), NotResumable::NoBody);
+    let records: i64 = sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(&pool).await?;
+    assert_eq!(records, 0);
+    Ok(())
+}
+
+/// Without steps too, and by the policy that the operation had before.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_operation_at_least_once_is_resumed(pool: PgPool) -> anyhow::Result<()> {
+    let at_least_once = Leasing::new(Policy::AtLeastOnce { lease: LEASE })?;
+    let at_least_once = at_least_once.with_stored_request(true).with_max_attempts(ATTEMPTS);
+    for resuming in [at_least_once, leasing()] {
+        pool.execute("truncate idempotency.record").await?;
+        let Acquired::Lease(lease) = at_least_once.acquire::<String, _>(&pool, &key("a"), "body").await? else {
+            panic!()
+        };
+        drop(lease);
+        lapse(&pool, &key("a")).await?;
+        age(&pool, &key("a"), MINUTE).await?;
+        let resumed = resuming
+            .resume_one(&pool, "operation", async |lease: &Lease, body: String| -> Result<String, Error> {
+                let step = lease.step_at_least_once("step", async |_| Ok::<_, Error>(())).await;
+                let refused = matches!(step, Err(Error::InvalidStep { problem: InvalidStep::Policy, .. }));
+                assert_eq!(refused, resuming == at_least_once);
+                Ok(body)
+            })
+            .await?
+            .expect("one operation");
+        assert_eq!(resumed.result?, "body");
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_resumer_works_until_it_is_told_to_stop(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for n in 0..3 {
+        abandoned(&pool, &n.to_string()).await;
+    }
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let resumer = Resumer::new(leasing(), "operation")?.with_interval(Duration::from_millis(100))?;
+    let running = tokio::spawn({
+        let pool = pool.clone();
+        async move {
+            let shutdown = async { drop(stopped.await) };
+            resumer.run(&pool, shutdown, async |lease: &Lease, body: String| work(lease, body).await).await
+        }
+    });
+    crate::support::until(&pool, "select count(*) = 3 from idempotency.record where completed_at is not null").await;
+    stop.send(()).expect("it runs");
+    let done = tokio::time::timeout(PATIENCE, running).await??;
+    assert_eq!((done.completed, done.failed), (3, 0));
+    assert_eq!(effects(&pool).await, 3);
+    Ok(())
+}

@@ -1,0 +1,728 @@
+//! Steps: what each kind promises after an error, a drop, a crash, a lost answer, and under a second owner.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, release, resolve, resolve_step};
+use pg_idempotency::operator::{show, unsettled};
+use pg_idempotency::testing::{PATIENCE, cancel_after, expire, lapse};
+use pg_idempotency::{Error, Idempotency, InvalidStep, Outcome, dedup};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Executor as _, PgPool};
+use tokio::time::timeout;
+
+use crate::lease::leases::WorkError;
+use crate::proxy::Proxy;
+use crate::support::{create_effects, effects, key, leave_effect, wide_pool};
+
+const LEASE: Duration = Duration::from_secs(40);
+pub(crate) const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
+
+async fn acquire(pool: &PgPool, body: &str) -> Result<Acquired<String>, Error> {
+    Leasing::new(IN_STEPS)?.acquire(pool, &key("a"), body).await
+}
+
+async fn acquired(pool: &PgPool) -> Lease {
+    match acquire(pool, "body").await.expect("acquired") {
+        Acquired::Lease(lease) => lease,
+        Acquired::Replayed(response) => panic!("replayed {response}"),
+    }
+}
+
+/// The next attempt after a crash.
+async fn after_a_crash(pool: &PgPool, lease: Lease) -> Lease {
+    drop(lease);
+    lapse(pool, &key("a")).await.expect("a lapsed lease");
+    acquired(pool).await
+}
+
+async fn steps(pool: &PgPool) -> Option<serde_json::Value> {
+    sqlx::query_scalar::<_, Option<String>>("select steps::text from idempotency.record")
+        .fetch_one(pool)
+        .await
+        .expect("a record")
+        .map(|steps| serde_json::from_str(&steps).expect("JSON"))
+}
+
+fn assert_in_doubt<T: std::fmt::Debug>(result: Result<T, Error>) {
+    assert!(matches!(&result, Err(Error::StepInDoubt { step, .. }) if step == "text"), "{result:?}");
+}
+
+async fn assert_indeterminate(pool: &PgPool, attempt: u32) -> i64 {
+    match acquire(pool, "body").await {
+        Err(Error::Indeterminate { step: Some(step), attempt: told, token, .. }) => {
+            assert_eq!((step.as_str(), told), ("text", attempt));
+            token
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The three kinds, with an effect that is counted outside the database, or left in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    InDatabase,
+    AtLeastOnce,
+    AtMostOnce,
+}
+const KINDS: [Kind; 3] = [Kind::InDatabase, Kind::AtLeastOnce, Kind::AtMostOnce];
+
+impl Kind {
+    async fn step<T>(self, lease: &Lease, name: &str, value: T) -> Result<T, Error>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        match self {
+            Self::InDatabase => {
+                lease
+                    .step(name, async |conn| -> Result<T, Error> {
+                        leave_effect(conn, name).await?;
+                        Ok(value)
+                    })
+                    .await
+            }
+            Self::AtLeastOnce => lease.step_at_least_once(name, async |_| Ok(value)).await,
+            Self::AtMostOnce => lease.step_at_most_once(name, async |_| Ok(value)).await,
+        }
+    }
+
+    /// Fails inside the step.
+    async fn failing(self, lease: &Lease, name: &str) -> Result<i64, WorkError> {
+        match self {
+            Self::InDatabase => {
+                lease
+                    .step(name, async |conn| {
+                        leave_effect(conn, name).await?;
+                        Err(WorkError::Gateway)
+                    })
+                    .await
+            }
+            Self::AtLeastOnce => lease.step_at_least_once(name, async |_| Err(WorkError::Gateway)).await,
+            Self::AtMostOnce => lease.step_at_most_once(name, async |_| Err(WorkError::Gateway)).await,
+        }
+    }
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_later_attempt_gets_the_stored_results_without_a_statement(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let proxy = Proxy::before(&server).await?;
+    let pool = wide_pool(&proxy.options, 3).await;
+    create_effects(&pool).await;
+    let lease = acquired(&pool).await;
+    for kind in KINDS {
+        assert_eq!(kind.step(&lease, &format!("{kind:?}"), 1).await?, 1);
+    }
+    let lease = after_a_crash(&pool, lease).await;
+    assert_eq!(lease.attempt(), 2);
+    proxy.take();
+    for kind in KINDS {
+        assert_eq!(kind.step(&lease, &format!("{kind:?}"), 2).await?, 1);
+    }
+    assert_eq!(proxy.take(), 0);
+    assert_eq!(effects(&pool).await, 1);
+    lease.complete(&"done".to_owned()).await?;
+    assert_eq!(steps(&pool).await, None);
+    assert!(matches!(acquire(&pool, "body").await?, Acquired::Replayed(response) if response == "done"));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_round_trips_of_each_kind(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
+    let proxy = Proxy::before(&server).await?;
+    // One connection: each new one would add its own round trips, and prepare the statements again.
+    let pool = wide_pool(&proxy.options, 1).await;
+    let operation = async |value: &str, proxy: &Proxy| -> anyhow::Result<Vec<usize>> {
+        let mut trips = Vec::new();
+        let claim = async || Leasing::new(IN_STEPS)?.acquire::<i64, _>(&pool, &key(value), "body").await;
+        proxy.take();
+        let Acquired::Lease(lease) = claim().await? else { panic!("new") };
+        trips.push(proxy.take());
+        lease.step("database", async |_| Ok::<_, Error>(1)).await?;
+        trips.push(proxy.take());
+        lease.step_at_least_once("least", async |_| Ok::<_, Error>(1)).await?;
+        trips.push(proxy.take());
+        lease.step_at_most_once("most", async |_| Ok::<_, Error>(1)).await?;
+        trips.push(proxy.take());
+        drop(lease);
+        lapse(&pool, &key(value)).await?;
+        proxy.take();
+        let Acquired::Lease(lease) = claim().await? else { panic!("lapsed") };
+        trips.push(proxy.take());
+        lease.complete(&1).await?;
+        trips.push(proxy.take());
+        Ok(trips)
+    };
+    operation("prepares the statements", &proxy).await?;
+    let distributed = cfg!(idempotency_distributed);
+    let trips = operation("counted", &proxy).await?;
+    if !distributed {
+        assert_eq!(trips, [3, 3, 3, 6, 6, 3], "claim, three kinds, take-over, completion");
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_error_is_not_stored_and_the_step_may_be_asked_for_again(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let lease = acquired(&pool).await;
+    for kind in [Kind::InDatabase, Kind::AtLeastOnce] {
+        let name = format!("{kind:?}");
+        let error = kind.failing(&lease, &name).await.expect_err("it fails");
+        assert!(matches!(error, WorkError::Gateway), "{error:?}");
+        assert_eq!(kind.step(&lease, &name, 7).await?, 7);
+    }
+    assert_eq!(effects(&pool).await, 1);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_at_most_once_step_that_fails_is_in_doubt(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool).await;
+    Kind::AtLeastOnce.step(&lease, "ride", 1).await?;
+    assert!(matches!(Kind::AtMostOnce.failing(&lease, "text").await, Err(WorkError::Gateway)));
+    for kind in KINDS {
+        assert_in_doubt(kind.step(&lease, "text", 1).await);
+    }
+    let after_the_crash = lease;
+    drop(after_the_crash);
+    lapse(&pool, &key("a")).await?;
+    for _ in 0..2 {
+        assert_indeterminate(&pool, 1).await;
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn work_that_ends_in_doubt_lapses_and_is_remembered_for_the_retention(pool: PgPool) -> anyhow::Result<()> {
+    let leasing = Leasing::new(IN_STEPS)?.with_retention(Duration::from_secs(3600))?;
+    let result = leasing
+        .ensure(&pool, &key("a"), "body", async |lease| -> Result<i64, WorkError> {
+            sqlx::query("update idempotency.record set expires_at = now() + interval '1 min'")
+                .execute(&pool)
+                .await
+                .map_err(Error::from)?;
+            Kind::AtMostOnce.failing(lease, "text").await
+        })
+        .await;
+    assert!(matches!(result, Err(WorkError::Gateway)));
+    assert_indeterminate(&pool, 1).await;
+    let found: bool = sqlx::query_scalar(
+        "select lease_until > '-infinity' and last_error = 'gateway said no'
+            and expires_at > now() + interval '50 min' from idempotency.record",
+    )
+    .fetch_one(&pool)
+    .await?;
+    assert!(found, "lapsed, with the reason");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_step_that_took_no_effect_may_be_performed_again(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool).await;
+    let refused = async |lease: &Lease| {
+        lease.step_at_most_once("text", async |step| Err::<i64, _>(step.not_performed(WorkError::Gateway))).await
+    };
+    for _ in 0..2 {
+        assert!(matches!(refused(&lease).await, Err(WorkError::Gateway)));
+        assert_eq!(steps(&pool).await, None);
+    }
+    assert_eq!(Kind::AtMostOnce.step(&lease, "text", 7).await?, 7);
+    let lease = after_a_crash(&pool, lease).await;
+    assert_eq!(Kind::AtMostOnce.step(&lease, "text", 8).await?, 7);
+    // Work that fails so is released: the next attempt may come at once.
+    let result = Leasing::new(IN_STEPS)?
+        .ensure(&pool, &key("b"), "body", async |lease| -> Result<i64, WorkError> { refused(lease).await })
+        .await;
+    assert!(matches!(result, Err(WorkError::Gateway)));
+    assert!(matches!(Leasing::new(IN_STEPS)?.acquire::<i64, _>(&pool, &key("b"), "body").await?, Acquired::Lease(_)));
+    Ok(())
+}
+
+/// The step is committed as begun before its effect, on the way that a crash of the server does not undo.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_step_is_begun_durably_before_its_effect(pool: PgPool) -> anyhow::Result<()> {
+    pool.execute(
+        "do $$ begin execute format('alter database %I set synchronous_commit = off', current_database()); end $$",
+    )
+    .await?;
+    let weak = wide_pool(&pool.connect_options(), 3).await;
+    weak.execute(
+        "create table seen (setting text);
+         create function note() returns trigger language plpgsql as $$
+         begin
+             insert into seen values (current_setting('synchronous_commit'));
+             return new;
+         end $$;
+         create trigger note before update on idempotency.record for each row execute function note()",
+    )
+    .await?;
+    let lease = acquired(&weak).await;
+    lease
+        .step_at_most_once("text", async |_| -> Result<i64, Error> {
+            let begun: bool = sqlx::query_scalar("select steps #> '{text, begun}' is not null from idempotency.record")
+                .fetch_one(&pool)
+                .await?;
+            assert!(begun);
+            Ok(1)
+        })
+        .await?;
+    lease.step("ride", async |_| Ok::<_, Error>(1)).await?;
+    let settings: Vec<String> = sqlx::query_scalar("select setting from seen").fetch_all(&pool).await?;
+    assert_eq!(settings, ["on"; 3], "begun, finished, and the step in the database");
+    Ok(())
+}
+
+/// Every await of every kind: dropped there and asked for again in the same attempt, and in the next one.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn dropped_at_every_await_and_asked_for_again(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = wide_pool(&server, 4).await;
+    create_effects(&pool).await;
+    for (kind, crash) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+        let mut completed = false;
+        for polls in 1.. {
+            pool.execute("truncate idempotency.record, effect").await?;
+            let mut lease = acquired(&pool).await;
+            let performed = AtomicU32::new(0);
+            let ask = async |lease: &Lease| -> Result<i64, Error> {
+                match kind {
+                    Kind::InDatabase => lease.step("text", async |conn| leave_effect(conn, "text").await).await,
+                    Kind::AtLeastOnce | Kind::AtMostOnce => {
+                        let effect = async || {
+                            performed.fetch_add(1, Ordering::SeqCst);
+                            tokio::task::yield_now().await;
+                            Ok(1)
+                        };
+                        if kind == Kind::AtLeastOnce {
+                            lease.step_at_least_once("text", async |_| effect().await).await
+                        } else {
+                            lease.step_at_most_once("text", async |_| effect().await).await
+                        }
+                    }
+                }
+            };
+            let first = cancel_after(polls, ask(&lease)).await;
+            if crash {
+                drop(lease);
+                lapse(&pool, &key("a")).await?;
+                lease = match acquire(&pool, "body").await {
+                    Ok(Acquired::Lease(lease)) => lease,
+                    Err(Error::Indeterminate { .. }) if kind == Kind::AtMostOnce && first.is_none() => continue,
+                    other => panic!("{kind:?} after {polls} polls: {other:?}"),
+                };
+            }
+            let again = ask(&lease).await;
+            match (&first, &again) {
+                (Some(_), Err(Error::InvalidStep { problem: InvalidStep::Repeated, .. })) if !crash => {}
+                (None, Err(Error::StepInDoubt { .. })) if kind == Kind::AtMostOnce && !crash => {}
+                (_, Ok(_)) => {}
+                other => panic!("{kind:?} after {polls} polls: {other:?}"),
+            }
+            match kind {
+                Kind::InDatabase => assert_eq!(effects(&pool).await, 1, "after {polls} polls"),
+                Kind::AtLeastOnce => assert!((1..=2).contains(&performed.load(Ordering::SeqCst))),
+                Kind::AtMostOnce => {
+                    let performed = performed.load(Ordering::SeqCst);
+                    assert!(performed <= 1 && (performed == 1 || again.is_err()), "after {polls} polls: {performed}");
+                }
+            }
+            if first.is_some() {
+                completed = true;
+                break;
+            }
+        }
+        assert!(completed);
+    }
+    Ok(())
+}
+
+/// The record keeps the token after the first owner has lapsed. A result that it stores then is kept by the take-over; after the
+/// take-over it stores nothing.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_overtaken_owner_stores_nothing(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for kind in KINDS {
+        pool.execute("truncate idempotency.record, effect").await?;
+        let first = acquired(&pool).await;
+        lapse(&pool, &key("a")).await?;
+        kind.step(&first, "before", 1).await?;
+        let second = acquired(&pool).await;
+        let error = kind.step(&first, "text", 1).await.expect_err("overtaken");
+        assert!(matches!(error, Error::LeaseLost), "{kind:?}: {error:?}");
+        assert_eq!(kind.step(&second, "before", 2).await?, 1);
+        assert_eq!(kind.step(&second, "text", 2).await?, 2);
+        let left = if kind == Kind::InDatabase { 2 } else { 0 };
+        assert_eq!(effects(&pool).await, left, "{kind:?}");
+        drop(first);
+        second.complete(&"done".to_owned()).await?;
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn parallel_steps_do_not_lose_each_other(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = wide_pool(&server, 6).await;
+    create_effects(&pool).await;
+    let lease = acquired(&pool).await;
+    tokio::try_join!(
+        Kind::InDatabase.step(&lease, "a", 1),
+        Kind::AtLeastOnce.step(&lease, "b", 2),
+        Kind::AtMostOnce.step(&lease, "c", 3),
+        Kind::InDatabase.step(&lease, "d", 4),
+    )?;
+    let lease = after_a_crash(&pool, lease).await;
+    for (name, value) in [("a", 1), ("b", 2), ("c", 3), ("d", 4)] {
+        assert_eq!(Kind::InDatabase.step(&lease, name, 0).await?, value);
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_answer_to_commit_that_is_lost_is_found_again(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let direct = wide_pool(&server, 2).await;
+    create_effects(&direct).await;
+    let proxy = Proxy::before(&server).await?;
+    let pool = PgPoolOptions::new().max_connections(3).acquire_timeout(Duration::from_millis(200));
+    let pool = pool.connect_with(proxy.options.clone()).await?;
+    let lease = acquired(&pool).await;
+    // The deferred trigger lets COMMIT wait until the network has vanished.
+    direct
+        .execute(
+            "create function wait() returns trigger language plpgsql as $$ begin perform pg_sleep(0.5); return null; end $$;
+             create constraint trigger wait after insert on effect deferrable initially deferred
+             for each row execute function wait()",
+        )
+        .await?;
+    let lost = timeout(Duration::from_millis(250), Kind::InDatabase.step(&lease, "ride", 1)).await;
+    assert!(lost.is_err(), "COMMIT takes longer");
+    // The COMMIT was on the wire, and took effect; or the step was rolled back, and is performed now.
+    assert_eq!(timeout(PATIENCE, Kind::InDatabase.step(&lease, "ride", 1)).await??, 1);
+    assert_eq!(effects(&direct).await, 1);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()> {
+    for took_effect in [true, false] {
+        pool.execute("truncate idempotency.record").await?;
+        let lease = acquired(&pool).await;
+        Kind::AtLeastOnce.step(&lease, "ride", 1).await?;
+        assert!(Kind::AtMostOnce.failing(&lease, "text").await.is_err());
+        let held = lease.token();
+        let settle = async |token, step: &str| match took_effect {
+            true => resolve_step(&pool, &key("a"), token, step, &7).await,
+            false => release(&pool, &key("a"), token, "not sent").await,
+        };
+        assert!(matches!(settle(held, "text").await, Err(Error::LeaseLost)), "under a live lease");
+        drop(lease);
+        lapse(&pool, &key("a")).await?;
+        let mut conn = pool.acquire().await?;
+        let shown = show(&mut conn, &key("a")).await?.expect("a record");
+        assert_eq!(shown.state, "indeterminate");
+        let names: Vec<_> = shown.steps.iter().map(|step| (step.name.as_str(), step.in_doubt, step.attempt)).collect();
+        assert_eq!(names, [("ride", false, 1), ("text", true, 1)]);
+        assert!(shown.steps.iter().all(|step| step.at.is_some()));
+        let waiting = unsettled(&mut conn, 10, None).await?;
+        assert_eq!(waiting.len(), 1);
+        assert_eq!((waiting[0].state.as_str(), waiting[0].step.as_deref()), ("indeterminate", Some("text")));
+        assert!(matches!(settle(held + 1, "text").await, Err(Error::LeaseLost)), "another token");
+        if took_effect {
+            assert!(matches!(settle(held, "ride").await, Err(Error::LeaseLost)), "a finished step");
+        }
+        settle(held, "text").await?;
+        assert!(matches!(settle(held, "text").await, Err(Error::LeaseLost)), "settled before");
+        assert_eq!(show(&mut conn, &key("a")).await?.expect("a record").state, "released");
+        assert!(unsettled(&mut conn, 10, None).await?.is_empty());
+
+        let lease = acquired(&pool).await;
+        assert_eq!(lease.attempt(), 2);
+        assert_eq!(Kind::AtLeastOnce.step(&lease, "ride", 2).await?, 1, "finished steps stay");
+        assert_eq!(Kind::AtMostOnce.step(&lease, "text", 8).await?, if took_effect { 7 } else { 8 });
+        lease.complete(&"done".to_owned()).await?;
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_owners_release_keeps_the_doubt(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool).await;
+    assert!(Kind::AtMostOnce.failing(&lease, "text").await.is_err());
+    lease.release("by mistake").await?;
+    let token = assert_indeterminate(&pool, 1).await;
+    let mut conn = pool.acquire().await?;
+    assert_eq!(show(&mut conn, &key("a")).await?.expect("a record").state, "indeterminate");
+    assert_eq!(unsettled(&mut conn, 10, None).await?.len(), 1);
+    resolve(&pool, &key("a"), token, &"sent".to_owned(), Duration::from_secs(3600)).await?;
+    assert!(matches!(acquire(&pool, "body").await?, Acquired::Replayed(_)));
+    Ok(())
+}
+
+/// Nothing of an operation is left for another one under the same key.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn steps_end_with_their_operation(pool: PgPool) -> anyhow::Result<()> {
+    let unfinished = async || -> anyhow::Result<()> {
+        pool.execute("truncate idempotency.record").await?;
+        let lease = acquired(&pool).await;
+        Kind::AtLeastOnce.step(&lease, "ride", 1).await?;
+        assert!(Kind::AtMostOnce.failing(&lease, "text").await.is_err());
+        drop(lease);
+        lapse(&pool, &key("a")).await?;
+        expire(&pool, &key("a")).await?;
+        Ok(())
+    };
+    unfinished().await?;
+    let lease = acquired(&pool).await;
+    assert_eq!(lease.attempt(), 1);
+    for name in ["ride", "text"] {
+        assert_eq!(Kind::AtMostOnce.step(&lease, name, 2).await?, 2);
+    }
+    unfinished().await?;
+    let _ = Idempotency::new().run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
+    assert_eq!(steps(&pool).await, None);
+    for many in [1_usize, 600] {
+        unfinished().await?;
+        let mut tx = pool.begin().await?;
+        let keys: Vec<_> =
+            (0..many).map(|n| key(if n == 0 { "a".to_owned() } else { n.to_string() }.as_str())).collect();
+        assert_eq!(dedup::mark_many(&mut tx, &keys, LEASE).await?.len(), many);
+        tx.commit().await?;
+        let left: i64 = sqlx::query_scalar("select count(*) from idempotency.record where steps is not null")
+            .fetch_one(&pool)
+            .await?;
+        assert_eq!(left, 0);
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_operation_may_become_one_in_steps_and_not_the_other_way(pool: PgPool) -> anyhow::Result<()> {
+    let at_least_once = Leasing::new(Policy::AtLeastOnce { lease: LEASE })?;
+    let Acquired::Lease(older) = at_least_once.acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
+    let error = Kind::AtLeastOnce.step(&older, "ride", 1).await.expect_err("another policy");
+    assert!(matches!(error, Error::InvalidStep { problem: InvalidStep::Policy, .. }), "{error:?}");
+    let lease = after_a_crash(&pool, older).await;
+    assert_eq!(lease.attempt(), 2);
+    Kind::AtLeastOnce.step(&lease, "ride", 1).await?;
+    lapse(&pool, &key("a")).await?;
+    let error = at_least_once.acquire::<String, _>(&pool, &key("a"), "body").await.expect_err("it would start over");
+    assert!(matches!(error, Error::OtherMode { .. }), "{error:?}");
+    lease.complete(&"done".to_owned()).await?;
+    assert!(matches!(at_least_once.acquire::<String, _>(&pool, &key("a"), "body").await?, Acquired::Replayed(_)));
+    Ok(())
+}
+
+fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> InvalidStep {
+    match result {
+        Err(Error::InvalidStep { problem, .. }) => problem,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_bad_step_is_refused_before_it_is_performed(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let lease = acquired(&pool).await;
+    for kind in KINDS {
+        for name in [String::new(), "n".repeat(256), "a\0b".to_owned()] {
+            assert_eq!(problem(kind.step(&lease, &name, 1).await), InvalidStep::Name);
+        }
+        let name = format!("{kind:?}");
+        kind.step(&lease, &name, 1).await?;
+        for other in KINDS {
+            assert_eq!(problem(other.step(&lease, &name, 1).await), InvalidStep::Repeated);
+        }
+    }
+    assert_eq!(effects(&pool).await, 1);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_step_inside_a_step_is_refused(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool).await;
+    for kind in KINDS {
+        let inner = async || format!("{:?}", problem(kind.step(&lease, "inner", 1).await));
+        let name = format!("{kind:?}");
+        let found: [String; 3] = [
+            lease.step(&format!("{name} 1"), async |_| Ok::<_, Error>(inner().await)).await?,
+            lease.step_at_least_once(&format!("{name} 2"), async |_| Ok::<_, Error>(inner().await)).await?,
+            lease.step_at_most_once(&format!("{name} 3"), async |_| Ok::<_, Error>(inner().await)).await?,
+        ];
+        assert_eq!(found, ["Nested"; 3]);
+    }
+    // A step of another operation is none of this one.
+    let Acquired::Lease(other) = Leasing::new(IN_STEPS)?.acquire::<i64, _>(&pool, &key("b"), "body").await? else {
+        panic!("new")
+    };
+    let value = lease
+        .step_at_least_once("around", async |_| other.step_at_least_once("inner", async |_| Ok::<_, Error>(1)).await)
+        .await?;
+    assert_eq!(value, 1);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_step_is_refused_above_the_limits(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool).await;
+    // A string of JSON has two quotes.
+    let largest = "x".repeat(64 * 1024 - 2);
+    for n in 0..4 {
+        Kind::AtLeastOnce.step(&lease, &n.to_string(), largest.clone()).await?;
+    }
+    assert_eq!(problem(Kind::AtLeastOnce.step(&lease, "one more", 1).await), InvalidStep::TooLarge);
+    let lease = after_a_crash(&pool, lease).await;
+    assert_eq!(problem(Kind::AtLeastOnce.step(&lease, "one more", 1).await), InvalidStep::TooLarge);
+    assert_eq!(Kind::AtLeastOnce.step(&lease, "3", String::new()).await?, largest);
+    pool.execute("truncate idempotency.record").await?;
+    drop(lease);
+    let lease = acquired(&pool).await;
+    assert_eq!(problem(Kind::AtLeastOnce.step(&lease, "large", largest + "x").await), InvalidStep::TooLarge);
+    for n in 0..100 {
+        Kind::AtLeastOnce.step(&lease, &n.to_string(), n).await?;
+    }
+    assert_eq!(problem(Kind::AtLeastOnce.step(&lease, "100", 1).await), InvalidStep::TooLarge);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_result_comes_back_to_the_last_bit(pool: PgPool) -> anyhow::Result<()> {
+    async fn twice<T>(pool: &PgPool, value: T) -> anyhow::Result<T>
+    where
+        T: Serialize + DeserializeOwned + Clone,
+    {
+        pool.execute("truncate idempotency.record").await?;
+        let lease = acquired(pool).await;
+        Kind::AtLeastOnce.step(&lease, "value", value.clone()).await?;
+        let lease = after_a_crash(pool, lease).await;
+        Ok(lease.step_at_least_once("value", async |_| -> Result<T, Error> { panic!("stored") }).await?)
+    }
+    assert_eq!(twice(&pool, "a\0b\u{202e}\"\\".to_owned()).await?, "a\0b\u{202e}\"\\");
+    assert_eq!(twice(&pool, -0.0_f64).await?.to_bits(), (-0.0_f64).to_bits());
+    assert_eq!(twice(&pool, 5e-324_f64).await?.to_bits(), 5e-324_f64.to_bits());
+    assert_eq!(twice(&pool, u128::MAX).await?, u128::MAX);
+    twice(&pool, ()).await?;
+    assert_eq!(twice(&pool, Some(vec![1_u8])).await?, Some(vec![1]));
+    let lease = acquired(&pool).await;
+    let error = Kind::AtLeastOnce.step(&lease, "value", f64::NAN).await.expect_err("JSON has no NaN");
+    assert!(matches!(error, Error::Unencodable { .. }), "{error:?}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_result_of_another_type_is_told_with_its_step(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool).await;
+    Kind::AtLeastOnce.step(&lease, "ride", "seven".to_owned()).await?;
+    let lease = after_a_crash(&pool, lease).await;
+    let error = Kind::AtLeastOnce.step(&lease, "ride", 7).await.expect_err("a text is stored");
+    assert!(matches!(&error, Error::Undecodable { step: Some(step), .. } if step == "ride"), "{error:?}");
+    assert_eq!(Kind::AtLeastOnce.step(&lease, "ride", String::new()).await?, "seven");
+    Ok(())
+}
+
+/// A step and the renewal change the same record, and above READ COMMITTED the second of two changes fails.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn above_read_committed_two_steps_side_by_side_fail(pool: PgPool) -> anyhow::Result<()> {
+    pool.execute(
+        "do $$ begin
+            execute format('alter database %I set default_transaction_isolation = ''repeatable read''', current_database());
+        end $$",
+    )
+    .await?;
+    let pool = wide_pool(&pool.connect_options(), 5).await;
+    let lease = acquired(&pool).await;
+    let barrier = tokio::sync::Barrier::new(2);
+    let step = async |name| {
+        lease
+            .step(name, async |conn| -> Result<i64, Error> {
+                // Its snapshot is taken before the other's COMMIT.
+                let one: i32 = sqlx::query_scalar("select 1 from idempotency.record").fetch_one(conn).await?;
+                barrier.wait().await;
+                Ok(one.into())
+            })
+            .await
+    };
+    let (first, second) = tokio::join!(step("first"), step("second"));
+    assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
+    let error = first.err().or(second.err()).expect("one failed");
+    assert!(matches!(error, Error::Retryable(_)), "{error:?}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_operation_in_steps_is_performed_once_and_replayed(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let call = async || {
+        Leasing::new(IN_STEPS)?
+            .ensure(&pool, &key("a"), "body", async |lease| -> Result<i64, Error> {
+                let ride: i64 = lease.step("ride", async |conn| leave_effect(conn, "ride").await).await?;
+                let texts: Vec<i64> = vec![
+                    lease.step_at_most_once("text 0", async |_| Ok::<_, Error>(1)).await?,
+                    lease.step_at_most_once("text 1", async |_| Ok::<_, Error>(2)).await?,
+                ];
+                Ok(ride + texts.iter().sum::<i64>())
+            })
+            .await
+    };
+    let Outcome::Performed(value) = call().await? else { panic!("the first call") };
+    assert_eq!(call().await?, Outcome::Replayed(value));
+    assert_eq!(effects(&pool).await, 1);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn each_step_has_its_own_downstream_key_in_every_attempt(pool: PgPool) -> anyhow::Result<()> {
+    let mut lease = acquired(&pool).await;
+    let mut keys = Vec::new();
+    for attempt in 1..=2 {
+        for name in ["charge", "refund"] {
+            let key = lease
+                .step_at_least_once(name, async |step| -> Result<(), WorkError> {
+                    assert_eq!(step.name(), name);
+                    keys.push(step.downstream_key());
+                    Err(WorkError::Gateway)
+                })
+                .await;
+            assert!(key.is_err());
+        }
+        keys.push(lease.downstream_key());
+        if attempt == 1 {
+            lease = after_a_crash(&pool, lease).await;
+        }
+    }
+    assert_eq!(keys[..3], keys[3..]);
+    assert!(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != keys[2]);
+    assert!(keys.iter().all(|key| key.len() == 32));
+    Ok(())
+}
+
+/// Completion in transaction mode stays a heap-only update, with the index for resumers.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_index_for_resumers_costs_completion_nothing(pool: PgPool) -> anyhow::Result<()> {
+    for n in 0..200 {
+        let _ = Idempotency::new().run(&pool, &key(&n.to_string()), "body", async |_| Ok::<_, Error>(n)).await?;
+    }
+    let question = "select coalesce(sum(n_tup_hot_upd), 0)::float8 / greatest(sum(n_tup_upd), 1)::float8
+        from pg_stat_user_tables where schemaname = 'idempotency'";
+    let started = std::time::Instant::now();
+    loop {
+        let mut conn = crate::support::connect(&pool).await;
+        let updates: i64 = sqlx::query_scalar(
+            "select coalesce(sum(n_tup_upd), 0)::int8 from pg_stat_user_tables where schemaname = 'idempotency'",
+        )
+        .fetch_one(&mut conn)
+        .await?;
+        if updates >= 150 {
+            let share: f64 = sqlx::query_scalar(question).fetch_one(&mut conn).await?;
+            assert!(share > 0.8, "{share} of the updates are heap-only");
+            return Ok(());
+        }
+        assert!(started.elapsed() < PATIENCE, "the statistics of {updates} updates");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
