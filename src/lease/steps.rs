@@ -220,9 +220,11 @@ impl Steps {
                 }
                 Some(Known::Ended) => Some(Known::Ended),
                 Some(Known::InDoubt) => Some(Known::InDoubt),
-                None if known.len() >= MAX_STEPS => return refused(InvalidStep::TooLarge),
                 None => None,
             };
+            if known.values().filter(|known| !matches!(known, Known::Ended)).count() >= MAX_STEPS {
+                return refused(InvalidStep::TooLarge);
+            }
             known.insert(name.to_owned(), Known::Performing);
             before
         };

@@ -11,18 +11,21 @@ use sqlx::{AssertSqlSafe, PgPool, Row as _};
 async fn deep_health_counts_what_strict_sql_would_refuse(pool: PgPool) -> anyhow::Result<()> {
     sqlx::raw_sql(
         "insert into idempotency.record
-            (mode, scope, operation, key, fingerprint, token, attempt, lease_until, completed_at, expires_at, response_body)
+            (mode, scope, operation, key, fingerprint, token, attempt, lease_until, completed_at, expires_at, response_body,
+            steps, request)
          select
             mode, repeat('s', length), n::text, repeat('k', length) || row_number() over (),
-            repeat('f', fingerprint)::bytea, 1, attempt, lease::timestamptz, completed::timestamptz, now(), response::bytea
-         from (values ('transaction'), ('at_least_once'), ('at_most_once'), ('mark'), ('newer')) as m (mode)
+            repeat('f', fingerprint)::bytea, 1, attempt, lease::timestamptz, completed::timestamptz, now(), response::bytea,
+            steps::jsonb, steps::bytea
+         from (values ('transaction'), ('at_least_once'), ('in_steps'), ('at_most_once'), ('mark'), ('newer')) as m (mode)
+         cross join (values (null), ('{}')) as s (steps)
          cross join (values (null), (1), (33), (256)) as f (fingerprint)
          cross join (values (0), (1)) as a (attempt)
          cross join (values (null), ('-infinity'), ('now')) as l (lease)
          cross join (values (null), ('now')) as c (completed)
          cross join (values (null), ('x')) as r (response)
          cross join (values (0), (1), (256)) as k (length)
-         cross join generate_series(1, 5) as n;
+         cross join generate_series(1, 3) as n;
          create table strict_record (like idempotency.record)",
     )
     .execute(&pool)
@@ -41,7 +44,7 @@ async fn deep_health_counts_what_strict_sql_would_refuse(pool: PgPool) -> anyhow
         assert!(records > 0, "no row breaks {name}");
         expected.insert(name, records.unsigned_abs());
     }
-    assert_eq!(expected.len(), 10);
+    assert_eq!(expected.len(), 12);
     let warnings = deep_health(&mut *pool.acquire().await?).await?;
     let found: BTreeMap<_, _> = warnings
         .into_iter()
