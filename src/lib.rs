@@ -1,4 +1,4 @@
-#![doc = include_str!("../README.md")]
+#![doc = include_str!("front_page.md")]
 #![doc = include_str!("layout.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -25,7 +25,11 @@ mod session;
 mod shutdown;
 mod transaction;
 
-// Compiled with the doctests, like the README.
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
+// Compiled with the doctests.
 #[cfg(all(doctest, feature = "testing"))]
 #[doc = include_str!("../docs/testing.md")]
 mod tutorial {}
