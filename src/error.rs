@@ -222,8 +222,8 @@ pub enum Error {
     )]
     #[non_exhaustive]
     WrongDeployment {
-        /// The error that this has led to: of the server (SQLSTATE 0A000 or 42P18), or the answer that would have been
-        /// wrong.
+        /// What Citus knows of the table, or the error that this has led to: of the server (SQLSTATE 0A000 or 42P18), or
+        /// the answer that would have been wrong.
         source: BoxError,
     },
 
