@@ -4,7 +4,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use pg_idempotency::dedup::{Dedup, Marked};
+use pg_idempotency::testing::PATIENCE;
 use pg_idempotency::{Error, Key, Outcome};
 use sqlx::{PgConnection, PgPool};
 use tokio::sync::Barrier;
@@ -57,6 +59,12 @@ async fn with_retries<T>(call: impl AsyncFn() -> Result<T, Error>) -> anyhow::Re
     }
 }
 
+/// Runs both callers. Without the detector they would wait for ever.
+async fn together<A, B>(one: impl Future<Output = A>, other: impl Future<Output = B>) -> anyhow::Result<(A, B)> {
+    let both = tokio::time::timeout(PATIENCE, async { tokio::join!(one, other) });
+    both.await.context("no deadlock was found; is citus.distributed_deadlock_detection_factor -1?")
+}
+
 /// One of the two must fail, and by a deadlock.
 fn assert_one_victim(errors: [Vec<Error>; 2]) {
     let errors: Vec<Error> = errors.into_iter().flatten().collect();
@@ -107,7 +115,7 @@ async fn two_calls_that_deadlock_in_perform_take_effect_once_each() -> anyhow::R
             })
             .await
         };
-        let (one, other) = tokio::join!(caller(0), caller(1));
+        let (one, other) = together(caller(0), caller(1)).await?;
         let ((one, its_errors), (other, others_errors)) = (one?, other?);
         assert_eq!((one, other), (Outcome::Performed(0), Outcome::Performed(1)), "{rows:?}");
         assert_one_victim([its_errors, others_errors]);
@@ -146,7 +154,7 @@ async fn two_consumers_that_deadlock_in_marks_mark_each_key_once() -> anyhow::Re
             })
             .await
         };
-        let (one, other) = tokio::join!(consumer(0), consumer(1));
+        let (one, other) = together(consumer(0), consumer(1)).await?;
         let ((one, its_errors), (other, others_errors)) = (one?, other?);
         assert_one_victim([its_errors, others_errors]);
         assert_eq!(one + other, 300, "{rows:?}: each key is first once");
@@ -185,7 +193,7 @@ async fn a_wait_for_a_key_and_a_wait_for_a_row_end_each_other() -> anyhow::Resul
         pg_idempotency::commit(tx).await?;
         Ok(outcome)
     });
-    let (owner, duplicate) = tokio::join!(owner, duplicate);
+    let (owner, duplicate) = together(owner, duplicate).await?;
     let ((owner, its_errors), (duplicate, others_errors)) = (owner?, duplicate?);
     assert!(!its_errors.is_empty() || !others_errors.is_empty(), "they did not meet");
     assert_ne!(owner.is_replayed(), duplicate.is_replayed());
