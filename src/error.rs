@@ -257,16 +257,16 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// The server refuses a statement, or a worker's clock has spoilt it, because the
-    /// [`Deployment`](crate::Deployment::with_distributed) of the call does not say that Citus distributes the table.
+    /// Citus distributes the table, and the [`Deployment`](crate::Deployment::with_distributed) of the call does not
+    /// say so. Nothing was performed, or the transaction with what was performed must be rolled back.
     #[error(
         "the deployment does not fit the table idempotency.record; \
          if Citus distributes it, set Deployment::with_distributed(true)"
     )]
     #[non_exhaustive]
     WrongDeployment {
-        /// The error that this has led to: of the server (SQLSTATE 0A000 or 42P18), or the answer that would have been
-        /// wrong.
+        /// What Citus knows of the table, or the error that this has led to: of the server (SQLSTATE 0A000 or 42P18),
+        /// or the answer that would have been wrong.
         source: BoxError,
     },
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use pg_idempotency::dedup::{Marked, mark, mark_many};
 use pg_idempotency::lease::{Acquired, Leasing, Policy, ensure_leased};
-use pg_idempotency::{Error, Idempotency, Janitor, Key, Verdict, ensure_idempotent};
+use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, Verdict, ensure_idempotent};
 use sqlx::PgPool;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -92,6 +92,20 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Listener {
 
 fn key(operation: &str) -> Key {
     Key::new(SCOPE, operation, VALUE).expect("a valid key")
+}
+
+/// A process finds it once, so no other test here has this setting.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_setting_for_a_distributed_table_on_a_plain_one_is_one_warning(pool: PgPool) -> anyhow::Result<()> {
+    let listener = Listener::default();
+    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    let needless = Idempotency::new().with_deployment(Deployment::new().with_distributed(true));
+    for operation in ["a", "b", "c"] {
+        let performed = needless.run(&pool, &key(operation), "body", async |_| Ok::<_, Error>(1)).await?;
+        assert!(!performed.is_replayed());
+    }
+    assert_eq!(listener.text().matches("turn Deployment::with_distributed off").count(), 1);
+    Ok(())
 }
 
 /// One runtime thread, so its default listener hears the whole test and nothing else.

@@ -191,7 +191,10 @@ impl Janitor {
             return Ok(None);
         }
         match distributed {
-            true => record::sweep_distributed(conn, rows, since, self.options.grace).await.map(Some),
+            true => {
+                record::compare(conn, self.options.deployment.with_distributed(true)).await?;
+                record::sweep_distributed(conn, rows, since, self.options.grace).await.map(Some)
+            }
             false => record::sweep(conn, leaf, rows, since, self.options.grace).await.map(Some),
         }
     }

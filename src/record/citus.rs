@@ -1,11 +1,16 @@
 //! What Citus knows of the table. It is plain SQL: the extension's functions and catalogs are looked for before they
 //! are named.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::stats::Size;
-use crate::Error;
+use crate::{Deployment, Error, observe};
+
+/// Whether this process has compared a table with `with_distributed(false)`, and with `with_distributed(true)`.
+static COMPARED: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
 
 /// The table as Citus has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,35 +34,50 @@ pub(crate) struct Worker {
     pub(crate) synchronous_commit: Result<(String, bool), String>,
 }
 
+/// Compares the setting with the table before the first claim of this process, and not again. The usual statements on a
+/// distributed table would take the key's lock on a worker, where other callers do not see it, so that is an error. The
+/// other statements on a plain table are right but slower, so that is a warning.
+pub(crate) async fn compare(conn: &mut PgConnection, deployment: Deployment) -> Result<(), Error> {
+    let compared = &COMPARED[usize::from(deployment.distributed)];
+    if compared.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let distributed = is_distributed(conn).await?;
+    if distributed && !deployment.distributed {
+        return Err(Error::WrongDeployment { source: "Citus distributes the table".into() });
+    }
+    if !compared.swap(true, Ordering::Relaxed) && deployment.distributed && !distributed {
+        observe::needless_deployment();
+    }
+    Ok(())
+}
+
 pub(crate) async fn is_distributed(conn: &mut PgConnection) -> Result<bool, Error> {
     Ok(matches!(distribution(conn).await?, Distribution::By(_)))
 }
 
 pub(crate) async fn distribution(conn: &mut PgConnection) -> Result<Distribution, Error> {
-    let citus: bool = sqlx::query_scalar("select exists (select from pg_catalog.pg_extension where extname = 'citus')")
-        .persistent(false)
-        .fetch_one(&mut *conn)
+    // One message each, because a call may ask outside a transaction and behind a pooler.
+    let citus = sqlx::raw_sql("select from pg_catalog.pg_extension where extname = 'citus'")
+        .fetch_optional(&mut *conn)
         .await
         .map_err(Error::of_statement)?;
-    if !citus {
+    if citus.is_none() {
         return Ok(Distribution::NoCitus);
     }
-    let column: Option<Option<String>> = sqlx::query_scalar(
+    let table = sqlx::raw_sql(
         "
         select case when partmethod = 'h' then pg_catalog.column_to_column_name(logicalrelid, partkey) end
         from pg_catalog.pg_dist_partition
         where logicalrelid = 'idempotency.record'::regclass
         ",
     )
-    .persistent(false)
     .fetch_optional(conn)
     .await
     .map_err(Error::of_statement)?;
-    Ok(match column {
-        None => Distribution::Plain,
-        Some(None) => Distribution::Other,
-        Some(Some(column)) => Distribution::By(column),
-    })
+    let Some(table) = table else { return Ok(Distribution::Plain) };
+    let column: Option<String> = table.try_get(0).map_err(Error::of_statement)?;
+    Ok(column.map_or(Distribution::Other, Distribution::By))
 }
 
 /// Distributes the table by the scope.

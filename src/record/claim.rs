@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
+use super::citus;
 use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::{Error, Fingerprint, InFlight, Mode};
 
@@ -37,6 +38,7 @@ impl Record<'_> {
     /// Claims the key by inserting its record. A mark is complete at once. `None` means that a record is there already,
     /// or that an open transaction claims the key.
     pub(crate) async fn claim(self, conn: &mut PgConnection, terms: &Terms) -> Result<Option<Claim>, Error> {
+        citus::compare(conn, self.deployment).await?;
         if self.deployment.distributed {
             return self.claim_distributed(conn, terms).await;
         }

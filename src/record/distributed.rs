@@ -5,8 +5,6 @@
 //! lock. An INSERT of VALUES goes to one shard and needs no two-phase commit; `insert … select` would need one over all
 //! shards.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{Executor as _, PgConnection, Row as _};
@@ -17,9 +15,6 @@ use super::fragment::step_in_doubt;
 use super::look::{Found, LeaseState, Look, Standing};
 use super::statement::{Record, Response, changes_a_row, draw_token, interval};
 use crate::{Error, Fingerprint, Mode};
-
-/// Whether this process has compared the setting with a table.
-static COMPARED: AtomicBool = AtomicBool::new(false);
 
 /// The coordinator's answer to a statement without a table.
 pub(super) struct Coordinator {
@@ -80,12 +75,6 @@ impl Record<'_> {
         if coordinator.has_lock_timeout {
             // The insert waits for a large batch of marks that has inserted the key.
             pass_on_lock_timeout(conn).await?;
-        }
-        if !COMPARED.swap(true, Ordering::Relaxed) && !is_distributed(conn).await? {
-            tracing::warn!(
-                "the deployment says that idempotency.record is distributed, and it is not; run \
-                 `idempotency-janitor migrate --distributed`, or turn Deployment::with_distributed off"
-            );
         }
         let token = draw_token()?;
         let insert = self

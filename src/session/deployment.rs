@@ -44,9 +44,9 @@ impl Deployment {
     /// and with its own locks. The answers are the same. A first call takes two round trips more, and a replay takes
     /// one more.
     ///
-    /// The setting must fit the table. Where an answer would be wrong, a call returns
-    /// [`Error::WrongDeployment`](crate::Error::WrongDeployment). On a plain table the other statements are right, but
-    /// slower; the process then logs one warning.
+    /// The setting must fit the table. A process compares the two before its first claim. If the table is distributed
+    /// and the setting is `false`, each claim returns [`Error::WrongDeployment`](crate::Error::WrongDeployment). On a
+    /// plain table the other statements are right, but slower; the process then logs one warning.
     #[must_use]
     pub const fn with_distributed(self, distributed: bool) -> Self {
         Self { distributed, ..self }

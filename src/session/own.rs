@@ -49,7 +49,8 @@ const BEGIN_DURABLE: &str = concat!(
     ", case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
     then pg_catalog.set_config('synchronous_commit', 'on', true) end; begin"
 );
-/// Citus passes on `set local`, and nothing that a function sets. On a server without Citus this changes nothing.
+/// Citus passes on `set local`, and nothing that a function sets. The session's `lock_timeout` bounds the waits for a row
+/// on a worker. On a server without Citus the settings stay what they are.
 const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
     check!(),
     "; begin; set local citus.propagate_set_commands = 'local'; do $$ begin
@@ -57,6 +58,9 @@ const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
             when pg_catalog.current_setting('synchronous_commit') in ('off', 'local') then 'on'
             else pg_catalog.current_setting('synchronous_commit')
         end);
+        if pg_catalog.current_setting('lock_timeout') <> '0' then
+            execute pg_catalog.format('set local lock_timeout = %L', pg_catalog.current_setting('lock_timeout'));
+        end if;
     end $$"
 );
 

@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, PgTransaction, Sq
 use super::protocol::Call;
 use crate::error::sqlstate;
 use crate::outcome::{Outcome, decode, encode};
-use crate::record::{Claim, Record, Response, Terms, draw_token};
+use crate::record::{Claim, Record, Response, Terms, compare, draw_token};
 use crate::session::{Attempt, CHECK, Connections, NotBegun, Opening, begin_and_lend};
 use crate::{Error, Fingerprint, Key};
 
@@ -40,6 +40,7 @@ impl Call<'_> {
             if let Some(replayed) = self.replay_first(&mut conn).await {
                 return Ok(replayed?);
             }
+            compare(&mut conn, record.deployment).await?;
             let (claim, claiming) = claim_text(record, terms)?;
             let message = AssertSqlSafe(format!("{CHECK}; {claiming}; begin")).into_sql_str();
             let work = async |mut transaction: PgTransaction<'_>, perform: F| {

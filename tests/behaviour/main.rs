@@ -1,5 +1,7 @@
 //! What the crate promises, on a real PostgreSQL: one behaviour per test, one theme per file, in folders with the names of those in `src`.
 
+#[path = "../support/answers.rs"]
+mod answers;
 mod proxy;
 #[path = "../support/strict.rs"]
 mod strict;
@@ -47,6 +49,7 @@ mod record {
 
 mod session {
     mod commit;
+    mod deployment;
     mod own;
 }
 

@@ -154,6 +154,37 @@ async fn an_error_releases_or_ends_the_lease() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A transaction by hand has locked the record on its worker.
+#[tokio::test]
+async fn an_operator_waits_for_a_locked_record_as_long_as_the_session_allows() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("locked");
+    Fixture::lapsed(&key, "body", NEVER_REPEATS)?.write(&citus.pool).await?;
+    let unknown = leasing(NEVER_REPEATS).acquire::<String, _>(&citus.pool, &key, "body").await;
+    let Err(Error::Indeterminate { token, .. }) = unknown else { panic!("{unknown:?}") };
+    let mut locker = citus.pool.begin().await?;
+    let lock = "update idempotency.record set attempt = attempt where scope = $1";
+    sqlx::query(lock).bind(key.scope()).execute(&mut *locker).await?;
+    let bounded = options().expect("a URL").options([("lock_timeout", "300ms")]);
+    let pool = PgPool::connect_with(bounded).await?;
+    for settle in ["resolve", "release"] {
+        let settled = async {
+            match settle {
+                "resolve" => resolve(&pool, &key, token, &"found".to_owned(), LEASE * 9).await,
+                _ => release(&pool, &key, token, "it did nothing").await,
+            }
+        };
+        let settled = tokio::time::timeout(testing::PATIENCE, settled).await.expect("in time");
+        let Err(Error::Database(error)) = settled else { panic!("{settle}: {settled:?}") };
+        let state = error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned());
+        assert_eq!(state.as_deref(), Some("55P03"), "{settle}");
+    }
+    pool.close().await;
+    locker.rollback().await?;
+    release(&citus.pool, &key, token, "it did nothing").await?;
+    Ok(())
+}
+
 /// Functions on the shards write down with which setting a worker would commit.
 #[tokio::test]
 async fn the_workers_commit_a_lease_durably() -> anyhow::Result<()> {

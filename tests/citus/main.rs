@@ -1,6 +1,9 @@
 //! Every public operation on a table that Citus distributes, on the cluster whose coordinator `CITUS_DATABASE_URL`
 //! names. Without it each test says that it is skipped. `script/test --citus` runs them.
 
+#[path = "../support/answers.rs"]
+mod answers;
+mod deadlocks;
 mod leases;
 mod marks;
 mod operators;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pg_idempotency::lease::Policy;
 use pg_idempotency::operator::{self, Warning};
 use pg_idempotency::testing::{self, Fixture};
-use pg_idempotency::{Deployment, Error, Janitor, distribute, migrate};
+use pg_idempotency::{Error, Janitor, distribute, migrate};
 use sqlx::{Connection as _, Executor as _, PgConnection};
 
 use crate::{DISTRIBUTED, citus, citus_alone, key, once, options};
@@ -15,7 +15,7 @@ const LEASE: Duration = Duration::from_secs(40);
 #[tokio::test]
 async fn the_sweep_deletes_what_is_due_and_nothing_else() -> anyhow::Result<()> {
     let Some(citus) = citus_alone().await else { return Ok(()) };
-    for deployment in [DISTRIBUTED, Deployment::new()] {
+    for deployment in [DISTRIBUTED, DISTRIBUTED.with_distributed(false)] {
         citus.pool.execute("delete from idempotency.record").await?;
         let (due, left) = (25, 5_i64);
         for _ in 0..due {

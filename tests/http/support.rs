@@ -10,17 +10,28 @@ use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use http_body_util::BodyExt as _;
+use pg_idempotency::Key;
 use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, NoStore, Rejection};
 use pg_idempotency::testing::{Gate, PATIENCE};
 use sqlx::PgPool;
 use tower::ServiceExt as _;
 
-/// The table of effects has no unique constraint: only the layer prevents a second effect.
+/// The table of effects has no unique constraint: only the layer prevents a second effect. On Citus an effect is in the
+/// shard of its key.
 pub(crate) async fn create_effects(pool: &PgPool) {
-    sqlx::raw_sql("create table effect (id bigint generated always as identity, note text not null)")
+    sqlx::raw_sql(
+        "create table effect (
+            scope text collate \"C\" not null default 'ada', id bigint generated always as identity, note text not null
+        )",
+    )
+    .execute(pool)
+    .await
+    .expect("a table of effects");
+    #[cfg(idempotency_distributed)]
+    sqlx::raw_sql("select create_distributed_table('effect', 'scope', colocate_with => 'idempotency.record')")
         .execute(pool)
         .await
-        .expect("a table of effects");
+        .expect("distributed");
 }
 
 pub(crate) async fn effects(pool: &PgPool) -> i64 {
@@ -74,7 +85,9 @@ pub(crate) fn app_without_layer() -> Router {
 }
 
 pub(crate) async fn insert(tx: &mut IdempotentTx, note: &str) -> i64 {
-    sqlx::query_scalar("insert into effect (note) values ($1) returning id")
+    let scope = tx.key().map_or("ada", Key::scope).to_owned();
+    sqlx::query_scalar("insert into effect (scope, note) values ($1, $2) returning id")
+        .bind(scope)
         .bind(note)
         .fetch_one(&mut **tx)
         .await

@@ -7,6 +7,7 @@ use sqlx::{PgConnection, Row as _};
 use super::distributed::LockedRows;
 use super::{MarkBatch, index, take_over_locked};
 use crate::Error;
+use crate::record::citus;
 use crate::record::distributed::pass_on_lock_timeout;
 use crate::record::fragment::expired_when_asked;
 
@@ -14,6 +15,7 @@ impl MarkBatch<'_> {
     /// Marks the keys that are new, and returns their places. It waits for every open transaction that has inserted one
     /// of the keys.
     pub(crate) async fn claim_at_once(&self, conn: &mut PgConnection) -> Result<Vec<usize>, Error> {
+        citus::compare(conn, self.deployment).await?;
         if self.deployment.distributed {
             let all: Vec<usize> = (0..self.values.len()).collect();
             pass_on_lock_timeout(conn).await?;

@@ -5,6 +5,7 @@ use sqlx::{PgConnection, Row as _};
 
 use super::{MarkBatch, index, take_over_locked};
 use crate::Error;
+use crate::record::citus;
 use crate::record::fragment::expired_when_asked;
 
 /// The keys that a batch has claimed, as places in it.
@@ -23,6 +24,7 @@ impl MarkBatch<'_> {
         conn: &mut PgConnection,
         asked: Option<DateTime<Utc>>,
     ) -> Result<Claims, Error> {
+        citus::compare(conn, self.deployment).await?;
         if self.deployment.distributed {
             return self.claim_in_order_distributed(conn, asked).await;
         }

@@ -110,7 +110,7 @@ async fn a_key_swept_behind_an_open_replay_is_free_at_once(pool: PgPool) -> anyh
 
 /// The trigger deletes the record after the claim's snapshot was taken, as a sweep at that moment would.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers")]
+#[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers for each statement")]
 async fn a_record_swept_between_claim_and_look_is_claimed(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
@@ -173,7 +173,7 @@ async fn a_wait_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()>
 /// 120 calls of one key, of which the first 20 to perform fail: one heir each, and nobody starves. A trigger counts the
 /// claims: a sequence is not rolled back.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers")]
+#[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers for each statement")]
 async fn of_many_who_wait_one_claims_when_an_owner_rolls_back(
     _: PgPoolOptions,
     options: PgConnectOptions,
