@@ -10,10 +10,10 @@ use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::keeper::processes_within;
 use super::link::Link;
 use super::programs::Programs;
 use super::router::Ports;
+use crate::keeper::processes_within;
 
 /// A killed process is gone as soon as somebody has reaped it.
 const PATIENCE: Duration = Duration::from_secs(30);
