@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 
 /// Waits for EOF on its standard input, whose other end the suite holds. Patroni ends first, because it would start a
 /// server again; an immediate shutdown of the servers removes their shared memory.
@@ -123,4 +123,12 @@ pub(crate) fn processes_within(directory: &Path) -> Vec<u32> {
             works_in.starts_with(directory).then_some(process)
         })
         .collect()
+}
+
+/// One `kill` for all of them, so that they stop or end at the same time.
+pub(crate) fn signal_all(signal: &str, processes: &[u32]) -> anyhow::Result<()> {
+    let processes: Vec<_> = processes.iter().map(u32::to_string).collect();
+    let sent = Command::new("kill").arg(signal).args(processes).stderr(Stdio::null()).status()?;
+    ensure!(sent.success(), "kill {signal}: {sent}");
+    Ok(())
 }

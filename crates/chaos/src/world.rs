@@ -101,9 +101,10 @@ impl World {
         options: PgConnectOptions,
         stage: &Stage,
         name: &str,
+        least: Least,
         effects: Effects,
     ) -> anyhow::Result<Arc<Self>> {
-        Self::with_tables(options, stage, name, &[], Some(effects)).await
+        Self::with_tables(options, stage, name, least, Some(effects)).await
     }
 
     async fn with_tables(

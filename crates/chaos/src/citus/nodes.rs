@@ -13,7 +13,7 @@ use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::cluster::{free_ports, signal};
-use crate::keeper::{Keeper, User, processes_within};
+use crate::keeper::{Keeper, User, processes_within, signal_all};
 
 /// The directory with the script, which script/citus uses too.
 const VARIABLE: &str = "CITUS_CLUSTER";
@@ -74,6 +74,8 @@ impl Nodes {
             // Files in the data directory, which go with it.
             "dynamic_shared_memory_type = mmap",
             "log_min_messages = fatal",
+            // So that a transaction in doubt is not in doubt for a minute.
+            "citus.recover_2pc_interval = '1s'",
         ] {
             nodes.everywhere("postgres", &format!("alter system set {setting}")).await?;
         }
@@ -103,9 +105,17 @@ impl Nodes {
         Ok(())
     }
 
-    /// SIGKILL to the postmaster.
+    /// SIGKILL to the postmaster, whose backends end when they notice.
     pub(crate) async fn kill(&self, node: Node) -> anyhow::Result<()> {
         self.run("kill", node.name()).await
+    }
+
+    /// SIGKILL to the postmaster and then to every backend: the machine is gone.
+    pub(crate) async fn kill_all(&self, node: Node) -> anyhow::Result<()> {
+        self.kill(node).await?;
+        // Some may be gone before their turn.
+        let _ = signal_all("-KILL", &processes_within(&self.directory.join(node.name())));
+        Ok(())
     }
 
     /// Starts a node that was killed, and waits until it answers.

@@ -12,12 +12,12 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use tokio::time::{Instant, sleep};
 
 use super::link::Link;
-use super::node::{Node, signal_all};
+use super::node::Node;
 use super::programs::{EtcdApi, Programs};
 use super::rest;
 use super::router::{Ports, Router, options};
 use crate::cluster::free_ports;
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, signal_all};
 
 /// A node that is copied anew takes seconds; beside builds on two cores, minutes.
 const PATIENCE: Duration = Duration::from_secs(180);
