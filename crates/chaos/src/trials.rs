@@ -52,12 +52,19 @@ pub(crate) const TRIALS: &[Trial] = &[
     trial(UnfinishedIsFree, "committed-errors", "effects, of"),
     trial(NewerIsRead, "rolling-upgrade", "which a newer release has written"),
     trial(NewerSchemaRefused, "rolling-upgrade", "does not start"),
+    trial(SynchronousCommitOff, "citus-killed-worker", "which is not there"),
+    trial(AutocommitClaim, "citus-killed-coordinator", "never answered"),
+    trial(LostAnswerIsFailure, "citus-cut-connections", "effects, of"),
+    trial(EffectOutside, "citus-moved-shards", "effects, of"),
+    trial(AutocommitClaim, "citus-local-table", "never answered"),
     Trial { mutant: PlainSql, scenario: "committed-errors", violation: None },
     Trial { mutant: PlainSql, scenario: "rolling-upgrade", violation: None },
     Trial { mutant: PlainSql, scenario: "killed-workers", violation: None },
     Trial { mutant: PlainSql, scenario: "killed-server", violation: None },
     Trial { mutant: PlainSql, scenario: "cut-connections", violation: None },
     Trial { mutant: PlainSql, scenario: "janitor-races", violation: None },
+    Trial { mutant: PlainSql, scenario: "citus-killed-worker", violation: None },
+    Trial { mutant: PlainSql, scenario: "citus-cut-connections", violation: None },
 ];
 
 const fn trial(mutant: Mutant, scenario: &'static str, violation: &'static str) -> Trial {

@@ -137,7 +137,11 @@ impl Fault {
 
 /// The postmaster alone, or the whole node.
 async fn kill(nodes: &Nodes, node: Node, round: usize) -> anyhow::Result<()> {
-    if round.is_multiple_of(2) { nodes.kill(node).await? } else { nodes.kill_all(node).await? }
+    if round.is_multiple_of(2) {
+        nodes.kill(node).await?
+    } else {
+        nodes.kill_all(node).await?
+    }
     sleep(AWAY).await;
     nodes.start_again(node).await
 }
