@@ -99,7 +99,7 @@ pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
         "citus-killed-coordinator" => citus::play(stage, Fault::KilledCoordinator).await,
         "citus-cut-connections" => citus::play(stage, Fault::CutConnections).await,
         "citus-moved-shards" => citus::play(stage, Fault::MovedShards).await,
-        "citus-local-table" => citus::play_local_table(stage).await,
+        "citus-local-table" => citus::play_local_tables(stage).await,
         _ => anyhow::bail!("there is no scenario {name:?}; --list shows them"),
     }
 }

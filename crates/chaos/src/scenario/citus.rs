@@ -5,9 +5,10 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use futures_util::future::join_all;
 use sqlx::AssertSqlSafe;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::callers::load::calls_of;
 use crate::callers::modes::{Answers, Loads};
@@ -15,7 +16,7 @@ use crate::callers::outage::{Injected, Seen, seen};
 use crate::checker::{lost, violations};
 use crate::citus::effects::Effects;
 use crate::citus::nodes::{Node, Nodes};
-use crate::history::now;
+use crate::history::{longest_outage, now};
 use crate::proxy::{PAST_ALL_HOLES, Proxy, Trouble};
 use crate::stage::{Finding, Stage};
 use crate::subject::SAFE_TO_DROP;
@@ -41,6 +42,8 @@ impl Fault {
     }
 }
 
+/// Of a scenario, beyond its time: a cluster that starts, faults that take long, and callers that get their answers.
+const LIMIT: Duration = Duration::from_secs(600);
 /// Faults of one kind, at least.
 const LEAST: usize = 4;
 /// Answers between two faults.
@@ -58,7 +61,7 @@ const WHILE_CUT: u64 = 100;
 const CLIENTS: u32 = 8;
 /// Short, for the callers to be back before the next kill.
 const WAIT: Duration = Duration::from_millis(250);
-/// Between two kills, and for as long they are not.
+/// Connections are cut for this long, and then for this long they are not.
 const CUT_FOR: Duration = Duration::from_millis(1500);
 const LEAST_ON_LOCAL_TABLES: Least = &[("coordinator killed -9", 2), ("cut after COMMIT was answered", 2)];
 
@@ -69,18 +72,34 @@ const WAYS: [(&str, &str); 2] = [
     ("force_logical", "shard moved by logical replication"),
 ];
 
+/// With the effects beside the keys.
 pub(crate) async fn play(stage: &Stage, fault: Fault) -> anyhow::Result<Finding> {
+    on_nodes(stage, async |nodes| play_fault(stage, nodes, fault).await).await
+}
+
+/// With the effects in tables of the coordinator.
+pub(crate) async fn play_local_tables(stage: &Stage) -> anyhow::Result<Finding> {
+    on_nodes(stage, async |nodes| cut_and_kill(stage, nodes).await).await
+}
+
+/// In bounded time, and the cluster is gone after it.
+async fn on_nodes(stage: &Stage, play: impl AsyncFnOnce(&Nodes) -> anyhow::Result<Finding>) -> anyhow::Result<Finding> {
     let script = match Nodes::find() {
         Ok(script) => script,
         Err(why) => return Ok(Finding::skipped(why)),
     };
-    let nodes = Nodes::start(script).await?;
+    let played = async { play(&Nodes::start(script).await?).await };
+    timeout(stage.time + LIMIT, played).await.context("it takes too long")?
+}
+
+async fn play_fault(stage: &Stage, nodes: &Nodes, fault: Fault) -> anyhow::Result<Finding> {
     let proxies = RefCell::new(Vec::new());
     let mut loads = Loads::start(async |name| {
         let options = nodes.create_database(name).await?;
         let world = World::distributed(options, stage, name, &[], Effects::BesideTheKeys).await?;
         if fault == Fault::CutConnections {
-            proxies.borrow_mut().extend(before_workers(&nodes, &world).await?);
+            let mut more = before_workers(nodes, &world).await?;
+            proxies.borrow_mut().append(&mut more);
         }
         Ok(world)
     })
@@ -90,7 +109,7 @@ pub(crate) async fn play(stage: &Stage, fault: Fault) -> anyhow::Result<Finding>
     let mut ended = Ok(());
     while ended.is_ok() && (injected.len() < LEAST || Instant::now() < until) {
         let at = now();
-        ended = fault.inject(&nodes, &loads, &proxies, injected.len()).await;
+        ended = fault.inject(nodes, &loads, &proxies, injected.len()).await;
         injected.push(Injected { kind: fault.name(), at, over: now() });
     }
     loads.stop().await?;
@@ -102,8 +121,10 @@ pub(crate) async fn play(stage: &Stage, fault: Fault) -> anyhow::Result<Finding>
     if let Err(error) = ended {
         finding.violations.push(format!("not all faults were injected and survived: {error:#}"));
     }
-    let seen = seen(&calls_of(&loads.all()), &injected, &lost, NOBODY);
-    finding.longest_outage = seen.iter().map(Seen::longest).max().unwrap_or_default();
+    let calls = calls_of(&loads.all());
+    let seen = seen(&calls, &injected, &lost, NOBODY);
+    let of_one = seen.iter().map(Seen::longest).max().unwrap_or_default();
+    finding.longest_outage = of_one.max(longest_outage(&calls));
     Ok(seen.iter().fold(finding, Finding::note))
 }
 
@@ -180,17 +201,12 @@ async fn move_shard(nodes: &Nodes, world: &World, way: &str) -> anyhow::Result<(
 
 /// The same faults for two tables of effects on the coordinator: one that Citus knows, so that it commits in two phases,
 /// and one that it does not know. With that one, the record commits on its worker, and then the effect.
-pub(crate) async fn play_local_table(stage: &Stage) -> anyhow::Result<Finding> {
-    let script = match Nodes::find() {
-        Ok(script) => script,
-        Err(why) => return Ok(Finding::skipped(why)),
-    };
-    let nodes = Nodes::start(script).await?;
+async fn cut_and_kill(stage: &Stage, nodes: &Nodes) -> anyhow::Result<Finding> {
     let (mut crowds, mut proxies) = (Vec::new(), Vec::new());
     for (name, effects) in [("known-to-citus", Effects::LocalToCitus), ("plain", Effects::Plain)] {
         let options = nodes.create_database(name).await?;
         let world = World::distributed(options, stage, name, LEAST_ON_LOCAL_TABLES, effects).await?;
-        proxies.extend(before_workers(&nodes, &world).await?);
+        proxies.extend(before_workers(nodes, &world).await?);
         let pool = pool_that_waits(&world.options, CLIENTS, WAIT);
         let clients = world.crowd(&pool, CLIENTS.into(), |random, request| request.door = random.of(SAFE_TO_DROP));
         crowds.push((world, clients));
@@ -199,7 +215,7 @@ pub(crate) async fn play_local_table(stage: &Stage) -> anyhow::Result<Finding> {
         proxies.iter().for_each(|proxy| proxy.cut(true));
         sleep(CUT_FOR).await;
         proxies.iter().for_each(|proxy| proxy.cut(false));
-        kill(&nodes, Node::Coordinator, round).await?;
+        kill(nodes, Node::Coordinator, round).await?;
         crowds.iter().for_each(|(world, _)| world.fault(Fault::KilledCoordinator.name()));
         sleep(CUT_FOR).await;
         if crowds.iter().all(|(world, _)| world.is_over()) {
