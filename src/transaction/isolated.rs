@@ -63,8 +63,10 @@ impl Call<'_> {
     async fn undo_and_release(&self, conn: &mut PgConnection, claim: Claim, savepoint: Savepoint) -> Result<(), Error> {
         // The first try may return the error of an earlier statement whose future `perform` has dropped. Then the undo
         // itself was not sent.
-        if savepoint.undo(conn).await.is_err() {
-            savepoint.undo(conn).await?;
+        if let Err(first) = savepoint.undo(conn).await {
+            // If Citus loses a worker between the two halves of the undo, the savepoint is gone, and the first error
+            // says why.
+            savepoint.undo(conn).await.map_err(|second| if first.is_transient() { first } else { second })?;
         }
         self.record.release(conn, claim).await
     }

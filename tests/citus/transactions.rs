@@ -6,7 +6,7 @@ use pg_idempotency::testing::{self, Fixture, Gate, assert_performed_once};
 use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Mode, Verdict};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
-use crate::{DISTRIBUTED, calls, citus, citus_alone, effect, effects, key, once, rejecting, waiting};
+use crate::{DISTRIBUTED, calls, citus, citus_alone, effect, effects, key, once, options, rejecting, waiting};
 
 /// Plans change after some executions of a prepared statement: these go past that.
 #[tokio::test]
@@ -262,6 +262,43 @@ async fn a_row_that_is_locked_on_a_worker_is_waited_for_with_a_bound() -> anyhow
     tokio::time::sleep(Duration::from_millis(50)).await;
     locker.rollback().await?;
     assert_eq!(waiter.await??.into_inner(), 2);
+    Ok(())
+}
+
+/// A transaction that wrote to two nodes is in doubt after a crash, until Citus recovers it. The coordinator's locks are
+/// gone by then, so the claim meets its row.
+#[tokio::test]
+async fn a_claim_in_doubt_is_waited_for_as_long_as_the_sessions_lock_timeout_allows() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("in doubt");
+    let (shard, host, port): (i64, String, i32) = sqlx::query_as(
+        "select shardid, nodename, nodeport from citus_shards
+        where shardid = get_shard_id_for_distribution_column('idempotency.record', $1::text)",
+    )
+    .bind(key.scope())
+    .fetch_one(&citus.pool)
+    .await?;
+    let worker = options().expect("a coordinator").host(&host).port(u16::try_from(port)?);
+    let mut worker = PgConnection::connect_with(&worker).await?;
+    let (name, scope) = (key.scope(), key.scope());
+    let doubtful = format!(
+        "set citus.enable_manual_changes_to_shards = on; begin;
+        insert into idempotency.record_{shard} (mode, scope, operation, key, fingerprint, token, attempt, claimed_at, expires_at)
+        values ('transaction', '{scope}', 'in doubt', 'value', '\\x0100', 1, 1, now(), now() + interval '1 day');
+        prepare transaction '{name}'"
+    );
+    worker.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(doubtful))).await?;
+    for way in [calls(), rejecting()] {
+        let mut conn = citus.pool.acquire().await?;
+        conn.execute("set lock_timeout = '300ms'").await?;
+        let call = way.ensure(&mut conn, &key, "body", async |conn| effect(conn, &key).await);
+        let late = tokio::time::timeout(Duration::from_secs(10), call).await?;
+        conn.execute("reset lock_timeout").await?;
+        let Err(Error::Database(sqlx::Error::Database(timed_out))) = &late else { panic!("{late:?}") };
+        assert_eq!(timed_out.code().as_deref(), Some("55P03"));
+    }
+    worker.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("rollback prepared '{name}'")))).await?;
+    assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! `script/chaos [--seconds N] [--seed S] [--only NAME,…] [--patroni] [--mutant NAME] [--mutants] [--list]`
+//! `script/chaos [--seconds N] [--seed S] [--only NAME,…] [--patroni] [--citus] [--mutant NAME] [--mutants]
+//! [--list]`
 
 use anyhow::{Context as _, bail};
 
@@ -13,6 +14,8 @@ pub(crate) struct Arguments {
     pub(crate) only: Vec<String>,
     /// The scenarios under Patroni, instead of all others.
     pub(crate) patroni: bool,
+    /// The scenarios on Citus, instead of all others.
+    pub(crate) citus: bool,
     pub(crate) subject: Subject,
     /// Each mutant with its scenario, instead of the crate with all.
     pub(crate) mutants: bool,
@@ -26,6 +29,7 @@ impl Arguments {
             seed: crate::history::now() % 1_000_000,
             only: Vec::new(),
             patroni: false,
+            citus: false,
             subject: Subject::Crate,
             mutants: false,
             list: false,
@@ -38,11 +42,12 @@ impl Arguments {
                 "--only" => arguments.only.extend(value()?.split(',').map(str::to_owned)),
                 "--mutant" => arguments.subject = value()?.parse()?,
                 "--patroni" => arguments.patroni = true,
+                "--citus" => arguments.citus = true,
                 "--mutants" => arguments.mutants = true,
                 "--list" => arguments.list = true,
                 _ => bail!(
-                    "usage: script/chaos [--seconds N] [--seed S] [--only NAME,…] [--patroni] [--mutant NAME] [--mutants] \
-                     [--list]"
+                    "usage: script/chaos [--seconds N] [--seed S] [--only NAME,…] [--patroni] [--citus] [--mutant NAME] \
+                     [--mutants] [--list]"
                 ),
             }
         }
@@ -56,16 +61,20 @@ impl Arguments {
 
     /// The scenarios to play, and how much of the time each gets.
     pub(crate) fn scenarios(&self) -> Vec<(&'static str, u32)> {
-        match (self.only.is_empty(), self.patroni) {
-            (true, false) => scenario::ALL.to_vec(),
-            (true, true) => scenario::PATRONI.to_vec(),
-            (false, _) => known().filter(|(name, _)| self.only.iter().any(|only| only == name)).collect(),
+        if !self.only.is_empty() {
+            return known().filter(|(name, _)| self.only.iter().any(|only| only == name)).collect();
+        }
+        match (self.patroni, self.citus) {
+            (false, false) => scenario::ALL.to_vec(),
+            (true, false) => scenario::PATRONI.to_vec(),
+            (false, true) => scenario::CITUS.to_vec(),
+            (true, true) => [scenario::PATRONI, scenario::CITUS].concat(),
         }
     }
 }
 
 fn known() -> impl Iterator<Item = (&'static str, u32)> {
-    scenario::ALL.iter().chain(scenario::PATRONI).copied()
+    [scenario::ALL, scenario::PATRONI, scenario::CITUS].into_iter().flatten().copied()
 }
 
 pub(crate) fn list() {
@@ -73,6 +82,8 @@ pub(crate) fn list() {
     scenario::ALL.iter().for_each(|(name, _)| println!("  {name}"));
     println!("scenarios of --patroni:");
     scenario::PATRONI.iter().for_each(|(name, _)| println!("  {name}"));
+    println!("scenarios of --citus:");
+    scenario::CITUS.iter().for_each(|(name, _)| println!("  {name}"));
     println!("mutants, and what has to catch each:");
     trials::TRIALS.iter().for_each(|trial| println!("  {:<34} {}", trial.mutant.name(), trial.scenario));
 }

@@ -26,21 +26,21 @@ pub(crate) async fn call(
     let claim = match mutant {
         Mutant::LeaseTakeOverWithoutPredicate => {
             "insert into idempotency.record as r (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)
-            values ($4::text, 'tenant', 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')
+            values ($4::text, $1::text, 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')
             on conflict (scope, operation, key) do update set token = excluded.token, lease_until = excluded.lease_until
             where r.completed_at is null
             returning token"
         }
         Mutant::TakesOverAtMostOnce => {
             "insert into idempotency.record as r (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)
-            values ($4::text, 'tenant', 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')
+            values ($4::text, $1::text, 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')
             on conflict (scope, operation, key) do update set token = excluded.token, lease_until = excluded.lease_until
             where r.completed_at is null and r.lease_until <= statement_timestamp()
             returning token"
         }
         _ => {
             "insert into idempotency.record as r (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)
-            values ($4::text, 'tenant', 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')
+            values ($4::text, $1::text, 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')
             on conflict (scope, operation, key) do update set token = excluded.token, lease_until = excluded.lease_until
             where r.mode = 'at_least_once' and r.completed_at is null and r.lease_until <= statement_timestamp()
             returning token"

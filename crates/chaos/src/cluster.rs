@@ -2,6 +2,7 @@
 //! however that ends: `script/postgres` holds the other end of a pipe.
 
 use std::io::Write as _;
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -150,4 +151,24 @@ pub(crate) fn signal(signal: &str, process: u32) -> anyhow::Result<()> {
     let sent = Command::new("kill").args([signal, &process.to_string()]).stderr(Stdio::null()).status()?;
     ensure!(sent.success(), "kill {signal} {process}: {sent}");
     Ok(())
+}
+
+/// Ports in a row, below the range from which the system takes the ports of outgoing connections: a port must still be
+/// free when a server that was killed comes back.
+pub(crate) fn free_ports<const COUNT: usize>() -> anyhow::Result<[u16; COUNT]> {
+    const FIRST: u16 = 20_000;
+    const LAST: u16 = 32_000;
+    let offset = u16::try_from(std::process::id() % u32::from(LAST - FIRST))?;
+    let mut row = Vec::new();
+    for port in (FIRST + offset..LAST).chain(FIRST..FIRST + offset) {
+        if TcpListener::bind(("127.0.0.1", port)).is_err() || row.last().is_some_and(|last| last + 1 != port) {
+            row.clear();
+            continue;
+        }
+        row.push(port);
+        if let Ok(ports) = row.as_slice().try_into() {
+            return Ok(ports);
+        }
+    }
+    bail!("no {COUNT} free ports in a row")
 }

@@ -3,12 +3,15 @@
 
 mod arguments;
 mod broken_lease;
+mod callers;
 mod checker;
+mod citus;
 mod cluster;
 mod error_checker;
 mod history;
 #[cfg(test)]
 mod history_checker;
+mod keeper;
 mod lease;
 mod lease_checker;
 mod mutant;

@@ -128,7 +128,7 @@ impl Mutant {
         let fenced = !matches!(self, UnfencedCompletion | AutocommitClaim | ImpatientClaim | ConflictsIgnored);
         let completed = sqlx::query(
             "update idempotency.record set completed_at = now(), response_body = to_json($2::text)::text::bytea
-            where scope = 'tenant' and operation = 'chaos' and key = $1::text and completed_at is null
+            where scope = $1::text and operation = 'chaos' and key = $1::text and completed_at is null
                 and (claimed_at = now() or not $3::bool)",
         )
         .persistent(request.prepared)
@@ -144,12 +144,12 @@ impl Mutant {
         let sql = match self {
             NoConflictTarget | SessionLock => {
                 "insert into idempotency.record (mode, scope, operation, key, fingerprint, token, expires_at)
-                select 'transaction', 'tenant', 'chaos', $1::text, '\\x0100', 1, now() + $2::float8 * interval '1 s'
+                select 'transaction', $1::text, 'chaos', $1::text, '\\x0100', 1, now() + $2::float8 * interval '1 s'
                 where not exists (select from idempotency.record where key = $1::text)"
             }
             _ => {
                 "insert into idempotency.record (mode, scope, operation, key, fingerprint, token, expires_at)
-                values ('transaction', 'tenant', 'chaos', $1::text, '\\x0100', 1, now() + $2::float8 * interval '1 s')
+                values ('transaction', $1::text, 'chaos', $1::text, '\\x0100', 1, now() + $2::float8 * interval '1 s')
                 on conflict (scope, operation, key) do nothing"
             }
         };
@@ -183,7 +183,7 @@ impl Mutant {
             "select convert_from(response_body, 'utf8')::json #>> '{}' as response, mode,
                 get_byte(fingerprint, 0) as version
             from idempotency.record
-            where scope = 'tenant' and operation = 'chaos' and key = $1::text and expires_at > statement_timestamp()",
+            where scope = $1::text and operation = 'chaos' and key = $1::text and expires_at > statement_timestamp()",
         )
         .persistent(request.prepared)
         .bind(&request.key)
@@ -205,13 +205,13 @@ impl Mutant {
                 "update idempotency.record
                 set completed_at = null, response_body = null, claimed_at = now(),
                     expires_at = now() + $2::float8 * interval '1 s'
-                where scope = 'tenant' and operation = 'chaos' and key = $1::text"
+                where scope = $1::text and operation = 'chaos' and key = $1::text"
             }
             _ => {
                 "update idempotency.record
                 set completed_at = null, response_body = null, claimed_at = now(),
                     expires_at = now() + $2::float8 * interval '1 s'
-                where scope = 'tenant' and operation = 'chaos' and key = $1::text
+                where scope = $1::text and operation = 'chaos' and key = $1::text
                     and (expires_at <= statement_timestamp() or ($3::bool and completed_at is null))"
             }
         };

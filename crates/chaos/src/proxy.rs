@@ -1,14 +1,15 @@
-//! A proxy between the callers and the server, which cuts where it hurts: before COMMIT is sent, after it was answered,
+//! A proxy between the callers and the server, or between two servers, which cuts where it hurts: before COMMIT is sent, after it was answered,
 //! in the middle of a message; or swallows all, or is slow.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -42,13 +43,25 @@ const HOLE: Range<u64> = 50..400;
 /// Gone with this value, and all its connections.
 pub(crate) struct Proxy {
     pub(crate) options: PgConnectOptions,
+    /// Whether it cuts.
+    cuts: Arc<AtomicBool>,
     accepting: JoinHandle<()>,
 }
 
 impl Proxy {
+    /// Between the callers and their server.
     pub(crate) async fn before(world: &Arc<World>, trouble: Trouble) -> anyhow::Result<Self> {
         let socket = world.options.get_socket().context("a server on a Unix socket")?;
         let socket = socket.join(format!(".s.PGSQL.{}", world.options.get_port()));
+        Self::to(Server::Socket(socket), world, trouble, true).await
+    }
+
+    /// Between two servers, of which the second has this port. Cuts nothing yet.
+    pub(crate) async fn before_port(world: &Arc<World>, trouble: Trouble, port: u16) -> anyhow::Result<Self> {
+        Self::to(Server::Port(port), world, trouble, false).await
+    }
+
+    async fn to(server: Server, world: &Arc<World>, trouble: Trouble, cuts: bool) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let options = PgConnectOptions::new_without_pgpass()
             .host("127.0.0.1")
@@ -57,20 +70,40 @@ impl Proxy {
             .database(world.options.get_database().unwrap_or("postgres"))
             .ssl_mode(PgSslMode::Disable);
         let random = Arc::new(Mutex::new(world.random("proxy")));
-        let world = world.clone();
+        let cuts = Arc::new(AtomicBool::new(cuts));
+        let (world, is_cutting) = (world.clone(), cuts.clone());
         let accepting = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let wire = Wire { world: world.clone(), trouble: trouble.clone(), random: random.clone() };
-                let socket = socket.clone();
+                let wire = Wire {
+                    world: world.clone(),
+                    trouble: trouble.clone(),
+                    cuts: is_cutting.clone(),
+                    random: random.clone(),
+                };
+                let server = server.clone();
                 tokio::spawn(async move {
                     let _ = client.set_nodelay(true);
-                    if let Ok(server) = UnixStream::connect(socket).await {
-                        wire.pass(client, server).await;
+                    match server {
+                        Server::Socket(path) => {
+                            if let Ok(server) = UnixStream::connect(path).await {
+                                wire.pass(client, server).await;
+                            }
+                        }
+                        Server::Port(port) => {
+                            if let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await {
+                                let _ = server.set_nodelay(true);
+                                wire.pass(client, server).await;
+                            }
+                        }
                     }
                 });
             }
         });
-        Ok(Self { options, accepting })
+        Ok(Self { options, cuts, accepting })
+    }
+
+    pub(crate) fn cut(&self, cuts: bool) {
+        self.cuts.store(cuts, Ordering::Relaxed);
     }
 }
 
@@ -80,9 +113,16 @@ impl Drop for Proxy {
     }
 }
 
+#[derive(Clone)]
+enum Server {
+    Socket(PathBuf),
+    Port(u16),
+}
+
 struct Wire {
     world: Arc<World>,
     trouble: Trouble,
+    cuts: Arc<AtomicBool>,
     random: Arc<Mutex<Random>>,
 }
 
@@ -99,9 +139,9 @@ impl Wire {
     }
 
     /// Until one side hangs up, or the proxy does.
-    async fn pass(&self, client: TcpStream, server: UnixStream) {
+    async fn pass(&self, client: TcpStream, server: impl AsyncRead + AsyncWrite) {
         let (mut from_client, mut to_client) = client.into_split();
-        let (mut from_server, mut to_server) = server.into_split();
+        let (mut from_server, mut to_server) = tokio::io::split(server);
         let answer = AtomicU8::new(NOTHING);
         let requests = async {
             let mut begun = false;
@@ -110,6 +150,7 @@ impl Wire {
                 self.lag().await;
                 let is_commit = message.starts_with(b"Q") && message[5..].to_ascii_uppercase().starts_with(b"COMMIT");
                 let chance = if is_commit { self.trouble.commits } else { self.trouble.messages };
+                let chance = if self.cuts.load(Ordering::Relaxed) { chance } else { 0 };
                 let (hit, cut) = self.draw(|random| (chance > 0 && random.one_in(chance), random.below(6)));
                 let cut = match (hit, is_commit) {
                     (false, _) => u64::MAX,
@@ -170,7 +211,7 @@ impl Wire {
 }
 
 /// One message of the frontend, whole; the first has no type.
-async fn message(from: &mut (impl tokio::io::AsyncRead + Unpin), begun: bool) -> Option<Vec<u8>> {
+async fn message(from: &mut (impl AsyncRead + Unpin), begun: bool) -> Option<Vec<u8>> {
     let header = if begun { 5 } else { 4 };
     let mut message = vec![0; header];
     from.read_exact(&mut message).await.ok()?;

@@ -1,6 +1,7 @@
 //! The faults, one file each.
 
 mod bounded_waits;
+mod citus;
 mod clock_jumps;
 mod committed_errors;
 mod cut_connections;
@@ -24,6 +25,7 @@ mod weak_durability;
 
 use crate::patroni::formation::Replication;
 use crate::stage::{Finding, Stage};
+use citus::Fault;
 
 /// In the order in which they are played; and how much of the time each gets.
 pub(crate) const ALL: &[(&str, u32)] = &[
@@ -56,6 +58,15 @@ pub(crate) const ALL: &[(&str, u32)] = &[
 pub(crate) const PATRONI: &[(&str, u32)] =
     &[("patroni-strict", 6), ("patroni-asynchronous", 3), ("patroni-delayed", 1)];
 
+/// Those of `--citus`, which need a build of Citus.
+pub(crate) const CITUS: &[(&str, u32)] = &[
+    ("citus-killed-worker", 1),
+    ("citus-killed-coordinator", 1),
+    ("citus-cut-connections", 1),
+    ("citus-moved-shards", 1),
+    ("citus-local-table", 1),
+];
+
 pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
     match name {
         "dropped-futures" => dropped_futures::play(stage).await,
@@ -84,6 +95,11 @@ pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
         "patroni-strict" => patroni::play(stage, Replication::Strict).await,
         "patroni-asynchronous" => patroni::play(stage, Replication::Asynchronous).await,
         "patroni-delayed" => patroni::play_delayed(stage).await,
+        "citus-killed-worker" => citus::play(stage, Fault::KilledWorker).await,
+        "citus-killed-coordinator" => citus::play(stage, Fault::KilledCoordinator).await,
+        "citus-cut-connections" => citus::play(stage, Fault::CutConnections).await,
+        "citus-moved-shards" => citus::play(stage, Fault::MovedShards).await,
+        "citus-local-table" => citus::play_local_tables(stage).await,
         _ => anyhow::bail!("there is no scenario {name:?}; --list shows them"),
     }
 }

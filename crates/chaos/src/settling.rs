@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::checker::Aftermath;
 use crate::history::{What, now};
-use crate::subject::{Request, Subject};
+use crate::subject::Subject;
 use crate::world::{PAUSE, World, pool};
 
 /// When the fault is over, all keys must get their answers in this time.
@@ -32,7 +32,7 @@ impl World {
             async move {
                 for key in keys.iter().skip(settler).step_by(8) {
                     for attempt in 0.. {
-                        let request = Request::new(key, &format!("settler-{}/{key}/{attempt}", now()));
+                        let request = self.request(key, &format!("settler-{}/{key}/{attempt}", now()));
                         let what = self.call(pool, &request).await;
                         let settled =
                             matches!(what, What::Performed(_) | What::Replayed(_) | What::Barred(_) | What::Wrong(_));

@@ -73,7 +73,12 @@ impl Finding {
     /// Of the scenario's other part.
     pub(crate) fn add(&mut self, other: Self) {
         self.operations += other.operations;
-        self.faults.extend(other.faults);
+        for (kind, count) in other.faults {
+            match self.faults.iter_mut().find(|(known, _)| *known == kind) {
+                Some((_, sum)) => *sum += count,
+                None => self.faults.push((kind, count)),
+            }
+        }
         self.violations.extend(other.violations);
         self.longest_outage = self.longest_outage.max(other.longest_outage);
         self.notes.extend(other.notes);

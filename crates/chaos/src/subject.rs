@@ -51,6 +51,7 @@ pub(crate) struct Request {
     pub(crate) ends: Option<Ends>,
     pub(crate) retention: Duration,
     pub(crate) prepared: bool,
+    pub(crate) distributed: bool,
 }
 
 impl Request {
@@ -64,6 +65,7 @@ impl Request {
             ends: None,
             retention: pg_idempotency::DEFAULT_RETENTION,
             prepared: true,
+            distributed: false,
         }
     }
 
@@ -71,9 +73,12 @@ impl Request {
         key(&self.key)
     }
 
+    pub(crate) fn deployment(&self) -> Deployment {
+        Deployment::new().with_prepared_statements(self.prepared).with_distributed(self.distributed)
+    }
+
     fn options(&self) -> Result<Idempotency, Error> {
-        let deployment = Deployment::new().with_prepared_statements(self.prepared);
-        let options = Idempotency::new().with_deployment(deployment).with_retention(self.retention)?;
+        let options = Idempotency::new().with_deployment(self.deployment()).with_retention(self.retention)?;
         let options = options
             .with_select_first(self.door == Door::RunSelectFirst)
             .with_fewest_round_trips(matches!(self.door, Door::RunFewest | Door::RunSelectFirst));
@@ -131,8 +136,9 @@ impl Ends {
     }
 }
 
+/// Each key has a scope of its own, so that the keys are on all nodes of a distributed table.
 pub(crate) fn key(value: &str) -> Key {
-    Key::new("tenant", "chaos", value).expect("a valid key")
+    Key::new(value, "chaos", value).expect("a valid key")
 }
 
 /// Why a call gave no response.

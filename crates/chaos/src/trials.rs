@@ -52,12 +52,19 @@ pub(crate) const TRIALS: &[Trial] = &[
     trial(UnfinishedIsFree, "committed-errors", "effects, of"),
     trial(NewerIsRead, "rolling-upgrade", "which a newer release has written"),
     trial(NewerSchemaRefused, "rolling-upgrade", "does not start"),
+    trial(SynchronousCommitOff, "citus-killed-worker", "which is not there"),
+    trial(AutocommitClaim, "citus-killed-coordinator", "never answered"),
+    trial(LostAnswerIsFailure, "citus-cut-connections", "effects, of"),
+    trial(EffectOutside, "citus-moved-shards", "effects, of"),
+    trial(AutocommitClaim, "citus-local-table", "never answered"),
     Trial { mutant: PlainSql, scenario: "committed-errors", violation: None },
     Trial { mutant: PlainSql, scenario: "rolling-upgrade", violation: None },
     Trial { mutant: PlainSql, scenario: "killed-workers", violation: None },
     Trial { mutant: PlainSql, scenario: "killed-server", violation: None },
     Trial { mutant: PlainSql, scenario: "cut-connections", violation: None },
     Trial { mutant: PlainSql, scenario: "janitor-races", violation: None },
+    Trial { mutant: PlainSql, scenario: "citus-killed-worker", violation: None },
+    Trial { mutant: PlainSql, scenario: "citus-cut-connections", violation: None },
 ];
 
 const fn trial(mutant: Mutant, scenario: &'static str, violation: &'static str) -> Trial {
@@ -71,7 +78,7 @@ const TRIES: u64 = 10;
 /// Whether all were caught, and the one that is not broken was not.
 pub(crate) async fn hold(cluster: &Arc<Cluster>, arguments: &Arguments) -> anyhow::Result<bool> {
     let tried = |name: &str| TRIALS.iter().any(|trial| trial.scenario == name && trial.violation.is_some());
-    if let Some((name, _)) = scenario::ALL.iter().find(|(name, _)| !tried(name)) {
+    if let Some((name, _)) = scenario::ALL.iter().chain(scenario::CITUS).find(|(name, _)| !tried(name)) {
         anyhow::bail!("no mutant is on trial in {name}: nobody knows whether it sees anything");
     }
     let mut told = Vec::new();

@@ -11,6 +11,7 @@ use sqlx::{Executor as _, PgPool};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::citus::effects::Effects;
 use crate::history::{History, Moment, What, now};
 use crate::random::Random;
 use crate::stage::Stage;
@@ -48,6 +49,8 @@ pub(crate) struct World {
     pub(crate) faults: Mutex<BTreeMap<&'static str, u64>>,
     asked: AtomicU64,
     turns: Option<Turns>,
+    /// Whether Citus distributes the tables.
+    distributed: bool,
 }
 
 /// Where processes share the keys, they turn over by the clock.
@@ -75,6 +78,7 @@ impl World {
             faults: Mutex::default(),
             asked: AtomicU64::new(0),
             turns: Some(turns),
+            distributed: false,
         })
     }
 
@@ -89,16 +93,40 @@ impl World {
         name: &str,
         least: Least,
     ) -> anyhow::Result<Arc<Self>> {
+        Self::with_tables(options, stage, name, least, None).await
+    }
+
+    /// In a database with Citus, which distributes the records. `effects` is where the effects are.
+    pub(crate) async fn distributed(
+        options: PgConnectOptions,
+        stage: &Stage,
+        name: &str,
+        least: Least,
+        effects: Effects,
+    ) -> anyhow::Result<Arc<Self>> {
+        Self::with_tables(options, stage, name, least, Some(effects)).await
+    }
+
+    async fn with_tables(
+        options: PgConnectOptions,
+        stage: &Stage,
+        name: &str,
+        least: Least,
+        effects: Option<Effects>,
+    ) -> anyhow::Result<Arc<Self>> {
         let observer = pool(&options, 4);
         let mut conn = observer.acquire().await?;
         pg_idempotency::migrate(&mut conn).await?;
         conn.execute(include_str!("../../../migrations/strict.sql")).await?;
         conn.execute(
-            "create table effect (key text not null, call text not null, downstream_key text, token bigint);
+            "create table effect (key text collate \"C\" not null, call text not null, downstream_key text, token bigint);
             create table written (call text not null);
             create table leaked (note text not null)",
         )
         .await?;
+        if let Some(effects) = effects {
+            effects.distribute(&mut conn).await?;
+        }
         if let Subject::Mutant(mutant) = stage.subject {
             mutant.prepare(&mut conn, name).await?;
         }
@@ -116,6 +144,7 @@ impl World {
             faults: Mutex::default(),
             asked: AtomicU64::new(0),
             turns: None,
+            distributed: effects.is_some(),
         });
         stage.show(&world);
         Ok(world)
@@ -136,6 +165,7 @@ impl World {
             faults: Mutex::new(self.faults().into_iter().collect()),
             asked: AtomicU64::new(0),
             turns: self.turns,
+            distributed: self.distributed,
         })
     }
 
@@ -204,6 +234,10 @@ impl World {
         format!("k{}", newest.saturating_sub(random.below(window)))
     }
 
+    pub(crate) fn request(&self, key: &str, call: &str) -> Request {
+        Request { distributed: self.distributed, ..Request::new(key, call) }
+    }
+
     /// A call with its lines in the history.
     pub(crate) async fn call(&self, pool: &PgPool, request: &Request) -> What {
         self.history.add(&request.call, &request.key, What::Invoked);
@@ -225,7 +259,7 @@ impl World {
         let mut number = 0;
         while !self.is_over() {
             number += 1;
-            let mut request = Request::new(&self.choose_key(&mut random), &format!("{name}/{number}"));
+            let mut request = self.request(&self.choose_key(&mut random), &format!("{name}/{number}"));
             request.fails = random.one_in(16);
             choose(&mut random, &mut request);
             if !matches!(self.call(&pool, &request).await, What::Performed(_) | What::Replayed(_)) {

@@ -1,9 +1,9 @@
 //! The faults that make the leader change. Each waits until another node leads and the callers get answers from it,
 //! then brings the old leader back, and waits until the formation is whole.
 
-use super::callers::Load;
 use super::formation::Formation;
 use super::router;
+use crate::callers::load::Load;
 
 /// Answers before the next step: some tenths of a second of load.
 const SOME: u64 = 60;

@@ -1,7 +1,6 @@
 //! Three nodes and etcd, and what the faults wait for: that one leads and the others follow.
 
 use std::fs::File;
-use std::net::TcpListener;
 use std::process::Child;
 use std::time::Duration;
 
@@ -12,12 +11,13 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use tokio::time::{Instant, sleep};
 
-use super::keeper::Keeper;
 use super::link::Link;
-use super::node::{Node, signal_all};
+use super::node::Node;
 use super::programs::{EtcdApi, Programs};
 use super::rest;
 use super::router::{Ports, Router, options};
+use crate::cluster::free_ports;
+use crate::keeper::{Keeper, signal_all};
 
 /// A node that is copied anew takes seconds; beside builds on two cores, minutes.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -63,10 +63,9 @@ struct Members {
 
 impl Formation {
     pub(crate) async fn start(programs: Programs, replication: Replication) -> anyhow::Result<Self> {
-        let user = programs.user();
-        let keeper = Keeper::start(user)?;
+        let keeper = Keeper::start(programs.user())?;
         let [client, peer, rest @ ..] = free_ports::<8>()?;
-        let directory = keeper.directory("etcd", user)?;
+        let directory = keeper.directory("etcd")?;
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let log = File::create(directory.join("log"))?;
         let mut etcd = programs.etcd();
@@ -88,7 +87,7 @@ impl Formation {
         let mut nodes = Vec::new();
         for (name, ports) in NAMES.into_iter().zip(rest.chunks(2)) {
             let ports = Ports { sql: ports[0], rest: ports[1] };
-            let directory = keeper.directory(name, user)?;
+            let directory = keeper.directory(name)?;
             nodes.push(Node::new(name, ports, Link::to(client).await?, directory, &programs, &shared(replication))?);
         }
         let router = Router::before(nodes.iter().map(|node| node.ports).collect()).await?;
@@ -263,18 +262,4 @@ fn shared(replication: Replication) -> Value {
             },
         },
     })
-}
-
-/// Below the range from which the system takes the ports of outgoing connections: a port must still be free when a node
-/// that was killed comes back.
-fn free_ports<const COUNT: usize>() -> anyhow::Result<[u16; COUNT]> {
-    const FIRST: u16 = 20_000;
-    const LAST: u16 = 32_000;
-    let offset = u16::try_from(std::process::id() % u32::from(LAST - FIRST))?;
-    let free: Vec<u16> = (FIRST + offset..LAST)
-        .chain(FIRST..FIRST + offset)
-        .filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
-        .take(COUNT)
-        .collect();
-    free.try_into().ok().context("too few free ports")
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::keeper::processes_within;
 use super::link::Link;
 use super::programs::Programs;
 use super::router::Ports;
+use crate::keeper::{processes_within, signal_all};
 
 /// A killed process is gone as soon as somebody has reaped it.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -162,12 +162,4 @@ impl Drop for Node {
             let _ = patroni.wait();
         }
     }
-}
-
-/// One `kill` for all of them, so that they stop or end at the same time.
-pub(crate) fn signal_all(signal: &str, processes: &[u32]) -> anyhow::Result<()> {
-    let processes: Vec<_> = processes.iter().map(u32::to_string).collect();
-    let sent = Command::new("kill").arg(signal).args(processes).stderr(Stdio::null()).status()?;
-    ensure!(sent.success(), "kill {signal}: {sent}");
-    Ok(())
 }

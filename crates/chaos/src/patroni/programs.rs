@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::cluster::root;
+use crate::keeper::User;
 
 /// PostgreSQL's programs that Patroni calls. Ready-made builds often leave out the last two.
 const SERVER_PROGRAMS: &[&str] =
@@ -46,13 +47,6 @@ const SAFE_WITH_V3: [u32; 3] = [3, 0, 3];
 /// `etcd` or `etcd3`, against the choice by version.
 const API_VARIABLE: &str = "PATRONI_ETCD_API";
 
-/// The account of the servers, where the suite runs as root: PostgreSQL refuses to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct User {
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
-}
-
 impl Programs {
     /// Returns the reason if something is missing.
     pub(crate) fn find() -> Result<Self, String> {
@@ -60,7 +54,7 @@ impl Programs {
             return Err("there is no /proc here, which finds the processes of a node".to_owned());
         }
         let (patroni, etcd) = (program("patroni", "PATRONI_BIN")?, program("etcd", "ETCD_BIN")?);
-        let mut programs = Self { patroni, etcd, bindir: bindir()?, user: user(), api: EtcdApi::V3 };
+        let mut programs = Self { patroni, etcd, bindir: bindir()?, user: User::of_servers(), api: EtcdApi::V3 };
         for name in SERVER_PROGRAMS {
             let path = programs.bindir.join(name);
             if !path.exists() {
@@ -156,20 +150,6 @@ fn bindir() -> Result<PathBuf, String> {
     } else {
         Err("script/postgres finds no PostgreSQL".to_owned())
     }
-}
-
-fn user() -> Option<User> {
-    if id(&["-u"])? != 0 {
-        return None;
-    }
-    // As script/postgres does.
-    let account = if id(&["-u", "postgres"]).is_some() { "postgres" } else { "nobody" };
-    Some(User { uid: id(&["-u", account])?, gid: id(&["-g", account])? })
-}
-
-fn id(arguments: &[&str]) -> Option<u32> {
-    let output = Command::new("id").args(arguments).stderr(Stdio::null()).output().ok()?;
-    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The directory of a formation, and the process that cleans up after it: when the suite ends, however it ends, the
+//! The directory of several servers, and the process that cleans up after them: when the suite ends, however it ends, the
 //! keeper ends every process that works in the directory, and removes it.
 
 use std::os::unix::fs::chown;
@@ -6,9 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use anyhow::Context as _;
-
-use super::programs::User;
+use anyhow::{Context as _, ensure};
 
 /// Waits for EOF on its standard input, whose other end the suite holds. Patroni ends first, because it would start a
 /// server again; an immediate shutdown of the servers removes their shared memory.
@@ -22,9 +20,9 @@ const KEEPER: &str = r#"
     echo ready
     read -r _
     for process in $(within "$DIRECTORY/*"); do
-        case $(readlink "/proc/$process/cwd") in */data*) kill -CONT "$process" ;; *) kill -KILL "$process" ;; esac
+        if [ -e "/proc/$process/cwd/PG_VERSION" ]; then kill -CONT "$process"; else kill -KILL "$process"; fi
     done 2>/dev/null
-    for file in "$DIRECTORY"/*/data/postmaster.pid; do
+    for file in "$DIRECTORY"/*/*/postmaster.pid; do
         read -r postmaster <"$file" || continue
         for process in $(within "${file%/postmaster.pid}"); do
             [ "$process" != "$postmaster" ] || kill -QUIT "$process"
@@ -36,18 +34,24 @@ const KEEPER: &str = r#"
     done
     for process in $(within "$DIRECTORY/*"); do kill -KILL "$process"; done 2>/dev/null
     while [ "$(within "$DIRECTORY/*")" ]; do sleep 0.1; done
+    for file in "$DIRECTORY"/*/*/postmaster.pid; do
+        # The shared memory of a server that was killed.
+        ipcrm -m "$(awk 'NR == 7 { print $2 }' "$file")"
+    done 2>/dev/null
     rm -rf "$DIRECTORY"
 "#;
 
 pub(crate) struct Keeper {
     process: Child,
     directory: PathBuf,
+    user: Option<User>,
 }
 
 impl Keeper {
+    /// `user` is who the servers run as.
     pub(crate) fn start(user: Option<User>) -> anyhow::Result<Self> {
         // In /tmp, because the path of a Unix socket must stay below about 104 bytes.
-        let made = Command::new("mktemp").args(["-d", "/tmp/pgi-patroni.XXXXXX"]).output()?;
+        let made = Command::new("mktemp").args(["-d", "/tmp/pgi-servers.XXXXXX"]).output()?;
         let directory = PathBuf::from(String::from_utf8(made.stdout)?.trim());
         let process = Command::new("sh")
             .args(["-c", KEEPER])
@@ -56,7 +60,7 @@ impl Keeper {
             .stdout(Stdio::piped())
             .process_group(0)
             .spawn()?;
-        let mut keeper = Self { process, directory };
+        let mut keeper = Self { process, directory, user };
         let mut ready = String::new();
         let output = keeper.process.stdout.take().context("piped")?;
         std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut ready)?;
@@ -67,10 +71,10 @@ impl Keeper {
     }
 
     /// A directory in the keeper's, for one server and its processes.
-    pub(crate) fn directory(&self, name: &str, user: Option<User>) -> anyhow::Result<PathBuf> {
+    pub(crate) fn directory(&self, name: &str) -> anyhow::Result<PathBuf> {
         let directory = self.directory.join(name);
         std::fs::create_dir(&directory)?;
-        if let Some(User { uid, gid }) = user {
+        if let Some(User { uid, gid }) = self.user {
             chown(&directory, Some(uid), Some(gid))?;
         }
         Ok(directory)
@@ -82,6 +86,29 @@ impl Drop for Keeper {
         drop(self.process.stdin.take());
         let _ = self.process.wait();
     }
+}
+
+/// The account of the servers, where the suite runs as root: PostgreSQL refuses to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct User {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+impl User {
+    pub(crate) fn of_servers() -> Option<Self> {
+        if id(&["-u"])? != 0 {
+            return None;
+        }
+        // As script/postgres does.
+        let account = if id(&["-u", "postgres"]).is_some() { "postgres" } else { "nobody" };
+        Some(Self { uid: id(&["-u", account])?, gid: id(&["-g", account])? })
+    }
+}
+
+fn id(arguments: &[&str]) -> Option<u32> {
+    let output = Command::new("id").args(arguments).stderr(Stdio::null()).output().ok()?;
+    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
 
 /// Every process that works in this directory or below it: PostgreSQL's in the data directory, Patroni's and its tools'
@@ -96,4 +123,12 @@ pub(crate) fn processes_within(directory: &Path) -> Vec<u32> {
             works_in.starts_with(directory).then_some(process)
         })
         .collect()
+}
+
+/// One `kill` for all of them, so that they stop or end at the same time.
+pub(crate) fn signal_all(signal: &str, processes: &[u32]) -> anyhow::Result<()> {
+    let processes: Vec<_> = processes.iter().map(u32::to_string).collect();
+    let sent = Command::new("kill").arg(signal).args(processes).stderr(Stdio::null()).status()?;
+    ensure!(sent.success(), "kill {signal}: {sent}");
+    Ok(())
 }

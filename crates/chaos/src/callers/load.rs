@@ -1,4 +1,4 @@
-//! The load: callers that retry a key until it is answered, as a service does while its database fails over.
+//! One world and its callers.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,12 +13,13 @@ use sqlx::{Connection as _, PgPool};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::lease_callers::{self, Outside};
-use super::mark_callers;
+use super::leases::{self, Outside};
+use super::marks;
 use crate::history::{Call, What, now};
 use crate::lease::Leased;
 use crate::random::Random;
-use crate::subject::{EVERY_DOOR, Failure, Request, SAFE_TO_DROP, ending};
+use crate::settling::MUTANT_SETTLE_LIMIT;
+use crate::subject::{EVERY_DOOR, Failure, Request, SAFE_TO_DROP, Subject, ending};
 use crate::world::{World, pool_that_waits};
 
 /// A caller's time-out for one attempt.
@@ -133,6 +134,7 @@ impl Load {
         let keys: HashSet<&str> = calls.iter().map(|call| call.key.as_str()).collect();
         let keys: Vec<&str> = keys.into_iter().collect();
         let started = Instant::now();
+        let limit = if self.world.subject == Subject::Crate { SETTLE_LIMIT } else { MUTANT_SETTLE_LIMIT };
         let settled = join_all((0..SETTLERS).map(async |settler| {
             let caller = Caller {
                 world: self.world.clone(),
@@ -148,11 +150,11 @@ impl Load {
                     number += 1;
                     match caller.attempt(key, number, &mut random).await {
                         What::Performed(_) | What::Replayed(_) | What::Wrong(_) | What::Barred(_) => break,
-                        What::Refused(why) if why == lease_callers::INDETERMINATE => {
-                            lease_callers::decide(&self.pool, &self.way, key).await?;
+                        What::Refused(why) if why == leases::INDETERMINATE => {
+                            leases::decide(&self.pool, &self.way, key).await?;
                             decided += 1;
                         }
-                        _ if started.elapsed() > SETTLE_LIMIT => break,
+                        _ if started.elapsed() > limit => break,
                         _ => sleep(RETRY).await,
                     }
                 }
@@ -187,7 +189,7 @@ impl Caller {
                         break;
                     }
                     // An operator has to decide, and does when the faults are over.
-                    What::Refused(why) if why == lease_callers::INDETERMINATE => break,
+                    What::Refused(why) if why == leases::INDETERMINATE => break,
                     What::Barred(_) | What::Wrong(_) => break,
                     _ => sleep(RETRY).await,
                 }
@@ -208,7 +210,7 @@ impl Caller {
     }
 
     async fn call(&self, key: &str, call: &str, random: &mut Random) -> What {
-        let request = Request::new(key, call);
+        let request = self.world.request(key, call);
         match &self.way {
             Way::Transaction => {
                 // A direct call is not dropped before its node has answered.
@@ -216,10 +218,10 @@ impl Caller {
                 let request = Request { fails: random.one_in(16), door: random.of(doors), ..request };
                 self.world.subject.call(&self.pool, &request).await
             }
-            Way::Mark => of_leases(mark_callers::call(&self.pool, &request).await),
+            Way::Mark => of_leases(marks::call(&self.pool, &request).await),
             Way::Lease(leased, outside) => {
                 let work = random.millis(0..leased.work.max(1));
-                of_leases(lease_callers::call(&self.world, &self.pool, &request, *leased, outside, work).await)
+                of_leases(leases::call(&self.world, &self.pool, &request, *leased, outside, work).await)
             }
         }
     }
@@ -228,7 +230,7 @@ impl Caller {
 /// In lease mode a key may become indeterminate, which is no violation.
 fn of_leases(result: Result<Outcome<String>, Failure>) -> What {
     match result {
-        Err(Failure::Of(Error::Indeterminate { .. })) => What::Refused(lease_callers::INDETERMINATE.to_owned()),
+        Err(Failure::Of(Error::Indeterminate { .. })) => What::Refused(leases::INDETERMINATE.to_owned()),
         result => ending(result),
     }
 }

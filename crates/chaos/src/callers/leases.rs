@@ -9,7 +9,7 @@ use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use sqlx::PgPool;
 use tokio::time::sleep;
 
-use super::callers::Way;
+use super::load::Way;
 use crate::checker::{Aftermath, Effect};
 use crate::history::What;
 use crate::lease::Leased;
@@ -41,7 +41,7 @@ pub(crate) async fn call(
     outside: &Outside,
     work: Duration,
 ) -> Result<Outcome<String>, Failure> {
-    let leasing = Leasing::new(leased.policy()).map_err(Error::from)?;
+    let leasing = Leasing::new(leased.policy()).map_err(Error::from)?.with_deployment(request.deployment());
     match leasing.acquire(pool, &request.key(), request.key.as_str()).await? {
         Acquired::Replayed(response) => Ok(Outcome::Replayed(response)),
         Acquired::Lease(lease) => {
