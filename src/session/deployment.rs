@@ -42,7 +42,7 @@ impl Deployment {
     ///
     /// The crate then sends other statements, because a worker would evaluate parts of the usual ones by its own clock
     /// and with its own locks. The answers are the same. A first call takes two round trips more, and a replay takes
-    /// one more.
+    /// as many.
     ///
     /// The setting must fit the table. Where an answer would be wrong, a call returns
     /// [`Error::WrongDeployment`](crate::Error::WrongDeployment). On a plain table the other statements are right, but
