@@ -16,10 +16,12 @@ begin
     alter table idempotency.record rename to plain_record;
     alter table idempotency.plain_record rename constraint record_pkey to plain_record_pkey;
     alter index idempotency.record_expires_at rename to plain_record_expires_at;
+    alter index idempotency.record_to_resume rename to plain_record_to_resume;
     create table idempotency.record (like idempotency.plain_record including all excluding indexes)
         partition by hash (scope);
     alter table idempotency.record add constraint record_pkey primary key (scope, operation, key);
     create index record_expires_at on idempotency.record (expires_at);
+    create index record_to_resume on idempotency.record (operation, claimed_at) where request is not null;
     comment on table idempotency.record is 'pg-idempotency: one row per idempotency key; delete none by hand that is not past expires_at';
     for n in 0 .. partitions - 1 loop
         execute pg_catalog.format(
@@ -27,14 +29,23 @@ begin
             n, partitions, n, options
         );
     end loop;
+    -- The partitions too, because the sweep deletes from each of them by name.
     for privilege in
-        select acl.grantee, acl.privilege_type
-        from pg_catalog.pg_class as class, pg_catalog.aclexplode(class.relacl) as acl
-        where class.oid = 'idempotency.plain_record'::pg_catalog.regclass and acl.grantee <> class.relowner
+        select acl.*, tree.relid::pg_catalog.regclass::text as target
+        from (
+            select acl.grantee, acl.privilege_type, '' as columns
+            from pg_catalog.pg_class as class, pg_catalog.aclexplode(class.relacl) as acl
+            where class.oid = 'idempotency.plain_record'::pg_catalog.regclass and acl.grantee <> class.relowner
+            union all
+            select acl.grantee, acl.privilege_type, pg_catalog.format('(%I)', attname)
+            from pg_catalog.pg_attribute, pg_catalog.aclexplode(attacl) as acl
+            where attrelid = 'idempotency.plain_record'::pg_catalog.regclass and not attisdropped
+        ) as acl,
+        pg_catalog.pg_partition_tree('idempotency.record') as tree
     loop
         execute pg_catalog.format(
-            'grant %s on idempotency.record to %s',
-            privilege.privilege_type,
+            'grant %s %s on %s to %s',
+            privilege.privilege_type, privilege.columns, privilege.target,
             case when privilege.grantee = 0 then 'public' else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(privilege.grantee)) end
         );
     end loop;

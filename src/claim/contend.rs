@@ -1,5 +1,5 @@
-//! How a call wins or loses a claim. It first tries to claim. If that fails, it looks at the record, and does what the
-//! answer says. If an open transaction has the key, it waits for the owner, and looks again.
+//! How a call wins or loses a claim. It first tries to claim. If that fails, or if the table is distributed, it looks at
+//! the record, and does what the answer says. If an open transaction has the key, it waits for the owner, and looks again.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -48,7 +48,10 @@ pub(crate) async fn contend(
     terms: &Terms,
     asked: &mut Option<DateTime<Utc>>,
 ) -> Result<Claimed, Error> {
-    if let Some(claim) = record.claim(conn, terms).await? {
+    // On a distributed table a claim cannot look by itself, so a look comes first. It serves a replay too.
+    if !record.deployment.distributed
+        && let Some(claim) = record.claim(conn, terms).await?
+    {
         return Ok(Claimed::Won(claim));
     }
     let mut patience = Patience::of(terms.in_flight);

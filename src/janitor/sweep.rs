@@ -113,7 +113,7 @@ impl Janitor {
         let mut swept = Swept { oldest_before: self.oldest().await?, ..Swept::default() };
         let leaves = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record::leaves(conn).await).await?;
         for leaf in leaves {
-            match self.sweep_leaf(leaf, limit, batch_size, shutdown, &mut progress, &mut swept).await? {
+            match self.sweep_leaf(&leaf, limit, batch_size, shutdown, &mut progress, &mut swept).await? {
                 LeafEnd::Done => continue,
                 LeafEnd::Limited => swept.limited = true,
                 LeafEnd::Yielded => swept.yielded = true,
@@ -129,7 +129,7 @@ impl Janitor {
 
     async fn sweep_leaf(
         &self,
-        leaf: Option<u32>,
+        leaf: &str,
         limit: u64,
         batch_size: u32,
         shutdown: &mut (impl Future<Output = ()> + Unpin),
@@ -181,7 +181,7 @@ impl Janitor {
     async fn batch(
         &self,
         conn: &mut PgConnection,
-        leaf: Option<u32>,
+        leaf: &str,
         rows: u32,
         since: Option<DateTime<Utc>>,
         distributed: bool,

@@ -36,7 +36,7 @@ pub(crate) struct Terms {
 
 impl Record<'_> {
     /// Claims the key by inserting its record. A mark is complete at once. `None` means that a record is there already,
-    /// or that an open transaction claims the key.
+    /// or that an open transaction claims the key. On a distributed table the caller has looked before, and holds the lock.
     pub(crate) async fn claim(self, conn: &mut PgConnection, terms: &Terms) -> Result<Option<Claim>, Error> {
         citus::compare(conn, self.deployment).await?;
         if self.deployment.distributed {

@@ -48,34 +48,12 @@ pub(super) async fn pass_on_lock_timeout(conn: &mut PgConnection) -> Result<(), 
 }
 
 impl Record<'_> {
+    /// After a look that found no record and took the lock.
     pub(super) async fn claim_distributed(
         self,
         conn: &mut PgConnection,
         terms: &Terms,
     ) -> Result<Option<Claim>, Error> {
-        // A replay takes no lock, and no claim waits in the insert for an update or delete of the record.
-        let there = self
-            .query(
-                "
-                select
-                from idempotency.record
-                where scope = $1::text and operation = $2::text and key = $3::text
-                ",
-            )
-            .fetch_optional(&mut *conn)
-            .await
-            .map_err(Error::of_statement)?;
-        if there.is_some() {
-            return Ok(None);
-        }
-        let coordinator = self.ask_coordinator(conn, true).await?;
-        if coordinator.mine != Some(true) {
-            return Ok(None);
-        }
-        if coordinator.has_lock_timeout {
-            // The insert waits for a large batch of marks that has inserted the key.
-            pass_on_lock_timeout(conn).await?;
-        }
         let token = draw_token()?;
         let insert = self
             .query(
@@ -124,6 +102,10 @@ impl Record<'_> {
             .await
             .map_err(Error::of_statement)?;
         let coordinator = self.ask_coordinator(conn, row.is_none()).await?;
+        if row.is_none() && coordinator.has_lock_timeout {
+            // The claim that follows waits in its insert for a large batch of marks that has inserted the key.
+            pass_on_lock_timeout(conn).await?;
+        }
         // The smaller, because the clock may have jumped back: a record must not expire before its time.
         let asked = asked.map_or(coordinator.at, |first| first.min(coordinator.at));
         let standing = match (row, coordinator.mine) {

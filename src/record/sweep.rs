@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
-use sqlx::postgres::types::Oid;
-use sqlx::{Executor as _, PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 
-use super::fragment::{counts_by_kind, expired_at};
+use super::fragment::{counts_by_kind, expired_at, table_or_leaf};
 use super::statement::interval;
 use crate::Error;
 
@@ -40,38 +39,37 @@ impl Batch {
     }
 }
 
-/// Deletes at most `limit` records that are past their retention by the `grace` and under no live lease, oldest first.
-/// `since` is [`Batch::until`] of the batch before.
+/// Deletes at most `limit` records that are past their retention by the `grace` and under no live lease, oldest first,
+/// from the table or from one of its [`leaves`]. `since` is [`Batch::until`] of the batch before.
 ///
 /// It skips rows that another transaction has locked, to take them over for instance. The next pass deletes those rows.
-/// It also deletes rows whose `expires_at` another transaction has moved to an earlier time meanwhile. A `ctid` is
-/// unique within a leaf only, so `leaf` names a leaf if the table is partitioned.
+/// It also deletes rows whose `expires_at` another transaction has moved to an earlier time meanwhile.
 pub(crate) async fn sweep(
     conn: &mut PgConnection,
-    leaf: Option<u32>,
+    leaf: &str,
     limit: u32,
     since: Option<DateTime<Utc>>,
     grace: Duration,
 ) -> Result<Batch, Error> {
-    sqlx::query(concat! {
-        "
+    // Not a literal: a leaf has to be named, because no condition on the parent keeps the plan from reading all leaves.
+    let sql = format!(
+        concat! {
+            "
         with deleted as (
-            delete from idempotency.record
+            delete from {leaf}
             -- An array, because `in (select … limit)` may run the select once for each outer row, and then delete more.
             where ctid = any (array(
                     select ctid
-                    from idempotency.record
-                    where ", expired_at!("pg_catalog.statement_timestamp() - $4::interval"), "
-                        and expires_at >= coalesce($3::timestamptz, '-infinity')
-                        and ($2::oid is null or tableoid = $2::oid)
+                    from {leaf}
+                    where ", expired_at!("pg_catalog.statement_timestamp() - $3::interval"), "
+                        and expires_at >= coalesce($2::timestamptz, '-infinity')
                     order by expires_at
                     limit $1::int8
                     for update skip locked
                 ))
                 -- The condition is repeated: it must be true for the row version that is deleted, not for the selected
                 -- one.
-                and ", expired_at!("pg_catalog.statement_timestamp() - $4::interval"), "
-                and ($2::oid is null or tableoid = $2::oid)
+                and ", expired_at!("pg_catalog.statement_timestamp() - $3::interval"), "
             returning mode, completed_at, expires_at
         )
         select
@@ -79,17 +77,19 @@ pub(crate) async fn sweep(
             -- A client cannot read -infinity, which somebody may have set by hand.
             nullif(max(expires_at), '-infinity') as until
         from deleted
-        ",
-    })
-    .persistent(false)
-    .bind(i64::from(limit))
-    .bind(leaf.map(Oid))
-    .bind(since)
-    .bind(interval(grace))
-    .try_map(|row| Ok(Batch { until: row.try_get("until")?, ..Batch::of(&row)? }))
-    .fetch_one(conn)
-    .await
-    .map_err(Error::of_statement)
+        "
+        },
+        leaf = leaf
+    );
+    sqlx::query(AssertSqlSafe(sql))
+        .persistent(false)
+        .bind(i64::from(limit))
+        .bind(since)
+        .bind(interval(grace))
+        .try_map(|row| Ok(Batch { until: row.try_get("until")?, ..Batch::of(&row)? }))
+        .fetch_one(conn)
+        .await
+        .map_err(Error::of_statement)
 }
 
 /// [`sweep`] for a distributed table (Citus), which refuses `ctid` and `for update skip locked`. It deletes everything
@@ -149,25 +149,19 @@ pub(crate) async fn sweep_distributed(
     Ok(batch)
 }
 
-/// The leaves of a partitioned table, or a single `None` if the table is not partitioned.
-///
-/// A `tableoid` is a filter and prunes nothing, so the sweep of each leaf probes the index of every leaf. For a few
-/// dozen leaves this costs nothing.
-pub(crate) async fn leaves(conn: &mut PgConnection) -> Result<Vec<Option<u32>>, Error> {
-    let leaves: Vec<Oid> = sqlx::query_scalar(
-        "
-        select tree.relid::oid
-        from pg_catalog.pg_partition_tree('idempotency.record'::regclass) as tree
-        where tree.isleaf and tree.parentrelid is not null
-        order by tree.relid
-        ",
-    )
+/// The leaves of a partitioned table, or the table itself, as the server quotes their names.
+pub(crate) async fn leaves(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
+    sqlx::query_scalar(concat! {
+            "
+            select pg_catalog.format('%I.%I', namespace.nspname, class.relname)
+            from pg_catalog.pg_class as class
+            join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
+            where class.relkind <> 'p' and ", table_or_leaf!(), "
+            order by class.oid
+            ",
+    })
     .persistent(false)
     .fetch_all(conn)
     .await
-    .map_err(Error::of_statement)?;
-    if leaves.is_empty() {
-        return Ok(vec![None]);
-    }
-    Ok(leaves.into_iter().map(|leaf| Some(leaf.0)).collect())
+    .map_err(Error::of_statement)
 }

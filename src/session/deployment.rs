@@ -42,7 +42,7 @@ impl Deployment {
     ///
     /// The crate then sends other statements, because a worker would evaluate parts of the usual ones by its own clock
     /// and with its own locks. The answers are the same. A first call takes two round trips more, and a replay takes
-    /// one more.
+    /// as many.
     ///
     /// The setting must fit the table. A process compares the two before its first claim. If the table is distributed
     /// and the setting is `false`, each claim returns [`Error::WrongDeployment`](crate::Error::WrongDeployment). On a

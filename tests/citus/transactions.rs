@@ -58,6 +58,27 @@ async fn a_first_call_is_one_commit_on_one_shard() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
+async fn a_replay_is_one_statement_on_a_worker() -> anyhow::Result<()> {
+    let Some(citus) = citus_alone().await else { return Ok(()) };
+    let mut conn = citus.pool.acquire().await?;
+    conn.execute("set citus.enable_stat_counters = on").await?;
+    let key = key("counted");
+    // A first call: the look, the claim and the completion.
+    for expected in [3, 1, 1] {
+        let before = statements_of_one_shard(&mut conn).await?;
+        let _ = calls().ensure(&mut conn, &key, "body", async |_| Ok::<_, Error>(1)).await?;
+        assert_eq!(statements_of_one_shard(&mut conn).await? - before, expected);
+    }
+    Ok(())
+}
+
+async fn statements_of_one_shard(conn: &mut PgConnection) -> sqlx::Result<i64> {
+    sqlx::query_scalar("select query_execution_single_shard from citus_stat_counters where name = current_database()")
+        .fetch_one(conn)
+        .await
+}
+
+#[tokio::test]
 async fn every_option_gives_the_same_answers() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
     for way in [

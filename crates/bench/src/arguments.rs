@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
-use crate::cases::CASES;
+use crate::cases::{CASES, CITUS};
 
-const USAGE: &str = "usage: script/bench [--quick] [--rtt 1ms] [--only CASE]";
+const USAGE: &str = "usage: script/bench [--quick] [--rtt 1ms] [--only CASE | --citus]";
 
 #[derive(Debug, Default)]
 pub(crate) struct Arguments {
@@ -16,6 +16,8 @@ pub(crate) struct Arguments {
     /// A round trip's time for the cases that are measured over a network too.
     pub(crate) rtt: Option<Duration>,
     only: Option<String>,
+    /// The case that needs a cluster of Citus, and has a page of its own.
+    citus: bool,
 }
 
 impl Arguments {
@@ -26,6 +28,7 @@ impl Arguments {
                 "--quick" => parsed.quick = true,
                 "--rtt" => parsed.rtt = Some(milliseconds(&arguments.next().context(USAGE)?)?),
                 "--only" => parsed.only = Some(known(arguments.next().context(USAGE)?)?),
+                "--citus" => parsed.citus = true,
                 _ => bail!("{argument}? {USAGE}\n{}", cases()),
             }
         }
@@ -33,10 +36,15 @@ impl Arguments {
     }
 
     pub(crate) fn wants(&self, case: &str) -> bool {
-        self.only.as_deref().is_none_or(|only| only == case)
+        if self.citus { case == CITUS } else { self.only.as_deref().map_or(case != CITUS, |only| only == case) }
     }
 
-    /// The repository keeps the report of a whole run; all others go to `target/tmp`.
+    /// The report's name: of its document, and of the directory beside it.
+    pub(crate) fn page(&self) -> &'static str {
+        if self.citus { "performance-citus" } else { "performance" }
+    }
+
+    /// The repository keeps the report of a whole run, and that of `--citus`; all others go to `target/tmp`.
     pub(crate) fn directory(&self) -> anyhow::Result<PathBuf> {
         if !self.quick && self.only.is_none() {
             return Ok(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs"));
@@ -57,6 +65,9 @@ impl Arguments {
         }
         if let Some(only) = &self.only {
             command += &format!(" --only {only}");
+        }
+        if self.citus {
+            command += " --citus";
         }
         command
     }

@@ -52,6 +52,7 @@ mod tests {
         let section = |rows| Section { case: "case", title: "title".to_owned(), setting: None, unit: "calls", rows };
         let report = Report {
             command: "script/bench".to_owned(),
+            page: "performance",
             machine: Machine {
                 processor: "one".to_owned(),
                 cores: 2,

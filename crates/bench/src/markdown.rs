@@ -14,7 +14,7 @@ pub(crate) fn document(report: &Report) -> String {
     let machine = &report.machine;
     let mut text = format!(
         "# Performance\n\n\
-         `{}` wrote this page on {}, in {:.0} minutes. [figures.json](performance/figures.json) contains all figures.\n\n\
+         `{}` wrote this page on {}, in {:.0} minutes. [figures.json]({}/figures.json) contains all figures.\n\n\
          The alternatives of a table took turns in one run, A B C A B C …. A rate is the median of the rounds. A ratio is the \
          median of each round's ratio to the first line, so a machine that becomes slower affects all alternatives equally. \
          In the targets, *rate over that of X* means the rate divided by the rate of X.\n\n\
@@ -28,6 +28,7 @@ pub(crate) fn document(report: &Report) -> String {
         report.command,
         machine.day,
         report.minutes,
+        report.page,
         machine.processor,
         machine.cores,
         machine.postgres,
@@ -45,7 +46,7 @@ pub(crate) fn document(report: &Report) -> String {
         }
         let _ = writeln!(text, "## {}\n\n{}\n", case.title, case.about);
         if let Some(name) = chart::name(report, case.name) {
-            let _ = writeln!(text, "![{}](performance/{name})\n", case.title);
+            let _ = writeln!(text, "![{}]({}/{name})\n", case.title, report.page);
         }
         for section in sections {
             let _ = writeln!(text, "{}", self::section(section));

@@ -15,6 +15,7 @@ use crate::{chart, figures, markdown};
 
 pub(crate) struct Report {
     pub(crate) command: String,
+    pub(crate) page: &'static str,
     pub(crate) machine: Machine,
     pub(crate) minutes: f64,
     pub(crate) started: Instant,
@@ -92,6 +93,7 @@ impl Report {
         }
         Ok(Self {
             command: arguments.command(),
+            page: arguments.page(),
             machine,
             minutes: 0.0,
             started: Instant::now(),
@@ -164,7 +166,7 @@ impl Report {
     /// Gives the document's place.
     pub(crate) fn write(&self, arguments: &Arguments) -> anyhow::Result<PathBuf> {
         let directory = arguments.directory()?;
-        let (document, beside) = (directory.join("performance.md"), directory.join("performance"));
+        let (document, beside) = (directory.join(format!("{}.md", self.page)), directory.join(self.page));
         // A chart that is no longer made is not to stay.
         if beside.exists() {
             std::fs::remove_dir_all(&beside)?;

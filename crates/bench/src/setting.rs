@@ -71,6 +71,11 @@ impl Setting {
         PgPoolOptions::new().max_connections(connections as u32).connect_with(self.server.clone()).await
     }
 
+    /// Another database of the same server.
+    pub(crate) fn on(&self, database: &str) -> Self {
+        Self { server: self.of(Some(database)), ..self.clone() }
+    }
+
     /// For one client.
     pub(crate) fn lazy_pool(&self, database: Option<&str>) -> PgPool {
         PgPoolOptions::new().max_connections(2).test_before_acquire(false).connect_lazy_with(self.of(database))

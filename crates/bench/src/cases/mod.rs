@@ -1,6 +1,7 @@
 //! What is measured.
 
 mod allocations;
+mod citus;
 mod fingerprint;
 mod first_call;
 mod growth;
@@ -8,6 +9,7 @@ mod http;
 mod janitor;
 mod lease;
 mod marks;
+mod partitions;
 mod records;
 mod replay;
 mod storm;
@@ -16,6 +18,9 @@ use std::pin::Pin;
 
 use crate::bench::Bench;
 use crate::report::Report;
+
+/// Not part of a whole run.
+pub(crate) const CITUS: &str = citus::NAME;
 
 type Running<'r> = Pin<Box<dyn Future<Output = anyhow::Result<()>> + 'r>>;
 
@@ -28,7 +33,7 @@ pub(crate) struct Case {
     pub(crate) run: for<'r> fn(&'r Bench, &'r mut Report) -> Running<'r>,
 }
 
-pub(crate) const CASES: [Case; 10] = [
+pub(crate) const CASES: [Case; 12] = [
     Case {
         name: "first_call",
         title: "First call",
@@ -88,5 +93,17 @@ pub(crate) const CASES: [Case; 10] = [
         title: "A growing table",
         about: growth::ABOUT,
         run: |bench, report| Box::pin(growth::run(bench, report)),
+    },
+    Case {
+        name: "partitions",
+        title: "Hash partitions",
+        about: partitions::ABOUT,
+        run: |bench, report| Box::pin(partitions::run(bench, report)),
+    },
+    Case {
+        name: CITUS,
+        title: "On Citus",
+        about: citus::ABOUT,
+        run: |bench, report| Box::pin(citus::run(bench, report)),
     },
 ];
