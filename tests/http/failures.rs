@@ -102,20 +102,26 @@ async fn a_missing_table_is_a_500(pool: PgPool) {
     assert_eq!(effects(&pool).await, 0);
 }
 
+/// Each effect runs this at the COMMIT; on Citus its worker does, which creates it in a statement of its own.
+async fn at_commit(pool: &PgPool, statement: &str) {
+    let mut conn = pool.acquire().await.expect("a connection");
+    for sql in [
+        "set citus.enable_unsafe_triggers = on",
+        &format!(
+            "create function at_commit() returns trigger language plpgsql as $$ begin {statement}; return new; end $$"
+        ),
+        "create constraint trigger at_commit after insert on effect deferrable initially deferred
+         for each row execute function at_commit()",
+    ] {
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut *conn).await.expect("made");
+    }
+}
+
 /// It is unknown whether the COMMIT took effect; a retry with the same key gives the answer.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_connection_that_is_lost_at_commit_is_a_503(pool: PgPool) {
     create_effects(&pool).await;
-    sqlx::raw_sql(
-        "set citus.enable_unsafe_triggers = on; -- ignored without Citus
-         create function hang_up() returns trigger language plpgsql as
-         $$ begin if new.note = 'cut' then perform pg_terminate_backend(pg_backend_pid()); end if; return new; end $$;
-         create constraint trigger hangs_up after insert on effect deferrable initially deferred
-         for each row execute function hang_up()",
-    )
-    .execute(&pool)
-    .await
-    .expect("made");
+    at_commit(&pool, "if new.note = 'cut' then perform pg_terminate_backend(pg_backend_pid()); end if").await;
     let app = app(transactional(&pool).with_optional_key(true));
     for key in [Some("key-1"), None] {
         assert_transient(&send(&app, request("POST", "/effects", key, "cut")).await);
@@ -128,16 +134,7 @@ async fn a_connection_that_is_lost_at_commit_is_a_503(pool: PgPool) {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_serialization_failure_at_commit_is_a_503(pool: PgPool) {
     create_effects(&pool).await;
-    sqlx::raw_sql(
-        "set citus.enable_unsafe_triggers = on; -- ignored without Citus
-         create function lose() returns trigger language plpgsql as
-         $$ begin raise exception 'lost' using errcode = '40001'; end $$;
-         create constraint trigger loses after insert on effect deferrable initially deferred
-         for each row execute function lose()",
-    )
-    .execute(&pool)
-    .await
-    .expect("made");
+    at_commit(&pool, "raise exception 'lost' using errcode = '40001'").await;
     let app = app(transactional(&pool).with_optional_key(true));
     for key in [Some("key-1"), None] {
         assert_transient(&send(&app, request("POST", "/effects", key, "x")).await);
