@@ -69,7 +69,7 @@ async fn an_abandoned_operation_is_finished_and_its_caller_gets_the_response(poo
 async fn only_operations_that_are_free_and_old_enough_are_taken(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let live = acquired(&pool, "live").await;
-    pool.execute("update idempotency.record set claimed_at = claimed_at - interval '1 h'").await?;
+    pool.execute("update idempotency.record set claimed_at = now() - interval '1 h'").await?;
     drop(acquired(&pool, "young").await);
     lapse(&pool, &key("young")).await?;
     abandoned(&pool, "expired").await;
@@ -83,7 +83,7 @@ async fn only_operations_that_are_free_and_old_enough_are_taken(pool: PgPool) ->
     .await?;
     abandoned(&pool, "exhausted").await;
     pool.execute(
-        "update idempotency.record set attempt = 4, claimed_at = claimed_at - interval '1 h' where key = 'exhausted'",
+        "update idempotency.record set attempt = 4, claimed_at = now() - interval '1 h' where key = 'exhausted'",
     )
     .await?;
     let other = Key::new("tenant", "another operation", "a")?;
@@ -150,6 +150,25 @@ async fn a_caller_and_two_resumers_do_the_work_once(pool: PgPool) -> anyhow::Res
             Err(error) => panic!("{error:?}"),
         }
         assert_eq!(effects(&pool).await, round + 1);
+    }
+    Ok(())
+}
+
+/// The key's next operation has a request of its own, or none.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_request_ends_with_its_operation(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for stored in [true, false] {
+        abandoned(&pool, "a").await;
+        expire(&pool, &key("a")).await?;
+        let next = leasing().with_stored_request(stored).acquire::<String, _>(&pool, &key("a"), "another body").await?;
+        assert!(matches!(&next, Acquired::Lease(lease) if lease.attempt() == 1));
+        drop(next);
+        lapse(&pool, &key("a")).await?;
+        age(&pool, &key("a"), MINUTE).await?;
+        let resumed = resume(&pool).await.map(|resumed| resumed.result.expect("it is resumed"));
+        assert_eq!(resumed, stored.then(|| "done: another body".to_owned()));
+        pool.execute("truncate idempotency.record").await?;
     }
     Ok(())
 }

@@ -259,8 +259,14 @@ async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(pool: PgPool
             .step("ride", async |conn| {
                 leave_effect(&mut *conn, ending).await?;
                 match ending {
-                    "a nested begin that is dropped" => drop(cancel_after(1, conn.begin()).await),
-                    ending => drop(conn.execute(ending).await?),
+                    "a nested begin that is dropped" => {
+                        // The answer to the sleep comes first, so the begin waits for sure.
+                        cancel_after(1, conn.execute("select pg_sleep(0.2)")).await;
+                        assert!(cancel_after(1, conn.begin()).await.is_none());
+                    }
+                    ending => {
+                        conn.execute(ending).await?;
+                    }
                 }
                 Ok::<_, Error>(1)
             })
@@ -275,6 +281,7 @@ async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(pool: PgPool
 
 /// The step is committed as begun before its effect, on the way that a crash of the server does not undo.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers")]
 async fn a_step_is_begun_durably_before_its_effect(pool: PgPool) -> anyhow::Result<()> {
     pool.execute(
         "do $$ begin execute format('alter database %I set synchronous_commit = off', current_database()); end $$",
@@ -395,7 +402,10 @@ async fn an_overtaken_owner_stores_nothing(pool: PgPool) -> anyhow::Result<()> {
 
 /// An owner that was suspended begins a step in the moment in which another caller takes the operation over.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_step_that_begins_during_a_take_over_has_one_owner(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
+async fn a_step_that_begins_during_a_take_over_has_one_owner(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
     let pool = wide_pool(&server, 6).await;
     let (mut begun_first, mut taken_first) = (0, 0);
     for round in 0..100 {
@@ -470,11 +480,16 @@ async fn an_answer_to_commit_that_is_lost_is_found_again(
              for each row execute function wait()",
         )
         .await?;
-    let lost = timeout(Duration::from_millis(250), Kind::InDatabase.step(&lease, "ride", 1)).await;
-    assert!(lost.is_err(), "COMMIT takes longer");
-    // The COMMIT was on the wire, and took effect; or the step was rolled back, and is performed now.
-    assert_eq!(timeout(PATIENCE, Kind::InDatabase.step(&lease, "ride", 1)).await??, 1);
-    assert_eq!(effects(&direct).await, 1);
+    for again in [Kind::InDatabase, Kind::AtMostOnce] {
+        direct.execute("truncate effect").await?;
+        let name = format!("asked again {again:?}");
+        let lost = timeout(Duration::from_millis(250), Kind::InDatabase.step(&lease, &name, 1)).await;
+        assert!(lost.is_err(), "COMMIT takes longer");
+        // The COMMIT was on the wire, and took effect; or the step was rolled back, and is performed now.
+        let value = timeout(PATIENCE, again.step(&lease, &name, 2)).await??;
+        let performed_again = i64::from(again == Kind::InDatabase && value == 2);
+        assert_eq!(effects(&direct).await, i64::from(value == 1) + performed_again, "{again:?}: {value}");
+    }
     Ok(())
 }
 
@@ -807,6 +822,7 @@ async fn each_step_has_its_own_downstream_key_in_every_attempt(pool: PgPool) -> 
 
 /// Completion in transaction mode stays a heap-only update, with the index for resumers.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the coordinator does not count the updates of its workers")]
 async fn the_index_for_resumers_costs_completion_nothing(pool: PgPool) -> anyhow::Result<()> {
     for n in 0..200 {
         let _ = Idempotency::new().run(&pool, &key(&n.to_string()), "body", async |_| Ok::<_, Error>(n)).await?;
