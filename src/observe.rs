@@ -188,7 +188,8 @@ pub(crate) fn claim_ended<W>(terms: &Terms, key: &Key, started: Instant, ended: 
     }
 }
 
-/// A step that ended: performed, replayed, or in doubt. Names of steps are no labels, because a loop makes many.
+/// A step that an attempt asked for, and how that ended: performed, replayed, or in doubt. Errors after which the step
+/// may be performed again are not counted. Names of steps are no labels, because a loop makes many.
 pub(crate) fn step(operation: &str, outcome: &'static str) {
     tracing::debug!(operation, outcome, "step");
     #[cfg(feature = "metrics")]

@@ -7,6 +7,7 @@
 //!
 //! - The protocol of all modes: `claim`, `look`, `take_over`, `wait`; `select_first` is an optional shortcut.
 //! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.
+//! - The steps of an operation: `step`. Operations that a resumer may take over: `resume`.
 //! - The forms for a table that Citus distributes: `distributed`. Its metadata: `citus`.
 //! - Marks in batches: `mark`.
 //! - The janitor: `sweep`, `due`, `lock`. The operator: `stats`, `unsettled`, `show`, `rules`, `setup`.
@@ -57,7 +58,7 @@ pub(crate) use statement::{Record, Response, draw_token};
 pub use stats::Group;
 pub(crate) use stats::{groups, size};
 pub use step::ShownStep;
-pub(crate) use step::{Steps, StoredStep};
+pub(crate) use step::{Steps, StoredStep, is_open};
 pub(crate) use sweep::{Batch, leaves, sweep, sweep_distributed};
 pub(crate) use take_over::TakeOver;
 pub use unsettled::Unsettled;

@@ -145,7 +145,9 @@ impl Lease {
     ///   this attempt or the next may ask for the step again. If a failure is final, return it as a value.
     /// - [`InvalidStep`](Error::InvalidStep): nothing was stored.
     /// - [`Undecodable`](Error::Undecodable): the stored result has another type. [`Unencodable`](Error::Unencodable).
-    /// - [`LeaseLost`](Error::LeaseLost): nothing was stored.
+    /// - [`LeaseLost`](Error::LeaseLost): the step was rolled back, or its COMMIT was on the way.
+    /// - [`NotInTransaction`](Error::NotInTransaction): `perform` has ended the step's transaction, and nothing was
+    ///   stored. What `perform` has written outside the transaction stays.
     /// - Errors of the database. If the COMMIT was not answered, ask for the step again: it returns the result if it
     ///   was stored.
     ///
@@ -282,9 +284,9 @@ impl Lease {
     /// caller needs the error of the work, and the claim lapses.
     pub(crate) async fn fail(mut self, reason: &str) {
         observe::outcome(self.leasing.policy.mode(), self.owner.key.operation(), observe::FAILED);
+        let may_repeat = self.mode().repeats() || self.not_performed.load(Ordering::Relaxed);
         // A step in doubt must be remembered for the whole retention.
-        let may_repeat = self.mode().repeats() && !self.steps.in_doubt();
-        if may_repeat || self.not_performed.load(Ordering::Relaxed) {
+        if may_repeat && !self.steps.in_doubt() {
             let _ = self.release(reason).await;
             return;
         }

@@ -51,7 +51,8 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
 }
 
 /// Releases an [indeterminate](Error::Indeterminate) operation that did not take effect. The next caller may claim it
-/// at once, under any policy. Of an operation in steps, it forgets the step in doubt and keeps the finished ones. `token` is the token in that error. The record keeps `reason` for the next operator.
+/// at once, under any policy. Of an operation in steps, it forgets the step in doubt and keeps the finished ones.
+/// `token` is the token in that error. The record keeps `reason` for the next operator.
 ///
 /// # Errors
 ///

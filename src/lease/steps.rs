@@ -117,9 +117,12 @@ impl Steps {
             let value = self.inside(perform(&mut *conn)).await.map_err(Unfinished::Failed)?;
             let result = self.encoded(name, &value)?;
             // Last, because it locks the record, and a heartbeat would wait for it.
-            match self.record().finish_step(conn, self.owner.token, self.attempt(), name, &result).await? {
-                true => Ok((value, result.len())),
-                false => Err(Unfinished::NotStored),
+            if self.record().finish_step(conn, self.owner.token, self.attempt(), name, &result).await? {
+                Ok((value, result.len()))
+            } else if record::is_open(conn).await? {
+                Err(Unfinished::NotStored)
+            } else {
+                Err(Error::NotInTransaction.into())
             }
         });
         match unless_lost(&self.owner, finished).await.unwrap_or(Err(Error::LeaseLost.into())) {
@@ -183,12 +186,10 @@ impl Steps {
         match unless_lost(&self.owner, self.inside(perform(&step))).await.ok_or(Error::LeaseLost)? {
             Ok(value) => Ok(self.finish(asked, value).await?),
             Err(error) => {
-                if step.took_no_effect.into_inner() {
-                    if within_a_lease(self.leasing.policy.lease(), || self.retract(name)).await.is_ok() {
-                        asked.ended = Known::Ended;
-                    }
-                } else {
-                    observe::step(self.owner.key.operation(), observe::IN_DOUBT);
+                if step.took_no_effect.into_inner()
+                    && within_a_lease(self.leasing.policy.lease(), || self.retract(name)).await.is_ok()
+                {
+                    asked.ended = Known::Ended;
                 }
                 Err(error)
             }
@@ -351,6 +352,10 @@ impl Asked<'_> {
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         let ended = std::mem::replace(&mut self.ended, Known::Ended);
+        // Here, because a future that is dropped leaves a step in doubt, too.
+        if matches!(ended, Known::InDoubt) {
+            observe::step(self.steps.owner.key.operation(), observe::IN_DOUBT);
+        }
         self.steps.known().insert(self.name.to_owned(), ended);
     }
 }

@@ -27,7 +27,7 @@ pub struct Stats {
     pub records: u64,
     /// The size of the table in bytes, with its TOAST.
     pub table_bytes: u64,
-    /// The size of its two indexes in bytes.
+    /// The size of its indexes in bytes.
     pub index_bytes: u64,
     /// The server's count of the rows that a vacuum has to remove.
     pub dead_rows: u64,

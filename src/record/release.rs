@@ -39,10 +39,11 @@ impl Record<'_> {
         reason: &str,
         actor: Actor,
     ) -> Result<bool, Error> {
-        // They say that nothing took effect.
         let forgotten = match actor {
             Actor::Owner => Vec::new(),
-            Actor::Operator => self.steps(conn, token).await?.map(Steps::in_doubt).unwrap_or_default(),
+            // They say that these steps took no effect. Locked, because an owner that was suspended could store the
+            // result of one in this moment, and the update would delete it.
+            Actor::Operator => self.lock_steps(conn, token).await?.map(Steps::in_doubt).unwrap_or_default(),
         };
         let update = self
             .query(concat! {
@@ -53,10 +54,7 @@ impl Record<'_> {
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
                     and completed_at is null
-                    and ($7::bool
-                        or (", no_live_lease!(), "
-                            -- An owner that was suspended may have begun another step since.
-                            and pg_catalog.jsonb_path_exists(steps - $8::text[], '$.*.begun') is not true))
+                    and ($7::bool or ", no_live_lease!(), ")
                 ",
             })
             .bind(token)

@@ -83,10 +83,13 @@ impl Record<'_> {
                 lease_left: lease_seconds_left.and_then(|left| Duration::try_from_secs_f64(left).ok()),
                 response_bytes: response_bytes.map(|bytes| u64::from(bytes.unsigned_abs())),
                 downstream_key: fingerprint
+                    .as_deref()
                     .filter(|_| mode.is_leased())
-                    .map(|fingerprint| self.key.downstream(&fingerprint, "")),
+                    .map(|fingerprint| self.key.downstream(fingerprint, "")),
                 last_error: row.try_get("last_error")?,
-                steps: ShownStep::all(&row)?,
+                steps: ShownStep::all(&row, |step| {
+                    self.key.downstream(fingerprint.as_deref().unwrap_or_default(), step)
+                })?,
                 resumable: row.try_get("resumable")?,
             })
         })

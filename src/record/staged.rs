@@ -1,7 +1,10 @@
 //! Records that a test writes, in any state and of any age.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
 
+use chrono::{DateTime, Utc};
+use serde_json::json;
 use sqlx::PgExecutor;
 
 use super::look::LeaseState;
@@ -28,6 +31,10 @@ pub(crate) struct Staged {
     pub(crate) completed: bool,
     pub(crate) response: Response,
     pub(crate) last_error: Option<String>,
+    /// By name; without a result a step is in doubt.
+    pub(crate) steps: BTreeMap<String, Option<String>>,
+    /// The JSON of the request.
+    pub(crate) request: Option<Vec<u8>>,
 }
 
 impl Staged {
@@ -49,8 +56,24 @@ impl Staged {
                 },
             ),
             ("unfinished_lease_has_a_deadline", !leased || self.completed || self.lease != LeaseState::None),
+            ("steps_only_in_steps", self.steps.is_empty() || (self.mode == Mode::InSteps && !self.completed)),
+            ("request_only_to_resume", self.request.is_none() || (self.mode.repeats() && !self.completed)),
         ];
         rules.into_iter().find_map(|(rule, kept)| (!kept).then_some(rule))
+    }
+
+    /// The column `steps`. Its times only inform people, so the test's clock is good enough.
+    fn steps_as_json(&self) -> Option<String> {
+        let at = DateTime::<Utc>::from(SystemTime::now().checked_sub(self.age).unwrap_or(SystemTime::UNIX_EPOCH));
+        let at = at.to_rfc3339();
+        let steps = self.steps.iter().map(|(name, result)| {
+            let step = match result {
+                Some(result) => json!({"result": result, "attempt": self.attempt, "at": at}),
+                None => json!({"begun": at, "attempt": self.attempt}),
+            };
+            (name.clone(), step)
+        });
+        (!self.steps.is_empty()).then(|| serde_json::Value::Object(steps.collect()).to_string())
     }
 
     /// The rest of the lease in microseconds, negative once it has lapsed.
@@ -79,7 +102,7 @@ impl Record<'_> {
             insert into idempotency.record (
                 scope, operation, key, mode, fingerprint, token, attempt,
                 claimed_at, completed_at, lease_until, expires_at,
-                response_status, response_headers, response_body, last_error
+                response_status, response_headers, response_body, last_error, steps, request
             )
             values (
                 $1::text, $2::text, $3::text, $4::text, $5::bytea, 0, $6::int4,
@@ -89,14 +112,15 @@ impl Record<'_> {
                     else statement_timestamp() + $10::int8 * interval '1 microsecond'
                 end,
                 statement_timestamp() + $11::int8 * interval '1 microsecond',
-                $12::int2, $13::text::jsonb, $14::bytea, $15::text
+                $12::int2, $13::text::jsonb, $14::bytea, $15::text, $16::text::jsonb, $17::bytea
             )
             on conflict (scope, operation, key) do update
             set mode = excluded.mode, fingerprint = excluded.fingerprint, token = excluded.token,
                 attempt = excluded.attempt, claimed_at = excluded.claimed_at, completed_at = excluded.completed_at,
                 lease_until = excluded.lease_until, expires_at = excluded.expires_at,
                 response_status = excluded.response_status, response_headers = excluded.response_headers,
-                response_body = excluded.response_body, last_error = excluded.last_error
+                response_body = excluded.response_body, last_error = excluded.last_error,
+                steps = excluded.steps, request = excluded.request
             ",
         )
         .bind(staged.mode.as_str())
@@ -111,6 +135,8 @@ impl Record<'_> {
         .bind(&staged.response.headers)
         .bind(&staged.response.body)
         .bind(&staged.last_error)
+        .bind(staged.steps_as_json())
+        .bind(&staged.request)
         .execute(executor)
         .await
         .map(drop)

@@ -38,6 +38,10 @@ pub struct ShownStep {
     pub at: Option<DateTime<Utc>>,
     /// The size of its result.
     pub result_bytes: Option<u64>,
+    /// The key under which the next service saw the step, if it is one outside the database: see
+    /// [`Step::downstream_key`](crate::lease::Step::downstream_key). With it, look up whether a step in doubt took
+    /// effect.
+    pub downstream_key: String,
 }
 
 impl Steps {
@@ -62,13 +66,14 @@ impl Steps {
 
 impl ShownStep {
     /// Reads the column `steps`, as text. The earliest step comes first.
-    pub(super) fn all(row: &PgRow) -> sqlx::Result<Vec<Self>> {
-        let mut steps: Vec<Self> = entries(row)?.into_iter().map(|(name, step)| Self::of(name, &step)).collect();
+    pub(super) fn all(row: &PgRow, downstream_key: impl Fn(&str) -> String) -> sqlx::Result<Vec<Self>> {
+        let entries = entries(row)?.into_iter();
+        let mut steps: Vec<Self> = entries.map(|(name, step)| Self::of(downstream_key(&name), name, &step)).collect();
         steps.sort_by_key(|step| step.at);
         Ok(steps)
     }
 
-    fn of(name: String, step: &Value) -> Self {
+    fn of(downstream_key: String, name: String, step: &Value) -> Self {
         let text = |member| step.get(member).and_then(Value::as_str);
         let at: Option<DateTime<Utc>> = text("at").or(text("begun")).and_then(|at| at.parse().ok());
         Self {
@@ -81,6 +86,7 @@ impl ShownStep {
                 .unwrap_or_default(),
             at,
             result_bytes: text("result").map(|result| result.len() as u64),
+            downstream_key,
         }
     }
 }
@@ -90,11 +96,23 @@ fn entries(row: &PgRow) -> sqlx::Result<serde_json::Map<String, Value>> {
     serde_json::from_str(steps).map_err(|error| sqlx::Error::Decode(error.into()))
 }
 
+macro_rules! steps_under_token {
+    () => {
+        "
+        select steps::text as steps
+        from idempotency.record
+        where scope = $1::text and operation = $2::text and key = $3::text
+            and token = $4::int8
+            and completed_at is null
+        "
+    };
+}
 impl Record<'_> {
     /// Stores the result of a step. `false` means that a result is stored already, or that the claim is gone.
     ///
     /// In the database, this is the last statement of the step's transaction. A step whose future was dropped during
-    /// COMMIT, and which is asked for again, then finds its result, and does not commit twice.
+    /// COMMIT, and which is asked for again, then finds its result, and does not commit twice. The caller's code may
+    /// have ended the transaction; then this stores nothing, and [`is_open`] is false.
     pub(crate) async fn finish_step(
         self,
         conn: &mut PgConnection,
@@ -114,6 +132,7 @@ impl Record<'_> {
                     and token = $4::int8
                     and completed_at is null
                     and steps -> $5::text -> 'result' is null
+                    and pg_catalog.current_setting('idempotency.transaction', true) = 'open'
                 ",
             )
             .bind(token)
@@ -203,19 +222,29 @@ impl Record<'_> {
 
     /// The steps that are stored under this token. `None` means that the claim is gone.
     pub(crate) async fn steps(self, conn: &mut PgConnection, token: i64) -> Result<Option<Steps>, Error> {
-        self.query(
-            "
-            select steps::text as steps
-            from idempotency.record
-            where scope = $1::text and operation = $2::text and key = $3::text
-                and token = $4::int8
-                and completed_at is null
-            ",
-        )
-        .bind(token)
-        .try_map(|row: PgRow| Steps::of(&row))
-        .fetch_optional(conn)
+        self.steps_by(conn, concat!(steps_under_token!()), token).await
+    }
+
+    /// As [`steps`](Self::steps), and they stay as they are until the transaction ends.
+    pub(super) async fn lock_steps(self, conn: &mut PgConnection, token: i64) -> Result<Option<Steps>, Error> {
+        self.steps_by(conn, concat!(steps_under_token!(), " for update"), token).await
+    }
+
+    async fn steps_by(self, conn: &mut PgConnection, sql: &'static str, token: i64) -> Result<Option<Steps>, Error> {
+        self.query(sql)
+            .bind(token)
+            .try_map(|row: PgRow| Steps::of(&row))
+            .fetch_optional(conn)
+            .await
+            .map_err(Error::of_statement)
+    }
+}
+
+/// Whether the connection is still in the transaction that began with [`Opening::Durable`](crate::session::Opening).
+pub(crate) async fn is_open(conn: &mut PgConnection) -> Result<bool, Error> {
+    sqlx::query_scalar("select pg_catalog.current_setting('idempotency.transaction', true) is not distinct from 'open'")
+        .persistent(false)
+        .fetch_one(conn)
         .await
         .map_err(Error::of_statement)
-    }
 }

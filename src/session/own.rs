@@ -24,6 +24,9 @@ pub(crate) enum Opening {
     Plain,
     /// With `synchronous_commit = on`, if the session has a weaker setting. For a claim that guards an effect
     /// elsewhere: if the server lost the claim, a second caller could repeat the effect.
+    ///
+    /// The setting `idempotency.transaction` is `open` until this transaction ends, so a later statement can tell
+    /// whether it is still in it.
     Durable,
     /// As `Durable`, and the workers of a distributed table commit with the same setting. Otherwise each has its own.
     DurableOnWorkers,
@@ -47,13 +50,15 @@ pub(super) const BEGIN: &str = concat!(check!(), "; begin");
 const BEGIN_DURABLE: &str = concat!(
     check!(),
     ", case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
-    then pg_catalog.set_config('synchronous_commit', 'on', true) end; begin"
+    then pg_catalog.set_config('synchronous_commit', 'on', true) end,
+    pg_catalog.set_config('idempotency.transaction', 'open', true); begin"
 );
 /// Citus passes on `set local`, and nothing that a function sets. The session's `lock_timeout` bounds the waits for a row
 /// on a worker. On a server without Citus the settings stay what they are.
 const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
     check!(),
-    "; begin; set local citus.propagate_set_commands = 'local'; do $$ begin
+    "; begin; set local idempotency.transaction = 'open';
+    set local citus.propagate_set_commands = 'local'; do $$ begin
         execute pg_catalog.format('set local synchronous_commit = %L', case
             when pg_catalog.current_setting('synchronous_commit') in ('off', 'local') then 'on'
             else pg_catalog.current_setting('synchronous_commit')

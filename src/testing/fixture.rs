@@ -1,14 +1,16 @@
 //! Records that an earlier call would have left.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
+use serde::ser::Error as _;
 use sqlx::{PgConnection, PgExecutor};
 
-use crate::lease::Policy;
+use crate::lease::{NotResumable, Policy};
 use crate::outcome::to_json;
 use crate::record::{LeaseState, Record, Response, Staged};
-use crate::{Body, DEFAULT_RETENTION, Deployment, Error, Fingerprint, Key, Mode};
+use crate::{Body, DEFAULT_RETENTION, Deployment, Error, Fingerprint, InvalidBody, Key, Mode};
 
 /// Writes a record that an earlier call completed with this response a minute ago: the next call with the same body
 /// replays.
@@ -136,8 +138,10 @@ impl Fixture {
     }
 
     /// Claimed under a lease that lapsed a moment ago, as a process that died leaves it. Under
-    /// [`AtLeastOnce`](Policy::AtLeastOnce) the next call takes it over; under [`AtMostOnce`](Policy::AtMostOnce) it is
-    /// indeterminate.
+    /// [`AtLeastOnce`](Policy::AtLeastOnce) and [`InSteps`](Policy::InSteps) the next call takes it over; under
+    /// [`AtMostOnce`](Policy::AtMostOnce) it is indeterminate. For what an earlier attempt has stored, see
+    /// [`with_step`](Self::with_step), [`with_step_in_doubt`](Self::with_step_in_doubt) and
+    /// [`with_stored_request`](Self::with_stored_request).
     ///
     /// # Errors
     ///
@@ -184,6 +188,8 @@ impl Fixture {
             completed: false,
             response: Response::default(),
             last_error: None,
+            steps: BTreeMap::new(),
+            request: None,
         };
         Self { key: key.clone(), record }
     }
@@ -237,6 +243,38 @@ impl Fixture {
     pub fn with_last_error(mut self, reason: impl Into<String>) -> Self {
         self.record.last_error = Some(reason.into());
         self
+    }
+
+    /// Adds a step whose result an earlier attempt has stored: the next attempt gets this result. For an unfinished
+    /// operation under [`InSteps`](Policy::InSteps).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unencodable`] for a result that cannot be stored.
+    pub fn with_step<T: Serialize + ?Sized>(mut self, name: impl Into<String>, result: &T) -> Result<Self, Error> {
+        let result =
+            String::from_utf8(to_json(result)?).map_err(|error| Error::Unencodable { source: error.into() })?;
+        self.record.steps.insert(name.into(), Some(result));
+        Ok(self)
+    }
+
+    /// Adds an at-most-once step that an earlier attempt has begun: the next call gets [`Error::Indeterminate`] with its
+    /// name. For an unfinished operation under [`InSteps`](Policy::InSteps).
+    pub fn with_step_in_doubt(mut self, name: impl Into<String>) -> Self {
+        self.record.steps.insert(name.into(), None);
+        self
+    }
+
+    /// Stores the request, so that [`resume_one`](crate::lease::Leasing::resume_one) finds the operation. Give it the
+    /// body that the fixture was made with.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidBody`] for a body that is no JSON, and [`Error::NotResumable`] for a fingerprint.
+    pub fn with_stored_request<B: Body + ?Sized>(mut self, body: &B) -> Result<Self, Error> {
+        let json = body.json().ok_or(Error::NotResumable { problem: NotResumable::NoBody })?;
+        self.record.request = Some(json.map_err(InvalidBody::custom)?);
+        Ok(self)
     }
 
     /// Writes the record, and replaces any other record of the key. It takes a pool or a connection.

@@ -43,7 +43,7 @@ pub(crate) enum Command {
     },
     /// Lists the keys that wait for an operator, the oldest claim first; it reads the whole table
     Unsettled(Unsettled),
-    /// Shows the record of a key, without its response, and its downstream key
+    /// Shows the record of a key and its steps, with their downstream keys, and without its response and their results
     Show {
         #[command(flatten)]
         key: KeyArguments,
@@ -51,9 +51,10 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Says that an unfinished operation took effect: every repeat gets this response
+    /// Says that an unfinished operation, or its step in doubt, took effect, and stores what it returned
     Resolve(Resolve),
-    /// Says that an unfinished operation took no effect: the next call with its key performs
+    /// Says that an unfinished operation, or its step in doubt, took no effect: the next call with its key performs what
+    /// is not finished
     Release {
         #[command(flatten)]
         key: KeyArguments,
@@ -170,9 +171,13 @@ pub(crate) struct Resolve {
     pub(crate) key: KeyArguments,
     #[command(flatten)]
     pub(crate) response: ResponseArguments,
+    /// Store the JSON as the result of this step, which is in doubt, and release the operation: the next call continues
+    /// after it
+    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
+    pub(crate) step: Option<String>,
     /// How long repeats get the response, from now on [default: 24h, or what is left of the record's own where that is
     /// longer]
-    #[arg(long, value_parser = duration)]
+    #[arg(long, value_parser = duration, conflicts_with = "step")]
     pub(crate) retention: Option<Duration>,
     /// Why; it is printed with what was resolved, for the log
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
@@ -185,7 +190,7 @@ pub(crate) struct Resolve {
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct ResponseArguments {
-    /// The JSON that the service would have stored; `ps` shows it
+    /// The JSON that the service would have stored, as the response or as the step's result; `ps` shows it
     #[arg(long, value_name = "JSON", allow_hyphen_values = true)]
     pub(crate) response: Option<String>,
     /// A file that holds it

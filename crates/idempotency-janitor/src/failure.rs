@@ -39,6 +39,13 @@ pub(crate) enum Failure {
     Leased { seconds: f64 },
     #[error("nothing was done: the record's state is {state}; {why}")]
     NotToBeSettled { state: String, why: &'static str },
+    #[error(
+        "nothing was done: the step {step:?} is in doubt; look up its downstream key, which `show` prints, at the service \
+         that it called; if it took effect, `resolve --step {step:?}` with its result, otherwise `release`"
+    )]
+    StepInDoubt { step: String },
+    #[error("nothing was done: the step {step:?} is not in doubt: {why}; `show` lists the steps")]
+    StepNotInDoubt { step: String, why: &'static str },
     #[error("nothing was done: the record has changed since it was shown; look again")]
     Changed,
     #[error("nothing was done: nobody said yes; add --yes where nobody can be asked")]

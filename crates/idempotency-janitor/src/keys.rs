@@ -3,7 +3,7 @@
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use pg_idempotency::Key;
-use pg_idempotency::operator::{self, Shown};
+use pg_idempotency::operator::{self, Shown, ShownStep};
 use serde_json::json;
 
 use crate::arguments::{KeyArguments, Unsettled};
@@ -36,8 +36,25 @@ fn in_json(shown: &Shown) -> String {
         "response_bytes": shown.response_bytes,
         "downstream_key": shown.downstream_key,
         "last_error": shown.last_error,
+        "resumable": shown.resumable,
+        "steps": shown.steps.iter().map(step_in_json).collect::<Vec<_>>(),
     });
     format!("{report}\n")
+}
+
+fn step_in_json(step: &ShownStep) -> serde_json::Value {
+    json!({
+        "name": step.name,
+        "state": step_state(step),
+        "attempt": step.attempt,
+        "at": step.at.map(|at| at.to_rfc3339()),
+        "result_bytes": step.result_bytes,
+        "downstream_key": step.downstream_key,
+    })
+}
+
+fn step_state(step: &ShownStep) -> &'static str {
+    if step.in_doubt { "in_doubt" } else { "finished" }
 }
 
 pub(crate) fn in_text(shown: &Shown) -> String {
@@ -54,7 +71,22 @@ pub(crate) fn in_text(shown: &Shown) -> String {
     lines.extend(shown.response_bytes.map(|bytes| ("response", format!("{bytes} bytes"))));
     lines.extend(shown.downstream_key.clone().map(|key| ("downstream key", key)));
     lines.extend(shown.last_error.as_deref().map(|error| ("last error", printable(error))));
-    lines.into_iter().map(|(name, value)| format!("{name:<14} {value}\n")).collect()
+    lines.extend(shown.resumable.then(|| ("request", "stored: a resumer may finish the operation".to_owned())));
+    let lines = lines.into_iter().map(|(name, value)| format!("{name:<14} {value}\n"));
+    lines.chain(shown.steps.iter().map(step_in_text)).collect()
+}
+
+fn step_in_text(step: &ShownStep) -> String {
+    format!(
+        "{:<14} {} {}, attempt {}{}{}, downstream key {}\n",
+        "step",
+        as_argument(&step.name),
+        step_state(step),
+        step.attempt,
+        step.at.map(|at| format!(", {}", at.to_rfc3339())).unwrap_or_default(),
+        step.result_bytes.map(|bytes| format!(", {bytes} bytes")).unwrap_or_default(),
+        step.downstream_key,
+    )
 }
 
 pub(crate) async fn unsettled(database: &Database, options: Unsettled) -> Result<Ending, Failure> {
@@ -83,6 +115,7 @@ fn list_in_json(found: &[operator::Unsettled], more_left: bool) -> String {
                 "claimed_at": record.claimed_at.to_rfc3339(),
                 "expires_at": record.expires_at.to_rfc3339(),
                 "last_error": record.last_error,
+                "step": record.step,
             })
         })
         .collect();
@@ -98,6 +131,7 @@ fn list_in_text(found: &[operator::Unsettled], more_left: bool) -> String {
         "scope operation value",
         "mode",
         "state",
+        "step in doubt",
         "attempt",
         "token",
         "claimed at",
@@ -109,6 +143,7 @@ fn list_in_text(found: &[operator::Unsettled], more_left: bool) -> String {
             [&record.scope, &record.operation, &record.value].map(|part| as_argument(part)).join(" "),
             record.mode.to_string(),
             record.state.clone(),
+            record.step.as_deref().map(as_argument).unwrap_or_default(),
             record.attempt.to_string(),
             record.token.to_string(),
             record.claimed_at.format("%Y-%m-%d %H:%M:%SZ").to_string(),

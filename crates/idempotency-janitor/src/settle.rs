@@ -15,8 +15,10 @@ use crate::failure::{Failure, of, of_connecting};
 use crate::keys::{in_text, key};
 use crate::{Ending, print};
 
+const EXPIRED: &str = "its key is new again, and the next call performs anyway";
+
 pub(crate) async fn resolve(database: &Database, arguments: Resolve) -> Result<Ending, Failure> {
-    let Resolve { key: named, response, retention, reason, yes } = arguments;
+    let Resolve { key: named, response, step, retention, reason, yes } = arguments;
     let key = key(named)?;
     let response = read(response)?;
     // What was typed wrong is said before anything is connected to.
@@ -26,6 +28,12 @@ pub(crate) async fn resolve(database: &Database, arguments: Resolve) -> Result<E
     let pool = database.pool().await?;
     let shown = look(&pool, &key).await?;
     unfinished(&shown)?;
+    if let Some(step) = step {
+        return resolve_step(&pool, &key, &shown, &step, &response, (&reason, yes)).await;
+    }
+    if let Some(step) = in_doubt(&shown) {
+        return Err(Failure::StepInDoubt { step: step.to_owned() });
+    }
     // To resolve must not shorten the protection that the service asked for, unless somebody means it.
     let retention = retention.unwrap_or_else(|| shown.retention_left.max(DEFAULT_RETENTION));
     let means = format!(
@@ -39,6 +47,34 @@ pub(crate) async fn resolve(database: &Database, arguments: Resolve) -> Result<E
     print(&format!("resolved: {key:?}, which was {}, because {reason}\n", shown.state))
 }
 
+/// Stores the result of the step in doubt, and releases the operation.
+async fn resolve_step(
+    pool: &PgPool,
+    key: &Key,
+    shown: &Shown,
+    step: &str,
+    result: &RawValue,
+    (reason, yes): (&str, bool),
+) -> Result<Ending, Failure> {
+    let not_in_doubt = |why| Err(Failure::StepNotInDoubt { step: step.to_owned(), why });
+    match shown.steps.iter().find(|stored| stored.name == step) {
+        _ if shown.state == "expired" => {
+            return Err(Failure::NotToBeSettled { state: shown.state.clone(), why: EXPIRED });
+        }
+        None => return not_in_doubt("the record has no step of this name"),
+        Some(stored) if !stored.in_doubt => return not_in_doubt("its result is stored"),
+        Some(_) => {}
+    }
+    let means = format!(
+        "Resolving the step {step:?} means that it took effect: its result is these {} bytes, and the next call with this \
+         key continues after it. Resolve it?",
+        result.get().len()
+    );
+    confirm(shown, &means, yes)?;
+    lease::resolve_step(pool, key, shown.token, step, &result.to_owned()).await.map_err(of_settling)?;
+    print(&format!("resolved: the step {step:?} of {key:?}, which is released, because {reason}\n"))
+}
+
 pub(crate) async fn release(
     database: &Database,
     arguments: KeyArguments,
@@ -50,15 +86,28 @@ pub(crate) async fn release(
     let shown = look(&pool, &key).await?;
     unfinished(&shown)?;
     let free = match shown.state.as_str() {
-        "expired" => Some("its key is new again, and the next call performs anyway"),
+        "expired" => Some(EXPIRED),
         "released" => Some("the next call performs anyway; where that is refused as exhausted, resolve or forget it"),
         _ => None,
     };
     if let Some(why) = free {
         return Err(Failure::NotToBeSettled { state: shown.state, why });
     }
-    let means = "Releasing it means that it took no effect: the next call with this key performs it. Release it?";
-    confirm(&shown, means, yes)?;
+    let means = match in_doubt(&shown) {
+        Some(step) => format!(
+            "Releasing it means that the step {step:?} took no effect: the next call with this key performs it. Steps that \
+             are finished stay. Release it?"
+        ),
+        None if shown.steps.is_empty() => {
+            "Releasing it means that it took no effect: the next call with this key performs it. Release it?".to_owned()
+        }
+        None => {
+            "Releasing it means that the next call with this key performs it, except for the steps that are finished. \
+                 Release it?"
+                .to_owned()
+        }
+    };
+    confirm(&shown, &means, yes)?;
     lease::release(&pool, &key, shown.token, reason).await.map_err(of_settling)?;
     print(&format!("released: {key:?}, which was {}, because {reason}\n", shown.state))
 }
@@ -72,8 +121,9 @@ pub(crate) async fn forget(
     let key = key(arguments)?;
     let pool = database.pool().await?;
     let shown = look(&pool, &key).await?;
-    let means = "Forgetting it means that the next call with this key is performed again. Forget it?";
-    confirm(&shown, means, yes)?;
+    let steps = if shown.steps.is_empty() { "" } else { ", with all of its steps" };
+    let means = format!("Forgetting it means that the next call with this key is performed again{steps}. Forget it?");
+    confirm(&shown, &means, yes)?;
     let mut conn = pool.acquire().await.map_err(of_connecting)?;
     operator::forget(&mut conn, &key, shown.token).await.map_err(of_settling)?;
     print(&format!("forgotten: {key:?}, which was {}, because {reason}\n", shown.state))
@@ -87,6 +137,11 @@ async fn look(pool: &PgPool, key: &Key) -> Result<Shown, Failure> {
         Some(left) => Err(Failure::Leased { seconds: left.as_secs_f64() }),
         None => Ok(shown),
     }
+}
+
+/// The step that may have taken effect and has no result.
+fn in_doubt(shown: &Shown) -> Option<&str> {
+    shown.steps.iter().find(|step| step.in_doubt).map(|step| step.name.as_str())
 }
 
 fn unfinished(shown: &Shown) -> Result<(), Failure> {

@@ -1,15 +1,17 @@
 //! The fixtures of the feature `testing`, used as in the tests of a service.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::dedup::{Marked, mark};
-use pg_idempotency::lease::{Policy, ensure_leased};
+use pg_idempotency::lease::{Lease, Leasing, Policy, ensure_leased};
 use pg_idempotency::operator::show;
 use pg_idempotency::testing::{self, Fixture, age, expire, expire_in, lapse};
 use pg_idempotency::{Error, Idempotency, Key, Mode, Outcome};
 use sqlx::PgPool;
 
 use crate::lease::leases::{AT_LEAST_ONCE, AT_MOST_ONCE};
+use crate::lease::steps::IN_STEPS;
 use crate::support::{create_effects, effects, key, once, rejecting};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -92,6 +94,13 @@ async fn every_state_gets_its_documented_answer(pool: PgPool) -> anyhow::Result<
         (Fixture::leased(&key, "body", AT_LEAST_ONCE)?, "in_flight", least, "in flight"),
         (Fixture::leased(&key, "body", AT_LEAST_ONCE)?.expired(), "in_flight", least, "in flight"),
         (Fixture::lapsed(&key, "body", AT_LEAST_ONCE)?.with_attempt(3), "lapsed", least, "Performed(4)"),
+        (Fixture::lapsed(&key, "body", IN_STEPS)?, "lapsed", Some(IN_STEPS), "Performed(2)"),
+        (
+            Fixture::lapsed(&key, "body", IN_STEPS)?.with_step_in_doubt("text"),
+            "indeterminate",
+            Some(IN_STEPS),
+            "indeterminate 1 None",
+        ),
         (Fixture::lapsed(&key, "body", AT_MOST_ONCE)?, "indeterminate", most, "indeterminate 1 None"),
         (
             Fixture::lapsed(&key, "body", AT_MOST_ONCE)?.with_attempt(2).with_last_error("lost"),
@@ -110,6 +119,29 @@ async fn every_state_gets_its_documented_answer(pool: PgPool) -> anyhow::Result<
         assert_eq!(state(&pool, &key).await?, is, "{named}");
         assert_eq!(answer(&pool, &key, policy).await, expected, "{named}");
     }
+    Ok(())
+}
+
+/// What earlier attempts have stored is there for the next attempt, for an operator and for a resumer.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn steps_and_a_stored_request_are_as_an_attempt_leaves_them(pool: PgPool) -> anyhow::Result<()> {
+    let key = key("a");
+    let lapsed = || Fixture::lapsed(&key, "body", IN_STEPS)?.with_step("ride", &7);
+    let leasing = Leasing::new(IN_STEPS)?.with_max_attempts(NonZeroU32::MAX);
+    lapsed()?.with_stored_request("body")?.write(&pool).await?;
+    let resumed = leasing.resume_one(&pool, key.operation(), async |lease: &Lease, body: String| {
+        let ride = lease.step("ride", async |_| -> Result<i64, Error> { panic!("stored") }).await?;
+        Ok::<_, Error>(format!("{body} {ride} {}", lease.attempt()))
+    });
+    assert_eq!(resumed.await?.expect("a stored request").result?, "body 7 2");
+
+    lapsed()?.with_step_in_doubt("text").with_age(HOUR).write(&pool).await?;
+    let refused = leasing.acquire::<String, _>(&pool, &key, "body").await;
+    assert!(matches!(&refused, Err(Error::Indeterminate { step: Some(step), .. }) if step == "text"), "{refused:?}");
+    let shown = show(&mut *pool.acquire().await?, &key).await?.expect("a record");
+    let steps: Vec<_> = shown.steps.iter().map(|step| (step.name.as_str(), step.in_doubt, step.at.is_some())).collect();
+    assert_eq!(steps, [("ride", false, true), ("text", true, true)]);
+    assert!(!shown.resumable, "an earlier fixture's request is gone");
     Ok(())
 }
 
@@ -186,6 +218,13 @@ async fn a_state_that_no_call_leaves_behind_is_refused(pool: PgPool) -> anyhow::
         (Fixture::marked(&key).with_mode(Mode::Transaction), "fingerprint_unless_mark"),
         (Fixture::indeterminate(&key, "body")?.with_mode(Mode::AtMostOnce), "unfinished_lease_has_a_deadline"),
         (Fixture::leased(&key, "body", policy)?.with_mode(Mode::Transaction), "deadline_only_for_leases"),
+        (Fixture::lapsed(&key, "body", policy)?.with_step("ride", &7)?, "steps_only_in_steps"),
+        (Fixture::completed(&key, "body", &7)?.with_mode(Mode::InSteps).with_step_in_doubt("a"), "steps_only_in_steps"),
+        (Fixture::lapsed(&key, "body", AT_MOST_ONCE)?.with_stored_request("body")?, "request_only_to_resume"),
+        (
+            Fixture::completed(&key, "body", &7)?.with_mode(Mode::InSteps).with_stored_request("body")?,
+            "request_only_to_resume",
+        ),
     ] {
         let refused = impossible.write(&pool).await;
         assert!(matches!(refused, Err(Error::ImpossibleRecord { rule, .. }) if rule == expected), "{refused:?}");

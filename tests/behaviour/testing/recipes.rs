@@ -2,11 +2,12 @@
 //! records from `.sql` files. `docs/testing.md` shows these tests; `shop/` is the application.
 
 use pg_idempotency::dedup::{Marked, mark};
-use pg_idempotency::lease::{Policy, ensure_leased};
+use pg_idempotency::lease::{Lease, Leasing, Policy, ensure_leased};
 use pg_idempotency::testing::{assert_completed, assert_performed_once, race};
 use pg_idempotency::{Error, Idempotency, Key, Outcome, schema_sql};
 use serde_json::{Value, json};
 use sqlx::PgPool;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 fn key(value: &str) -> Key {
@@ -74,7 +75,7 @@ async fn beside_them_with_records_from_files(pool: PgPool) -> anyhow::Result<()>
     migrator = "crate::strict::MIGRATOR",
     fixtures(
         path = "../../../src/testing/fixtures",
-        scripts("completed", "expired", "indeterminate", "lapsed", "leased", "marked", "released")
+        scripts("completed", "expired", "indeterminate", "lapsed", "leased", "marked", "released", "steps")
     )
 )]
 async fn each_file_gets_the_answer_that_it_announces(pool: PgPool) -> anyhow::Result<()> {
@@ -98,6 +99,15 @@ async fn each_file_gets_the_answer_that_it_announces(pool: PgPool) -> anyhow::Re
         let answer = ensure_leased(&pool, &key(value), &body, policy, attempt).await;
         assert!(format!("{answer:?}").contains(expected), "{value}: {answer:?}");
     }
+    let in_steps = Leasing::new(Policy::InSteps { lease })?.with_max_attempts(NonZeroU32::MAX);
+    let in_doubt = in_steps.acquire::<u32, _>(&pool, &key("lapsed in a step"), &body).await;
+    assert!(matches!(&in_doubt, Err(Error::Indeterminate { step: Some(step), .. }) if step == "text"), "{in_doubt:?}");
+    let resumed = in_steps.resume_one(&pool, "POST /orders", async |lease: &Lease, order: Value| {
+        let receipt =
+            lease.step_at_most_once("charge", async |_| -> Result<String, Error> { panic!("charged") }).await?;
+        Ok::<_, Error>(format!("{order} {receipt} {}", lease.attempt()))
+    });
+    assert_eq!(resumed.await?.expect("its request is stored").result?, r#"{"what":"tea"} r-1 2"#);
     let mut tx = pool.begin().await?;
     let marked = mark(&mut tx, &Key::new("user:1", "order.created", "marked")?, Duration::from_secs(60)).await?;
     assert_eq!(marked, Marked::Duplicate);

@@ -4,7 +4,7 @@ use pg_idempotency::{Key, testing};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, janitor_on, json, lapsed, text};
+use crate::support::{AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, in_doubt, janitor_on, json, lapsed, text};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
@@ -29,6 +29,27 @@ async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) ->
     let policy = Policy::AtMostOnce { lease: std::time::Duration::from_secs(40) };
     let Acquired::Lease(_lease) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
     assert_fails(&janitor_on(&options, &[&forget[..], &["--yes"]].concat()), 1, "live lease");
+    Ok(())
+}
+
+/// The step in doubt is looked up at the gateway by its own downstream key.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn show_lists_the_steps_without_their_results(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let sent = in_doubt(&pool, &Key::new("user:1", "POST /rides", "a")?).await?;
+    let shown = json(&janitor_on(&options, &["show", "--json", "user:1", "POST /rides", "a"]));
+    assert_eq!((&shown["state"], &shown["resumable"]), (&"indeterminate".into(), &true.into()));
+    let [ride, text_step] = shown["steps"].as_array().expect("steps").as_slice() else { panic!("{shown}") };
+    assert_eq!((&ride["name"], &ride["state"]), (&"ride".into(), &"finished".into()));
+    assert_eq!((&ride["attempt"], &ride["result_bytes"]), (&1.into(), &1.into()));
+    assert_eq!((&text_step["name"], &text_step["state"]), (&"text".into(), &"in_doubt".into()));
+    assert_eq!((&text_step["result_bytes"], &text_step["downstream_key"]), (&().into(), &sent.as_str().into()));
+    assert!(ride["at"].is_string() && text_step["at"].is_string() && ride["downstream_key"] != sent.as_str());
+    let said = text(&janitor_on(&options, &["show", "user:1", "POST /rides", "a"]).stdout);
+    let steps: Vec<_> = said.lines().filter(|line| line.starts_with("step ")).collect();
+    assert!(steps[0].contains("ride finished, attempt 1, ") && steps[0].contains(", 1 bytes, "), "{said}");
+    assert!(steps[1].contains("text in_doubt, attempt 1, ") && steps[1].ends_with(&sent), "{said}");
+    assert!(said.contains("a resumer may finish"), "{said}");
     Ok(())
 }
 

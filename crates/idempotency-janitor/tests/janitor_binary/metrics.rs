@@ -1,12 +1,13 @@
 //! The metrics of the crate: their names, which dashboards and alerts rely on, and what they count.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use pg_idempotency::dedup::mark_many;
-use pg_idempotency::lease::{Policy, ensure_leased};
-use pg_idempotency::{Error, Idempotency, Janitor, Key, Outcome};
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, ensure_leased};
+use pg_idempotency::{Error, Idempotency, Janitor, Key, Outcome, testing};
 use sqlx::PgPool;
 
 fn key(operation: &str, value: &str) -> Key {
@@ -95,6 +96,72 @@ async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Resu
     Ok(())
 }
 
+/// However a step ends in doubt, it is counted once for each time that it was asked for.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn steps_and_resumed_operations_are_counted(pool: PgPool) -> anyhow::Result<()> {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let exported = recorder.handle();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+
+    let policy = Policy::InSteps { lease: Duration::from_secs(40) };
+    let leasing = Leasing::new(policy)?.with_stored_request(true).with_max_attempts(NonZeroU32::new(3).expect("three"));
+    let leasing = leasing.with_resume_after(Duration::ZERO)?;
+    let key = |value: &str| key("ride", value);
+    let abandoned = async |value: &str| -> anyhow::Result<Lease> {
+        match leasing.acquire::<i64, _>(&pool, &key(value), "body").await? {
+            Acquired::Lease(lease) => Ok(lease),
+            Acquired::Replayed(_) => anyhow::bail!("it is new"),
+        }
+    };
+    let lease = abandoned("resumed").await?;
+    lease.step("charge", async |_| anyhow::Ok(1)).await?;
+    lease.step_at_least_once("receipt", async |_| anyhow::Ok(1)).await?;
+    lease.step_at_most_once("text", async |_| anyhow::Ok(1)).await?;
+    // Errors that allow another try.
+    let failing: anyhow::Result<i64> = lease.step("failing", async |_| anyhow::bail!("on purpose")).await;
+    failing.expect_err("on purpose");
+    let failing = lease.step_at_most_once("refused", async |step| -> anyhow::Result<i64> {
+        Err(step.not_performed(anyhow::anyhow!("on purpose")))
+    });
+    failing.await.expect_err("on purpose");
+    drop(lease);
+    testing::lapse(&pool, &key("resumed")).await?;
+    let work = async |lease: &Lease, _: String| lease.step("charge", async |_| anyhow::Ok(2)).await;
+    leasing.resume_one(&pool, "ride", work).await?.expect("one").result?;
+    drop(abandoned("failing").await?);
+    testing::lapse(&pool, &key("failing")).await?;
+    let failing = async |_: &Lease, _: String| -> anyhow::Result<i64> { anyhow::bail!("on purpose") };
+    leasing.resume_one(&pool, "ride", failing).await?.expect("one").result.expect_err("on purpose");
+
+    let lease = abandoned("in doubt").await?;
+    let failing: anyhow::Result<i64> = lease.step_at_most_once("failed", async |_| anyhow::bail!("on purpose")).await;
+    failing.expect_err("on purpose");
+    let again: anyhow::Result<i64> = lease.step_at_most_once("failed", async |_| anyhow::Ok(1)).await;
+    again.expect_err("in doubt");
+    let mut reached = false;
+    {
+        let dropped = lease.step_at_most_once("dropped", async |_| -> anyhow::Result<i64> {
+            reached = true;
+            std::future::pending().await
+        });
+        tokio::time::timeout(Duration::from_secs(1), dropped).await.expect_err("it never ends");
+    }
+    assert!(reached);
+
+    let text = exported.render();
+    for line in [
+        r#"idempotency_steps_total{operation="ride",outcome="performed"} 3"#,
+        r#"idempotency_steps_total{operation="ride",outcome="replayed"} 1"#,
+        r#"idempotency_steps_total{operation="ride",outcome="in_doubt"} 3"#,
+        r#"idempotency_resumed_total{operation="ride",outcome="performed"} 1"#,
+        r#"idempotency_resumed_total{operation="ride",outcome="failed"} 1"#,
+        r#"idempotency_outcomes_total{mode="in_steps",operation="ride",outcome="performed"} 1"#,
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    Ok(())
+}
+
 /// All names of metrics in a text.
 fn names(text: &str) -> BTreeSet<String> {
     text.split(|character: char| !(character.is_ascii_alphanumeric() || character == '_'))
@@ -107,7 +174,7 @@ fn names(text: &str) -> BTreeSet<String> {
 #[test]
 fn dashboards_alerts_and_documentation_use_the_names_of_the_code() {
     let code = names(include_str!("../../../../src/observe.rs"));
-    assert_eq!(code.len(), 9, "{code:?}");
+    assert_eq!(code.len(), 11, "{code:?}");
     for (file, text) in [
         ("contrib/grafana.json", include_str!("../../../../contrib/grafana.json")),
         ("contrib/alerts.yml", include_str!("../../../../contrib/alerts.yml")),

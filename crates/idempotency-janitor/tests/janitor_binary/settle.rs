@@ -9,7 +9,8 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions as _, PgPool};
 
 use crate::support::{
-    AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, committed_after_an_error, janitor, janitor_on, lapsed, text,
+    AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS, assert_fails, committed_after_an_error, in_doubt, janitor, janitor_on,
+    lapsed, text,
 };
 
 const NAMED: [&str; 3] = ["user:1", "POST /texts", "abc"];
@@ -118,12 +119,48 @@ fn wrong_usage_is_said_before_anything_is_connected_to() {
         [&["resolve"], &NAMED[..], &["--reason", "x"]].concat(),
         [&["resolve"], &NAMED[..], &["--response", "1"]].concat(),
         resolve("1", &["--response-file", "/dev/null"]),
+        resolve("1", &["--step", "text", "--retention", "1h"]),
         [&["release"], &NAMED[..]].concat(),
         [&["release"], &NAMED[..], &["--reason", ""]].concat(),
     ] {
         let output = janitor(&[&unusable[..], &nowhere[..]].concat());
         assert_eq!(output.status.code(), Some(2), "{unusable:?}: {}", text(&output.stderr));
     }
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_step_in_doubt_is_resolved_or_released(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let step = |name: &'static str, result: &'static str| resolve(result, &["--step", name, "--yes"]);
+    // Digits that a number in memory would lose.
+    for (command, said, becomes) in [
+        (step("text", "12345678901234567890123"), "which is released", "12345678901234567890123"),
+        (release(&["--yes"]), "which was indeterminate", "8"),
+    ] {
+        in_doubt(&pool, &key()).await?;
+        assert_fails(&janitor_on(&options, &resolve("7", &["--yes"])), 1, "resolve --step \"text\"");
+        assert_fails(&janitor_on(&options, &step("ride", "2")), 1, "its result is stored");
+        assert_fails(&janitor_on(&options, &step("none", "2")), 1, "no step of this name");
+        assert_fails(&janitor_on(&options, &resolve("2", &["--step", "text"])), 2, "--yes");
+        let output = janitor_on(&options, &command);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        assert!(text(&output.stdout).contains(said), "{}", text(&output.stdout));
+        let acquired = Leasing::new(IN_STEPS)?.acquire::<i64, _>(&pool, &key(), "body").await?;
+        let Acquired::Lease(lease) = acquired else { panic!("released") };
+        let ride: i64 = lease.step_at_least_once("ride", async |_| anyhow::bail!("finished")).await?;
+        let number = |text: &str| serde_json::value::RawValue::from_string(text.to_owned());
+        let text = lease.step_at_most_once("text", async |_| anyhow::Ok(number("8")?)).await?;
+        assert_eq!((lease.attempt(), ride, text.get()), (2, 1, becomes));
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+    }
+
+    in_doubt(&pool, &key()).await?;
+    sqlx::query("update idempotency.record set expires_at = now() - interval '1 s'").execute(&pool).await?;
+    assert_fails(&janitor_on(&options, &step("text", "1")), 1, "key is new again");
+    sqlx::query("delete from idempotency.record").execute(&pool).await?;
+    lapsed(&pool, &key(), AT_MOST_ONCE).await?;
+    assert_fails(&janitor_on(&options, &step("text", "1")), 1, "no step of this name");
+    Ok(())
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

@@ -4,7 +4,7 @@ use pg_idempotency::{Key, testing};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{expired, janitor_on, json, text};
+use crate::support::{IN_STEPS, expired, in_doubt, janitor_on, json, lapsed, text};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn stats_tell_what_is_in_the_table(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
@@ -13,21 +13,23 @@ async fn stats_tell_what_is_in_the_table(_: PgPoolOptions, options: PgConnectOpt
     let key = Key::new("scope", "POST /orders", "kept")?;
     testing::completed(&mut *pool.acquire().await?, &key, "body", &0).await?;
 
+    in_doubt(&pool, &Key::new("scope", "POST /rides", "in doubt")?).await?;
+    lapsed(&pool, &Key::new("scope", "POST /rides", "lapsed")?, IN_STEPS).await?;
     let output = janitor_on(&options, &["stats"]);
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    for part in ["POST /orders", "expired", "4 records", "oldest expired record", "#"] {
+    for part in ["POST /orders", "expired", "6 records", "oldest expired record", "#"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     let report = json(&janitor_on(&options, &["stats", "--json", "--exact"]));
-    assert_eq!((&report["exact"], &report["records"]), (&true.into(), &4.into()));
+    assert_eq!((&report["exact"], &report["records"]), (&true.into(), &6.into()));
     let groups = report["groups"].as_array().expect("groups");
-    assert!(
-        groups.iter().any(|group| group["operation"] == "POST /orders"
-            && group["state"] == "completed"
-            && group["records"] == 1),
-        "{report}"
-    );
+    for (operation, state) in
+        [("POST /orders", "completed"), ("POST /rides", "indeterminate"), ("POST /rides", "lapsed")]
+    {
+        let found = groups.iter().find(|group| group["operation"] == operation && group["state"] == state);
+        assert_eq!(found.expect(state)["records"], 1, "{report}");
+    }
     assert_eq!(janitor_on(&options, &["stats", "--fail-if-older-than", "0s"]).status.code(), Some(3));
     assert_eq!(janitor_on(&options, &["stats", "--fail-if-older-than", "1h"]).status.code(), Some(0));
     Ok(())

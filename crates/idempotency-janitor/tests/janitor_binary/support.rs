@@ -70,6 +70,25 @@ pub(crate) async fn lapsed(pool: &PgPool, key: &Key, policy: Policy) -> anyhow::
     Ok(lease.downstream_key())
 }
 
+pub(crate) const IN_STEPS: Policy = Policy::InSteps { lease: Duration::from_secs(40) };
+
+/// An operation whose body is "body", whose owner died in the step `text`, after it had finished the step `ride` with the
+/// result 1. Gives the downstream key of `text`.
+pub(crate) async fn in_doubt(pool: &PgPool, key: &Key) -> anyhow::Result<String> {
+    let leasing = Leasing::new(IN_STEPS)?.with_stored_request(true);
+    let acquired = leasing.acquire::<serde_json::Value, _>(pool, key, "body").await?;
+    let Acquired::Lease(lease) = acquired else { anyhow::bail!("it is completed") };
+    lease.step_at_least_once("ride", async |_| anyhow::Ok(1)).await?;
+    let mut sent = String::new();
+    let text = lease.step_at_most_once("text", async |step| -> anyhow::Result<i64> {
+        sent = step.downstream_key();
+        anyhow::bail!("the gateway closed the connection")
+    });
+    text.await.expect_err("in doubt");
+    testing::lapse(pool, key).await?;
+    Ok(sent)
+}
+
 /// A caller who commits after an error: indeterminate, in transaction mode.
 pub(crate) async fn committed_after_an_error(pool: &PgPool, key: &Key) -> anyhow::Result<()> {
     let mut tx = pool.begin().await?;

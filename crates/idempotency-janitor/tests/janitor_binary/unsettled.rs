@@ -6,7 +6,8 @@ use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{
-    AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, committed_after_an_error, janitor, janitor_on, json, lapsed, text,
+    AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, committed_after_an_error, in_doubt, janitor, janitor_on, json, lapsed,
+    text,
 };
 
 fn key(value: &str) -> Key {
@@ -21,6 +22,7 @@ async fn one_of_each(pool: &PgPool) -> anyhow::Result<()> {
     sqlx::query("update idempotency.record set expires_at = now() where key = 'past its retention'")
         .execute(pool)
         .await?;
+    in_doubt(pool, &key("in steps")).await?;
     lapsed(pool, &key("lapsed once"), AT_LEAST_ONCE).await?;
     for _ in 0..3 {
         lapsed(pool, &key("lapsed thrice"), AT_LEAST_ONCE).await?;
@@ -54,8 +56,11 @@ async fn lists_what_is_indeterminate_or_exhausted(_: PgPoolOptions, options: PgC
     one_of_each(&pool).await?;
 
     let report = json(&janitor_on(&options, &["unsettled", "--json"]));
-    assert_eq!(values(&report), ["transaction", "at most once"], "{report}");
+    assert_eq!(values(&report), ["transaction", "at most once", "in steps"], "{report}");
     assert_eq!(report["more_left"], false);
+    let steps: Vec<_> = report["records"].as_array().expect("records").iter().map(|record| &record["step"]).collect();
+    assert_eq!(steps, [&serde_json::Value::Null, &serde_json::Value::Null, &"text".into()]);
+    assert_eq!(report["records"][2]["state"], "indeterminate");
     let record = &report["records"][1];
     let token: i64 =
         sqlx::query_scalar("select token from idempotency.record where key = 'at most once'").fetch_one(&pool).await?;
@@ -66,10 +71,11 @@ async fn lists_what_is_indeterminate_or_exhausted(_: PgPoolOptions, options: PgC
     assert!(record["last_error"].is_null(), "{record}");
 
     let report = json(&janitor_on(&options, &["unsettled", "--json", "--max-attempts", "3"]));
-    assert_eq!(values(&report), ["transaction", "at most once", "lapsed thrice", "released thrice"], "{report}");
-    assert_eq!((&report["records"][2]["state"], &report["records"][2]["attempt"]), (&"lapsed".into(), &3.into()));
-    assert_eq!(report["records"][3]["state"], "released");
-    assert_eq!(report["records"][3]["last_error"], "the gateway\nsaid \u{1b}[31mno");
+    let expected = ["transaction", "at most once", "in steps", "lapsed thrice", "released thrice"];
+    assert_eq!(values(&report), expected, "{report}");
+    assert_eq!((&report["records"][3]["state"], &report["records"][3]["attempt"]), (&"lapsed".into(), &3.into()));
+    assert_eq!(report["records"][4]["state"], "released");
+    assert_eq!(report["records"][4]["last_error"], "the gateway\nsaid \u{1b}[31mno");
     Ok(())
 }
 
@@ -111,7 +117,8 @@ async fn the_text_is_one_line_each_with_the_key_quoted(
     let output = janitor_on(&options, &["unsettled", "--max-attempts", "3"]);
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert_eq!(said.lines().count(), 1 + 5, "a head, and a line each: {said}");
+    assert_eq!(said.lines().count(), 1 + 6, "a head, and a line each: {said}");
+    assert!(said.lines().any(|line| line.contains("in_steps") && line.contains(" text ")), "{said}");
     assert!(said.contains("user:1 'POST /texts' 'at most once'"), "{said}");
     assert!(said.contains(r"the gateway said \u{1b}[31mno"), "{said}");
 
