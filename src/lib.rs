@@ -33,6 +33,21 @@ mod readme {}
 #[cfg(all(doctest, feature = "testing"))]
 #[doc = include_str!("../docs/testing.md")]
 mod tutorial {}
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../docs/axum.md")]
+mod guide_for_axum {}
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../docs/events.md")]
+mod guide_for_events {}
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../docs/troubleshooting.md")]
+mod guide_for_troubleshooting {}
+#[cfg(doctest)]
+#[doc = include_str!("../docs/migrations.md")]
+mod guide_for_migrations {}
+#[cfg(doctest)]
+#[doc = include_str!("../docs/managed.md")]
+mod guide_for_managed {}
 
 #[cfg(feature = "testing")]
 #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]

@@ -91,3 +91,19 @@ fn every_script_that_a_document_names_exists() {
         }
     }
 }
+
+/// A guide shows a change as a diff, and compiles the code after it.
+#[test]
+fn every_diff_leads_to_the_code_of_its_document() {
+    let mut added = 0;
+    for (path, text) in documents() {
+        let code: String = text.split("```rust").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        for diff in text.split("```diff\n").skip(1).filter_map(|rest| rest.split("```").next()) {
+            for line in diff.lines().filter_map(|line| line.strip_prefix(['+', ' '])) {
+                added += 1;
+                assert!(code.lines().any(|code| code == line), "{}: {line}", path.display());
+            }
+        }
+    }
+    assert!(added > 0, "no document has a diff");
+}

@@ -146,6 +146,40 @@ async fn an_applications_own_migrations_are_left_alone(pool: PgPool) -> anyhow::
     Ok(())
 }
 
+/// docs/migrations.md: sqlx runs a file in a transaction, so BEGIN and COMMIT are removed from it. The role is no
+/// superuser.
+#[sqlx::test(migrations = false)]
+async fn the_printed_sql_is_a_migration_of_the_application(pool: PgPool) -> anyhow::Result<()> {
+    use sqlx::SqlSafeStr as _;
+    use sqlx::migrate::{Migration, MigrationType, Migrator};
+    let kept: Vec<_> =
+        schema_sql().lines().filter(|line| !["begin;", "commit;"].contains(line)).map(str::to_owned).collect();
+    let sql = sqlx::AssertSqlSafe(kept.join("\n")).into_sql_str();
+    let own = Migration::new(1, "pg idempotency".into(), MigrationType::Simple, sql, false);
+
+    let mut conn = connect(&pool).await;
+    let role = format!("owner_{}", backend(&mut conn).await?);
+    let database: String = sqlx::query_scalar("select current_database()").fetch_one(&mut conn).await?;
+    let create = format!(
+        "create role {role}; grant create on database \"{database}\" to {role};
+         grant create on schema public to {role}; set role {role}"
+    );
+    conn.execute(sqlx::AssertSqlSafe(create)).await?;
+    let migrated = async {
+        for _ in 0..2 {
+            Migrator::with_migrations(vec![own.clone()]).run(&mut conn).await?;
+            migrate(&mut conn).await?;
+            MIGRATOR.run(&mut conn).await?;
+        }
+        anyhow::Ok(())
+    }
+    .await;
+    works(&pool).await;
+    let drop = format!("reset role; drop owned by {role}; drop role {role}");
+    conn.execute(sqlx::AssertSqlSafe(drop)).await?;
+    migrated
+}
+
 /// A service under its least privileges migrates at every start, and nothing happens, not even a refusal.
 #[sqlx::test(migrations = false)]
 async fn a_current_schema_needs_no_right_to_create_one(pool: PgPool) -> anyhow::Result<()> {
