@@ -63,16 +63,12 @@ create index record_to_resume on idempotency.record (operation, claimed_at) wher
 comment on table idempotency.record is 'pg-idempotency: one row per idempotency key; delete none by hand that is not past expires_at';
 
 -- lz4 compresses a response of 256 KB three times as fast as the default. It needs PostgreSQL 14 or later, built with lz4.
-do $$
-begin
-    if exists (
-        select from pg_catalog.pg_settings where name = 'default_toast_compression' and 'lz4' = any (enumvals)
-    ) then
+do $$ begin
+    if exists (select from pg_catalog.pg_settings where name = 'default_toast_compression' and 'lz4' = any (enumvals)) then
         -- A text, because PostgreSQL 13 cannot parse the statement.
         execute 'alter table idempotency.record alter column response_body set compression lz4';
     end if;
-end
-$$;
+end $$;
 
 -- Waits until no open transaction holds the key whose advisory lock is $4, for at most $5 milliseconds. Returns
 --   'claim'    no record is there. The lock is kept, so that exactly one of the waiting calls claims the key;
@@ -88,21 +84,16 @@ declare
     there record;
     answer text;
 begin
-    perform set_config(
-        'lock_timeout',
-        -- PostgreSQL takes 0 for no limit.
-        case when callers_ms between 1 and $5 then callers else greatest($5, 1)::text end,
-        true
-    );
+    -- PostgreSQL takes 0 for no limit.
+    perform set_config('lock_timeout', case when callers_ms between 1 and $5 then callers else greatest($5, 1)::text end, true);
     perform pg_advisory_xact_lock($4);
     select mode, lease_until, completed_at, expires_at into there
     from idempotency.record where scope = $1 and operation = $2 and key = $3;
     answer := case when found then 'look' else 'claim' end;
     if found and (
-        (there.expires_at <= least($6, statement_timestamp())
-            and (there.lease_until is null or there.lease_until <= statement_timestamp()))
-        or (there.completed_at is null and there.lease_until = '-infinity')
-        or (there.completed_at is null and there.lease_until <= statement_timestamp() and there.mode in ('at_least_once', 'in_steps'))
+        (there.expires_at <= least($6, statement_timestamp()) and coalesce(there.lease_until, '-infinity') <= statement_timestamp())
+        or (there.completed_at is null and there.lease_until <= statement_timestamp()
+            and (there.lease_until = '-infinity' or there.mode in ('at_least_once', 'in_steps')))
     ) is not true then
         raise exception 'a record is there' using errcode = 'IK004';
     end if;

@@ -25,29 +25,8 @@ mod session;
 mod shutdown;
 mod transaction;
 
-#[cfg(all(doctest, feature = "axum"))]
-#[doc = include_str!("../README.md")]
-mod readme {}
-
-// Compiled with the doctests.
-#[cfg(all(doctest, feature = "testing"))]
-#[doc = include_str!("../docs/testing.md")]
-mod tutorial {}
-#[cfg(all(doctest, feature = "axum"))]
-#[doc = include_str!("../docs/axum.md")]
-mod guide_for_axum {}
-#[cfg(all(doctest, feature = "axum"))]
-#[doc = include_str!("../docs/events.md")]
-mod guide_for_events {}
-#[cfg(all(doctest, feature = "axum"))]
-#[doc = include_str!("../docs/troubleshooting.md")]
-mod guide_for_troubleshooting {}
 #[cfg(doctest)]
-#[doc = include_str!("../docs/migrations.md")]
-mod guide_for_migrations {}
-#[cfg(doctest)]
-#[doc = include_str!("../docs/managed.md")]
-mod guide_for_managed {}
+mod doctests;
 
 #[cfg(feature = "testing")]
 #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
