@@ -7,9 +7,9 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use anyhow::{anyhow, ensure};
+use anyhow::ensure;
+use pg_idempotency::Key;
 use pg_idempotency::lease::{Lease, Leasing, Policy, Resumer};
-use pg_idempotency::{Key, Outcome};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use tokio::sync::Notify;
@@ -47,17 +47,15 @@ struct Gateways {
 impl Gateways {
     /// A real gateway ignores a second request with the same idempotency key.
     async fn charge(&self, card: &str, cents: i64, idempotency_key: &str) -> anyhow::Result<String> {
-        println!("  the gateway charges {cents} cents to {card}, key {idempotency_key}");
+        println!("the gateway charges {cents} cents to {card}, key {idempotency_key}");
         Ok(format!("ch_{}", 1 + self.charges.fetch_add(1, Ordering::SeqCst)))
     }
 
     /// This gateway does not deduplicate. It refuses the first request, and promises that it has sent nothing.
     async fn text(&self, phone: &str) -> anyhow::Result<u32> {
         let requests = 1 + self.text_requests.fetch_add(1, Ordering::SeqCst);
-        if requests == 1 {
-            return Err(anyhow!("the text gateway is busy"));
-        }
-        println!("  the gateway sends a text to {phone}");
+        ensure!(requests > 1, "the text gateway is busy");
+        println!("the gateway sends a text to {phone}");
         self.text_sent.notify_one();
         Ok(requests)
     }
@@ -101,28 +99,21 @@ async fn main() -> anyhow::Result<()> {
     let rider = format!("user:{}", uuid::Uuid::new_v4());
     let key = Key::new(&rider, "POST /rides", "5a1d93c2")?;
     let request = Request { rider, phone: "+12025550101".to_owned(), card: "tok_4711".to_owned(), cents: 1250 };
-    let post =
+    let request_of_client =
         async || leasing.ensure(&pool, &key, &request, async |lease| book(&gateways, lease, &request).await).await;
 
-    println!("the client's request");
-    let error = post().await.expect_err("the text gateway is busy");
-    println!("  the client gets an error, and does not come back: {error}");
-
-    println!("the resumer");
+    let error = request_of_client().await.expect_err("the text gateway is busy");
+    println!("the client gets an error, and does not come back: {error}");
     let resumer = Resumer::new(leasing, key.operation())?.with_interval(Duration::from_millis(100))?;
     // In a service this runs in a task of its own, until the service ends.
     let work = async |lease: &Lease, request: Request| book(&gateways, lease, &request).await;
     let resumed = resumer.run(&pool, gateways.text_sent.notified(), work).await;
-    println!("  {resumed:?}");
-
-    let ride = post().await?;
-    println!("a late retry of the client\n  {ride:?}");
+    println!("the resumer: {resumed:?}");
+    let ride = request_of_client().await?;
+    println!("a late retry of the client: {ride:?}");
     let count = "select count(*) from ride where rider = $1";
     let rides: i64 = sqlx::query_scalar(count).bind(&request.rider).fetch_one(&pool).await?;
     let charges = gateways.charges.load(Ordering::SeqCst);
-    ensure!(
-        matches!(ride, Outcome::Replayed(_)) && (rides, charges, resumed.completed) == (1, 1, 1),
-        "not exactly once"
-    );
+    ensure!(ride.is_replayed() && (rides, charges, resumed.completed) == (1, 1, 1), "not exactly once");
     Ok(())
 }

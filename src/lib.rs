@@ -29,6 +29,9 @@ mod transaction;
 #[cfg(all(doctest, feature = "testing"))]
 #[doc = include_str!("../docs/testing.md")]
 mod tutorial {}
+#[cfg(all(doctest, feature = "testing"))]
+#[doc = include_str!("../docs/steps.md")]
+mod guide {}
 
 #[cfg(feature = "testing")]
 #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]

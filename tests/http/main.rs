@@ -15,6 +15,7 @@ mod replays;
 mod requests;
 mod rules;
 mod settings;
+mod steps;
 #[path = "../support/strict.rs"]
 mod strict;
 mod support;

@@ -97,12 +97,7 @@ impl App {
     async fn effects(&self) -> anyhow::Result<Effects> {
         let count = "select (select count(*) from ride), (select count(*) from receipt)";
         let (rides, receipts) = sqlx::query_as(count).fetch_one(self.pool()).await?;
-        Ok((
-            rides,
-            self.gateways.charges_of(&self.new.card),
-            receipts,
-            self.gateways.texts_to(&self.new.phone),
-        ))
+        Ok((rides, self.gateways.charges_of(&self.new.card), receipts, self.gateways.texts_to(&self.new.phone)))
     }
 
     /// Another process takes the ride, and is at work.
@@ -148,7 +143,8 @@ impl App {
         )
         .execute(self.pool())
         .await?;
-        let trigger = format!("create trigger fail before insert on ride for each row execute function fail('{sqlstate}')");
+        let trigger =
+            format!("create trigger fail before insert on ride for each row execute function fail('{sqlstate}')");
         sqlx::raw_sql(sqlx::AssertSqlSafe(trigger)).execute(self.pool()).await?;
         Ok(())
     }
@@ -277,7 +273,7 @@ async fn a_serialization_failure_unlocks_the_key(pool: PgPool) -> anyhow::Result
 #[sqlx::test(migrations = false)]
 async fn an_internal_error_unlocks_the_key(pool: PgPool) -> anyhow::Result<()> {
     let app = App::start(pool).await?;
-    app.fail_first_insert("XX000").await?;
+    app.fail_first_insert("P0001").await?;
     app.assert_problem(500, "internal-error").await?;
     app.assert_unlocked(&[]).await?;
     app.assert_booked().await
