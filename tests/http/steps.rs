@@ -313,13 +313,11 @@ async fn a_task_that_outlives_the_response_performs_no_step(pool: PgPool) -> any
             let task = async move {
                 gated.pass().await;
                 let performed = AtomicU32::new(0);
-                let perform = || {
-                    performed.fetch_add(1, Ordering::SeqCst);
-                };
+                let perform = || -> Result<u32, Error> { Ok(performed.fetch_add(1, Ordering::SeqCst)) };
                 let results = [
-                    lease.step("ride", async |conn| insert(conn, "late").await.map(drop)).await,
-                    lease.step_at_least_once("charge", async |_| Ok(perform())).await,
-                    lease.step_at_most_once("text", async |_| Ok(perform())).await,
+                    lease.step("ride", async |conn| insert(conn, "late").await.map(|_| 0)).await,
+                    lease.step_at_least_once("charge", async |_| perform()).await,
+                    lease.step_at_most_once("text", async |_| perform()).await,
                 ];
                 (results, lease.is_lost(), performed.into_inner())
             };

@@ -1,21 +1,18 @@
 //! The service of the demo `rides`: the cases of the specs of Brandur's rocket-rides-atomic, over HTTP, and those of its
 //! completer. The demo itself covers kills and suspensions.
+#![allow(dead_code, reason = "the demo uses the rest of its modules")]
 
 #[path = "../src/bin/rides/dice.rs"]
 mod dice;
 #[path = "../src/bin/rides/gateways.rs"]
-#[allow(dead_code, reason = "the demo uses the rest")]
 mod gateways;
 #[path = "../src/bin/rides/mutant.rs"]
-#[allow(dead_code, reason = "the demo uses the rest")]
 mod mutant;
 #[path = "../src/bin/rides/outside.rs"]
-#[allow(dead_code, reason = "the demo uses the rest")]
 mod outside;
 #[path = "../src/bin/rides/ride.rs"]
 mod ride;
 #[path = "../src/bin/rides/schema.rs"]
-#[allow(dead_code, reason = "the demo uses the rest")]
 mod schema;
 #[path = "../src/bin/rides/service.rs"]
 mod service;

@@ -80,10 +80,16 @@ impl Crew {
                 sleep(LOOK).await;
             }
             sleep(dice::duration(Duration::ZERO, LONGEST_DELAY)).await;
-            let victim = dice::below(self.workers.len() as u128) as usize;
-            if self.workers[victim].is_suspended()? {
+            let mut awake = Vec::new();
+            for (index, worker) in self.workers.iter_mut().enumerate() {
+                if !worker.is_suspended()? {
+                    awake.push(index);
+                }
+            }
+            if awake.is_empty() {
                 continue;
             }
+            let victim = awake[dice::below(awake.len() as u128) as usize];
             if fault % SUSPENSIONS == 0 { self.suspend(victim)? } else { self.kill(victim).await? }
         }
         Ok(())
