@@ -25,3 +25,7 @@ mod guide_for_migrations {}
 
 #[doc = include_str!("../docs/managed.md")]
 mod guide_for_managed {}
+
+#[cfg(feature = "testing")]
+#[doc = include_str!("../docs/steps.md")]
+mod guide_to_steps {}

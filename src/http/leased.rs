@@ -194,8 +194,9 @@ impl IdempotentLease {
         self.steps.at_most_once(name, perform).await
     }
 
-    /// Whether the lease is lost. The layer then drops the handler at its next await. A handler with several effects
-    /// and no await between them asks before each effect.
+    /// Whether the lease is lost, or has ended with the handler's response. If it is lost, the layer drops the handler
+    /// at its next await. A handler with several effects and no await between them asks before each effect, and so does
+    /// a task that may outlive the response.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.owner.is_lost()

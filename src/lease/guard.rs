@@ -331,6 +331,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.renewal.abort();
+        self.owner.deadline.end();
         if !self.settled {
             // An operator can find the record by the token, and the token is not a secret.
             tracing::warn!(

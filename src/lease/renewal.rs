@@ -36,8 +36,17 @@ impl Deadline {
     }
 
     fn set(&self, at: Option<Instant>) {
-        *self.at.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = at;
+        {
+            let mut current = self.at.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            // A renewal that was on its way must not revive a claim that is gone.
+            *current = current.and(at);
+        }
         self.changed.notify_waiters();
+    }
+
+    /// Ends it, because the claim is settled or given up. A task that has kept a clone of the lease must stop.
+    pub(super) fn end(&self) {
+        self.set(None);
     }
 
     pub(super) fn is_past(&self) -> bool {

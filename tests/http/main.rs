@@ -16,6 +16,7 @@ mod requests;
 mod rules;
 mod settings;
 mod stack;
+mod steps;
 #[path = "../support/strict.rs"]
 mod strict;
 mod support;
