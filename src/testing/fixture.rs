@@ -258,8 +258,8 @@ impl Fixture {
         Ok(self)
     }
 
-    /// Adds an at-most-once step that an earlier attempt has begun: the next call gets [`Error::Indeterminate`] with its
-    /// name. For an unfinished operation under [`InSteps`](Policy::InSteps).
+    /// Adds an at-most-once step that an earlier attempt has begun: the next call gets [`Error::Indeterminate`] with
+    /// its name. For an unfinished operation under [`InSteps`](Policy::InSteps).
     pub fn with_step_in_doubt(mut self, name: impl Into<String>) -> Self {
         self.record.steps.insert(name.into(), None);
         self

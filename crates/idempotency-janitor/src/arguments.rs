@@ -53,8 +53,7 @@ pub(crate) enum Command {
     },
     /// Says that an unfinished operation, or its step in doubt, took effect, and stores what it returned
     Resolve(Resolve),
-    /// Says that an unfinished operation, or its step in doubt, took no effect: the next call with its key performs what
-    /// is not finished
+    /// Says that an unfinished operation, or its step in doubt, took no effect: the next call performs what is unfinished
     Release {
         #[command(flatten)]
         key: KeyArguments,

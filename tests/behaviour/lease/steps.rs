@@ -400,6 +400,34 @@ async fn an_overtaken_owner_stores_nothing(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Nothing was performed, so nobody has to find out whether it was.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers")]
+async fn a_step_is_not_in_doubt_if_the_lease_is_lost_before_its_effect(pool: PgPool) -> anyhow::Result<()> {
+    // The COMMIT that begins the step takes longer than the lease.
+    pool.execute(
+        "create function wait() returns trigger language plpgsql as $$
+         begin
+             if jsonb_path_exists(new.steps, '$.*.begun') then perform pg_sleep(2.5); end if;
+             return null;
+         end $$;
+         create constraint trigger wait after update on idempotency.record deferrable initially deferred
+         for each row execute function wait()",
+    )
+    .await?;
+    let policy = Policy::InSteps { lease: Duration::from_secs(2) };
+    let Acquired::Lease(lease) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key("a"), "body").await? else {
+        panic!("new")
+    };
+    let lost = lease.step_at_most_once("text", async |_| -> Result<i64, Error> { panic!("the lease is lost") }).await;
+    assert!(matches!(lost, Err(Error::LeaseLost)), "{lost:?}");
+    // Locked, so that this waits for the COMMIT.
+    let left: Option<String> =
+        sqlx::query_scalar("select steps::text from idempotency.record for update").fetch_one(&pool).await?;
+    assert_eq!(left, None);
+    Ok(())
+}
+
 /// An owner that was suspended begins a step in the moment in which another caller takes the operation over.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_step_that_begins_during_a_take_over_has_one_owner(
