@@ -25,8 +25,8 @@ use crate::{Error, Fingerprint, Key, Mode, observe};
 /// The right and the duty to do the work of one key. It renews itself until it is settled, lost or dropped.
 ///
 /// Settle it with [`complete`](Self::complete) or [`release`](Self::release). **If it is dropped, the claim lapses**,
-/// and a warning is logged. The next caller then takes it over, or finds it indeterminate, as the [`Policy`] says.
-/// Nothing is undone, because nobody knows whether the work took effect.
+/// and a warning is logged. The next caller then takes it over, or finds it indeterminate, as the
+/// [`Policy`](super::Policy) says. Nothing is undone, because nobody knows whether the work took effect.
 #[derive(Debug)]
 #[must_use = "a lease that is dropped is neither completed nor released"]
 pub struct Lease {
