@@ -322,7 +322,8 @@ async fn dropped_at_every_await_and_asked_for_again(_: PgPoolOptions, server: Pg
     for (kind, crash) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
         let mut completed = false;
         for polls in 1.. {
-            pool.execute("truncate idempotency.record, effect").await?;
+            // In the order in which a step that was dropped, and is not rolled back yet, locks the tables.
+            pool.execute("truncate effect, idempotency.record").await?;
             let mut lease = acquired(&pool).await;
             let performed = AtomicU32::new(0);
             let ask = async |lease: &Lease| -> Result<i64, Error> {

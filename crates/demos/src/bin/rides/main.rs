@@ -133,7 +133,7 @@ async fn demo(schema: &Schema, mutant: Option<Mutant>) -> anyhow::Result<Vec<Str
         sleep(LOOK).await;
     }
     let left_unfinished = audit::unfinished(&rides.pool, &rides.operation).await?;
-    println!("{:.1} s: no ride is left to finish\n", started.elapsed().as_secs_f64());
+    println!("{:.1} s: {left_unfinished} rides are left to finish\n", started.elapsed().as_secs_f64());
     // The customers who never came back ask too.
     for (customer, answers) in customers.iter().zip(&mut answers) {
         answers.push(customer.ask_until_answered().await);
