@@ -255,6 +255,13 @@ impl Lease {
                 "an operation completed without asking for steps that an earlier attempt had stored; was a step renamed?"
             );
         }
+        if self.steps.in_doubt() {
+            tracing::warn!(
+                operation = self.owner.key.operation(),
+                token = self.owner.token,
+                "an operation completed with a step in doubt, which nobody can settle now; return the error of the step"
+            );
+        }
         observe::outcome(policy.mode(), self.owner.key.operation(), observe::PERFORMED);
         Ok(())
     }

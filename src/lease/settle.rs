@@ -54,6 +54,9 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
 /// at once, under any policy. Of an operation in steps, it forgets the step in doubt and keeps the finished ones.
 /// `token` is the token in that error. The record keeps `reason` for the next operator.
 ///
+/// **Looking the effect up is not enough if its process may only be suspended**: when it wakes, it may still send the
+/// request. Let the other service withdraw the request, or make sure that the process is gone.
+///
 /// # Errors
 ///
 /// As [`resolve`].

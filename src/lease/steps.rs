@@ -46,8 +46,8 @@ pub(crate) struct Steps {
 enum Known {
     /// An earlier attempt has stored this result, and this attempt has not asked for it.
     Stored(String),
-    /// It is being performed.
-    Performing,
+    /// It is being performed. At most once, it is `begun` from the moment at which the record may say so.
+    Performing { begun: bool },
     /// Its result, of this size, has been returned.
     Returned(usize),
     /// It failed, or its future was dropped. The record may have a result.
@@ -94,7 +94,7 @@ impl Steps {
 
     /// Whether a step may have taken effect and has no result.
     pub(super) fn in_doubt(&self) -> bool {
-        self.known().values().any(|known| matches!(known, Known::InDoubt))
+        self.known().values().any(|known| matches!(known, Known::InDoubt | Known::Performing { begun: true }))
     }
 
     /// The names of stored steps that this attempt has not asked for.
@@ -166,6 +166,7 @@ impl Steps {
         };
         // From here on the record may say that the step was begun.
         asked.ended = Known::InDoubt;
+        self.known().insert(name.to_owned(), Known::Performing { begun: true });
         let begun = unless_lost(&self.owner, self.begin(name)).await.unwrap_or(Err(Error::LeaseLost));
         if !matches!(begun, Ok(true)) || self.owner.is_lost() {
             return match begun {
@@ -211,7 +212,7 @@ impl Steps {
         let before = {
             let mut known = self.known();
             let before = match known.get(name) {
-                Some(Known::Performing | Known::Returned(_)) => return refused(InvalidStep::Repeated),
+                Some(Known::Performing { .. } | Known::Returned(_)) => return refused(InvalidStep::Repeated),
                 Some(Known::Stored(result)) => {
                     let value = decoded(name, result)?;
                     let bytes = result.len();
@@ -226,7 +227,7 @@ impl Steps {
             if known.values().filter(|known| !matches!(known, Known::Ended)).count() >= MAX_STEPS {
                 return refused(InvalidStep::TooLarge);
             }
-            known.insert(name.to_owned(), Known::Performing);
+            known.insert(name.to_owned(), Known::Performing { begun: false });
             before
         };
         let Some(before) = before else {
@@ -337,7 +338,7 @@ impl Known {
         match self {
             Self::Stored(result) => result.len(),
             Self::Returned(bytes) => *bytes,
-            Self::Performing | Self::Ended | Self::InDoubt => 0,
+            Self::Performing { .. } | Self::Ended | Self::InDoubt => 0,
         }
     }
 }

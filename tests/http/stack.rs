@@ -37,7 +37,7 @@ fn around(app: Router, limit: Duration) -> Router {
         .layer(TraceLayer::new_for_http())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_page_may_send_the_key_and_see_the_replay(pool: PgPool) {
     create_effects(&pool).await;
     let app = app_without_layer().route_layer(transactional(&pool)).route_layer(middleware::from_fn(authenticate));
@@ -70,7 +70,7 @@ async fn a_page_may_send_the_key_and_see_the_replay(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_compressed_answer_is_stored_uncompressed(pool: PgPool) {
     create_effects(&pool).await;
     let app = around(app_without_layer().route_layer(transactional(&pool)), PATIENCE);
@@ -84,7 +84,7 @@ async fn a_compressed_answer_is_stored_uncompressed(pool: PgPool) {
     assert_eq!(replay.body, vec![b'x'; 1000]);
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_caught_panic_frees_the_key(pool: PgPool) {
     create_effects(&pool).await;
     let app = around(app_without_layer().route_layer(transactional(&pool)), PATIENCE);
@@ -95,7 +95,7 @@ async fn a_caught_panic_frees_the_key(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn after_a_time_out_further_out_the_retry_gets_the_answer(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();

@@ -359,5 +359,8 @@ async fn a_task_in_the_middle_of_a_text_leaves_it_in_doubt(pool: PgPool) -> anyh
     assert_eq!(ask(&app).await.status, StatusCode::SERVICE_UNAVAILABLE);
     assert!(matches!(ended.await?, Err(Error::LeaseLost)), "it was stopped");
     assert_indeterminate(&pool, &app).await;
+    let lapsed: bool =
+        sqlx::query_scalar("select lease_until > '-infinity' from idempotency.record").fetch_one(&pool).await?;
+    assert!(lapsed, "remembered for the whole retention");
     Ok(())
 }
