@@ -124,6 +124,39 @@ pub(crate) fn lease(pool: PgPool, leasing: Leasing, response: Arc<str>) -> Way {
     .with_pool(of_way)
 }
 
+/// A kind of step.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    InDatabase,
+    AtLeastOnce,
+    AtMostOnce,
+}
+
+/// An operation of these steps.
+pub(crate) fn in_steps(pool: PgPool, leasing: Leasing, name: &str, kinds: &'static [Kind]) -> Way {
+    let of_way = pool.clone();
+    Way::new(name, move |_, call| {
+        let pool = pool.clone();
+        Box::pin(async move {
+            let Acquired::Lease(lease) = leasing.acquire::<i64, _>(&pool, &key(call)?, BODY).await? else {
+                bail!("every key is new");
+            };
+            for (n, kind) in kinds.iter().enumerate() {
+                let step = n.to_string();
+                let result: anyhow::Result<i64> = match kind {
+                    Kind::InDatabase => lease.step(&step, async |conn| Ok(effect(conn).await?)).await,
+                    Kind::AtLeastOnce => lease.step_at_least_once(&step, async |_| Ok(1)).await,
+                    Kind::AtMostOnce => lease.step_at_most_once(&step, async |_| Ok(1)).await,
+                };
+                result?;
+            }
+            Ok(lease.complete(&1_i64).await?)
+        })
+    })
+    .filling(TABLE)
+    .with_pool(of_way)
+}
+
 pub(crate) fn marks(batch: usize) -> Way {
     Way::new(format!("{NAME}, {batch} at once"), move |client, call| {
         Box::pin(async move {

@@ -12,6 +12,7 @@ mod marks;
 mod partitions;
 mod records;
 mod replay;
+mod steps;
 mod storm;
 
 use std::pin::Pin;
@@ -33,7 +34,7 @@ pub(crate) struct Case {
     pub(crate) run: for<'r> fn(&'r Bench, &'r mut Report) -> Running<'r>,
 }
 
-pub(crate) const CASES: [Case; 12] = [
+pub(crate) const CASES: [Case; 13] = [
     Case {
         name: "first_call",
         title: "First call",
@@ -57,6 +58,12 @@ pub(crate) const CASES: [Case; 12] = [
         title: "Lease",
         about: lease::ABOUT,
         run: |bench, report| Box::pin(lease::run(bench, report)),
+    },
+    Case {
+        name: "steps",
+        title: "Steps",
+        about: steps::ABOUT,
+        run: |bench, report| Box::pin(steps::run(bench, report)),
     },
     Case {
         name: "storm",

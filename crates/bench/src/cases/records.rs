@@ -31,6 +31,27 @@ pub(crate) async fn store(conn: &mut PgConnection, records: u64) -> anyhow::Resu
     settle(conn).await
 }
 
+/// Operations in steps whose callers never come back.
+pub(crate) async fn store_abandoned(conn: &mut PgConnection, records: u64) -> anyhow::Result<()> {
+    sqlx::query(
+        "
+        insert into idempotency.record (
+            mode, scope, operation, key, fingerprint, token, claimed_at, lease_until, expires_at, request
+        )
+        select
+            'in_steps', 'account:' || n % 5000, 'POST /payments', gen_random_uuid(), $2, n,
+            now() - interval '1 hour', now() - interval '1 min', now() + interval '1 day', convert_to($3, 'UTF8')
+        from generate_series(1, $1::int8) as n
+        ",
+    )
+    .bind(i64::try_from(records)?)
+    .bind(Fingerprint::of_json(BODY)?.as_bytes().to_vec())
+    .bind(serde_json::to_string(BODY)?)
+    .execute(&mut *conn)
+    .await?;
+    settle(conn).await
+}
+
 /// One of this many, each as likely.
 pub(crate) fn stored_key(call: u64, records: u64) -> anyhow::Result<Key> {
     let random = u64::from_str_radix(&spread(call)[..8], 16)?;
