@@ -101,7 +101,13 @@ impl Leasing {
         let candidates = in_pooled_transaction(pool, Opening::Plain, async |conn| {
             Candidate::all(conn, self.deployment, operation, mode, max_attempts, after).await
         });
-        for candidate in candidates.await? {
+        let mut candidates = candidates.await?;
+        if !candidates.is_empty() {
+            // Resumers that search at the same time begin with different ones.
+            let first = getrandom::u32().unwrap_or_default() as usize % candidates.len();
+            candidates.rotate_left(first);
+        }
+        for candidate in candidates {
             match self.take(pool, &candidate).await {
                 // Its caller has come back, or another resumer was faster.
                 Err(
