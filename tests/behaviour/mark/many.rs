@@ -19,8 +19,10 @@ fn keys(values: impl IntoIterator<Item = impl ToString>) -> Vec<Key> {
 }
 
 async fn marked(pool: &PgPool, keys: &[Key]) -> Result<Vec<Marked>, Error> {
+    // A busy machine may take longer than the default of five seconds.
+    let dedup = Dedup::new(WINDOW)?.with_in_flight(InFlight::Wait(Duration::from_secs(60)))?;
     let mut tx = pool.begin().await?;
-    let marked = mark_many(&mut tx, keys, WINDOW).await?;
+    let marked = dedup.mark_many(&mut tx, keys).await?;
     tx.commit().await?;
     Ok(marked)
 }
