@@ -53,6 +53,8 @@ impl Dedup {
     ///   transaction is aborted (SQLSTATE 55P03).
     /// - Every other call that claims one of its keys waits for the batch's transaction in the same way.
     /// - A batch with new and with expired keys may deadlock with others. Then the call returns [`Error::Retryable`].
+    /// - If a batch of up to a hundred keys and a larger one have the same expired keys, they may wait for each other.
+    ///   This ends with the wait of the smaller batch, which returns [`Error::InFlight`].
     ///
     /// On a [distributed](crate::Deployment::with_distributed) table, a batch takes a few statements more. Citus
     /// inserts into several shards at once, so overlapping batches of more than a hundred keys may deadlock there
