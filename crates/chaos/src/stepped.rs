@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use pg_idempotency::lease::{Lease, Leasing, Step, release, resolve_step};
 use pg_idempotency::operator::unsettled;
 use pg_idempotency::testing::cancel_after;
@@ -272,16 +273,23 @@ pub(crate) async fn finish(world: &World, leased: Leased) -> anyhow::Result<i64>
     if world.subject != Subject::Crate {
         return Ok(0);
     }
-    let pool = crate::world::pool(&world.options, 8);
-    let mut random = world.random("finisher");
+    let pool = crate::world::pool(&world.options, 16);
+    let leased = Leased { work: 1, ..leased };
     let started = Instant::now();
-    for number in 0_u64.. {
+    for round in 0_u64.. {
         settle_in_doubt(&pool).await?;
-        let name = format!("finisher/{number}");
-        let leased = Leased { work: 1, ..leased };
-        if resume_one(world, &pool, &name, leased, Duration::ZERO, &mut random).await? {
-            continue;
-        }
+        let finisher = async |finisher: usize| {
+            let name = format!("finisher{finisher}.{round}");
+            let mut random = world.random(&name);
+            for number in 0_u64.. {
+                let name = format!("{name}/{number}");
+                if !resume_one(world, &pool, &name, leased, Duration::ZERO, &mut random).await? {
+                    break;
+                }
+            }
+            Ok::<_, Error>(())
+        };
+        try_join_all((0..8).map(finisher)).await?;
         let left: i64 = sqlx::query_scalar("select count(*) from idempotency.record where completed_at is null")
             .fetch_one(&pool)
             .await?;
