@@ -8,6 +8,7 @@ use tokio::time::sleep;
 
 use crate::history::What;
 use crate::lease::{Leased, affect};
+use crate::lease_checker::Promise;
 use crate::mutant::Mutant;
 use crate::subject::{Failure, key};
 use crate::world::World;
@@ -22,7 +23,7 @@ pub(crate) async fn call(
     work: Duration,
 ) -> Result<Outcome<String>, Failure> {
     let token = i64::from_le_bytes(*uuid::Uuid::new_v4().as_bytes().first_chunk().expect("sixteen bytes"));
-    let mode = if leased.at_most_once { "at_most_once" } else { "at_least_once" };
+    let mode = if leased.promise == Promise::AtMostOnce { "at_most_once" } else { "at_least_once" };
     let claim = match mutant {
         Mutant::LeaseTakeOverWithoutPredicate => {
             "insert into idempotency.record as r (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)

@@ -59,6 +59,11 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    /// Whether it was a resumer's, and completed an operation.
+    pub(crate) fn was_resumed(&self) -> bool {
+        self.name.contains("resumer") && matches!(self.end, What::Performed(_))
+    }
+
     /// The response that the caller has in hand.
     pub(crate) fn response(&self) -> Option<&str> {
         match &self.end {

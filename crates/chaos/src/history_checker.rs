@@ -6,12 +6,15 @@ use crate::error_checker::left_by_committed_errors;
 use crate::history::{Event, What, calls};
 use crate::lease_checker::{Promise, check};
 use crate::release_checker::violations_beside_a_newer_release;
+use crate::step_checker::{self, Part};
+use crate::stepped::{CHARGE, ROW, TEXT};
 
 /// A world with one key in it.
 #[derive(Default)]
 struct World {
     events: Vec<Event>,
     after: Aftermath,
+    parts: Vec<Part>,
 }
 
 impl World {
@@ -36,6 +39,12 @@ impl World {
     fn effect(mut self, call: &str) -> Self {
         let downstream_key = Some("downstream".to_owned());
         self.after.effects.push(Effect { key: "k".to_owned(), call: call.to_owned(), downstream_key });
+        self
+    }
+
+    fn part(mut self, step: &str, call: &str) -> Self {
+        let downstream_key = (step != ROW).then(|| "downstream".to_owned());
+        self.parts.push(Part { key: "k".to_owned(), call: call.to_owned(), step: step.to_owned(), downstream_key });
         self
     }
 
@@ -77,6 +86,16 @@ impl World {
     #[track_caller]
     fn must_be_caught_beside_a_newer_release(self, by: &str) {
         let found = violations_beside_a_newer_release(&calls(&self.events), &self.after);
+        assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
+    }
+
+    fn checked_steps(&self) -> step_checker::Checked {
+        step_checker::check(&calls(&self.events), &self.after, &self.parts)
+    }
+
+    #[track_caller]
+    fn step_must_be_caught(self, by: &str) {
+        let found = self.checked_steps().violations;
         assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
     }
 
@@ -237,6 +256,54 @@ fn another_downstream_key_is_caught() {
 #[test]
 fn a_result_without_the_effect_is_caught() {
     World::default().stored(1, Some("a")).lease_must_be_caught(Promise::AtLeastOnce, "without an effect");
+}
+
+/// `a` was killed after two steps, and `b` has done the third.
+fn in_steps() -> World {
+    let response = || "a a b".to_owned();
+    let world = World::default().invoked("a").invoked("b").then("b", What::Performed(response()));
+    world.part(ROW, "a").part(CHARGE, "a").part(TEXT, "b").stored(1, Some(&response()))
+}
+
+#[test]
+fn an_operation_in_steps_passes_and_its_charges_may_repeat_under_one_key() {
+    let checked = in_steps().part(CHARGE, "b").checked_steps();
+    assert_eq!((checked.violations, checked.deduplicated), (Vec::new(), 1));
+}
+
+#[test]
+fn a_second_effect_of_a_step_is_caught() {
+    in_steps().part(ROW, "b").step_must_be_caught("2 rows");
+    in_steps().part(TEXT, "a").step_must_be_caught("2 texts");
+    let mut charged = in_steps().part(CHARGE, "b");
+    charged.parts[3].downstream_key = Some("another".to_owned());
+    charged.step_must_be_caught("2 charges");
+}
+
+#[test]
+fn a_stored_step_without_its_effect_is_caught() {
+    let mut world = in_steps();
+    world.parts.pop();
+    world.step_must_be_caught("0 texts");
+    let mut world = in_steps();
+    world.parts[0].call = "b".to_owned();
+    world.step_must_be_caught("has no effect");
+}
+
+#[test]
+fn another_answer_of_an_operation_in_steps_is_caught() {
+    in_steps().invoked("c").replayed("c", "a b b").step_must_be_caught("the answer has changed");
+    in_steps().invoked("c").then("c", What::Performed("a a b".to_owned())).step_must_be_caught("2 completions");
+}
+
+#[test]
+fn an_operation_in_steps_without_an_answer_is_caught() {
+    let mut world = in_steps();
+    world.after.records.clear();
+    world.stored(1, None).step_must_be_caught("left unfinished");
+    let mut world = in_steps();
+    world.after.records.clear();
+    world.step_must_be_caught("0 records");
 }
 
 /// `a` has committed after an error, and `b` was told of it.

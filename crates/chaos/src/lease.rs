@@ -9,16 +9,18 @@ use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use tokio::time::{Instant, sleep};
 
-use crate::broken_lease;
 use crate::history::What;
+use crate::lease_checker::Promise;
 use crate::random::Random;
 use crate::settling::MUTANT_SETTLE_LIMIT;
+use crate::stepped::Plan;
 use crate::subject::{Failure, Subject, ending, key};
 use crate::world::World;
+use crate::{broken_lease, broken_steps, stepped};
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Leased {
-    pub(crate) at_most_once: bool,
+    pub(crate) promise: Promise,
     pub(crate) lease: Duration,
     /// Milliseconds that the work takes, at most.
     pub(crate) work: u64,
@@ -26,10 +28,10 @@ pub(crate) struct Leased {
 
 impl Leased {
     pub(crate) fn policy(self) -> Policy {
-        if self.at_most_once {
-            Policy::AtMostOnce { lease: self.lease }
-        } else {
-            Policy::AtLeastOnce { lease: self.lease }
+        match self.promise {
+            Promise::AtLeastOnce => Policy::AtLeastOnce { lease: self.lease },
+            Promise::AtMostOnce => Policy::AtMostOnce { lease: self.lease },
+            Promise::InSteps => Policy::InSteps { lease: self.lease },
         }
     }
 }
@@ -58,10 +60,18 @@ pub(crate) async fn call(
     random: &mut Random,
 ) -> What {
     world.history.add(call, value, What::Invoked);
-    let work = random.millis(0..leased.work.max(1));
-    let result = match world.subject {
-        Subject::Crate => by_the_crate(world, pool, value, call, leased, work).await,
-        Subject::Mutant(mutant) => broken_lease::call(mutant, world, pool, value, call, leased, work).await,
+    let result = if leased.promise == Promise::InSteps {
+        let plan = Plan::new(random, leased);
+        match world.subject {
+            Subject::Crate => stepped::call(world, pool, value, call, leased, plan).await,
+            Subject::Mutant(mutant) => broken_steps::call(mutant, world, pool, value, call, leased, plan).await,
+        }
+    } else {
+        let work = random.millis(0..leased.work.max(1));
+        match world.subject {
+            Subject::Crate => by_the_crate(world, pool, value, call, leased, work).await,
+            Subject::Mutant(mutant) => broken_lease::call(mutant, world, pool, value, call, leased, work).await,
+        }
     };
     let what = match result {
         // To be settled by an operator, who asks what became of it.
@@ -129,6 +139,7 @@ pub(crate) async fn settle(world: &Arc<World>, leased: Leased) -> anyhow::Result
             let what = call(world, &pool, value, &name, Leased { work: 1, ..leased }, &mut random).await;
             match what {
                 What::Performed(_) | What::Replayed(_) | What::Wrong(_) => break,
+                What::Refused(_) if leased.promise == Promise::InSteps => stepped::settle_in_doubt(&pool).await?,
                 What::Refused(why) if why == "indeterminate" => {
                     decide(&pool, value).await?;
                     decided += 1;

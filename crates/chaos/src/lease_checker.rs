@@ -3,13 +3,17 @@
 
 use std::collections::HashSet;
 
+use serde::{Deserialize, Serialize};
+
 use crate::checker::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers, somebody_was_answered};
 use crate::history::{Call, What};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Promise {
     AtLeastOnce,
     AtMostOnce,
+    /// [`step_checker`](crate::step_checker) checks it.
+    InSteps,
 }
 
 #[derive(Debug, Default)]

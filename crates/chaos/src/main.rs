@@ -3,6 +3,7 @@
 
 mod arguments;
 mod broken_lease;
+mod broken_steps;
 mod callers;
 mod checker;
 mod citus;
@@ -26,6 +27,8 @@ mod report;
 mod scenario;
 mod settling;
 mod stage;
+mod step_checker;
+mod stepped;
 mod subject;
 mod trials;
 mod worker;

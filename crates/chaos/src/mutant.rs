@@ -1,6 +1,6 @@
 //! The variants of the protocol, each with one part broken: what a scenario does not catch here, it would not catch in
 //! the crate. Transaction mode is in [`plain_sql`](crate::plain_sql), lease mode in
-//! [`broken_lease`](crate::broken_lease).
+//! [`broken_lease`](crate::broken_lease), and operations in steps in [`broken_steps`](crate::broken_steps).
 
 use std::str::FromStr;
 
@@ -46,6 +46,14 @@ pub(crate) enum Mutant {
     TakesOverAtMostOnce,
     /// Lease mode: the result is stored first, and the effect comes after it.
     CompletesFirst,
+    /// Steps: a result is stored by the key alone.
+    StepWithoutFence,
+    /// Steps: a result is stored also if there is one.
+    StepStoredAgain,
+    /// Steps: nothing is stored before an at-most-once step.
+    BegunNotWritten,
+    /// Steps: the client writes the document with all steps, as it was when the step began.
+    StepsByTheClient,
     /// A COMMIT without an answer is taken for one that failed, and the operation repeated under another claim.
     LostAnswerIsFailure,
     /// Commits are acknowledged before they are on disk.
@@ -84,6 +92,10 @@ const NAMES: &[(Mutant, &str)] = &[
     (NewerSchemaRefused, "newer-schema-refused"),
     (TakesOverAtMostOnce, "takes-over-at-most-once"),
     (CompletesFirst, "completes-first"),
+    (StepWithoutFence, "step-without-fence"),
+    (StepStoredAgain, "step-stored-again"),
+    (BegunNotWritten, "begun-not-written"),
+    (StepsByTheClient, "steps-by-the-client"),
     (LostAnswerIsFailure, "lost-answer-is-failure"),
     (SynchronousCommitOff, "synchronous-commit-off"),
     (UnloggedRecord, "unlogged-record"),

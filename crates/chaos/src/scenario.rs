@@ -23,6 +23,7 @@ mod slow_network;
 mod suspended_owners;
 mod weak_durability;
 
+use crate::lease_checker::Promise;
 use crate::patroni::formation::Replication;
 use crate::stage::{Finding, Stage};
 use citus::Fault;
@@ -43,6 +44,8 @@ pub(crate) const ALL: &[(&str, u32)] = &[
     ("janitor-races", 2),
     ("killed-leases", 3),
     ("killed-leases-at-most-once", 3),
+    ("killed-steps", 3),
+    ("suspended-steps", 3),
     ("weak-durability", 3),
     ("pooled-transactions", 2),
     ("promoted-standby", 2),
@@ -78,11 +81,13 @@ pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
         "bounded-waits" => bounded_waits::play(stage).await,
         "lock-conflicts" => lock_conflicts::play(stage).await,
         "committed-errors" => committed_errors::play(stage).await,
-        "suspended-owners" => suspended_owners::play(stage, false).await,
-        "suspended-at-most-once" => suspended_owners::play(stage, true).await,
+        "suspended-owners" => suspended_owners::play(stage, Promise::AtLeastOnce).await,
+        "suspended-at-most-once" => suspended_owners::play(stage, Promise::AtMostOnce).await,
         "janitor-races" => janitor_races::play(stage).await,
-        "killed-leases" => killed_leases::play(stage, false).await,
-        "killed-leases-at-most-once" => killed_leases::play(stage, true).await,
+        "killed-leases" => killed_leases::play(stage, Promise::AtLeastOnce).await,
+        "killed-leases-at-most-once" => killed_leases::play(stage, Promise::AtMostOnce).await,
+        "killed-steps" => killed_leases::play(stage, Promise::InSteps).await,
+        "suspended-steps" => suspended_owners::play(stage, Promise::InSteps).await,
         "weak-durability" => weak_durability::play(stage).await,
         "pooled-transactions" => pooled_transactions::play(stage).await,
         "promoted-standby" => promoted_standby::play(stage, true).await,

@@ -13,7 +13,7 @@ use crate::subject::Subject;
 use crate::world::{PAUSE, World, pool};
 
 /// When the fault is over, all keys must get their answers in this time.
-const SETTLE_LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 /// A mutant may never answer.
 pub(crate) const MUTANT_SETTLE_LIMIT: Duration = Duration::from_secs(4);
 

@@ -10,6 +10,7 @@ use crate::lease::{self, Leased};
 use crate::lease_checker::{Promise, check};
 use crate::subject::Subject;
 use crate::world::World;
+use crate::{step_checker, stepped};
 
 pub(crate) struct Stage {
     pub(crate) cluster: Arc<Cluster>,
@@ -86,13 +87,33 @@ impl Finding {
 
     /// Of a world in lease mode.
     pub(crate) async fn of_leases(world: &Arc<World>, leased: Leased) -> anyhow::Result<Self> {
+        if leased.promise == Promise::InSteps {
+            return Self::of_steps(world, leased).await;
+        }
         let decided = lease::settle(world, leased).await?;
-        let promise = if leased.at_most_once { Promise::AtMostOnce } else { Promise::AtLeastOnce };
-        let checked = check(&world.history.calls(), &world.aftermath().await?, promise);
+        let checked = check(&world.history.calls(), &world.aftermath().await?, leased.promise);
         let doubles =
             format!("{} keys with more than one effect for a downstream that dedupes nothing", checked.doubles);
         let decided = format!("{decided} keys settled by an operator");
         Ok(Self::with(world, checked.violations).note(doubles).note(decided))
+    }
+
+    /// Of a world with operations in steps.
+    async fn of_steps(world: &Arc<World>, leased: Leased) -> anyhow::Result<Self> {
+        let left = stepped::finish(world, leased).await?;
+        let resumed = world.history.calls().into_iter().filter(|call| call.was_resumed()).count();
+        lease::settle(world, leased).await?;
+        let after = world.aftermath().await?;
+        let mut checked = step_checker::check(&world.history.calls(), &after, &stepped::parts(world).await?);
+        if left > 0 {
+            checked.violations.push(format!("{left} operations that resumers and operators did not finish"));
+        }
+        let (sent, withdrawn) = stepped::looked_up(world).await?;
+        Ok(Self::with(world, checked.violations)
+            .note(format!("{} keys", after.records.len()))
+            .note(format!("{resumed} operations finished by a resumer"))
+            .note(format!("{} charges recognised by their key", checked.deduplicated))
+            .note(format!("texts in doubt: {sent} sent, {withdrawn} not sent")))
     }
 
     pub(crate) fn with(world: &World, violations: Vec<String>) -> Self {

@@ -257,6 +257,7 @@ pub(crate) fn ending(result: Result<Outcome<String>, Failure>) -> What {
             Error::SchemaMissing { .. } => What::Barred(SCHEMA_MISSING.to_owned()),
             // In lease mode an effect is there, and its result is not.
             Error::LeaseLost => What::Unknown("lease lost".to_owned()),
+            Error::StepInDoubt { .. } => What::Unknown("a step in doubt".to_owned()),
             wrong => What::Wrong(format!("{wrong}")),
         },
     }

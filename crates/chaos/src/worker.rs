@@ -16,6 +16,8 @@ use tokio::task::JoinHandle;
 use crate::cluster::signal;
 use crate::history::now;
 use crate::lease::{self, Leased};
+use crate::lease_checker::Promise;
+use crate::stepped;
 use crate::subject::{EVERY_DOOR, Subject};
 use crate::world::{Turns, World, pool};
 
@@ -43,7 +45,9 @@ pub(crate) async fn run() -> anyhow::Result<bool> {
     let orders: Orders = serde_json::from_str(&orders)?;
     let subject: Subject = orders.subject.parse()?;
     let world = World::of_worker(orders.url.parse()?, subject, orders.seed, orders.turns);
-    let pool = pool(&world.options, u32::try_from(CLIENTS)?);
+    let in_steps = orders.leased.filter(|leased| leased.promise == Promise::InSteps);
+    // The steps of a call run side by side at times.
+    let pool = pool(&world.options, u32::try_from(if in_steps.is_some() { 4 * CLIENTS } else { CLIENTS })?);
     let clients = (0..CLIENTS).map(|client| {
         let (world, pool, name) = (world.clone(), pool.clone(), format!("{}.{client}", orders.name));
         match orders.leased {
@@ -51,7 +55,13 @@ pub(crate) async fn run() -> anyhow::Result<bool> {
             None => tokio::spawn(world.client(pool, name, |random, request| request.door = random.of(EVERY_DOOR))),
         }
     });
-    futures_util::future::try_join_all(clients).await?;
+    let mut tasks: Vec<_> = clients.collect();
+    if let Some(leased) = in_steps {
+        let (resumer, operator) = (format!("{}.resumer", orders.name), format!("{}.operator", orders.name));
+        tasks.push(tokio::spawn(stepped::resumer(world.clone(), pool.clone(), resumer, leased)));
+        tasks.push(tokio::spawn(stepped::operator(world.clone(), pool.clone(), operator)));
+    }
+    futures_util::future::try_join_all(tasks).await?;
     Ok(true)
 }
 

@@ -39,11 +39,10 @@ impl Loads {
         let load = async |way: Way, name: &'static str, callers: u32| {
             anyhow::Ok(Load::start(&world(name).await?, way, name, callers))
         };
-        let leases =
-            |at_most_once| Way::Lease(Leased { at_most_once, lease: LEASE, work: 20 }, Arc::<Outside>::default());
+        let leases = |promise| Way::Lease(Leased { promise, lease: LEASE, work: 20 }, Arc::<Outside>::default());
         let marks = load(Way::Mark, "marks", 2).await?;
-        let at_least_once = load(leases(false), "at-least-once", 2).await?;
-        let at_most_once = load(leases(true), "at-most-once", 2).await?;
+        let at_least_once = load(leases(Promise::AtLeastOnce), "at-least-once", 2).await?;
+        let at_most_once = load(leases(Promise::AtMostOnce), "at-most-once", 2).await?;
         // The last world is the one whose progress is shown.
         let transactions = load(Way::Transaction, "transactions", 6).await?;
         Ok(Self { transactions, marks, at_least_once, at_most_once })
@@ -86,11 +85,11 @@ async fn check(load: &Load, answers: Answers) -> anyhow::Result<(Finding, Vec<Mo
         Way::Mark => ("marks", marks::violations(&told, &after), lost(&before, &after), String::new()),
         Way::Lease(leased, outside) => {
             after.effects = outside.effects();
-            let (name, promise) = match (leased.at_most_once, answers) {
-                (true, Answers::AllTrue) => ("leases at most once", Promise::AtMostOnce),
+            let (name, promise) = match (leased.promise, answers) {
+                (Promise::AtMostOnce, Answers::AllTrue) => ("leases at most once", Promise::AtMostOnce),
                 // A lost claim is a second effect, which is counted.
-                (true, Answers::LostWithAFault) => ("leases at most once", Promise::AtLeastOnce),
-                (false, _) => ("leases at least once", Promise::AtLeastOnce),
+                (Promise::AtMostOnce, Answers::LostWithAFault) => ("leases at most once", Promise::AtLeastOnce),
+                _ => ("leases at least once", Promise::AtLeastOnce),
             };
             let checked = lease_checker::check(&told, &after, promise);
             let gone = lost(&before, &stored_results(&after));

@@ -14,12 +14,13 @@ use tokio::time::sleep;
 
 use crate::cluster::{Cluster, root};
 use crate::lease::{self, Leased};
+use crate::lease_checker::Promise;
 use crate::stage::{Finding, Stage};
 use crate::subject::EVERY_DOOR;
 use crate::world::{Least, World, pool};
 
 const CLIENTS: u64 = 6;
-const LEASED: Leased = Leased { at_most_once: false, lease: Duration::from_secs(30), work: 30 };
+const LEASED: Leased = Leased { promise: Promise::AtLeastOnce, lease: Duration::from_secs(30), work: 30 };
 const JUMPS: &[&str] = &["+0", "+1h", "-1h"];
 /// Past all leases that were claimed at any of these.
 const AFTER_ALL: &str = "+3h";

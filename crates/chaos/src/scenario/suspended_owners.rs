@@ -5,7 +5,9 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::lease::Leased;
+use crate::lease_checker::Promise;
 use crate::stage::{Finding, Stage};
+use crate::stepped::create_tables;
 use crate::worker::Crew;
 use crate::world::{Least, World};
 
@@ -13,10 +15,21 @@ const WORKERS: usize = 4;
 
 const LEAST: Least = &[("owner suspended", 5)];
 
-pub(crate) async fn play(stage: &Stage, at_most_once: bool) -> anyhow::Result<Finding> {
-    let name = if at_most_once { "suspended-at-most-once" } else { "suspended-owners" };
+pub(crate) async fn play(stage: &Stage, promise: Promise) -> anyhow::Result<Finding> {
+    let name = match promise {
+        Promise::AtLeastOnce => "suspended-owners",
+        Promise::AtMostOnce => "suspended-at-most-once",
+        Promise::InSteps => "suspended-steps",
+    };
     let world = World::create(stage, name, LEAST).await?;
-    let leased = Leased { at_most_once, lease: Duration::from_millis(150), work: 100 };
+    if promise == Promise::InSteps {
+        create_tables(&world).await?;
+    }
+    let leased = Leased {
+        promise,
+        lease: Duration::from_millis(150),
+        work: if promise == Promise::InSteps { 240 } else { 100 },
+    };
     let mut random = world.random("suspender");
     let mut crew = Crew::start(&world, WORKERS, Some(leased))?;
     sleep(Duration::from_millis(200)).await;

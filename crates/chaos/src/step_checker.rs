@@ -1,0 +1,76 @@
+//! What is promised of operations in steps: each effect as often as its kind of step allows, one answer for all
+//! callers, and no operation that stays unfinished.
+
+use std::collections::HashSet;
+
+use crate::checker::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers, somebody_was_answered};
+use crate::history::{Call, What};
+use crate::stepped::{CHARGE, ROW, TEXT};
+
+/// The effect of one step.
+#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub(crate) struct Part {
+    pub(crate) key: String,
+    /// The call that had it.
+    pub(crate) call: String,
+    pub(crate) step: String,
+    /// The key that was given to the outside.
+    pub(crate) downstream_key: Option<String>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Checked {
+    pub(crate) violations: Vec<String>,
+    /// Charges that the outside has recognised by their key.
+    pub(crate) deduplicated: usize,
+}
+
+pub(crate) fn check(calls: &[Call], after: &Aftermath, parts: &[Part]) -> Checked {
+    let mut checked = Checked::default();
+    for (key, one) in by_key(calls, after) {
+        let mut say = |what: String| checked.violations.push(format!("{key}: {what}"));
+        let of_key: Vec<_> = parts.iter().filter(|part| part.key == key).collect();
+        let of = |step: &str| -> Vec<_> { of_key.iter().filter(|part| part.step == step).collect() };
+        let charges: HashSet<_> = of(CHARGE).iter().map(|part| &part.downstream_key).collect();
+        for (what, count) in [("rows", of(ROW).len()), ("charges", charges.len()), ("texts", of(TEXT).len())] {
+            if count != 1 {
+                say(format!("{count} {what} for one operation"));
+            }
+        }
+        checked.deduplicated += of(CHARGE).len().saturating_sub(charges.len());
+        one_answer_is_stored(&one, &of_key, &mut say);
+        somebody_was_answered(&one, &mut say);
+        later_calls_see_earlier_answers(&one.calls, &mut say);
+    }
+    checked.violations.sort();
+    checked
+}
+
+fn one_answer_is_stored(one: &OneKey<'_>, parts: &[&Part], say: &mut impl FnMut(String)) {
+    let [record] = one.records.as_slice() else { return say(format!("{} records", one.records.len())) };
+    let Some(stored) = record.response.as_deref().filter(|_| record.completed) else {
+        return say("left unfinished".to_owned());
+    };
+    // The result of each step is the name of the call that had its effect.
+    let results: Vec<_> = stored.split(' ').collect();
+    let have_effects = results.len() == 3
+        && [ROW, CHARGE, TEXT]
+            .iter()
+            .zip(&results)
+            .all(|(step, call)| parts.iter().any(|part| part.step == *step && part.call == *call));
+    if !have_effects {
+        say(format!("{stored} is stored, and a result in it has no effect"));
+    }
+    for call in &one.calls {
+        if let What::Wrong(why) | What::Barred(why) = &call.end {
+            say(format!("{} was told: {why}", call.name));
+        }
+        if let Some(response) = call.response().filter(|response| *response != stored) {
+            say(format!("{} got {response}, and {stored} is stored: the answer has changed", call.name));
+        }
+    }
+    let accepted = one.calls.iter().filter(|call| matches!(call.end, What::Performed(_))).count();
+    if accepted > 1 {
+        say(format!("{accepted} completions were accepted"));
+    }
+}

@@ -1,0 +1,321 @@
+//! Callers of an operation in steps: a row in the database, a charge that the outside deduplicates by its key, and a
+//! text that it does not. Beside the callers, in the same processes, resumers and operators.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use pg_idempotency::lease::{Lease, Leasing, Step, release, resolve_step};
+use pg_idempotency::operator::unsettled;
+use pg_idempotency::testing::cancel_after;
+use pg_idempotency::{Error, Outcome};
+use sqlx::{Executor as _, PgConnection, PgExecutor, PgPool};
+use tokio::time::{Instant, sleep};
+use tokio::try_join;
+
+use crate::history::What;
+use crate::lease::Leased;
+use crate::random::Random;
+use crate::settling::SETTLE_LIMIT;
+use crate::step_checker::Part;
+use crate::subject::{Failure, Subject, ending, key};
+use crate::world::{PAUSE, World};
+
+pub(crate) const ROW: &str = "row";
+pub(crate) const CHARGE: &str = "charge";
+pub(crate) const TEXT: &str = "text";
+
+/// The effects, without any unique constraint, and the gateway of the texts. It sends a text for an attempt until the
+/// operator withdraws that attempt: a worker that wakes after that must not send it.
+const TABLES: &str = "
+    create table part (
+        key text collate \"C\" not null, call text not null, step text not null, downstream_key text, attempt int not null
+    );
+    create table withdrawn (key text not null, attempt int not null);
+    create function send(the_key text, the_call text, the_downstream_key text, the_attempt int) returns boolean
+    language plpgsql as $$
+    begin
+        lock table withdrawn in row exclusive mode;
+        insert into part
+        select the_key, the_call, 'text', the_downstream_key, the_attempt
+        where not exists (select from withdrawn where key = the_key and attempt = the_attempt);
+        return found;
+    end $$;
+    create function withdraw(the_key text, the_attempt int) returns text
+    language plpgsql as $$
+    begin
+        lock table withdrawn in share row exclusive mode;
+        insert into withdrawn values (the_key, the_attempt);
+        return (select call from part where key = the_key and attempt = the_attempt and step = 'text' limit 1);
+    end $$";
+
+pub(crate) async fn create_tables(world: &World) -> sqlx::Result<()> {
+    world.observer.execute(TABLES).await.map(drop)
+}
+
+/// What goes wrong in one attempt, besides the fault.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    /// A step whose future is dropped after so many polls. The attempt then asks for the step again.
+    drops: Option<(&'static str, usize)>,
+    /// A step that returns an error.
+    fails: Option<&'static str>,
+    side_by_side: bool,
+    /// How long each step takes, before its effect and after it.
+    pub(crate) pause: Duration,
+}
+
+impl Plan {
+    pub(crate) fn new(random: &mut Random, leased: Leased) -> Self {
+        // Each dropped text takes an operator.
+        let dropped = random.of(&[ROW, ROW, CHARGE, TEXT]);
+        let polls = usize::try_from(random.below(20)).unwrap_or_default();
+        let failing = random.of(&[ROW, CHARGE, TEXT]);
+        Self {
+            drops: random.one_in(4).then_some((dropped, polls)),
+            fails: random.one_in(12).then_some(failing),
+            side_by_side: random.one_in(2),
+            pause: random.millis(0..leased.work.max(1)) / 4,
+        }
+    }
+
+    pub(crate) fn check(self, step: &str) -> Result<(), Failure> {
+        if self.fails == Some(step) { Err(Failure::AskedFor) } else { Ok(()) }
+    }
+
+    /// Asks for a step, and once more if its future was dropped. Boxed, because all futures around it contain it several
+    /// times, and overflow the stack.
+    pub(crate) async fn ask<F>(self, step: &str, perform: impl Fn() -> F) -> Result<String, Failure>
+    where
+        F: Future<Output = Result<String, Failure>>,
+    {
+        if let Some((dropped, polls)) = self.drops
+            && dropped == step
+            && let Some(result) = cancel_after(polls, Box::pin(perform())).await
+        {
+            return result;
+        }
+        Box::pin(perform()).await
+    }
+
+    /// The response of the operation: the result of each step, which is the name of the call that had its effect.
+    pub(crate) async fn respond<E>(
+        self,
+        row: impl Future<Output = Result<String, E>>,
+        charge: impl Future<Output = Result<String, E>>,
+        text: impl Future<Output = Result<String, E>>,
+    ) -> Result<String, E> {
+        let (row, charge, text) =
+            if self.side_by_side { try_join!(row, charge, text)? } else { (row.await?, charge.await?, text.await?) };
+        Ok(format!("{row} {charge} {text}"))
+    }
+}
+
+/// One call's attempt, as its effects name it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attempt<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) call: &'a str,
+    pub(crate) number: u32,
+}
+
+impl Attempt<'_> {
+    /// Adds a row or a charge. The outside counts a charge twice only if it has two downstream keys.
+    pub(crate) async fn add(self, db: impl PgExecutor<'_>, step: &str, downstream: Option<&str>) -> sqlx::Result<()> {
+        sqlx::query("insert into part (key, call, step, downstream_key, attempt) values ($1, $2, $3, $4, $5::int4)")
+            .bind(self.key)
+            .bind(self.call)
+            .bind(step)
+            .bind(downstream)
+            .bind(i32::try_from(self.number).unwrap_or(i32::MAX))
+            .execute(db)
+            .await
+            .map(drop)
+    }
+
+    /// `false` means that the operator has withdrawn the text.
+    pub(crate) async fn send(self, pool: &PgPool, downstream: &str) -> sqlx::Result<bool> {
+        sqlx::query_scalar("select send($1::text, $2::text, $3::text, $4::int4)")
+            .bind(self.key)
+            .bind(self.call)
+            .bind(downstream)
+            .bind(i32::try_from(self.number).unwrap_or(i32::MAX))
+            .fetch_one(pool)
+            .await
+    }
+}
+
+async fn work(pool: &PgPool, lease: &Lease, value: &str, call: &str, plan: Plan) -> Result<String, Failure> {
+    let attempt = Attempt { key: value, call, number: lease.attempt() };
+    let row = || {
+        lease.step(ROW, async |conn: &mut PgConnection| {
+            sleep(plan.pause).await;
+            attempt.add(conn, ROW, None).await?;
+            plan.check(ROW)?;
+            sleep(plan.pause).await;
+            Ok(call.to_owned())
+        })
+    };
+    let charge = || {
+        lease.step_at_least_once(CHARGE, async |step: &Step| {
+            sleep(plan.pause).await;
+            attempt.add(pool, CHARGE, Some(&step.downstream_key())).await?;
+            plan.check(CHARGE)?;
+            sleep(plan.pause).await;
+            Ok(call.to_owned())
+        })
+    };
+    let text = || {
+        lease.step_at_most_once(TEXT, async |step: &Step| {
+            sleep(plan.pause).await;
+            plan.check(TEXT).map_err(|error| step.not_performed(error))?;
+            if !attempt.send(pool, &step.downstream_key()).await? {
+                return Err(step.not_performed(Failure::AskedFor));
+            }
+            sleep(plan.pause).await;
+            Ok(call.to_owned())
+        })
+    };
+    plan.respond(plan.ask(ROW, row), plan.ask(CHARGE, charge), plan.ask(TEXT, text)).await
+}
+
+fn leasing(leased: Leased) -> Result<Leasing, Error> {
+    // An attempt ends with each kill, so the number is out of reach.
+    let most = std::num::NonZeroU32::MAX;
+    Ok(Leasing::new(leased.policy())?.with_stored_request(true).with_max_attempts(most))
+}
+
+pub(crate) async fn call(
+    world: &World,
+    pool: &PgPool,
+    value: &str,
+    call: &str,
+    leased: Leased,
+    plan: Plan,
+) -> Result<Outcome<String>, Failure> {
+    let work = async |lease: &Lease| {
+        world.history.add(call, value, What::Claimed(lease.token()));
+        work(pool, lease, value, call, plan).await
+    };
+    leasing(leased)?.ensure(pool, &key(value), value, work).await
+}
+
+/// Finishes what no caller comes back for, until it is killed.
+pub(crate) async fn resumer(world: Arc<World>, pool: PgPool, name: String, leased: Leased) {
+    let mut random = world.random(&name);
+    for number in 0_u64.. {
+        let name = format!("{name}/{number}");
+        // Soon, because a caller's key is asked for during two leases only.
+        if !matches!(resume_one(&world, &pool, &name, leased, leased.lease / 8, &mut random).await, Ok(true)) {
+            sleep(random.millis(5..30)).await;
+        }
+    }
+}
+
+/// Whether there was an operation to resume.
+async fn resume_one(
+    world: &World,
+    pool: &PgPool,
+    call: &str,
+    leased: Leased,
+    after: Duration,
+    random: &mut Random,
+) -> Result<bool, Error> {
+    let plan = Plan::new(random, leased);
+    let work = async |lease: &Lease, value: String| {
+        world.history.add(call, &value, What::Invoked);
+        world.history.add(call, &value, What::Claimed(lease.token()));
+        work(pool, lease, &value, call, plan).await
+    };
+    let Some(resumed) = leasing(leased)?.with_resume_after(after)?.resume_one(pool, "chaos", work).await? else {
+        return Ok(false);
+    };
+    world.history.add(call, resumed.key.value(), ending(resumed.result.map(Outcome::Performed)));
+    Ok(true)
+}
+
+/// Settles the texts in doubt, until it is killed.
+pub(crate) async fn operator(world: Arc<World>, pool: PgPool, name: String) {
+    let mut random = world.random(&name);
+    loop {
+        // After an error, and after a kill, the next round finds the same texts in doubt.
+        let _ = settle_in_doubt(&pool).await;
+        sleep(random.millis(5..25)).await;
+    }
+}
+
+/// Asks the gateway whether each text in doubt was sent, and withdraws it: its worker may only be suspended.
+pub(crate) async fn settle_in_doubt(pool: &PgPool) -> Result<(), Error> {
+    let found = unsettled(&mut *pool.acquire().await?, 100, None).await?;
+    for found in found {
+        let Some(step) = &found.step else { continue };
+        let sent: Option<String> = sqlx::query_scalar("select withdraw($1::text, $2::int4)")
+            .bind(&found.value)
+            .bind(i32::try_from(found.attempt).unwrap_or(i32::MAX))
+            .fetch_one(pool)
+            .await?;
+        let key = key(&found.value);
+        let settled = match sent {
+            Some(call) => resolve_step(pool, &key, found.token, step, &call).await,
+            None => release(pool, &key, found.token, "the text was not sent, and will not be").await,
+        };
+        // Another operator was faster, or the owner was only suspended.
+        if !matches!(settled, Err(Error::LeaseLost)) {
+            settled?;
+        }
+    }
+    Ok(())
+}
+
+/// When the fault is over: resumers and operators finish every operation, and no caller helps. Returns how many they
+/// did not finish. A mutant's operations are left to its callers.
+pub(crate) async fn finish(world: &World, leased: Leased) -> anyhow::Result<i64> {
+    if world.subject != Subject::Crate {
+        return Ok(0);
+    }
+    let pool = crate::world::pool(&world.options, 16);
+    let leased = Leased { work: 1, ..leased };
+    let started = Instant::now();
+    for round in 0_u64.. {
+        settle_in_doubt(&pool).await?;
+        let finisher = async |finisher: usize| {
+            let name = format!("finisher{finisher}.{round}");
+            let mut random = world.random(&name);
+            for number in 0_u64.. {
+                let name = format!("{name}/{number}");
+                if !resume_one(world, &pool, &name, leased, Duration::ZERO, &mut random).await? {
+                    break;
+                }
+            }
+            Ok::<_, Error>(())
+        };
+        try_join_all((0..8).map(finisher)).await?;
+        let left: i64 = sqlx::query_scalar("select count(*) from idempotency.record where completed_at is null")
+            .fetch_one(&pool)
+            .await?;
+        if left == 0 || started.elapsed() > SETTLE_LIMIT {
+            pool.close().await;
+            return Ok(left);
+        }
+        // A lease has to lapse first, at times.
+        sleep(PAUSE).await;
+    }
+    unreachable!("it ends with its time")
+}
+
+pub(crate) async fn parts(world: &World) -> sqlx::Result<Vec<Part>> {
+    sqlx::query_as("select key, call, step, downstream_key from part").fetch_all(&world.observer).await
+}
+
+/// How many texts in doubt an operator has looked up: those that were sent, and the others.
+pub(crate) async fn looked_up(world: &World) -> sqlx::Result<(i64, i64)> {
+    sqlx::query_as(
+        "select count(*) filter (where sent), count(*) filter (where not sent)
+        from (
+            select exists (select from part where step = 'text' and part.key = one.key and part.attempt = one.attempt) as sent
+            from (select distinct key, attempt from withdrawn) as one
+        ) as withdrawn",
+    )
+    .fetch_one(&world.observer)
+    .await
+}
