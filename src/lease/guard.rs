@@ -245,7 +245,6 @@ impl Lease {
         })
         .await;
         self.settled = matches!(stored, Ok(()) | Err(Error::LeaseLost));
-        // A COMMIT whose answer was lost is no error here: the same response under the same token counts as stored.
         stored.map_err(|error| self.failed(error))?;
         let not_asked_for = self.steps.not_asked_for();
         if !not_asked_for.is_empty() {

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use sqlx::PgPool;
 use tokio::time::{Instant, timeout};
 
-use super::steps::encode_result;
+use super::step::encode_result;
 use crate::limits::{RETENTION, within};
 use crate::outcome::encode;
 use crate::record::{Actor, Record};

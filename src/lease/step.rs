@@ -1,8 +1,18 @@
-//! A step outside the database, as its closure sees it, and the reasons to refuse a step.
+//! A step outside the database, as its closure sees it; the results of steps as text; and the reasons to refuse a step.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::steps::{MAX_NAME_BYTES, MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::Error;
+use crate::outcome::encode;
+
+pub(super) const MAX_NAME_BYTES: usize = 255;
+/// Each step that is stored writes all of them again, so a large operation belongs into a table of its own.
+pub(super) const MAX_STEPS: usize = 100;
+pub(super) const MAX_RESULT_BYTES: usize = 64 * 1024;
+pub(super) const MAX_STEPS_BYTES: usize = 256 * 1024;
 
 /// A step outside the database, while it is performed.
 #[derive(Debug)]
@@ -58,4 +68,23 @@ pub enum InvalidStep {
          {MAX_STEPS_BYTES} bytes; store large values in a table of your own, and return their key"
     )]
     TooLarge,
+}
+
+/// The result of a step, from its JSON text.
+pub(super) fn decoded<T: DeserializeOwned>(name: &str, result: &str) -> Result<T, Error> {
+    serde_json::from_str(result)
+        .map_err(|error| Error::Undecodable { step: Some(name.to_owned()), source: error.into() })
+}
+
+/// The result as JSON text.
+pub(super) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: &T) -> Result<String, Error> {
+    let result = encode(value)?.body.unwrap_or_default();
+    if result.len() > MAX_RESULT_BYTES {
+        return Err(too_large(name));
+    }
+    String::from_utf8(result).map_err(|error| Error::Unencodable { source: error.into() })
+}
+
+pub(super) fn too_large(name: &str) -> Error {
+    Error::InvalidStep { step: name.to_owned(), problem: InvalidStep::TooLarge }
 }

@@ -15,17 +15,10 @@ use super::leasing::Leasing;
 use super::owner::Owner;
 use super::protocol::unless_lost;
 use super::settle::{committed, within_a_lease};
-use super::step::{InvalidStep, Step};
-use crate::outcome::encode;
+use super::step::{InvalidStep, MAX_NAME_BYTES, MAX_STEPS, MAX_STEPS_BYTES, Step, decoded, encode_result, too_large};
 use crate::record::{self, Record, StoredStep};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, Mode, observe};
-
-pub(super) const MAX_NAME_BYTES: usize = 255;
-/// Each step that is stored writes all of them again, so a large operation belongs into a table of its own.
-pub(super) const MAX_STEPS: usize = 100;
-pub(super) const MAX_RESULT_BYTES: usize = 64 * 1024;
-pub(super) const MAX_STEPS_BYTES: usize = 256 * 1024;
 
 tokio::task_local! {
     /// The tokens of the operations that are performing a step, around this future.
@@ -359,22 +352,4 @@ impl Drop for Asked<'_> {
         }
         self.steps.known().insert(self.name.to_owned(), ended);
     }
-}
-
-fn decoded<T: DeserializeOwned>(name: &str, result: &str) -> Result<T, Error> {
-    serde_json::from_str(result)
-        .map_err(|error| Error::Undecodable { step: Some(name.to_owned()), source: error.into() })
-}
-
-/// The result as JSON text.
-pub(super) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: &T) -> Result<String, Error> {
-    let result = encode(value)?.body.unwrap_or_default();
-    if result.len() > MAX_RESULT_BYTES {
-        return Err(too_large(name));
-    }
-    String::from_utf8(result).map_err(|error| Error::Unencodable { source: error.into() })
-}
-
-fn too_large(name: &str) -> Error {
-    Error::InvalidStep { step: name.to_owned(), problem: InvalidStep::TooLarge }
 }

@@ -1,5 +1,6 @@
-//! Two callers that wait for each other's rows. One worker sees a deadlock of its own, after `deadlock_timeout`. A
-//! deadlock over two workers is seen by Citus, which asks all nodes every two seconds for who waits for whom.
+//! Two callers that wait for each other's rows. A worker detects a deadlock between its own rows after
+//! `deadlock_timeout`. Citus detects one over two workers: every two seconds it asks all nodes which session waits for
+//! which.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

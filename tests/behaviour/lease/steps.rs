@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::lease::leases::WorkError;
 use crate::proxy::Proxy;
-use crate::support::{create_effects, effects, key, leave_effect, wide_pool};
+use crate::support::{create_effects, effects, key, leave_effect, until, wide_pool};
 
 const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
@@ -858,20 +858,10 @@ async fn the_index_for_resumers_costs_completion_nothing(pool: PgPool) -> anyhow
     }
     let question = "select coalesce(sum(n_tup_hot_upd), 0)::float8 / greatest(sum(n_tup_upd), 1)::float8
         from pg_stat_user_tables where schemaname = 'idempotency'";
-    let started = std::time::Instant::now();
-    loop {
-        let mut conn = crate::support::connect(&pool).await;
-        let updates: i64 = sqlx::query_scalar(
-            "select coalesce(sum(n_tup_upd), 0)::int8 from pg_stat_user_tables where schemaname = 'idempotency'",
-        )
-        .fetch_one(&mut conn)
-        .await?;
-        if updates >= 150 {
-            let share: f64 = sqlx::query_scalar(question).fetch_one(&mut conn).await?;
-            assert!(share > 0.8, "{share} of the updates are heap-only");
-            return Ok(());
-        }
-        assert!(started.elapsed() < PATIENCE, "the statistics of {updates} updates");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    // The server publishes its statistics a moment later.
+    until(&pool, "select coalesce(sum(n_tup_upd), 0) >= 150 from pg_stat_user_tables where schemaname = 'idempotency'")
+        .await;
+    let share: f64 = sqlx::query_scalar(question).fetch_one(&pool).await?;
+    assert!(share > 0.8, "{share} of the updates are heap-only");
+    Ok(())
 }

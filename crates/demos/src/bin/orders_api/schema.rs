@@ -23,7 +23,8 @@ impl Schema {
 
     /// Connections that find the run's tables without a schema's name. The crate's statements name theirs.
     pub(crate) async fn pool(&self, connections: u32) -> anyhow::Result<PgPool> {
-        let options = PgConnectOptions::from_str(&self.url).context("DATABASE_URL is no URL of a PostgreSQL")?;
+        let options =
+            PgConnectOptions::from_str(&self.url).context("DATABASE_URL is not the URL of a PostgreSQL database")?;
         // By the application's name the client knows this run's connections.
         let options = options.application_name(&self.name()).options([("search_path", self.name())]);
         let pool = PgPoolOptions::new().max_connections(connections).acquire_timeout(ACQUIRE_LIMIT);

@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 use crate::dice;
 
-/// The gateway refuses this card, whoever asks.
+/// The gateway refuses this card in every request.
 pub(crate) const DECLINED: &str = "tok_declined";
 
 #[derive(Serialize, Deserialize)]
