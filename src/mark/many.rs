@@ -20,8 +20,8 @@ const BATCH: usize = 1000;
 /// connections: many transactions with a thousand locks each would fill it.
 const MOST_LOCKS: usize = 100;
 
-/// How often a batch asks again without waiting, if other transactions were committing or deleting the records of its
-/// keys at that moment.
+/// How often a batch asks again without waiting and without an answer for one more key, if other transactions were
+/// committing or deleting the records of its keys at that moment.
 const ROUNDS: usize = 3;
 
 /// Marks any number of keys for `window`, in the caller's transaction. The result has one place for each key.
@@ -53,13 +53,12 @@ impl Dedup {
     ///   transaction is aborted (SQLSTATE 55P03).
     /// - Every other call that claims one of its keys waits for the batch's transaction in the same way.
     /// - A batch with new and with expired keys may deadlock with others. Then the call returns [`Error::Retryable`].
-    /// - If a batch of up to a hundred keys and a larger one have the same expired keys, they may wait for each other.
-    ///   This ends with the wait of the smaller batch, which returns [`Error::InFlight`].
     ///
     /// On a [distributed](crate::Deployment::with_distributed) table, a batch takes a few statements more. Citus
     /// inserts into several shards at once, so overlapping batches of more than a hundred keys may deadlock there
-    /// without expired keys too. A batch of one scope is one shard and one COMMIT; a batch of many scopes commits in
-    /// two phases.
+    /// without expired keys too. If such a batch and a smaller one have the same expired keys, they may wait for each
+    /// other, until the wait of the smaller one ends with [`Error::InFlight`]. A batch of one scope is one shard and
+    /// one COMMIT; a batch of many scopes commits in two phases.
     ///
     /// # Errors
     ///
@@ -138,6 +137,7 @@ impl<'k> Marking<'k> {
         let mut rounds = 0;
         while rounds < ROUNDS {
             rounds += 1;
+            let before = self.open.len();
             let held = if locks { self.claim_in_order(conn).await? } else { self.claim_at_once(conn).await? };
             if self.open.is_empty() {
                 return Ok(());
@@ -148,6 +148,9 @@ impl<'k> Marking<'k> {
             }
             if self.open.is_empty() {
                 return Ok(());
+            }
+            if self.open.len() < before {
+                rounds = 0;
             }
             // An open key that no transaction holds has an expired record with a locked row, or it is new again.
             let held = held.filter(|held| self.open.contains(held));
@@ -169,8 +172,8 @@ impl<'k> Marking<'k> {
         Ok(())
     }
 
-    /// Marks the keys in their order, and stops at the first key that an open transaction holds. Returns that key's
-    /// place.
+    /// Marks the keys in their order, and stops at the first key that an open transaction holds, whose place it
+    /// returns, or whose expired row is locked.
     async fn claim_in_order(&mut self, conn: &mut PgConnection) -> Result<Option<usize>, Error> {
         let claims = self.batch(&self.open).claim_in_order(conn, self.asked).await?;
         let held = claims.held.map(|at| self.open[at]);

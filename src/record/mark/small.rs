@@ -46,22 +46,42 @@ impl MarkBatch<'_> {
                     ) as found on true
                 ),
                 open as materialized (
-                    select pg_catalog.array_agg(place order by place) as places, pg_catalog.array_agg(lock order by place) as locks
+                    select
+                        pg_catalog.array_agg(place order by place) as places,
+                        pg_catalog.array_agg(lock order by place) as locks,
+                        pg_catalog.array_agg(expired is not null order by place) as expired
                     from asked
                     where expired is not false
                 ),
-                -- Tries one lock after the other, and stops at the first lock that is not free.
-                tried (step, mine) as (
-                    select 0, true
+                -- Tries one key after the other, and stops at the first key whose lock, or whose expired row, another
+                -- transaction has. A large batch waits for rows in this order: it must not find a later row locked.
+                tried (step, state) as (
+                    select 0, 'mine'
                     union all
-                    select tried.step + 1, pg_catalog.pg_try_advisory_xact_lock(open.locks[tried.step + 1])
+                    select
+                        tried.step + 1,
+                        case
+                            when not pg_catalog.pg_try_advisory_xact_lock(open.locks[tried.step + 1]) then 'held'
+                            when not open.expired[tried.step + 1] then 'mine'
+                            else coalesce(
+                                (
+                                    select 'mine'
+                                    from idempotency.record
+                                    where record.scope = ($1::text[])[open.places[tried.step + 1]]
+                                        and record.operation = ($2::text[])[open.places[tried.step + 1]]
+                                        and record.key = ($3::text[])[open.places[tried.step + 1]]
+                                    for update skip locked
+                                ),
+                                'row locked'
+                            )
+                        end
                     from tried, open
-                    where tried.mine and tried.step < pg_catalog.cardinality(open.locks)
+                    where tried.state = 'mine' and tried.step < pg_catalog.cardinality(open.places)
                 ),
                 mine as materialized (
                     select asked.place, asked.scope, asked.operation, asked.key, asked.expired
                     from tried, open, asked
-                    where tried.step > 0 and tried.mine and asked.place = open.places[tried.step]
+                    where tried.step > 0 and tried.state = 'mine' and asked.place = open.places[tried.step]
                 ),
                 inserted as (
                     insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
@@ -74,22 +94,13 @@ impl MarkBatch<'_> {
                     on conflict (scope, operation, key) do nothing
                     returning token - $4::int8 as place
                 ),
-                -- Rows are locked here, in the order of the keys, because an update visits rows in any order. A row
-                -- that a sweep is deleting is skipped.
-                locked as materialized (
-                    select mine.place, record.scope, record.operation, record.key
-                    from mine, idempotency.record
-                    where mine.expired
-                        and record.scope = mine.scope and record.operation = mine.operation and record.key = mine.key
-                    order by mine.place
-                    for update of record skip locked
-                ),
+                locked as (select place, scope, operation, key from mine where expired),
                 taken as (", take_over_locked!(), ")
                 select place, true as won from inserted
                 union all
                 select place, true from taken
                 union all
-                select open.places[tried.step], false from tried, open where not tried.mine
+                select open.places[tried.step], false from tried, open where tried.state = 'held'
                 ",
             })?
             .bind(asked)

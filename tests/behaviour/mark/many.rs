@@ -302,11 +302,6 @@ async fn small_and_large_batches_of_expired_keys_do_not_deadlock(
     _: PgPoolOptions,
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
-    if crate::strict::partitioned() {
-        // Rows are locked more slowly there, and about one run in four shows what `Dedup::mark_many` says of expired keys.
-        eprintln!("skipped: a small batch may wait for a large one that waits for it");
-        return Ok(());
-    }
     let pool = wide_pool(&options, 8).await;
     for round in 0..6 {
         // In the heap in the opposite order of the keys.
