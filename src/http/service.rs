@@ -142,12 +142,31 @@ impl Protection {
         if let Some(ticket) = &ticket {
             handler.extensions_mut().insert(ticket.key.clone());
         }
-        match (self, &ticket) {
+        let answer = match (self, &ticket) {
             (Self::Transactional(mode), ticket) => mode.run(settings, ticket.as_ref(), handler).await,
             (Self::Leased(mode), Some(ticket)) => mode.run(settings, ticket, handler).await,
             (Self::Leased(_), None) => Ok(handler.call(settings.run_timeout).await?.map(LayerBody::untouched)),
+        };
+        if let (Err(Unanswered::Rejected(rejection)), Some(ticket)) = (&answer, &ticket) {
+            warn_of_unsettled(ticket.key.operation(), rejection);
         }
+        answer
     }
+}
+
+fn warn_of_unsettled(operation: &str, rejection: &Rejection) {
+    let (token, step) = match rejection {
+        Rejection::Indeterminate { token, step } => (token, step.as_deref()),
+        Rejection::Exhausted { token, .. } => (token, None),
+        _ => return,
+    };
+    tracing::warn!(
+        operation,
+        token,
+        step,
+        kind = rejection.kind(),
+        "a request met an operation that waits for an operator"
+    );
 }
 
 /// The response for a rejection, with the rejection in its extensions.
@@ -161,9 +180,6 @@ fn rejected<R>(settings: &Settings, rejection: Rejection) -> Response<LayerBody<
         }
         Rejection::TimedOut { limit } => {
             tracing::warn!(?limit, "a handler ran into the layer's time-out, and was dropped");
-        }
-        Rejection::Indeterminate { token } | Rejection::Exhausted { token, .. } => {
-            tracing::warn!(token, "a request met an operation that waits for an operator");
         }
         _ => {}
     }

@@ -144,7 +144,8 @@ async fn ask(app: &Router) -> Answer {
 async fn assert_indeterminate(pool: &PgPool, app: &Router) -> i64 {
     let answer = ask(app).await;
     assert_eq!((answer.status, &*answer.problem()), (StatusCode::CONFLICT, "indeterminate"));
-    let Some(Rejection::Indeterminate { token, .. }) = answer.rejection else { panic!("{answer:?}") };
+    let Some(Rejection::Indeterminate { token, step, .. }) = answer.rejection else { panic!("{answer:?}") };
+    assert_eq!(step.as_deref(), Some("text"));
     let found = pg_idempotency::operator::unsettled(&mut pool.acquire().await.expect("a connection"), 10, None).await;
     let [found] = &found.expect("a list")[..] else { panic!("one record") };
     assert_eq!((found.token, found.step.as_deref()), (token, Some("text")));
