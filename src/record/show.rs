@@ -8,7 +8,7 @@ use sqlx::{PgConnection, Row as _};
 use super::fragment::{no_live_lease, state};
 use super::statement::{Record, changes_a_row, known_mode};
 use super::step::ShownStep;
-use crate::{Error, Mode};
+use crate::{Error, Key, Mode};
 
 /// One record, without its response.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ pub struct Shown {
     pub response_bytes: Option<u64>,
     /// The key under which the next service saw the operation. [`lease::downstream_key`](crate::lease::downstream_key)
     /// derives the same key. With it, look up at that service whether the operation took effect. `None` outside lease
-    /// mode.
+    /// mode. Each step of an operation in steps has [its own](Self::step_downstream_key).
     pub downstream_key: Option<String>,
     /// Why the last attempt failed.
     pub last_error: Option<String>,
@@ -45,6 +45,19 @@ pub struct Shown {
     pub steps: Vec<ShownStep>,
     /// Whether the request is stored, so that a resumer may finish the operation.
     pub resumable: bool,
+    key: Key,
+    fingerprint: Option<Vec<u8>>,
+}
+
+impl Shown {
+    /// The [downstream key](crate::lease::Step::downstream_key) of a step with this name, also of a step that is not
+    /// stored: one that was being performed when its process died, or one of a completed operation. `None` outside
+    /// lease mode.
+    #[must_use]
+    pub fn step_downstream_key(&self, step: &str) -> Option<String> {
+        let fingerprint = self.fingerprint.as_deref().filter(|_| self.mode.is_leased())?;
+        Some(self.key.downstream(fingerprint, step))
+    }
 }
 
 impl Record<'_> {
@@ -91,6 +104,8 @@ impl Record<'_> {
                     self.key.downstream(fingerprint.as_deref().unwrap_or_default(), step)
                 })?,
                 resumable: row.try_get("resumable")?,
+                key: self.key.clone(),
+                fingerprint,
             })
         })
         .fetch_optional(conn)

@@ -47,6 +47,9 @@ pub(crate) enum Command {
     Show {
         #[command(flatten)]
         key: KeyArguments,
+        /// Also shows the downstream key of a step with this name, stored or not
+        #[arg(long, value_name = "NAME")]
+        step: Option<String>,
         /// As JSON
         #[arg(long)]
         json: bool,

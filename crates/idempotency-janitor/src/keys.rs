@@ -2,8 +2,8 @@
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use pg_idempotency::Key;
 use pg_idempotency::operator::{self, Shown, ShownStep};
+use pg_idempotency::{Key, Mode};
 use serde_json::json;
 
 use crate::arguments::{KeyArguments, Unsettled};
@@ -15,14 +15,24 @@ pub(crate) fn key(arguments: KeyArguments) -> Result<Key, Failure> {
     Ok(Key::new(arguments.scope, arguments.operation, arguments.value)?)
 }
 
-pub(crate) async fn show(database: &Database, arguments: KeyArguments, as_json: bool) -> Result<Ending, Failure> {
+pub(crate) async fn show(
+    database: &Database,
+    arguments: KeyArguments,
+    step: Option<String>,
+    as_json: bool,
+) -> Result<Ending, Failure> {
     let key = key(arguments)?;
     let shown = operator::show(&mut database.connect().await?, &key).await.map_err(of)?;
     let shown = shown.ok_or(Failure::NoRecord)?;
-    print(&if as_json { in_json(&shown) } else { in_text(&shown) })
+    let asked = step.and_then(|step| shown.step_downstream_key(&step).map(|key| (step, key)));
+    if as_json {
+        return print(&in_json(&shown, asked));
+    }
+    let asked = asked.map(|(step, key)| format!("{:<14} {} downstream key {key}\n", "step", as_argument(&step)));
+    print(&(in_text(&shown) + &asked.unwrap_or_default()))
 }
 
-fn in_json(shown: &Shown) -> String {
+fn in_json(shown: &Shown, asked: Option<(String, String)>) -> String {
     let report = json!({
         "mode": shown.mode.as_str(),
         "state": shown.state,
@@ -38,6 +48,7 @@ fn in_json(shown: &Shown) -> String {
         "last_error": shown.last_error,
         "resumable": shown.resumable,
         "steps": shown.steps.iter().map(step_in_json).collect::<Vec<_>>(),
+        "asked_step": asked.map(|(name, key)| json!({"name": name, "downstream_key": key})),
     });
     format!("{report}\n")
 }
@@ -69,7 +80,8 @@ pub(crate) fn in_text(shown: &Shown) -> String {
     lines.extend(shown.completed_at.map(|at| ("completed at", at.to_rfc3339())));
     lines.extend(shown.lease_left.map(|left| ("lease left", format!("{} s", left.as_secs()))));
     lines.extend(shown.response_bytes.map(|bytes| ("response", format!("{bytes} bytes"))));
-    lines.extend(shown.downstream_key.clone().map(|key| ("downstream key", key)));
+    let each = if shown.mode == Mode::InSteps { "; each step has its own: show --step NAME" } else { "" };
+    lines.extend(shown.downstream_key.as_ref().map(|key| ("downstream key", format!("{key}{each}"))));
     lines.extend(shown.last_error.as_deref().map(|error| ("last error", printable(error))));
     lines.extend(shown.resumable.then(|| ("request", "stored: a resumer may finish the operation".to_owned())));
     let lines = lines.into_iter().map(|(name, value)| format!("{name:<14} {value}\n"));

@@ -61,7 +61,7 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
         Command::Stats(options) => stats::stats(&database, options).await,
         Command::Health { max_lag, deep, json } => health::health(&database, max_lag, deep, json).await,
         Command::Unsettled(options) => keys::unsettled(&database, options).await,
-        Command::Show { key, json } => keys::show(&database, key, json).await,
+        Command::Show { key, step, json } => keys::show(&database, key, step, json).await,
         Command::Resolve(options) => settle::resolve(&database, options).await,
         Command::Release { key, reason, yes } => settle::release(&database, key, &reason, yes).await,
         Command::Forget { key, reason, yes } => settle::forget(&database, key, &reason, yes).await,
