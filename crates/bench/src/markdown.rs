@@ -42,7 +42,8 @@ pub(crate) fn document(report: &Report) -> String {
          and the allocator of the client's process counted allocations, including sqlx's. Heap and index are those of the keys' \
          table. HOT is the share of its updates that wrote no index.\n\n\
          A cell such as 4410 (1.72, 3.33) means 4410 a second, a median time of 1.72 ms, and a 99th percentile of 3.33 ms. \
-         `synchronous_commit` is on where the column does not say off.\n",
+         `synchronous_commit` is on where the column does not say off. Tables of other settings show rates only; figures.json has \
+         their times.\n",
         targets(report),
         machine.processor,
         machine.cores,
@@ -129,18 +130,22 @@ pub(crate) fn tables(sections: &[&Section]) -> String {
         text.push('\n');
     }
     while let Some(first) = timed.first().copied() {
-        let (together, rest): (Vec<&Section>, Vec<&Section>) =
-            timed.into_iter().partition(|section| section.title == first.title && section.unit == first.unit);
+        let (of_unit, rest): (Vec<&Section>, Vec<&Section>) =
+            timed.into_iter().partition(|section| section.unit == first.unit);
         timed = rest;
-        let settings = cells(together.iter().map(|section| setting(section.setting)));
-        let _ = writeln!(text, "**{}**: {} a second (p50, p99 in ms)\n", first.title, first.unit);
-        let _ = writeln!(text, "| |{settings}\n|---|{}", "--:|".repeat(together.len()));
-        for row in &first.rows {
-            let of = |section: &&Section| section.rows.iter().find(|other| other.way == row.way).map(speed);
-            let of_row = cells(together.iter().map(|section| of(section).unwrap_or_default()));
-            let _ = writeln!(text, "| {} |{of_row}", row.way);
+        let (main, others): (Vec<&Section>, Vec<&Section>) =
+            of_unit.into_iter().partition(|section| section.title == first.title);
+        let place = |section: &Section| setting(section.setting);
+        text +=
+            &side_by_side(&format!("{}: {} a second (p50, p99 in ms)", first.title, first.unit), &main, place, speed);
+        let same_ways =
+            |section: &&Section| section.rows.iter().all(|row| first.rows.iter().any(|of| of.way == row.way));
+        if others.len() > 2 && others.iter().all(same_ways) {
+            let place = |section: &Section| format!("{}, {}", section.title, setting(section.setting));
+            text += &side_by_side(&format!("Other settings: {} a second", first.unit), &others, place, rate);
+        } else {
+            timed.splice(0..0, others);
         }
-        text.push('\n');
     }
     for section in counted {
         let _ = writeln!(
@@ -159,6 +164,27 @@ pub(crate) fn tables(sections: &[&Section]) -> String {
 
 fn cells(texts: impl Iterator<Item = impl AsRef<str>>) -> String {
     texts.map(|text| format!(" {} |", text.as_ref())).collect()
+}
+
+/// A line for each row of the first section, with a column for each section.
+fn side_by_side(
+    title: &str,
+    sections: &[&Section],
+    place: impl Fn(&Section) -> String,
+    cell: impl Fn(&Row) -> String,
+) -> String {
+    let heads = cells(sections.iter().map(|section| place(section)));
+    let mut text = format!("**{title}**\n\n| |{heads}\n|---|{}\n", "--:|".repeat(sections.len()));
+    for row in sections.iter().take(1).flat_map(|section| &section.rows) {
+        let of = |section: &&Section| section.rows.iter().find(|other| other.way == row.way).map(&cell);
+        let _ = writeln!(text, "| {} |{}", row.way, cells(sections.iter().map(|one| of(one).unwrap_or_default())));
+    }
+    text.push('\n');
+    text
+}
+
+fn rate(row: &Row) -> String {
+    row.speed.as_ref().map(|speed| figure(speed.per_second)).unwrap_or_default()
 }
 
 fn speed(row: &Row) -> String {
