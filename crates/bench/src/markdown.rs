@@ -13,7 +13,7 @@ const WIDTH: usize = 120;
 pub(crate) fn document(report: &Report) -> String {
     let machine = &report.machine;
     let mut text = format!(
-        "# Performance\n\n`{}` wrote these figures on {}, in {:.0} minutes, on {} cores that clients and server shared. \
+        "# Performance\n\n`{}` wrote these figures on {}, in {:.0} min, on {} cores that clients and server shared. \
          [figures.json]({}/figures.json) contains all of them. [Method](#method) describes the machine.\n",
         report.command, machine.day, report.minutes, machine.cores, report.page,
     );
