@@ -6,11 +6,9 @@
 //!
 //! # Does it keep up?
 //!
-//! A busy janitor deletes `batch size / (time of a batch + pause)` rows a second, which is [`Janitor::capacity`]. With
-//! the defaults and 10 ms for a batch of 1000 that is 16 000. For 20 000 inserts a second, use batches of 10 000, which
-//! take some 100 ms: 66 000. The interval decides only how many rows wait for the next pass. With 20 000 inserts a
-//! second and an interval of 60 s, 1.2 million rows wait, which is some 18 s of work. If the oldest expired record gets
-//! older from pass to pass, the janitor logs a warning.
+//! A busy janitor deletes `batch size / (time of a batch + pause)` rows a second, which is [`Janitor::capacity`]. Make it
+//! at least twice the number of inserts a second; `docs/operating.md` has examples. The interval decides only how many
+//! rows wait for the next pass. If the oldest expired record gets older from pass to pass, the janitor logs a warning.
 
 mod options;
 mod run;

@@ -35,22 +35,79 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
+/// The anchors that GitHub gives to the headings of a document.
+fn anchors(document: &str) -> BTreeSet<String> {
+    let outside_code = document.split("```").step_by(2);
+    let headings = outside_code.flat_map(str::lines).filter(|line| line.starts_with('#'));
+    let mut anchors = BTreeSet::new();
+    for heading in headings {
+        let text = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = text.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        let anchor: String = kept.map(|c| if c == ' ' { '-' } else { c }).collect();
+        // The second heading of the same text gets `-1`.
+        let unused = (0..).map(|n| if n == 0 { anchor.clone() } else { format!("{anchor}-{n}") });
+        anchors.extend(unused.skip_while(|anchor| anchors.contains(anchor)).take(1).collect::<Vec<_>>());
+    }
+    anchors
+}
+
 #[test]
-fn every_relative_link_leads_to_a_file() {
-    let mut links = 0;
+fn every_relative_link_leads_to_a_file_and_a_heading() {
+    let (mut links, mut headings) = (0, 0);
     for (path, text) in documents() {
         for link in between(&text, "](", ')') {
-            let target = link.split('#').next().unwrap_or_default();
+            let (target, anchor) = link.split_once('#').unwrap_or((link, ""));
             // Items of the library, which rustdoc checks, and other sites.
-            if target.contains("::") || target.contains("://") || !target.contains(['/', '.']) {
+            if target.contains("::") || target.contains("://") || !(target.contains(['/', '.']) || target.is_empty()) {
                 continue;
             }
             links += 1;
-            let file = path.parent().expect("a folder").join(target);
+            let file = if target.is_empty() { path.clone() } else { path.parent().expect("a folder").join(target) };
             assert!(file.exists(), "{}: {link}", path.display());
+            if !anchor.is_empty() {
+                headings += 1;
+                let document = fs::read_to_string(&file).expect("a text");
+                assert!(anchors(&document).contains(anchor), "{}: {link}", path.display());
+            }
         }
     }
-    assert!(links > 20, "{links} links");
+    assert!(links > 20 && headings > 20, "{links} links, {headings} of them to a heading");
+}
+
+/// What begins with `idempotency_` and ends as a metric does, and is outside a name of more words.
+fn metrics(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let ours = words.filter(|word| word.starts_with("idempotency_"));
+    // Prometheus adds these to the name of a histogram.
+    let bare = ours.map(|word| ["_sum", "_count", "_bucket"].iter().fold(word, |name, end| name.trim_end_matches(end)));
+    let is_metric =
+        |name: &&str| *name == "idempotency_records" || name.ends_with("_total") || name.ends_with("_seconds");
+    bare.filter(is_metric).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_guide_lists_exactly_the_metrics_that_the_crate_exports() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut exported = BTreeSet::new();
+    for folder in ["src", "crates/idempotency-janitor/src"] {
+        for file in files(&root.join(folder), "rs") {
+            let text = fs::read_to_string(file).expect("a text");
+            exported.extend(text.split('"').filter(|literal| literal.starts_with("idempotency_")).flat_map(metrics));
+        }
+    }
+    let guide = fs::read_to_string(root.join("docs/operating.md")).expect("a text");
+    let listed: BTreeSet<_> =
+        guide.lines().filter(|line| line.starts_with("| `idempotency_")).flat_map(metrics).collect();
+    assert!(exported.len() > 5, "{exported:?}");
+    assert_eq!(listed, exported);
+    let mut others: Vec<_> = documents().into_iter().collect();
+    for name in ["contrib/alerts.yml", "contrib/alerts_test.yml", "contrib/grafana.json"] {
+        others.push((name.into(), fs::read_to_string(root.join(name)).expect("a text")));
+    }
+    for (path, text) in others {
+        let unknown: Vec<_> = metrics(&text).difference(&exported).cloned().collect();
+        assert!(unknown.is_empty(), "{}: {unknown:?}", path.display());
+    }
 }
 
 /// Names such as `rules::a_missing_key_is_refused`, in the form in which `cargo test` prints them.

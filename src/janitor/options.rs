@@ -14,7 +14,7 @@ const BATCH_SIZE: u32 = 1000;
 /// The largest batch. A larger one would hold its row locks and its memory for too long, and hardly save round trips.
 pub const MAX_BATCH_SIZE: u32 = 50_000;
 
-/// With this pause, batches of 1000 rows cost the foreground 6 to 9 % of its throughput; without a pause, 27 to 45 %.
+/// Without a pause, batches of 1000 rows cost the foreground 27 to 45 % of its throughput; with this one, less than a tenth.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A pass each minute is cheap on an idle table, and short on a busy one.

@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 
 use crate::cases::{CASES, CITUS};
 
-const USAGE: &str = "usage: script/bench [--quick] [--rtt 1ms] [--only CASE | --citus]";
+const USAGE: &str = "usage: script/bench [--quick] [--rtt 1ms] [--only CASE | --citus] [--redraw]";
 
 #[derive(Debug, Default)]
 pub(crate) struct Arguments {
@@ -15,6 +15,8 @@ pub(crate) struct Arguments {
     pub(crate) quick: bool,
     /// A round trip's time for the cases that are measured over a network too.
     pub(crate) rtt: Option<Duration>,
+    /// No measurement: writes page and charts again, from the figures of the last whole run.
+    pub(crate) redraw: bool,
     only: Option<String>,
     /// The case that needs a cluster of Citus, and has a page of its own.
     citus: bool,
@@ -28,6 +30,7 @@ impl Arguments {
                 "--quick" => parsed.quick = true,
                 "--rtt" => parsed.rtt = Some(milliseconds(&arguments.next().context(USAGE)?)?),
                 "--only" => parsed.only = Some(known(arguments.next().context(USAGE)?)?),
+                "--redraw" => parsed.redraw = true,
                 "--citus" => parsed.citus = true,
                 _ => bail!("{argument}? {USAGE}\n{}", cases()),
             }

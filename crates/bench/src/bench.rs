@@ -20,6 +20,7 @@ pub(crate) struct Bench {
     pub(crate) redis: Option<redis::Server>,
     near: [Setting; 2],
     far: Option<Setting>,
+    farther: Option<Setting>,
 }
 
 #[derive(Clone, Copy)]
@@ -60,15 +61,14 @@ impl Bench {
         let redis = redis::Server::start()?;
         let address = redis.as_ref().map(redis::Server::address);
         let near = [true, false].map(|synchronous| Setting::local(&server, address.as_ref(), synchronous));
-        let far = match arguments.rtt {
-            Some(rtt) => Some(near[0].clone().far(rtt)?),
-            None => None,
-        };
+        let distant = |rtt| near[0].clone().far(rtt);
+        let far = arguments.rtt.map(distant).transpose()?;
+        let farther = arguments.rtt.map(|rtt| distant(rtt * 5)).transpose()?;
         prepare(&mut near[1].connect(None).await?).await?;
         let by_hand = ByHand::capture(&near[1]).await?;
         let pgbench = std::env::var_os("PGBENCH").filter(|program| !program.is_empty()).map(PathBuf::from);
         let scale = if arguments.quick { QUICK } else { WHOLE };
-        Ok(Self { scale, by_hand, pgbench, redis, near, far })
+        Ok(Self { scale, by_hand, pgbench, redis, near, far, farther })
     }
 
     /// On the Unix socket: commits that wait for the disk, and commits that do not.
@@ -79,6 +79,11 @@ impl Bench {
     /// Those, and the one over a slow network.
     pub(crate) fn settings(&self) -> impl Iterator<Item = &Setting> {
         self.near.iter().chain(&self.far)
+    }
+
+    /// A round trip of five times `--rtt`, which takes too long for most cases.
+    pub(crate) fn farther(&self) -> Option<&Setting> {
+        self.farther.as_ref()
     }
 
     /// For what does not depend on the setting.

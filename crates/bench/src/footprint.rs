@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::bail;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region};
 
@@ -16,7 +16,7 @@ use crate::setting::Setting;
 use crate::way::{Way, Work};
 
 /// Of one unit: of each key in a batch. Round trips are PostgreSQL's and Redis's.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Footprint {
     #[serde(serialize_with = "figures::short")]
     pub(crate) round_trips: f64,

@@ -1,31 +1,32 @@
 //! All that a run came to, as it is written down.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::Duration;
 
-use serde::Serialize;
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
 
 use crate::arguments::Arguments;
 use crate::bench::Bench;
 use crate::footprint::Footprint;
 use crate::measure::Measured;
 use crate::setting::Told;
-use crate::target::{Bound, Target};
-use crate::{chart, figures, markdown};
+use crate::{answers, figures, markdown};
 
 pub(crate) struct Report {
     pub(crate) command: String,
     pub(crate) page: &'static str,
     pub(crate) machine: Machine,
     pub(crate) minutes: f64,
-    pub(crate) started: Instant,
-    pub(crate) targets: Vec<Target>,
     pub(crate) sections: Vec<Section>,
+    pub(crate) figures: Vec<Figure>,
     /// What could not be measured here.
     pub(crate) skipped: Vec<String>,
+    /// What a reader of an old run has to know. It is written into `figures.json` by hand.
+    pub(crate) note: Option<String>,
 }
 
-#[derive(Serialize)]
+#[derive(Deserialize, Serialize)]
 pub(crate) struct Machine {
     pub(crate) processor: String,
     pub(crate) cores: usize,
@@ -35,16 +36,27 @@ pub(crate) struct Machine {
     pub(crate) day: String,
 }
 
+/// A figure of its own, often a ratio of two rows; some have a [target](crate::target).
+#[derive(Deserialize, Serialize)]
+pub(crate) struct Figure {
+    pub(crate) case: String,
+    pub(crate) what: String,
+    pub(crate) setting: Option<Told>,
+    #[serde(serialize_with = "figures::short")]
+    pub(crate) value: f64,
+}
+
 /// Alternatives that took turns.
+#[derive(Deserialize)]
 pub(crate) struct Section {
-    pub(crate) case: &'static str,
+    pub(crate) case: String,
     pub(crate) title: String,
     pub(crate) setting: Option<Told>,
-    pub(crate) unit: &'static str,
+    pub(crate) unit: String,
     pub(crate) rows: Vec<Row>,
 }
 
-#[derive(Serialize)]
+#[derive(Deserialize, Serialize)]
 pub(crate) struct Row {
     pub(crate) way: String,
     #[serde(flatten)]
@@ -53,7 +65,7 @@ pub(crate) struct Row {
     pub(crate) footprint: Option<Footprint>,
 }
 
-#[derive(Clone, Serialize)]
+#[derive(Clone, Deserialize, Serialize)]
 pub(crate) struct Speed {
     /// The median of the rounds.
     #[serde(serialize_with = "figures::short")]
@@ -96,19 +108,27 @@ impl Report {
             page: arguments.page(),
             machine,
             minutes: 0.0,
-            started: Instant::now(),
-            targets: Vec::new(),
             sections: Vec::new(),
+            figures: Vec::new(),
             skipped,
+            note: None,
         })
+    }
+
+    /// The last run, from its `figures.json`.
+    pub(crate) fn read(arguments: &Arguments) -> anyhow::Result<Self> {
+        let page = arguments.page();
+        let file = arguments.directory()?.join(page).join("figures.json");
+        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        figures::report(&text, page).with_context(|| file.display().to_string())
     }
 
     pub(crate) fn speeds(
         &mut self,
-        case: &'static str,
+        case: &str,
         title: impl Into<String>,
         setting: impl Into<Option<Told>>,
-        unit: &'static str,
+        unit: &str,
         measured: &[Measured],
     ) {
         let rows = measured.iter().map(|one| Row {
@@ -122,13 +142,19 @@ impl Report {
             }),
             footprint: None,
         });
-        self.tell(Section { case, title: title.into(), setting: setting.into(), unit, rows: rows.collect() });
+        self.tell(Section {
+            case: case.to_owned(),
+            title: title.into(),
+            setting: setting.into(),
+            unit: unit.to_owned(),
+            rows: rows.collect(),
+        });
     }
 
     pub(crate) fn footprints(
         &mut self,
-        case: &'static str,
-        unit: &'static str,
+        case: &str,
+        unit: &str,
         footprints: impl IntoIterator<Item = (String, Option<Footprint>)>,
     ) {
         let rows = footprints.into_iter().filter(|(_, footprint)| footprint.is_some()).map(|(way, footprint)| Row {
@@ -136,31 +162,38 @@ impl Report {
             speed: None,
             footprint,
         });
-        self.tell(Section { case, title: format!("What one {unit} takes"), setting: None, unit, rows: rows.collect() });
+        self.tell(Section {
+            case: case.to_owned(),
+            title: format!("What one {unit} takes"),
+            setting: None,
+            unit: unit.to_owned(),
+            rows: rows.collect(),
+        });
     }
 
     fn tell(&mut self, section: Section) {
-        eprintln!("{}", markdown::section(&section));
+        eprintln!("{}", markdown::tables(&[&section]));
         self.sections.push(section);
     }
 
-    pub(crate) fn target(
+    /// `None` is a figure of an alternative that this machine does not have.
+    pub(crate) fn figure(
         &mut self,
-        case: &'static str,
+        case: &str,
         what: impl Into<String>,
         setting: impl Into<Option<Told>>,
-        wanted: Bound,
-        seen: Option<f64>,
+        value: Option<f64>,
     ) {
-        match seen {
-            Some(seen) => self.targets.push(Target::new(case, what.into(), setting.into(), wanted, seen)),
-            None => self.skipped.push(what.into()),
+        let what = what.into();
+        match value {
+            Some(value) => self.figures.push(Figure { case: case.to_owned(), what, setting: setting.into(), value }),
+            None => self.skipped.push(what),
         }
     }
 
-    pub(crate) fn end(&mut self) {
+    pub(crate) fn end(&mut self, took: Duration) {
         self.machine.load[1] = load();
-        self.minutes = self.started.elapsed().as_secs_f64() / 60.0;
+        self.minutes = took.as_secs_f64() / 60.0;
     }
 
     /// Gives the document's place.
@@ -173,8 +206,8 @@ impl Report {
         }
         std::fs::create_dir_all(&beside)?;
         std::fs::write(beside.join("figures.json"), figures::in_lines(self)?)?;
-        for (name, svg) in chart::charts(self) {
-            std::fs::write(beside.join(name), svg)?;
+        for chart in answers::answers(self).into_iter().filter_map(|answer| answer.chart) {
+            std::fs::write(beside.join(format!("{}.svg", chart.name)), chart.svg())?;
         }
         std::fs::write(&document, markdown::document(self))?;
         Ok(document)

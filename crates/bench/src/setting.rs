@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
@@ -19,7 +19,7 @@ pub(crate) struct Setting {
 }
 
 /// As it stands in the report.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Told {
     pub(crate) synchronous_commit: bool,
     pub(crate) rtt_ms: Option<f64>,
@@ -27,11 +27,11 @@ pub(crate) struct Told {
 
 impl std::fmt::Display for Told {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "synchronous_commit {}", if self.synchronous_commit { "on" } else { "off" })?;
         match self.rtt_ms {
-            Some(rtt) => write!(f, ", {rtt} ms a round trip"),
-            None => write!(f, ", Unix socket"),
+            Some(rtt) => write!(f, "{rtt} ms a round trip")?,
+            None => write!(f, "Unix socket")?,
         }
+        if self.synchronous_commit { Ok(()) } else { write!(f, ", synchronous_commit off") }
     }
 }
 

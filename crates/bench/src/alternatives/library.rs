@@ -16,37 +16,26 @@ pub(crate) const NAME: &str = "pg-idempotency";
 pub(crate) const TABLE: &str = "idempotency.record";
 const WINDOW: Duration = Duration::from_secs(3600);
 
+pub(crate) const SELECT_FIRST: &str = "pg-idempotency, select first";
+pub(crate) const FEWEST: &str = "pg-idempotency, fewest round trips";
 /// The ways that the crate has to make a call, the plain one first: a line in each case with first calls or replays.
 pub(crate) const VARIANTS: &[Variant] = &[
-    BASE,
-    Variant { name: "pg-idempotency, select first", options: PLAIN.with_select_first(true), replay: Some(1.4), ..BASE },
-    Variant { name: POOLED, through: Through::Pool, ..BASE },
-    Variant {
-        name: "pg-idempotency, by run, fewest round trips",
-        options: PLAIN.with_fewest_round_trips(true),
-        through: Through::Pool,
-        first_call: Some(1.20),
-        replay: None,
-    },
+    Variant { name: NAME, options: PLAIN, through: Through::Connection },
+    Variant { name: SELECT_FIRST, options: PLAIN.with_select_first(true), through: Through::Connection },
+    Variant { name: "pg-idempotency, by run", options: PLAIN, through: Through::Pool },
+    Variant { name: FEWEST, options: PLAIN.with_fewest_round_trips(true), through: Through::Pool },
 ];
 
-const BASE: Variant =
-    Variant { name: NAME, options: PLAIN, through: Through::Connection, first_call: None, replay: None };
 const PLAIN: Idempotency = Idempotency::new();
-const POOLED: &str = "pg-idempotency, by run";
 
 #[derive(Clone, Copy)]
 pub(crate) struct Variant {
     pub(crate) name: &'static str,
     options: Idempotency,
     through: Through,
-    /// What its latency may be over a network, as a multiple of the bare transaction's; of the ways that are for it.
-    pub(crate) first_call: Option<f64>,
-    /// And of a bare select's.
-    pub(crate) replay: Option<f64>,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy)]
 enum Through {
     Connection,
     /// The client's pool, by `run`.
@@ -54,17 +43,6 @@ enum Through {
 }
 
 impl Variant {
-    /// What is promised of replays is promised of the way that is meant for them.
-    pub(crate) fn is_for_replays(&self) -> bool {
-        self.replay.is_some()
-    }
-
-    /// The way that differs in its options alone, if this is not that one.
-    pub(crate) fn plain(&self) -> Option<&'static str> {
-        let plain = if self.through == Through::Pool { POOLED } else { NAME };
-        (plain != self.name).then_some(plain)
-    }
-
     pub(crate) fn first_call(&'static self, response: Arc<str>) -> Way {
         Way::new(self.name, move |client, call| {
             let response = response.clone();

@@ -5,7 +5,6 @@ use crate::bench::Bench;
 use crate::client::response;
 use crate::footprint::footprint;
 use crate::report::Report;
-use crate::target::Bound::Told;
 
 pub(crate) const ABOUT: &str = "\
 The tables count allocations and reallocations of one first call, including those of sqlx and of the closure. The difference \
@@ -25,17 +24,9 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
         let text = response(bytes);
         let ways =
             [bare_call(), bench.by_hand.first_call(text.as_str().into()), library::first_call(text.as_str().into())];
-        let mut seen = Vec::new();
         for way in ways {
             let cost = footprint(bench, &counted, &way, CALLS).await?;
-            seen.extend(cost.map(|cost| (cost.allocations, cost.allocated_bytes)));
             costs.push((format!("{}, {size}", way.name), cost));
-        }
-        if let [_, by_hand, library] = seen[..] {
-            let what = format!("First call, {size} of response: allocations more than the same SQL by hand");
-            report.target(NAME, what, None, Told, Some(library.0 - by_hand.0));
-            let what = format!("First call, {size} of response: bytes allocated more than the same SQL by hand");
-            report.target(NAME, what, None, Told, Some(library.1 - by_hand.1));
         }
     }
     report.footprints(NAME, "call", costs);

@@ -6,7 +6,6 @@ use crate::bench::Bench;
 use crate::client::response;
 use crate::measure::interleave;
 use crate::report::Report;
-use crate::target::Bound::{AtMost, Told};
 
 pub(crate) const ABOUT: &str = "\
 There is one database for each size, on one server with 128 MB of shared buffers. So at best the largest table is in the \
@@ -43,11 +42,9 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
         let measured = interleave(bench, setting, 8, ways).await?;
         report.speeds(NAME, "8 clients", setting.told(), unit, &measured);
         for one in &measured[small + 1..] {
-            // At ten million, or whatever is the largest of a smaller run.
-            let bound = if one.way.name == "10000000 records" { AtMost(1.3) } else { Told };
             let cost = measured[small].against(one);
             let what = format!("Growth: time of {unit} at {} over that at 10000", one.way.name);
-            report.target(NAME, what, setting.told(), bound, Some(cost));
+            report.figure(NAME, what, setting.told(), Some(cost));
         }
     }
     for size in sizes {

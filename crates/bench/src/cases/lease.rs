@@ -12,7 +12,6 @@ use crate::footprint::footprint;
 use crate::measure::{interleave, named};
 use crate::report::Report;
 use crate::setting::Setting;
-use crate::target::Bound::Told;
 use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
@@ -33,7 +32,7 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
         report.speeds(NAME, "8 clients", setting.told(), "leases", &measured);
         let of_hand = named(&measured, library::NAME).zip(named(&measured, by_hand::NAME));
         let ratio = of_hand.map(|(library, by_hand)| library.against(by_hand));
-        report.target(NAME, "Lease: rate over that of the same SQL by hand", setting.told(), Told, ratio);
+        report.figure(NAME, "Lease: rate over that of the same SQL by hand", setting.told(), ratio);
     }
     let counted = bench.counted()?;
     let mut costs = Vec::new();

@@ -3,7 +3,7 @@
 mod allocations;
 mod citus;
 mod fingerprint;
-mod first_call;
+pub(crate) mod first_call;
 mod growth;
 mod http;
 mod janitor;
@@ -11,7 +11,7 @@ mod lease;
 mod marks;
 mod partitions;
 mod records;
-mod replay;
+pub(crate) mod replay;
 mod steps;
 mod storm;
 

@@ -11,7 +11,6 @@ use crate::bench::Bench;
 use crate::client::response;
 use crate::measure::interleave;
 use crate::report::Report;
-use crate::target::Bound::Told;
 use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
@@ -47,7 +46,7 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     for (name, database) in DATABASES {
         let mut conn = setting.connect(Some(database)).await?;
         let mut tell = |what: &str, seen: f64| {
-            report.target(NAME, format!("Partitions, {name}: {what}"), told, Told, Some(seen));
+            report.figure(NAME, format!("Partitions, {name}: {what}"), told, Some(seen));
         };
         let leaves = leaves(&mut conn).await?;
         tell("heap, GB", leaves.iter().map(|(_, heap, _)| *heap as f64 / 1e9).sum());

@@ -11,7 +11,6 @@ use crate::footprint::footprint;
 use crate::measure::{interleave, named, sample, team};
 use crate::report::Report;
 use crate::setting::Setting;
-use crate::target::Bound::{AtLeast, AtMost, Told};
 use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
@@ -19,8 +18,8 @@ Each call uses a connection that is not in a transaction. *Bare primary-key sele
 it decides nothing. The tables with random keys contain only the alternatives whose records the benchmark can store in bulk.";
 
 const NAME: &str = "replay";
-const SELECT: &str = "bare primary-key select";
-const CLIENTS: usize = 8;
+pub(crate) const SELECT: &str = "bare primary-key select";
+pub(crate) const CLIENTS: usize = 8;
 
 pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
     bench.clear().await?;
@@ -46,8 +45,7 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
         // Other numbers of clients, but not over the network.
         for clients in [CLIENTS, 1, 32].into_iter().filter(|clients| *clients == CLIENTS || setting.rtt.is_none()) {
             let ways = on_hot_key().chain(redis.clone()).collect();
-            let title = format!("One hot key, 300 B of response, {}", of_clients(clients));
-            measure(bench, report, setting, clients, title, ways).await?;
+            measure(bench, report, setting, clients, title(clients), ways).await?;
         }
         let ways =
             [select(of_random), bench.by_hand.replay(of_random)].into_iter().chain(variants(of_random)).collect();
@@ -60,13 +58,15 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     for way in on_hot_key() {
         costs.push((way.name.clone(), footprint(bench, &counted, &way, bench.scale.counted).await?));
     }
-    for variant in library::VARIANTS {
-        let trips = costs.iter().find(|(way, _)| way == variant.name).and_then(|(_, cost)| Some((*cost)?.round_trips));
-        let wanted = if variant.is_for_replays() { AtMost(1.0) } else { Told };
-        report.target(NAME, format!("Replay, {}: round trips", variant.name), None, wanted, trips);
-    }
+    let of_selected = costs.iter().find(|(way, _)| way == library::SELECT_FIRST).and_then(|(_, cost)| *cost);
+    report.figure(NAME, "Replay, select first: round trips", None, of_selected.map(|cost| cost.round_trips));
     report.footprints(NAME, "replay", costs);
     bench.clear().await
+}
+
+/// Of a section about the hot key.
+pub(crate) fn title(clients: usize) -> String {
+    format!("One hot key, 300 B of response, {}", of_clients(clients))
 }
 
 async fn measure(
@@ -79,17 +79,12 @@ async fn measure(
 ) -> anyhow::Result<()> {
     let measured = interleave(bench, setting, clients, ways).await?;
     report.speeds(NAME, title, setting.told(), "replays", &measured);
-    // What is promised is promised of 8 clients and a key that is hot.
-    let promised = clients == CLIENTS && named(&measured, usual::NAME).is_some();
-    for variant in library::VARIANTS.iter().filter(|_| promised) {
-        let Some(of_variant) = named(&measured, variant.name) else { continue };
-        let told = setting.told();
-        let what = format!("Replay, {}: rate over that of a bare primary-key select", variant.name);
-        let wanted = if variant.is_for_replays() { AtLeast(0.7) } else { Told };
-        report.target(NAME, what, told, wanted, Some(of_variant.against(&measured[0])));
-        if setting.rtt.is_some() {
-            let what = format!("Replay, {}: p50 over that of a bare primary-key select", variant.name);
-            report.target(NAME, what, told, variant.replay.map_or(Told, AtMost), Some(of_variant.slower(&measured[0])));
+    // The target is for 8 clients and a hot key.
+    if clients == CLIENTS && named(&measured, usual::NAME).is_some() {
+        for (name, way) in [("plain", library::NAME), ("select first", library::SELECT_FIRST)] {
+            let ratio = named(&measured, way).map(|of_way| of_way.against(&measured[0]));
+            let what = format!("Replay, {name}: rate over that of a bare primary-key select");
+            report.figure(NAME, what, setting.told(), ratio);
         }
     }
     Ok(())

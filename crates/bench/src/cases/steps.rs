@@ -14,7 +14,6 @@ use crate::footprint::footprint;
 use crate::measure::{interleave, named};
 use crate::report::Report;
 use crate::setting::Setting;
-use crate::target::Bound::Told;
 use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
@@ -41,7 +40,7 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
         report.speeds(NAME, "8 clients", setting.told(), "operations", &measured);
         let of_bare = named(&measured, "three steps in the database").zip(named(&measured, BARE));
         let ratio = of_bare.map(|(steps, bare)| steps.against(bare));
-        report.target(NAME, "Three steps: rate over three bare transactions", setting.told(), Told, ratio);
+        report.figure(NAME, "Three steps: rate over three bare transactions", setting.told(), ratio);
     }
     let counted = bench.counted()?;
     let mut costs = Vec::new();
@@ -109,7 +108,7 @@ async fn resume(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
     let took = started.elapsed();
     anyhow::ensure!(resumed <= bench.scale.counted, "no operation is resumed twice");
     let rate = resumed as f64 / took.as_secs_f64();
-    report.target(NAME, "Resumed operations a second, 8 resumers", setting.told(), Told, Some(rate));
+    report.figure(NAME, "Resumed operations a second, 8 resumers", setting.told(), Some(rate));
     pool.close().await;
     Ok(())
 }
