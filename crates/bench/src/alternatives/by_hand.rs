@@ -1,7 +1,7 @@
 //! The crate's own SQL, by hand through sqlx: what the crate adds to its statements shows against this.
 //!
-//! The texts are heard on the wire, on which the crate has just sent them, `begin` too: so they are always the crate's,
-//! and go in as many round trips. The parameters are bound, and the rows read, as in `src/record.rs` and
+//! The texts are heard on the wire, on which the crate has just sent them: so they are always the crate's, and go in as
+//! many round trips. The parameters are bound, and the rows read, as in `src/record.rs` and
 //! `src/record/claim.rs`.
 
 use std::sync::Arc;
@@ -25,7 +25,6 @@ pub(crate) const NAME: &str = "the same SQL by hand";
 
 #[derive(Clone, Copy)]
 pub(crate) struct ByHand {
-    begin: &'static str,
     /// With commits that wait for the disk, whatever the session says.
     begin_durable: &'static str,
     claim: &'static str,
@@ -61,7 +60,6 @@ impl ByHand {
             anyhow::Ok(&*found.with_context(|| format!("the crate has sent nothing with {part}"))?.clone().leak())
         };
         Ok(Self {
-            begin: holding(&in_transaction_mode, "begin")?,
             begin_durable: holding(&in_lease_mode, "begin")?,
             claim: holding(&in_transaction_mode, "insert into idempotency.record")?,
             look: holding(&in_transaction_mode, "left join idempotency.record")?,
@@ -75,7 +73,7 @@ impl ByHand {
             let response = response.clone();
             Box::pin(async move {
                 let key = key(call)?;
-                let mut tx = client.conn.begin_with(self.begin).await?;
+                let mut tx = client.conn.begin().await?;
                 let (token, won) = self.claim(&mut tx, &key, "transaction", None).await?;
                 ensure!(won, "every key is new");
                 effect(&mut tx).await?;
@@ -100,7 +98,7 @@ impl ByHand {
             let key = key(call);
             Box::pin(async move {
                 let key = key?;
-                let mut tx = client.conn.begin_with(self.begin).await?;
+                let mut tx = client.conn.begin().await?;
                 let (_, won) = self.claim(&mut tx, &key, "transaction", None).await?;
                 ensure!(!won, "every key is there");
                 let look = of(&key, self.look).bind(lock_of(&key)?).bind(None::<DateTime<Utc>>);

@@ -20,7 +20,7 @@ pub(crate) const SELECT_FIRST: &str = "pg-idempotency, select first";
 pub(crate) const FEWEST: &str = "pg-idempotency, fewest round trips";
 /// The ways that the crate has to make a call, the plain one first: a line in each case with first calls or replays.
 pub(crate) const VARIANTS: &[Variant] = &[
-    Variant { name: NAME, options: PLAIN, through: Through::Connection },
+    Variant { name: NAME, options: PLAIN, through: Through::Transaction },
     Variant { name: SELECT_FIRST, options: PLAIN.with_select_first(true), through: Through::Connection },
     Variant { name: "pg-idempotency, by run", options: PLAIN, through: Through::Pool },
     Variant { name: FEWEST, options: PLAIN.with_fewest_round_trips(true), through: Through::Pool },
@@ -37,6 +37,9 @@ pub(crate) struct Variant {
 
 #[derive(Clone, Copy)]
 enum Through {
+    /// A transaction of the caller.
+    Transaction,
+    /// A connection without a transaction.
     Connection,
     /// The client's pool, by `run`.
     Pool,
@@ -71,6 +74,12 @@ impl Variant {
             Ok(response.to_owned())
         };
         let outcome = match self.through {
+            Through::Transaction => {
+                let mut tx = client.conn.begin().await?;
+                let outcome = self.options.ensure(&mut tx, key, BODY, perform).await?;
+                tx.commit().await?;
+                outcome
+            }
             Through::Connection => self.options.ensure(&mut client.conn, key, BODY, perform).await?,
             // sqlx's future of a pool's connection is large: not to be a part of the other way's.
             Through::Pool => Box::pin(self.options.run(&client.pool, key, BODY, perform)).await?,
