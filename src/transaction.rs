@@ -9,5 +9,5 @@ mod protocol;
 
 pub use ensure::{ensure_idempotent, ensure_isolated};
 #[cfg(feature = "http")]
-pub(crate) use fewest::complete_and_commit;
+pub(crate) use fewest::{claiming, complete_and_commit};
 pub use options::Idempotency;

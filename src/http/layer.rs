@@ -70,9 +70,10 @@ impl IdempotencyLayer<Transactional> {
         Self { mode: Transactional { select_first, ..self.mode }, ..self }
     }
 
-    /// Whether the response is stored in the message that commits, which saves one round trip. The default is `false`.
-    /// See [`Idempotency::with_fewest_round_trips`](crate::Idempotency::with_fewest_round_trips). Unlike there, the
-    /// claim does not go with the BEGIN, because the handler owns the transaction.
+    /// Whether the layer sends the claim together with BEGIN, and the response together with COMMIT, which saves two
+    /// round trips of a first call. The default is `false`. **It costs what
+    /// [`Idempotency::with_fewest_round_trips`](crate::Idempotency::with_fewest_round_trips) costs**: keys and
+    /// responses may appear in the server's log.
     pub fn with_fewest_round_trips(self, fewest_round_trips: bool) -> Self {
         Self { mode: Transactional { fewest_round_trips, ..self.mode }, ..self }
     }

@@ -16,9 +16,9 @@ use super::request::Ticket;
 use super::settings::Settings;
 use crate::claim::{Claimed, contend};
 use crate::observe::{call_span, spanned};
-use crate::record::{self, Claim, Record, Terms};
-use crate::session::{Polls, Savepoint, begin_pooled, commit_unclaimed};
-use crate::transaction::complete_and_commit;
+use crate::record::{self, Claim, Record, Terms, compare};
+use crate::session::{NotBegun, Opening, Polls, Savepoint, begin_pooled, commit_unclaimed};
+use crate::transaction::{claiming, complete_and_commit};
 use crate::{Error, InFlight, Key, Mode, observe};
 
 /// A claim that lost against a concurrent transaction, above READ COMMITTED or to a sweep, starts over this often.
@@ -51,6 +51,9 @@ struct Held<'r> {
     savepoint: Option<Savepoint>,
 }
 
+/// The transaction that holds the key, and the claim in it.
+type Won = (PgTransaction<'static>, Claim);
+
 type Ending<H> = Result<Ran<<H as Handler>::Body>, Unanswered<<H as Handler>::Error>>;
 
 impl Transactional {
@@ -58,7 +61,7 @@ impl Transactional {
     /// key, the handler has a transaction of its own.
     pub(super) async fn run<H: Handler>(self, settings: &Settings, ticket: Option<&Ticket>, handler: H) -> Answer<H> {
         let Some(ticket) = ticket else {
-            let transaction = begin_pooled(&settings.pool).await?;
+            let transaction = begin_pooled(&settings.pool, &Opening::Plain).await.map_err(Error::from)?;
             return Ok(self.perform(settings, transaction, None, handler).await?.response);
         };
         let counted = async {
@@ -73,7 +76,7 @@ impl Transactional {
     async fn perform_or_replay<H: Handler>(self, settings: &Settings, ticket: &Ticket, handler: H) -> Ending<H> {
         let key = &ticket.key;
         let started = Instant::now();
-        let claimed = claim(settings, ticket, self.select_first).await;
+        let claimed = self.claim(settings, ticket).await;
         observe::claimed(Mode::Transaction, key.operation(), started.elapsed());
         let (mut transaction, claim) = match claimed? {
             Claimed::Won(won) => won,
@@ -88,6 +91,63 @@ impl Transactional {
             false => Some(Savepoint::set(&mut transaction, claim.token).await?),
         };
         self.perform(settings, transaction, Some(Held { key, claim, savepoint }), handler).await
+    }
+
+    /// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.
+    async fn claim(self, settings: &Settings, ticket: &Ticket) -> Result<Claimed<Won>, Error> {
+        let pool = &settings.pool;
+        let mut polls = Polls::until(Instant::now() + ticket.wait);
+        let record = Record { key: &ticket.key, deployment: settings.deployment };
+        let terms = Terms {
+            mode: Mode::Transaction,
+            fingerprint: Some(ticket.fingerprint),
+            retention: settings.retention,
+            in_flight: InFlight::Reject,
+            lease: None,
+            max_attempts: None,
+        };
+        if self.select_first
+            && let Some(stored) = record.select_first(&mut *pool.acquire().await?, &terms).await
+        {
+            return Ok(Claimed::Replayed(stored));
+        }
+        if self.fewest_round_trips && !settings.deployment.distributed {
+            let (claim, opening) = claiming(record, &terms)?;
+            match begin_pooled(pool, &opening).await {
+                Ok(mut transaction) => {
+                    if let Err(error) = compare(&mut transaction, settings.deployment).await {
+                        roll_back(transaction).await;
+                        return Err(error);
+                    }
+                    return Ok(Claimed::Won((transaction, claim)));
+                }
+                Err(NotBegun::Taken) => {
+                    if let Some(stored) = record.select_first(&mut *pool.acquire().await?, &terms).await {
+                        return Ok(Claimed::Replayed(stored));
+                    }
+                }
+                Err(error) => match Error::from(error) {
+                    Error::Retryable(_) => {}
+                    error => return Err(error),
+                },
+            }
+        }
+        let (mut retries, mut asked) = (0, None);
+        loop {
+            let mut transaction = begin_pooled(pool, &Opening::Plain).await?;
+            let lost = match contend(&mut transaction, record, &terms, &mut asked).await {
+                Ok(Claimed::Won(claim)) => return Ok(Claimed::Won((transaction, claim))),
+                Ok(Claimed::Replayed(stored)) => Ok(Claimed::Replayed(stored)),
+                Err(error) => Err(error),
+            };
+            // The connection is free before the response is sent.
+            roll_back(transaction).await;
+            match lost {
+                Err(Error::Retryable(_)) if retries < RETRIES => retries += 1,
+                Err(Error::InFlight { .. }) if polls.rest().await => {}
+                lost => return lost,
+            }
+        }
     }
 
     /// Lends the transaction to the handler, takes it back, and commits it with the response or rolls it back.
@@ -158,42 +218,6 @@ impl Transactional {
             return Err(Rejection::of_completion(error));
         }
         transaction.commit().await.map_err(|error| Rejection::of(Error::from(error)))
-    }
-}
-
-/// The transaction that holds the key, and the claim in it.
-type Won = (PgTransaction<'static>, Claim);
-
-/// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.
-async fn claim(settings: &Settings, ticket: &Ticket, select_first: bool) -> Result<Claimed<Won>, Error> {
-    let mut polls = Polls::until(Instant::now() + ticket.wait);
-    let record = Record { key: &ticket.key, deployment: settings.deployment };
-    let terms = Terms {
-        mode: Mode::Transaction,
-        fingerprint: Some(ticket.fingerprint),
-        retention: settings.retention,
-        in_flight: InFlight::Reject,
-        lease: None,
-        max_attempts: None,
-    };
-    if select_first && let Some(stored) = record.select_first(&mut *settings.pool.acquire().await?, &terms).await {
-        return Ok(Claimed::Replayed(stored));
-    }
-    let (mut retries, mut asked) = (0, None);
-    loop {
-        let mut transaction = begin_pooled(&settings.pool).await?;
-        let lost = match contend(&mut transaction, record, &terms, &mut asked).await {
-            Ok(Claimed::Won(claim)) => return Ok(Claimed::Won((transaction, claim))),
-            Ok(Claimed::Replayed(stored)) => Ok(Claimed::Replayed(stored)),
-            Err(error) => Err(error),
-        };
-        // The connection is free before the response is sent.
-        roll_back(transaction).await;
-        match lost {
-            Err(Error::Retryable(_)) if retries < RETRIES => retries += 1,
-            Err(Error::InFlight { .. }) if polls.rest().await => {}
-            lost => return lost,
-        }
     }
 }
 

@@ -46,7 +46,7 @@ macro_rules! check {
 /// The check comes before BEGIN in the same message, and the message is one transaction. So if the check fails, the
 /// crate has no open transaction.
 pub(crate) const CHECK: &str = check!();
-pub(super) const BEGIN: &str = concat!(check!(), "; begin");
+const BEGIN: &str = concat!(check!(), "; begin");
 const BEGIN_DURABLE: &str = concat!(
     check!(),
     ", case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
@@ -80,7 +80,7 @@ impl Opening {
         if deployment.distributed { Self::DurableOnWorkers } else { Self::Durable }
     }
 
-    fn sql(&self) -> SqlStr {
+    pub(super) fn sql(&self) -> SqlStr {
         match self {
             Self::Plain => BEGIN.into_sql_str(),
             Self::Durable => BEGIN_DURABLE.into_sql_str(),
@@ -90,7 +90,7 @@ impl Opening {
     }
 
     /// Whether the error says that the key is taken, which is an answer and not a failure.
-    fn is_taken(&self, error: &sqlx::Error) -> bool {
+    pub(super) fn is_taken(&self, error: &sqlx::Error) -> bool {
         matches!(self, Self::Claiming(_)) && sqlstate(error).as_deref() == Some("IK001")
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{Connection as _, Executor as _, PgPool, PgTransaction};
 
-use super::own::{Attempt, BEGIN, NotBegun, Opening, in_own_transaction};
+use super::own::{Attempt, NotBegun, Opening, in_own_transaction};
 use super::pooled::FOREIGN_TRANSACTIONS;
 use crate::Error;
 use crate::error::sqlstate;
@@ -17,18 +17,19 @@ const RELEASE: Duration = Duration::from_millis(20);
 /// transaction back to the pool: call it in a task of its own.
 ///
 /// A connection with a foreign transaction is closed, and another one taken.
-pub(crate) async fn begin_pooled(pool: &PgPool) -> Result<PgTransaction<'static>, Error> {
+pub(crate) async fn begin_pooled(pool: &PgPool, opening: &Opening) -> Result<PgTransaction<'static>, NotBegun> {
     for _ in 0..FOREIGN_TRANSACTIONS {
-        match pool.begin_with(BEGIN).await {
+        match pool.begin_with(opening.sql()).await {
+            Err(error) if opening.is_taken(&error) => return Err(NotBegun::Taken),
             // Only the check in this message can fail so: it divides by zero in a foreign transaction (22012), or that
             // transaction is already aborted (25P02).
             Err(error) if matches!(sqlstate(&error).as_deref(), Some("22012" | "25P02")) => close_foreign(pool).await,
             // sqlx counts this transaction: somebody has forgotten its guard. The attempt has rolled it back.
             Err(sqlx::Error::InvalidSavePointStatement) => {}
-            begun => return Ok(begun?),
+            begun => return begun.map_err(NotBegun::Failed),
         }
     }
-    Err(Error::UnknownTransaction)
+    Err(NotBegun::Foreign)
 }
 
 /// Commits a transaction without a claim. Such a transaction has no completion that could fail. But if it is aborted,

@@ -41,8 +41,7 @@ impl Call<'_> {
                 return Ok(replayed?);
             }
             compare(&mut conn, record.deployment).await?;
-            let (claim, claiming) = claim_text(record, terms)?;
-            let message = AssertSqlSafe(format!("{CHECK}; {claiming}; begin")).into_sql_str();
+            let (claim, opening) = claiming(record, terms)?;
             let work = async |mut transaction: PgTransaction<'_>, perform: F| {
                 let performed = match perform(&mut transaction).await {
                     Ok(response) => encode(&response).map(|encoded| (response, encoded)).map_err(E::from),
@@ -59,7 +58,7 @@ impl Call<'_> {
                     }
                 }
             };
-            match begin_and_lend(&mut conn, &Opening::Claiming(message), perform, work).await {
+            match begin_and_lend(&mut conn, &opening, perform, work).await {
                 Attempt::NotBegun(NotBegun::Foreign, uncalled) => {
                     perform = uncalled;
                     conn = connections.replace(conn).await?;
@@ -116,10 +115,11 @@ pub(crate) async fn complete_and_commit(
     completed
 }
 
-fn claim_text(record: Record<'_>, terms: &Terms) -> Result<(Claim, String), Error> {
+/// The message that claims and begins. The caller has [compared](compare) the deployment, or does so in the transaction.
+pub(crate) fn claiming(record: Record<'_>, terms: &Terms) -> Result<(Claim, Opening), Error> {
     let token = draw_token()?;
-    let text = format!(
-        "select idempotency.claim({key}, {fingerprint}, '{token}', {retention}, '{lock_id}', {lease}, {mode})",
+    let message = format!(
+        "{CHECK}; select idempotency.claim({key}, {fingerprint}, '{token}', {retention}, '{lock_id}', {lease}, {mode}); begin",
         key = key(record.key),
         fingerprint = bytes(terms.fingerprint.as_ref().map(Fingerprint::as_bytes)),
         retention = interval(Some(terms.retention)),
@@ -127,7 +127,7 @@ fn claim_text(record: Record<'_>, terms: &Terms) -> Result<(Claim, String), Erro
         lease = interval(terms.lease),
         mode = text(Some(terms.mode.as_str())),
     );
-    Ok((Claim { token, attempt: 1 }, text))
+    Ok((Claim { token, attempt: 1 }, Opening::Claiming(AssertSqlSafe(message).into_sql_str())))
 }
 
 fn complete_text(of: &Key, claim: Claim, response: &Response) -> String {

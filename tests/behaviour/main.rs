@@ -2,6 +2,7 @@
 
 #[path = "../support/answers.rs"]
 mod answers;
+#[path = "../support/proxy.rs"]
 mod proxy;
 #[path = "../support/strict.rs"]
 mod strict;

@@ -11,6 +11,9 @@ mod headers;
 mod in_flight;
 mod leased;
 mod mistakes;
+#[path = "../support/proxy.rs"]
+#[allow(dead_code, reason = "the other tests use more of it")]
+mod proxy;
 mod replays;
 mod requests;
 mod rules;

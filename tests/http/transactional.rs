@@ -4,11 +4,12 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::Key;
-use pg_idempotency::http::{IdempotentTx, NoTransaction};
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, NoTransaction};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgPool, Row as _};
 
-use crate::support::{app, create_effects, effects, insert, post_to, records, transactional};
+use crate::proxy::Proxy;
+use crate::support::{app, create_effects, effects, insert, post_to, records, transactional, user};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_error_undoes_everything_and_frees_the_key(pool: PgPool) {
@@ -188,4 +189,44 @@ async fn a_failed_begin_leaves_its_connection_outside_a_transaction(_: PgPoolOpt
         assert!(idle, "no transaction is open on it");
     }
     assert_eq!(effects(&observer).await, 0);
+}
+
+/// The bare handler takes three: begin, insert, commit.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
+async fn with_the_fewest_round_trips_a_first_call_takes_as_many_as_the_bare_handler(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let direct = PgPool::connect_with(server.clone()).await?;
+    create_effects(&direct).await;
+    let proxy = Proxy::before(&server).await?;
+    let pool =
+        PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(proxy.options.clone()).await?;
+    let layer = IdempotencyLayer::transactional(pool.clone(), user);
+    // The pool pings a connection that comes back: here ours, and then the layer's.
+    const PINGS: usize = 2;
+    // Nobody waits for it if the pool has another connection: a ROLLBACK after the combined commit, and a ping between
+    // the claim that failed and the look.
+    const UNAWAITED: usize = 1;
+    // Of a first call and of a replay, which rolls back.
+    for (fewest, wanted) in [(false, [5, 4]), (true, [3 + UNAWAITED, 2 + UNAWAITED])] {
+        let app = app(layer.clone().with_fewest_round_trips(fewest));
+        // The first use of a statement prepares it.
+        for key in ["prepare", "measure"].map(|key| format!("{key}-{fewest}")) {
+            for wanted in wanted {
+                let held = pool.acquire().await?;
+                proxy.take();
+                drop(held);
+                assert_eq!(post_to(&app, "/effects", &key, "x").await.status, StatusCode::CREATED);
+                let _held = pool.acquire().await?;
+                let trips = proxy.take() - PINGS;
+                if key.starts_with("measure") {
+                    assert_eq!(trips, wanted, "{key}");
+                }
+            }
+        }
+    }
+    assert_eq!((effects(&direct).await, records(&direct).await), (4, 4));
+    Ok(())
 }
