@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 
 use crate::cases::{CASES, CITUS};
 
-const USAGE: &str = "usage: script/bench [--quick] [--rtt 1ms] [--only CASE | --citus] [--redraw]";
+const USAGE: &str = "usage: script/bench [--quick] [--rtt 1ms] [--only CASE | --citus | --soak MINUTES] [--redraw]";
 
 #[derive(Debug, Default)]
 pub(crate) struct Arguments {
@@ -17,6 +17,8 @@ pub(crate) struct Arguments {
     pub(crate) rtt: Option<Duration>,
     /// No measurement: writes page and charts again, from the figures of the last whole run.
     pub(crate) redraw: bool,
+    /// No comparison: the service at a steady rate for this many minutes.
+    pub(crate) soak: Option<usize>,
     only: Option<String>,
     /// The case that needs a cluster of Citus, and has a page of its own.
     citus: bool,
@@ -30,6 +32,9 @@ impl Arguments {
                 "--quick" => parsed.quick = true,
                 "--rtt" => parsed.rtt = Some(milliseconds(&arguments.next().context(USAGE)?)?),
                 "--only" => parsed.only = Some(known(arguments.next().context(USAGE)?)?),
+                "--soak" => {
+                    parsed.soak = Some(arguments.next().context(USAGE)?.parse().context("--soak takes minutes")?)
+                }
                 "--redraw" => parsed.redraw = true,
                 "--citus" => parsed.citus = true,
                 _ => bail!("{argument}? {USAGE}\n{}", cases()),

@@ -19,6 +19,7 @@ mod proxy;
 mod redis;
 mod report;
 mod setting;
+mod soak;
 mod target;
 mod way;
 
@@ -31,6 +32,9 @@ static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let arguments = arguments::Arguments::parse(std::env::args().skip(1))?;
+    if let Some(minutes) = arguments.soak {
+        return soak::run(&bench::Bench::start(&arguments).await?, minutes).await;
+    }
     let report = if arguments.redraw { report::Report::read(&arguments)? } else { measure(&arguments).await? };
     println!("{}", markdown::targets(&report));
     let written = report.write(&arguments)?;
