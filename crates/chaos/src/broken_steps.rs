@@ -15,6 +15,7 @@ use crate::world::World;
 struct Owner<'a> {
     mutant: Mutant,
     pool: &'a PgPool,
+    outside: &'a PgPool,
     attempt: Attempt<'a>,
     token: i64,
     plan: Plan,
@@ -36,9 +37,12 @@ pub(crate) async fn call(
         "insert into idempotency.record as r (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)
         values ('in_steps', $1::text, 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')
         on conflict (scope, operation, key) do update
-        set token = excluded.token, lease_until = excluded.lease_until, attempt = r.attempt + 1
-        where r.completed_at is null and r.lease_until <= statement_timestamp()
-            and jsonb_path_exists(r.steps, '$.*.begun') is not true
+        set token = excluded.token, lease_until = excluded.lease_until, expires_at = excluded.expires_at,
+            attempt = case when r.expires_at > statement_timestamp() then r.attempt + 1 else 1 end,
+            steps = case when r.expires_at > statement_timestamp() then r.steps end
+        where r.expires_at <= statement_timestamp()
+            or r.completed_at is null and r.lease_until <= statement_timestamp()
+                and jsonb_path_exists(r.steps, '$.*.begun') is not true
         returning attempt, coalesce(steps, '{}')::text as steps",
     )
     .bind(value)
@@ -56,7 +60,8 @@ pub(crate) async fn call(
     };
     world.history.add(call, value, What::Claimed(token));
     let attempt = Attempt { key: value, call, number: claimed.get::<i32, _>("attempt").unsigned_abs() };
-    let owner = Owner { mutant, pool, attempt, token, plan, steps: parsed(claimed.get("steps")) };
+    let outside = world.outside_or(pool);
+    let owner = Owner { mutant, pool, outside, attempt, token, plan, steps: parsed(claimed.get("steps")) };
     let (row, charge, text) = (|| owner.row(), || owner.charge(), || owner.text());
     let response = match plan.respond(plan.ask(ROW, row), plan.ask(CHARGE, charge), plan.ask(TEXT, text)).await {
         Ok(response) => response,
@@ -100,7 +105,7 @@ impl Owner<'_> {
             return Ok(result);
         }
         let seen = self.seen().await?;
-        self.attempt.add(self.pool, CHARGE, Some(self.attempt.key)).await?;
+        self.attempt.add(self.outside, CHARGE, Some(self.attempt.key)).await?;
         sleep(self.plan.pause).await;
         self.plan.check(CHARGE)?;
         if self.finish(self.pool, CHARGE, &seen).await? {
@@ -119,7 +124,7 @@ impl Owner<'_> {
         }
         sleep(self.plan.pause).await;
         self.plan.check(TEXT)?;
-        if !self.attempt.send(self.pool, self.attempt.key).await? {
+        if !self.attempt.send(self.outside, self.attempt.key).await? {
             return Err(Failure::Mutant("withdrawn"));
         }
         sleep(self.plan.pause).await;
@@ -130,6 +135,10 @@ impl Owner<'_> {
     }
 
     async fn begin(&self) -> Result<bool, Failure> {
+        let mut tx = self.pool.begin().await?;
+        if self.mutant == Mutant::BegunNotDurable {
+            tx.execute("set local synchronous_commit = off").await?;
+        }
         let begun = sqlx::query(
             "update idempotency.record
             set steps = coalesce(steps, '{}') || jsonb_build_object($3::text, jsonb_build_object('begun', now(), 'attempt', attempt))
@@ -139,8 +148,9 @@ impl Owner<'_> {
         .bind(self.attempt.key)
         .bind(self.token)
         .bind(TEXT)
-        .execute(self.pool)
+        .execute(&mut *tx)
         .await?;
+        tx.commit().await?;
         Ok(begun.rows_affected() == 1)
     }
 

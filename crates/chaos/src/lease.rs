@@ -7,6 +7,7 @@ use pg_idempotency::lease::{Acquired, Leasing, Policy, downstream_key, release, 
 use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::history::What;
@@ -36,8 +37,26 @@ impl Leased {
     }
 }
 
-/// Asks until it is killed.
-pub(crate) async fn client(world: Arc<World>, pool: PgPool, name: String, leased: Leased) {
+/// The doors of lease mode: so many callers, and for operations in steps also a resumer and an operator. Each ends with
+/// the world.
+pub(crate) fn crowd(
+    world: &Arc<World>,
+    pool: &PgPool,
+    name: &str,
+    callers: usize,
+    leased: Leased,
+) -> Vec<JoinHandle<()>> {
+    let caller = |caller| tokio::spawn(client(world.clone(), pool.clone(), format!("{name}.{caller}"), leased));
+    let mut crowd: Vec<_> = (0..callers).map(caller).collect();
+    if leased.promise == Promise::InSteps {
+        let (resumer, operator) = (format!("{name}.resumer"), format!("{name}.operator"));
+        crowd.push(tokio::spawn(stepped::resumer(world.clone(), pool.clone(), resumer, leased)));
+        crowd.push(tokio::spawn(stepped::operator(world.clone(), pool.clone(), operator)));
+    }
+    crowd
+}
+
+async fn client(world: Arc<World>, pool: PgPool, name: String, leased: Leased) {
     let mut random = world.random(&name);
     for number in 0_u64.. {
         if world.is_over() {
@@ -139,7 +158,9 @@ pub(crate) async fn settle(world: &Arc<World>, leased: Leased) -> anyhow::Result
             let what = call(world, &pool, value, &name, Leased { work: 1, ..leased }, &mut random).await;
             match what {
                 What::Performed(_) | What::Replayed(_) | What::Wrong(_) => break,
-                What::Refused(_) if leased.promise == Promise::InSteps => stepped::settle_in_doubt(&pool).await?,
+                What::Refused(_) if leased.promise == Promise::InSteps => {
+                    stepped::settle_in_doubt(world, &pool).await?
+                }
                 What::Refused(why) if why == "indeterminate" => {
                     decide(&pool, value).await?;
                     decided += 1;

@@ -52,6 +52,8 @@ pub(crate) enum Mutant {
     StepStoredAgain,
     /// Steps: nothing is stored before an at-most-once step.
     BegunNotWritten,
+    /// Steps: the mark of an at-most-once step is committed, and not yet on disk when the step is performed.
+    BegunNotDurable,
     /// Steps: the client writes the document with all steps, as it was when the step began.
     StepsByTheClient,
     /// A COMMIT without an answer is taken for one that failed, and the operation repeated under another claim.
@@ -95,6 +97,7 @@ const NAMES: &[(Mutant, &str)] = &[
     (StepWithoutFence, "step-without-fence"),
     (StepStoredAgain, "step-stored-again"),
     (BegunNotWritten, "begun-not-written"),
+    (BegunNotDurable, "begun-not-durable"),
     (StepsByTheClient, "steps-by-the-client"),
     (LostAnswerIsFailure, "lost-answer-is-failure"),
     (SynchronousCommitOff, "synchronous-commit-off"),

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use crate::checker::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers, somebody_was_answered};
 use crate::history::{Call, What};
+use crate::release_checker::SCHEMA_MISSING;
 use crate::stepped::{CHARGE, ROW, TEXT};
 
 /// The effect of one step.
@@ -62,7 +63,9 @@ fn one_answer_is_stored(one: &OneKey<'_>, parts: &[&Part], say: &mut impl FnMut(
         say(format!("{stored} is stored, and a result in it has no effect"));
     }
     for call in &one.calls {
-        if let What::Wrong(why) | What::Barred(why) = &call.end {
+        if let What::Wrong(why) | What::Barred(why) = &call.end
+            && why != SCHEMA_MISSING
+        {
             say(format!("{} was told: {why}", call.name));
         }
         if let Some(response) = call.response().filter(|response| *response != stored) {

@@ -49,8 +49,13 @@ const TABLES: &str = "
         return (select call from part where key = the_key and attempt = the_attempt and step = 'text' limit 1);
     end $$";
 
+/// In the database, and outside of it.
 pub(crate) async fn create_tables(world: &World) -> sqlx::Result<()> {
-    world.observer.execute(TABLES).await.map(drop)
+    world.observer.execute(TABLES).await?;
+    if let Some(outside) = &world.outside {
+        outside.execute(TABLES).await?;
+    }
+    Ok(())
 }
 
 /// What goes wrong in one attempt, besides the fault.
@@ -134,18 +139,18 @@ impl Attempt<'_> {
     }
 
     /// `false` means that the operator has withdrawn the text.
-    pub(crate) async fn send(self, pool: &PgPool, downstream: &str) -> sqlx::Result<bool> {
+    pub(crate) async fn send(self, outside: &PgPool, downstream: &str) -> sqlx::Result<bool> {
         sqlx::query_scalar("select send($1::text, $2::text, $3::text, $4::int4)")
             .bind(self.key)
             .bind(self.call)
             .bind(downstream)
             .bind(i32::try_from(self.number).unwrap_or(i32::MAX))
-            .fetch_one(pool)
+            .fetch_one(outside)
             .await
     }
 }
 
-async fn work(pool: &PgPool, lease: &Lease, value: &str, call: &str, plan: Plan) -> Result<String, Failure> {
+async fn work(outside: &PgPool, lease: &Lease, value: &str, call: &str, plan: Plan) -> Result<String, Failure> {
     let attempt = Attempt { key: value, call, number: lease.attempt() };
     let row = || {
         lease.step(ROW, async |conn: &mut PgConnection| {
@@ -159,7 +164,7 @@ async fn work(pool: &PgPool, lease: &Lease, value: &str, call: &str, plan: Plan)
     let charge = || {
         lease.step_at_least_once(CHARGE, async |step: &Step| {
             sleep(plan.pause).await;
-            attempt.add(pool, CHARGE, Some(&step.downstream_key())).await?;
+            attempt.add(outside, CHARGE, Some(&step.downstream_key())).await?;
             plan.check(CHARGE)?;
             sleep(plan.pause).await;
             Ok(call.to_owned())
@@ -169,7 +174,7 @@ async fn work(pool: &PgPool, lease: &Lease, value: &str, call: &str, plan: Plan)
         lease.step_at_most_once(TEXT, async |step: &Step| {
             sleep(plan.pause).await;
             plan.check(TEXT).map_err(|error| step.not_performed(error))?;
-            if !attempt.send(pool, &step.downstream_key()).await? {
+            if !attempt.send(outside, &step.downstream_key()).await? {
                 return Err(step.not_performed(Failure::AskedFor));
             }
             sleep(plan.pause).await;
@@ -195,15 +200,18 @@ pub(crate) async fn call(
 ) -> Result<Outcome<String>, Failure> {
     let work = async |lease: &Lease| {
         world.history.add(call, value, What::Claimed(lease.token()));
-        work(pool, lease, value, call, plan).await
+        work(world.outside_or(pool), lease, value, call, plan).await
     };
     leasing(leased)?.ensure(pool, &key(value), value, work).await
 }
 
-/// Finishes what no caller comes back for, until it is killed.
+/// Finishes what no caller comes back for.
 pub(crate) async fn resumer(world: Arc<World>, pool: PgPool, name: String, leased: Leased) {
     let mut random = world.random(&name);
     for number in 0_u64.. {
+        if world.is_over() {
+            break;
+        }
         let name = format!("{name}/{number}");
         // Soon, because a caller's key is asked for during two leases only.
         if !matches!(resume_one(&world, &pool, &name, leased, leased.lease / 8, &mut random).await, Ok(true)) {
@@ -225,7 +233,7 @@ async fn resume_one(
     let work = async |lease: &Lease, value: String| {
         world.history.add(call, &value, What::Invoked);
         world.history.add(call, &value, What::Claimed(lease.token()));
-        work(pool, lease, &value, call, plan).await
+        work(world.outside_or(pool), lease, &value, call, plan).await
     };
     let Some(resumed) = leasing(leased)?.with_resume_after(after)?.resume_one(pool, "chaos", work).await? else {
         return Ok(false);
@@ -234,25 +242,25 @@ async fn resume_one(
     Ok(true)
 }
 
-/// Settles the texts in doubt, until it is killed.
+/// Settles the texts in doubt.
 pub(crate) async fn operator(world: Arc<World>, pool: PgPool, name: String) {
     let mut random = world.random(&name);
-    loop {
+    while !world.is_over() {
         // After an error, and after a kill, the next round finds the same texts in doubt.
-        let _ = settle_in_doubt(&pool).await;
+        let _ = settle_in_doubt(&world, &pool).await;
         sleep(random.millis(5..25)).await;
     }
 }
 
 /// Asks the gateway whether each text in doubt was sent, and withdraws it: its worker may only be suspended.
-pub(crate) async fn settle_in_doubt(pool: &PgPool) -> Result<(), Error> {
+pub(crate) async fn settle_in_doubt(world: &World, pool: &PgPool) -> Result<(), Error> {
     let found = unsettled(&mut *pool.acquire().await?, 100, None).await?;
     for found in found {
         let Some(step) = &found.step else { continue };
         let sent: Option<String> = sqlx::query_scalar("select withdraw($1::text, $2::int4)")
             .bind(&found.value)
             .bind(i32::try_from(found.attempt).unwrap_or(i32::MAX))
-            .fetch_one(pool)
+            .fetch_one(world.outside_or(pool))
             .await?;
         let key = key(&found.value);
         let settled = match sent {
@@ -277,7 +285,7 @@ pub(crate) async fn finish(world: &World, leased: Leased) -> anyhow::Result<i64>
     let leased = Leased { work: 1, ..leased };
     let started = Instant::now();
     for round in 0_u64.. {
-        settle_in_doubt(&pool).await?;
+        settle_in_doubt(world, &pool).await?;
         let finisher = async |finisher: usize| {
             let name = format!("finisher{finisher}.{round}");
             let mut random = world.random(&name);
@@ -290,9 +298,8 @@ pub(crate) async fn finish(world: &World, leased: Leased) -> anyhow::Result<i64>
             Ok::<_, Error>(())
         };
         try_join_all((0..8).map(finisher)).await?;
-        let left: i64 = sqlx::query_scalar("select count(*) from idempotency.record where completed_at is null")
-            .fetch_one(&pool)
-            .await?;
+        let left = "select count(*) from idempotency.record where mode = 'in_steps' and completed_at is null";
+        let left: i64 = sqlx::query_scalar(left).fetch_one(&pool).await?;
         if left == 0 || started.elapsed() > SETTLE_LIMIT {
             pool.close().await;
             return Ok(left);
@@ -304,7 +311,12 @@ pub(crate) async fn finish(world: &World, leased: Leased) -> anyhow::Result<i64>
 }
 
 pub(crate) async fn parts(world: &World) -> sqlx::Result<Vec<Part>> {
-    sqlx::query_as("select key, call, step, downstream_key from part").fetch_all(&world.observer).await
+    let select = "select key, call, step, downstream_key from part";
+    let mut parts = sqlx::query_as(select).fetch_all(&world.observer).await?;
+    if let Some(outside) = &world.outside {
+        parts.extend(sqlx::query_as(select).fetch_all(outside).await?);
+    }
+    Ok(parts)
 }
 
 /// How many texts in doubt an operator has looked up: those that were sent, and the others.
@@ -316,6 +328,6 @@ pub(crate) async fn looked_up(world: &World) -> sqlx::Result<(i64, i64)> {
             from (select distinct key, attempt from withdrawn) as one
         ) as withdrawn",
     )
-    .fetch_one(&world.observer)
+    .fetch_one(world.outside_or(&world.observer))
     .await
 }

@@ -29,6 +29,9 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(3);
 /// The faults that a scenario must have injected before it ends, and how many of each.
 pub(crate) type Least = &'static [(&'static str, u64)];
 
+/// The first letter of the keys of operations in steps that are beside other calls, in the same database.
+const BESIDE: &str = "s";
+
 /// Calls that must have been made.
 const LEAST_CALLS: u64 = 100;
 
@@ -49,6 +52,10 @@ pub(crate) struct World {
     pub(crate) faults: Mutex<BTreeMap<&'static str, u64>>,
     asked: AtomicU64,
     turns: Option<Turns>,
+    /// The first letter of its keys.
+    letter: &'static str,
+    /// What the steps of operations affect, if it is not in the database itself.
+    pub(crate) outside: Option<PgPool>,
     /// Whether Citus distributes the tables.
     distributed: bool,
 }
@@ -78,6 +85,8 @@ impl World {
             faults: Mutex::default(),
             asked: AtomicU64::new(0),
             turns: Some(turns),
+            letter: "k",
+            outside: None,
             distributed: false,
         })
     }
@@ -144,6 +153,8 @@ impl World {
             faults: Mutex::default(),
             asked: AtomicU64::new(0),
             turns: None,
+            letter: "k",
+            outside: None,
             distributed: effects.is_some(),
         });
         stage.show(&world);
@@ -152,9 +163,25 @@ impl World {
 
     /// The same on another server, which is said to hold the same.
     pub(crate) fn moved(&self, options: PgConnectOptions) -> Arc<Self> {
+        Arc::new(Self { observer: pool(&options, 4), options, ..self.copy() })
+    }
+
+    /// Another world in the same database, with its own keys, calls and faults, and with this outside for its steps.
+    pub(crate) fn beside(&self, least: Least, outside: Option<PgPool>) -> Arc<Self> {
         Arc::new(Self {
-            observer: pool(&options, 4),
-            options,
+            history: Arc::new(History::new()),
+            least,
+            faults: Mutex::default(),
+            letter: BESIDE,
+            outside,
+            ..self.copy()
+        })
+    }
+
+    fn copy(&self) -> Self {
+        Self {
+            options: self.options.clone(),
+            observer: self.observer.clone(),
             history: self.history.clone(),
             subject: self.subject,
             seed: self.seed,
@@ -165,8 +192,20 @@ impl World {
             faults: Mutex::new(self.faults().into_iter().collect()),
             asked: AtomicU64::new(0),
             turns: self.turns,
+            letter: self.letter,
+            outside: self.outside.clone(),
             distributed: self.distributed,
-        })
+        }
+    }
+
+    /// Reaches the outside of the steps. It is in the database that `pool` reaches, unless there is another.
+    pub(crate) fn outside_or<'a>(&'a self, pool: &'a PgPool) -> &'a PgPool {
+        self.outside.as_ref().unwrap_or(pool)
+    }
+
+    /// Whether a key is of this world, and not of another one in the same database.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        key.starts_with(BESIDE) == (self.letter == BESIDE)
     }
 
     /// When the time is up and what must happen has happened: on a busy machine that takes longer. It does not take for
@@ -231,7 +270,7 @@ impl World {
             }
             None => (self.asked.fetch_add(1, Ordering::Relaxed) / REPEATS, WINDOW),
         };
-        format!("k{}", newest.saturating_sub(random.below(window)))
+        format!("{}{}", self.letter, newest.saturating_sub(random.below(window)))
     }
 
     pub(crate) fn request(&self, key: &str, call: &str) -> Request {
