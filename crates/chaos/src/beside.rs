@@ -14,7 +14,7 @@ use crate::stage::Finding;
 use crate::stepped::create_tables;
 use crate::world::{World, pool_that_waits};
 
-const CALLERS: usize = 3;
+pub(crate) const CALLERS: usize = 3;
 /// The steps of a call run side by side at times.
 const CONNECTIONS: u32 = 12;
 /// Short, for the callers to be back soon after a crash of the server.
@@ -30,14 +30,14 @@ pub(crate) struct InSteps {
 impl InSteps {
     /// In the database of this world, and with the outside in it.
     pub(crate) async fn beside(world: &World) -> anyhow::Result<Self> {
-        Self::start(world.beside(&[], None)).await
+        Self::start(world.beside(&[], None), CALLERS).await
     }
 
     /// In a world of their own.
-    pub(crate) async fn start(world: Arc<World>) -> anyhow::Result<Self> {
+    pub(crate) async fn start(world: Arc<World>, callers: usize) -> anyhow::Result<Self> {
         create_tables(&world).await?;
         let pool = pool_that_waits(&world.options, CONNECTIONS, WAIT);
-        let crowd = lease::crowd(&world, &pool, "steps", CALLERS, LEASED);
+        let crowd = lease::crowd(&world, &pool, "steps", callers, LEASED);
         Ok(Self { world, pool, crowd })
     }
 

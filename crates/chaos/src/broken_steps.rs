@@ -1,5 +1,7 @@
 //! Operations in steps in plain SQL, whole or with one part broken.
 
+use std::time::Duration;
+
 use pg_idempotency::Outcome;
 use serde_json::{Map, Value, json};
 use sqlx::{Executor as _, PgExecutor, PgPool, Row as _};
@@ -63,7 +65,12 @@ pub(crate) async fn call(
     let outside = world.outside_or(pool);
     let owner = Owner { mutant, pool, outside, attempt, token, plan, steps: parsed(claimed.get("steps")) };
     let (row, charge, text) = (|| owner.row(), || owner.charge(), || owner.text());
-    let response = match plan.respond(plan.ask(ROW, row), plan.ask(CHARGE, charge), plan.ask(TEXT, text)).await {
+    let responding = plan.respond(plan.ask(ROW, row), plan.ask(CHARGE, charge), plan.ask(TEXT, text));
+    let responded = tokio::select! {
+        responded = responding => responded,
+        error = owner.renew(leased.lease) => Err(error),
+    };
+    let response = match responded {
         Ok(response) => response,
         Err(error) => {
             let lapse = "update idempotency.record set lease_until = now() where key = $1::text and token = $2::int8";
@@ -80,6 +87,20 @@ pub(crate) async fn call(
 }
 
 impl Owner<'_> {
+    /// Until it fails. An owner that has lost its lease goes on: a process that was suspended may be anywhere in its work.
+    async fn renew(&self, lease: Duration) -> Failure {
+        let renew = "
+            update idempotency.record set lease_until = now() + $3::float8 * interval '1 s'
+            where operation = 'chaos' and key = $1::text and token = $2::int8 and completed_at is null";
+        loop {
+            sleep(lease / 3).await;
+            let renewed = sqlx::query(renew).bind(self.attempt.key).bind(self.token).bind(lease.as_secs_f64());
+            if let Err(error) = renewed.execute(self.pool).await {
+                return error.into();
+            }
+        }
+    }
+
     async fn row(&self) -> Result<String, Failure> {
         if let Some(result) = result_of(&self.steps, ROW) {
             return Ok(result);
@@ -135,22 +156,20 @@ impl Owner<'_> {
     }
 
     async fn begin(&self) -> Result<bool, Failure> {
-        let mut tx = self.pool.begin().await?;
-        if self.mutant == Mutant::BegunNotDurable {
-            tx.execute("set local synchronous_commit = off").await?;
-        }
         let begun = sqlx::query(
             "update idempotency.record
             set steps = coalesce(steps, '{}') || jsonb_build_object($3::text, jsonb_build_object('begun', now(), 'attempt', attempt))
-            where operation = 'chaos' and key = $1::text and token = $2::int8 and completed_at is null
-                and steps -> $3::text is null",
+            where operation = 'chaos' and key = $1::text and (token = $2::int8 or $5::bool) and completed_at is null
+                and steps -> $3::text is null
+                and case when $4::bool then set_config('synchronous_commit', 'off', true) = 'off' else true end",
         )
         .bind(self.attempt.key)
         .bind(self.token)
         .bind(TEXT)
-        .execute(&mut *tx)
+        .bind(self.mutant == Mutant::BegunNotDurable)
+        .bind(self.mutant == Mutant::StepWithoutFence)
+        .execute(self.pool)
         .await?;
-        tx.commit().await?;
         Ok(begun.rows_affected() == 1)
     }
 
@@ -171,7 +190,7 @@ impl Owner<'_> {
         .bind(json!(entry).to_string())
         .bind(seen)
         .bind(self.mutant == Mutant::StepWithoutFence)
-        .bind(matches!(self.mutant, Mutant::StepStoredAgain | Mutant::StepWithoutFence))
+        .bind(self.mutant == Mutant::StepStoredAgain)
         .execute(db)
         .await?;
         Ok(finished.rows_affected() == 1)

@@ -80,7 +80,7 @@ pub(crate) async fn call(
 ) -> What {
     world.history.add(call, value, What::Invoked);
     let result = if leased.promise == Promise::InSteps {
-        let plan = Plan::new(random, leased);
+        let plan = Plan::new(random, leased, world.subject);
         match world.subject {
             Subject::Crate => stepped::call(world, pool, value, call, leased, plan).await,
             Subject::Mutant(mutant) => broken_steps::call(mutant, world, pool, value, call, leased, plan).await,

@@ -46,7 +46,7 @@ pub(crate) enum Mutant {
     TakesOverAtMostOnce,
     /// Lease mode: the result is stored first, and the effect comes after it.
     CompletesFirst,
-    /// Steps: a result is stored by the key alone.
+    /// Steps: the statements of a step find the record by the key alone.
     StepWithoutFence,
     /// Steps: a result is stored also if there is one.
     StepStoredAgain,
@@ -112,6 +112,11 @@ impl Mutant {
     /// Whether it is the crate that calls, and only a function of the schema is broken.
     pub(crate) fn is_of_the_schema(self) -> bool {
         matches!(self, AwaitKeepsLock | AwaitDoesNotRestore)
+    }
+
+    /// Steps: whether nothing but the fault of its scenario may reveal it, and so nothing else goes wrong in an attempt.
+    pub(crate) fn needs_the_fault(self) -> bool {
+        matches!(self, StepWithoutFence | BegunNotWritten | BegunNotDurable | StepsByTheClient)
     }
 
     pub(crate) fn name(self) -> &'static str {

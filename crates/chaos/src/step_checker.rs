@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use crate::checker::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers, somebody_was_answered};
 use crate::history::{Call, What};
 use crate::release_checker::SCHEMA_MISSING;
-use crate::stepped::{CHARGE, ROW, TEXT};
+use crate::stepped::{CHARGE, OVERTAKEN, ROW, TEXT};
 
 /// The effect of one step.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
@@ -37,6 +37,9 @@ pub(crate) fn check(calls: &[Call], after: &Aftermath, parts: &[Part]) -> Checke
             if count != 1 {
                 say(format!("{count} {what} for one operation"));
             }
+        }
+        if !of(OVERTAKEN).is_empty() {
+            say("an overtaken attempt has committed its row".to_owned());
         }
         checked.deduplicated += of(CHARGE).len().saturating_sub(charges.len());
         one_answer_is_stored(&one, &of_key, &mut say);

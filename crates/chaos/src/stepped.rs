@@ -24,9 +24,12 @@ use crate::world::{PAUSE, World};
 pub(crate) const ROW: &str = "row";
 pub(crate) const CHARGE: &str = "charge";
 pub(crate) const TEXT: &str = "text";
+/// Not a step: a row that was committed when a later attempt had claimed the operation.
+pub(crate) const OVERTAKEN: &str = "overtaken";
 
 /// The effects, without any unique constraint, and the gateway of the texts. It sends a text for an attempt until the
-/// operator withdraws that attempt: a worker that wakes after that must not send it.
+/// operator withdraws that attempt: a worker that wakes after that must not send it. Most rows of an overtaken attempt do
+/// no harm, because the later attempt finds that the step has a result, so the database notes them.
 const TABLES: &str = "
     create table part (
         key text collate \"C\" not null, call text not null, step text not null, downstream_key text, attempt int not null
@@ -47,7 +50,19 @@ const TABLES: &str = "
         lock table withdrawn in share row exclusive mode;
         insert into withdrawn values (the_key, the_attempt);
         return (select call from part where key = the_key and attempt = the_attempt and step = 'text' limit 1);
-    end $$";
+    end $$;
+    create function note_if_overtaken() returns trigger
+    language plpgsql as $$
+    begin
+        insert into part
+        select new.key, new.call, 'overtaken', null, new.attempt
+        from idempotency.record
+        where scope = new.key and operation = 'chaos' and key = new.key and attempt <> new.attempt;
+        return null;
+    end $$;
+    -- At COMMIT, when the step has locked the record, so that no other attempt can claim it any more.
+    create constraint trigger note_if_overtaken after insert on part deferrable initially deferred
+    for each row when (new.step = 'row') execute function note_if_overtaken()";
 
 /// In the database, and outside of it.
 pub(crate) async fn create_tables(world: &World) -> sqlx::Result<()> {
@@ -58,28 +73,31 @@ pub(crate) async fn create_tables(world: &World) -> sqlx::Result<()> {
     Ok(())
 }
 
-/// What goes wrong in one attempt, besides the fault.
+/// How an attempt goes, and what goes wrong in it besides the fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     /// A step whose future is dropped after so many polls. The attempt then asks for the step again.
     drops: Option<(&'static str, usize)>,
     /// A step that returns an error.
     fails: Option<&'static str>,
-    side_by_side: bool,
+    /// How many steps run side by side. A text that has begun keeps everybody from taking over.
+    abreast: u8,
     /// How long each step takes, before its effect and after it.
     pub(crate) pause: Duration,
 }
 
 impl Plan {
-    pub(crate) fn new(random: &mut Random, leased: Leased) -> Self {
+    /// A mutant that the fault must reveal has no mishaps.
+    pub(crate) fn new(random: &mut Random, leased: Leased, subject: Subject) -> Self {
+        let mishaps = !matches!(subject, Subject::Mutant(mutant) if mutant.needs_the_fault());
         // Each dropped text takes an operator.
         let dropped = random.of(&[ROW, ROW, CHARGE, TEXT]);
         let polls = usize::try_from(random.below(20)).unwrap_or_default();
         let failing = random.of(&[ROW, CHARGE, TEXT]);
         Self {
-            drops: random.one_in(4).then_some((dropped, polls)),
-            fails: random.one_in(12).then_some(failing),
-            side_by_side: random.one_in(2),
+            drops: (random.one_in(4) && mishaps).then_some((dropped, polls)),
+            fails: (random.one_in(12) && mishaps).then_some(failing),
+            abreast: random.of(&[1, 2, 2, 3]),
             pause: random.millis(0..leased.work.max(1)) / 4,
         }
     }
@@ -110,8 +128,14 @@ impl Plan {
         charge: impl Future<Output = Result<String, E>>,
         text: impl Future<Output = Result<String, E>>,
     ) -> Result<String, E> {
-        let (row, charge, text) =
-            if self.side_by_side { try_join!(row, charge, text)? } else { (row.await?, charge.await?, text.await?) };
+        let (row, charge, text) = match self.abreast {
+            1 => (row.await?, charge.await?, text.await?),
+            2 => {
+                let (row, charge) = try_join!(row, charge)?;
+                (row, charge, text.await?)
+            }
+            _ => try_join!(row, charge, text)?,
+        };
         Ok(format!("{row} {charge} {text}"))
     }
 }
@@ -229,7 +253,7 @@ async fn resume_one(
     after: Duration,
     random: &mut Random,
 ) -> Result<bool, Error> {
-    let plan = Plan::new(random, leased);
+    let plan = Plan::new(random, leased, world.subject);
     let work = async |lease: &Lease, value: String| {
         world.history.add(call, &value, What::Invoked);
         world.history.add(call, &value, What::Claimed(lease.token()));

@@ -136,11 +136,11 @@ impl Crew {
         self.start_one()
     }
 
-    /// SIGSTOP, and SIGCONT after a while; the others go on meanwhile.
-    pub(crate) async fn suspend(&mut self, index: u64, time: Duration) -> anyhow::Result<()> {
+    /// SIGSTOP, and SIGCONT after `until`; the others go on meanwhile.
+    pub(crate) async fn suspend(&self, index: u64, until: impl Future) -> anyhow::Result<()> {
         let process = self.workers[usize::try_from(index)?].process.id().context("a worker that has ended")?;
         signal("-STOP", process)?;
-        tokio::time::sleep(time).await;
+        until.await;
         signal("-CONT", process)
     }
 

@@ -60,17 +60,17 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     Finding::of(&world).await
 }
 
-/// Operations in steps alone: every COMMIT writes what others have left unwritten, and so would hide a mark that was not
-/// written. The outside is on another server, for the same reason, and because it must survive.
+/// One caller of operations in steps: every COMMIT also writes what others have left unwritten, and so hides a mark that
+/// was not. The outside is on another server, for the same reason.
 pub(crate) async fn play_steps(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, "killed-server-steps", &[]).await?;
     let gateway = Cluster::start(&[]).await?;
     let outside = pool(&gateway.create_database("outside").await?, 8);
-    let steps = InSteps::start(world.beside(LEAST_IN_STEPS, Some(outside.clone()))).await?;
+    let steps = InSteps::start(world.beside(LEAST_IN_STEPS, Some(outside.clone())), 1).await?;
     stage.show(&steps.world);
     let mut random = world.random("killer");
     while !steps.world.is_over() {
-        sleep(random.millis(50..250)).await;
+        sleep(random.millis(20..100)).await;
         // The worst moment: something has happened outside, and its result is not stored.
         let _ = timeout(SOON, another_text(&outside)).await;
         stage.cluster.kill()?;
