@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use pg_idempotency::lease::{Acquired, Leasing, Policy, downstream_key, release, resolve};
 use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,9 @@ use crate::stepped::Plan;
 use crate::subject::{Failure, Subject, ending, key};
 use crate::world::World;
 use crate::{broken_lease, broken_steps, stepped};
+
+/// When the fault is over. One alone would take minutes for the keys of a long run.
+const SETTLERS: usize = 8;
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Leased {
@@ -140,37 +144,41 @@ pub(crate) async fn affect(pool: &PgPool, key: &str, call: &str, downstream: &st
 /// When the fault is over: asks for every key until it is answered, and does an operator's duty for what is
 /// indeterminate: looks outside, and resolves or releases. Returns how often that was needed.
 pub(crate) async fn settle(world: &Arc<World>, leased: Leased) -> anyhow::Result<usize> {
-    let pool = crate::world::pool(&world.options, 4);
+    let pool = crate::world::pool(&world.options, 2 * SETTLERS as u32);
     let calls = world.history.calls();
     let mut keys: Vec<&str> = calls.iter().map(|call| call.key.as_str()).collect();
     keys.sort_unstable();
     keys.dedup();
-    let mut random = world.random("settler");
-    let mut decided = 0;
     let started = Instant::now();
-    for value in keys {
-        if world.subject != Subject::Crate && started.elapsed() > MUTANT_SETTLE_LIMIT {
-            break;
-        }
-        // A lease has to lapse first, at times.
-        for attempt in 0..2000 {
-            let name = format!("settler/{value}/{attempt}");
-            let what = call(world, &pool, value, &name, Leased { work: 1, ..leased }, &mut random).await;
-            match what {
-                What::Performed(_) | What::Replayed(_) | What::Wrong(_) => break,
-                What::Refused(_) if leased.promise == Promise::InSteps => {
-                    stepped::settle_in_doubt(world, &pool).await?
+    let settler = async |settler: usize| {
+        let mut random = world.random(&format!("settler{settler}"));
+        let mut decided = 0;
+        for value in keys.iter().skip(settler).step_by(SETTLERS) {
+            if world.subject != Subject::Crate && started.elapsed() > MUTANT_SETTLE_LIMIT {
+                break;
+            }
+            // A lease has to lapse first, at times.
+            for attempt in 0..2000 {
+                let name = format!("settler/{value}/{attempt}");
+                let what = call(world, &pool, value, &name, Leased { work: 1, ..leased }, &mut random).await;
+                match what {
+                    What::Performed(_) | What::Replayed(_) | What::Wrong(_) => break,
+                    What::Refused(_) if leased.promise == Promise::InSteps => {
+                        stepped::settle_in_doubt(world, &pool).await?
+                    }
+                    What::Refused(why) if why == "indeterminate" => {
+                        decide(&pool, value).await?;
+                        decided += 1;
+                    }
+                    _ => sleep(Duration::from_millis(5)).await,
                 }
-                What::Refused(why) if why == "indeterminate" => {
-                    decide(&pool, value).await?;
-                    decided += 1;
-                }
-                _ => sleep(Duration::from_millis(5)).await,
             }
         }
-    }
+        anyhow::Ok(decided)
+    };
+    let decided = try_join_all((0..SETTLERS).map(settler)).await?;
     pool.close().await;
-    Ok(decided)
+    Ok(decided.into_iter().sum())
 }
 
 async fn decide(pool: &PgPool, value: &str) -> anyhow::Result<()> {

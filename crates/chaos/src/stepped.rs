@@ -8,7 +8,7 @@ use futures_util::future::try_join_all;
 use pg_idempotency::lease::{Lease, Leasing, Step, release, resolve_step};
 use pg_idempotency::operator::unsettled;
 use pg_idempotency::testing::cancel_after;
-use pg_idempotency::{Error, Outcome};
+use pg_idempotency::{Deployment, Error, Outcome};
 use sqlx::{Executor as _, PgConnection, PgExecutor, PgPool};
 use tokio::time::{Instant, sleep};
 use tokio::try_join;
@@ -50,7 +50,10 @@ const TABLES: &str = "
         lock table withdrawn in share row exclusive mode;
         insert into withdrawn values (the_key, the_attempt);
         return (select call from part where key = the_key and attempt = the_attempt and step = 'text' limit 1);
-    end $$;
+    end $$";
+
+/// On a server that can have a trigger on the table.
+const TRIGGER: &str = "
     create function note_if_overtaken() returns trigger
     language plpgsql as $$
     begin
@@ -67,6 +70,13 @@ const TABLES: &str = "
 /// In the database, and outside of it.
 pub(crate) async fn create_tables(world: &World) -> sqlx::Result<()> {
     world.observer.execute(TABLES).await?;
+    // Citus has no triggers on distributed tables.
+    let more = if world.is_distributed() {
+        "select create_distributed_table('part', 'key', colocate_with => 'idempotency.record')"
+    } else {
+        TRIGGER
+    };
+    world.observer.execute(more).await?;
     if let Some(outside) = &world.outside {
         outside.execute(TABLES).await?;
     }
@@ -208,10 +218,12 @@ async fn work(outside: &PgPool, lease: &Lease, value: &str, call: &str, plan: Pl
     plan.respond(plan.ask(ROW, row), plan.ask(CHARGE, charge), plan.ask(TEXT, text)).await
 }
 
-fn leasing(leased: Leased) -> Result<Leasing, Error> {
+fn leasing(world: &World, leased: Leased) -> Result<Leasing, Error> {
     // An attempt ends with each kill, so the number is out of reach.
     let most = std::num::NonZeroU32::MAX;
-    Ok(Leasing::new(leased.policy())?.with_stored_request(true).with_max_attempts(most))
+    let deployment = Deployment::new().with_distributed(world.is_distributed());
+    let leasing = Leasing::new(leased.policy())?.with_deployment(deployment);
+    Ok(leasing.with_stored_request(true).with_max_attempts(most))
 }
 
 pub(crate) async fn call(
@@ -226,7 +238,7 @@ pub(crate) async fn call(
         world.history.add(call, value, What::Claimed(lease.token()));
         work(world.outside_or(pool), lease, value, call, plan).await
     };
-    leasing(leased)?.ensure(pool, &key(value), value, work).await
+    leasing(world, leased)?.ensure(pool, &key(value), value, work).await
 }
 
 /// Finishes what no caller comes back for.
@@ -259,7 +271,7 @@ async fn resume_one(
         world.history.add(call, &value, What::Claimed(lease.token()));
         work(world.outside_or(pool), lease, &value, call, plan).await
     };
-    let Some(resumed) = leasing(leased)?.with_resume_after(after)?.resume_one(pool, "chaos", work).await? else {
+    let Some(resumed) = leasing(world, leased)?.with_resume_after(after)?.resume_one(pool, "chaos", work).await? else {
         return Ok(false);
     };
     world.history.add(call, resumed.key.value(), ending(resumed.result.map(Outcome::Performed)));

@@ -198,6 +198,10 @@ impl World {
         }
     }
 
+    pub(crate) fn is_distributed(&self) -> bool {
+        self.distributed
+    }
+
     /// Reaches the outside of the steps. It is in the database that `pool` reaches, unless there is another.
     pub(crate) fn outside_or<'a>(&'a self, pool: &'a PgPool) -> &'a PgPool {
         self.outside.as_ref().unwrap_or(pool)

@@ -9,7 +9,7 @@ use pg_idempotency::{Fingerprint, Janitor};
 use sqlx::PgPool;
 use tokio::time::sleep;
 
-use crate::beside::{CALLERS, InSteps};
+use crate::beside::{CALLERS, InSteps, LEASED};
 use crate::checker::violations_with_brief_retention;
 use crate::stage::{Finding, Stage};
 use crate::subject::{SAFE_TO_DROP, Subject};
@@ -37,7 +37,7 @@ const LEAST_IN_STEPS: Least = &[("operation in steps forgotten", 3)];
 
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, "janitor-races", LEAST).await?;
-    let steps = InSteps::start(world.beside(LEAST_IN_STEPS, None), CALLERS).await?;
+    let steps = InSteps::start(world.beside(LEAST_IN_STEPS, None), CALLERS, LEASED).await?;
     let pool = pool(&world.options, 10);
     let asked = Arc::new(AtomicU64::new(0));
     let mut tasks = world.crowd(&pool, CLIENTS, move |random, request| {

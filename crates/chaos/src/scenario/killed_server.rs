@@ -7,8 +7,9 @@ use futures_util::future::join_all;
 use sqlx::{Connection as _, PgPool};
 use tokio::time::{sleep, timeout};
 
-use crate::beside::InSteps;
+use crate::beside::{InSteps, LEASED};
 use crate::cluster::{Cluster, signal};
+use crate::lease::Leased;
 use crate::stage::{Finding, Stage};
 use crate::subject::EVERY_DOOR;
 use crate::world::{Least, World, pool, pool_that_waits};
@@ -19,8 +20,10 @@ const WAIT: Duration = Duration::from_millis(250);
 /// A server that recovers from the death of a backend does so within a second.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// So slow that a kill comes before the end of the step, on a busy machine too.
+const SLOW: Leased = Leased { work: 300, ..LEASED };
 /// Until the next text, most of the time.
-const SOON: Duration = Duration::from_millis(300);
+const SOON: Duration = Duration::from_millis(600);
 
 const LEAST_IN_STEPS: Least = &[("postmaster killed -9", 2)];
 const LEAST: Least = &[("backend killed -9", 1), ("postmaster killed -9", 1)];
@@ -66,7 +69,7 @@ pub(crate) async fn play_steps(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, "killed-server-steps", &[]).await?;
     let gateway = Cluster::start(&[]).await?;
     let outside = pool(&gateway.create_database("outside").await?, 8);
-    let steps = InSteps::start(world.beside(LEAST_IN_STEPS, Some(outside.clone())), 1).await?;
+    let steps = InSteps::start(world.beside(LEAST_IN_STEPS, Some(outside.clone())), 1, SLOW).await?;
     stage.show(&steps.world);
     let mut random = world.random("killer");
     while !steps.world.is_over() {
