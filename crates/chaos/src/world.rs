@@ -29,11 +29,13 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(3);
 /// The faults that a scenario must have injected before it ends, and how many of each.
 pub(crate) type Least = &'static [(&'static str, u64)];
 
-/// The first letter of the keys of operations in steps that are beside other calls, in the same database.
-const BESIDE: &str = "s";
+/// The prefix of the keys of operations in steps that are beside other calls, in the same database.
+const BESIDE: &str = "steps-";
 
 /// Calls that must have been made.
 const LEAST_CALLS: u64 = 100;
+/// An operation in steps takes as long as many calls.
+const LEAST_CALLS_BESIDE: u64 = 40;
 
 pub(crate) struct World {
     /// Straight to the database, past all that is put in the way of the callers.
@@ -52,8 +54,8 @@ pub(crate) struct World {
     pub(crate) faults: Mutex<BTreeMap<&'static str, u64>>,
     asked: AtomicU64,
     turns: Option<Turns>,
-    /// The first letter of its keys.
-    letter: &'static str,
+    /// Of its keys.
+    prefix: &'static str,
     /// What the steps of operations affect, if it is not in the database itself.
     pub(crate) outside: Option<PgPool>,
     /// Whether Citus distributes the tables.
@@ -85,7 +87,7 @@ impl World {
             faults: Mutex::default(),
             asked: AtomicU64::new(0),
             turns: Some(turns),
-            letter: "k",
+            prefix: "k",
             outside: None,
             distributed: false,
         })
@@ -153,7 +155,7 @@ impl World {
             faults: Mutex::default(),
             asked: AtomicU64::new(0),
             turns: None,
-            letter: "k",
+            prefix: "k",
             outside: None,
             distributed: effects.is_some(),
         });
@@ -172,7 +174,7 @@ impl World {
             history: Arc::new(History::new()),
             least,
             faults: Mutex::default(),
-            letter: BESIDE,
+            prefix: BESIDE,
             outside,
             ..self.copy()
         })
@@ -192,7 +194,7 @@ impl World {
             faults: Mutex::new(self.faults().into_iter().collect()),
             asked: AtomicU64::new(0),
             turns: self.turns,
-            letter: self.letter,
+            prefix: self.prefix,
             outside: self.outside.clone(),
             distributed: self.distributed,
         }
@@ -209,7 +211,7 @@ impl World {
 
     /// Whether a key is of this world, and not of another one in the same database.
     pub(crate) fn has(&self, key: &str) -> bool {
-        key.starts_with(BESIDE) == (self.letter == BESIDE)
+        key.starts_with(BESIDE) == (self.prefix == BESIDE)
     }
 
     /// When the time is up and what must happen has happened: on a busy machine that takes longer. It does not take for
@@ -241,7 +243,7 @@ impl World {
         let wanted =
             self.least.iter().map(|(kind, least)| (*kind, faults.get(kind).copied().unwrap_or_default(), *least));
         wanted
-            .chain([("calls", calls, LEAST_CALLS)])
+            .chain([("calls", calls, if self.prefix == BESIDE { LEAST_CALLS_BESIDE } else { LEAST_CALLS })])
             .filter(|(_, had, least)| had < least)
             .map(|(kind, had, least)| format!("{kind}: {had} of at least {least}"))
             .collect()
@@ -274,7 +276,7 @@ impl World {
             }
             None => (self.asked.fetch_add(1, Ordering::Relaxed) / REPEATS, WINDOW),
         };
-        format!("{}{}", self.letter, newest.saturating_sub(random.below(window)))
+        format!("{}{}", self.prefix, newest.saturating_sub(random.below(window)))
     }
 
     pub(crate) fn request(&self, key: &str, call: &str) -> Request {
