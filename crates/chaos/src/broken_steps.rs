@@ -41,7 +41,7 @@ pub(crate) async fn call(
         on conflict (scope, operation, key) do update
         set token = excluded.token, lease_until = excluded.lease_until, expires_at = excluded.expires_at,
             attempt = case when r.expires_at > statement_timestamp() then r.attempt + 1 else 1 end,
-            steps = case when r.expires_at > statement_timestamp() then r.steps end
+            steps = case when r.expires_at > statement_timestamp() then r.steps end, request = null
         where r.expires_at <= statement_timestamp()
             or r.completed_at is null and r.lease_until <= statement_timestamp()
                 and jsonb_path_exists(r.steps, '$.*.begun') is not true

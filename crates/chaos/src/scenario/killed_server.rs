@@ -66,8 +66,8 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
 /// One caller of operations in steps: every COMMIT also writes what others have left unwritten, and so hides a mark that
 /// was not. The outside is on another server, for the same reason.
 pub(crate) async fn play_steps(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "killed-server-steps", &[]).await?;
     let gateway = Cluster::start(&[]).await?;
+    let world = World::create(stage, "killed-server-steps", &[]).await?;
     let outside = pool(&gateway.create_database("outside").await?, 8);
     let steps = InSteps::start(world.beside(LEAST_IN_STEPS, Some(outside.clone())), 1, SLOW).await?;
     stage.show(&steps.world);
