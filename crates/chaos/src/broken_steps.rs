@@ -1,5 +1,7 @@
 //! Operations in steps in plain SQL, whole or with one part broken.
 
+use std::time::Duration;
+
 use pg_idempotency::Outcome;
 use serde_json::{Map, Value, json};
 use sqlx::{Executor as _, PgExecutor, PgPool, Row as _};
@@ -15,6 +17,7 @@ use crate::world::World;
 struct Owner<'a> {
     mutant: Mutant,
     pool: &'a PgPool,
+    outside: &'a PgPool,
     attempt: Attempt<'a>,
     token: i64,
     plan: Plan,
@@ -36,9 +39,12 @@ pub(crate) async fn call(
         "insert into idempotency.record as r (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)
         values ('in_steps', $1::text, 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')
         on conflict (scope, operation, key) do update
-        set token = excluded.token, lease_until = excluded.lease_until, attempt = r.attempt + 1
-        where r.completed_at is null and r.lease_until <= statement_timestamp()
-            and jsonb_path_exists(r.steps, '$.*.begun') is not true
+        set token = excluded.token, lease_until = excluded.lease_until, expires_at = excluded.expires_at,
+            attempt = case when r.expires_at > statement_timestamp() then r.attempt + 1 else 1 end,
+            steps = case when r.expires_at > statement_timestamp() then r.steps end, request = null
+        where r.expires_at <= statement_timestamp()
+            or r.completed_at is null and r.lease_until <= statement_timestamp()
+                and jsonb_path_exists(r.steps, '$.*.begun') is not true
         returning attempt, coalesce(steps, '{}')::text as steps",
     )
     .bind(value)
@@ -56,9 +62,15 @@ pub(crate) async fn call(
     };
     world.history.add(call, value, What::Claimed(token));
     let attempt = Attempt { key: value, call, number: claimed.get::<i32, _>("attempt").unsigned_abs() };
-    let owner = Owner { mutant, pool, attempt, token, plan, steps: parsed(claimed.get("steps")) };
+    let outside = world.outside_or(pool);
+    let owner = Owner { mutant, pool, outside, attempt, token, plan, steps: parsed(claimed.get("steps")) };
     let (row, charge, text) = (|| owner.row(), || owner.charge(), || owner.text());
-    let response = match plan.respond(plan.ask(ROW, row), plan.ask(CHARGE, charge), plan.ask(TEXT, text)).await {
+    let responding = plan.respond(plan.ask(ROW, row), plan.ask(CHARGE, charge), plan.ask(TEXT, text));
+    let responded = tokio::select! {
+        responded = responding => responded,
+        error = owner.renew(leased.lease) => Err(error),
+    };
+    let response = match responded {
         Ok(response) => response,
         Err(error) => {
             let lapse = "update idempotency.record set lease_until = now() where key = $1::text and token = $2::int8";
@@ -75,6 +87,20 @@ pub(crate) async fn call(
 }
 
 impl Owner<'_> {
+    /// Until it fails. An owner that has lost its lease goes on: a process that was suspended may be anywhere in its work.
+    async fn renew(&self, lease: Duration) -> Failure {
+        let renew = "
+            update idempotency.record set lease_until = now() + $3::float8 * interval '1 s'
+            where operation = 'chaos' and key = $1::text and token = $2::int8 and completed_at is null";
+        loop {
+            sleep(lease / 3).await;
+            let renewed = sqlx::query(renew).bind(self.attempt.key).bind(self.token).bind(lease.as_secs_f64());
+            if let Err(error) = renewed.execute(self.pool).await {
+                return error.into();
+            }
+        }
+    }
+
     async fn row(&self) -> Result<String, Failure> {
         if let Some(result) = result_of(&self.steps, ROW) {
             return Ok(result);
@@ -100,7 +126,7 @@ impl Owner<'_> {
             return Ok(result);
         }
         let seen = self.seen().await?;
-        self.attempt.add(self.pool, CHARGE, Some(self.attempt.key)).await?;
+        self.attempt.add(self.outside, CHARGE, Some(self.attempt.key)).await?;
         sleep(self.plan.pause).await;
         self.plan.check(CHARGE)?;
         if self.finish(self.pool, CHARGE, &seen).await? {
@@ -119,7 +145,7 @@ impl Owner<'_> {
         }
         sleep(self.plan.pause).await;
         self.plan.check(TEXT)?;
-        if !self.attempt.send(self.pool, self.attempt.key).await? {
+        if !self.attempt.send(self.outside, self.attempt.key).await? {
             return Err(Failure::Mutant("withdrawn"));
         }
         sleep(self.plan.pause).await;
@@ -133,12 +159,15 @@ impl Owner<'_> {
         let begun = sqlx::query(
             "update idempotency.record
             set steps = coalesce(steps, '{}') || jsonb_build_object($3::text, jsonb_build_object('begun', now(), 'attempt', attempt))
-            where operation = 'chaos' and key = $1::text and token = $2::int8 and completed_at is null
-                and steps -> $3::text is null",
+            where operation = 'chaos' and key = $1::text and (token = $2::int8 or $5::bool) and completed_at is null
+                and steps -> $3::text is null
+                and case when $4::bool then set_config('synchronous_commit', 'off', true) = 'off' else true end",
         )
         .bind(self.attempt.key)
         .bind(self.token)
         .bind(TEXT)
+        .bind(self.mutant == Mutant::BegunNotDurable)
+        .bind(self.mutant == Mutant::StepWithoutFence)
         .execute(self.pool)
         .await?;
         Ok(begun.rows_affected() == 1)
@@ -161,7 +190,7 @@ impl Owner<'_> {
         .bind(json!(entry).to_string())
         .bind(seen)
         .bind(self.mutant == Mutant::StepWithoutFence)
-        .bind(matches!(self.mutant, Mutant::StepStoredAgain | Mutant::StepWithoutFence))
+        .bind(self.mutant == Mutant::StepStoredAgain)
         .execute(db)
         .await?;
         Ok(finished.rows_affected() == 1)

@@ -7,7 +7,7 @@ use crate::history::{Event, What, calls};
 use crate::lease_checker::{Promise, check};
 use crate::release_checker::violations_beside_a_newer_release;
 use crate::step_checker::{self, Part};
-use crate::stepped::{CHARGE, ROW, TEXT};
+use crate::stepped::{CHARGE, OVERTAKEN, ROW, TEXT};
 
 /// A world with one key in it.
 #[derive(Default)]
@@ -278,6 +278,11 @@ fn a_second_effect_of_a_step_is_caught() {
     let mut charged = in_steps().part(CHARGE, "b");
     charged.parts[3].downstream_key = Some("another".to_owned());
     charged.step_must_be_caught("2 charges");
+}
+
+#[test]
+fn a_row_of_an_overtaken_attempt_is_caught() {
+    in_steps().part(OVERTAKEN, "b").step_must_be_caught("an overtaken attempt");
 }
 
 #[test]

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use pg_idempotency::lease::{Acquired, Leasing, Policy, downstream_key, release, resolve};
 use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::history::What;
@@ -17,6 +19,9 @@ use crate::stepped::Plan;
 use crate::subject::{Failure, Subject, ending, key};
 use crate::world::World;
 use crate::{broken_lease, broken_steps, stepped};
+
+/// When the fault is over. One alone would take minutes for the keys of a long run.
+const SETTLERS: usize = 8;
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Leased {
@@ -36,8 +41,26 @@ impl Leased {
     }
 }
 
-/// Asks until it is killed.
-pub(crate) async fn client(world: Arc<World>, pool: PgPool, name: String, leased: Leased) {
+/// The doors of lease mode: so many callers, and for operations in steps also a resumer and an operator. Each ends with
+/// the world.
+pub(crate) fn crowd(
+    world: &Arc<World>,
+    pool: &PgPool,
+    name: &str,
+    callers: usize,
+    leased: Leased,
+) -> Vec<JoinHandle<()>> {
+    let caller = |caller| tokio::spawn(client(world.clone(), pool.clone(), format!("{name}.{caller}"), leased));
+    let mut crowd: Vec<_> = (0..callers).map(caller).collect();
+    if leased.promise == Promise::InSteps {
+        let (resumer, operator) = (format!("{name}.resumer"), format!("{name}.operator"));
+        crowd.push(tokio::spawn(stepped::resumer(world.clone(), pool.clone(), resumer, leased)));
+        crowd.push(tokio::spawn(stepped::operator(world.clone(), pool.clone(), operator)));
+    }
+    crowd
+}
+
+async fn client(world: Arc<World>, pool: PgPool, name: String, leased: Leased) {
     let mut random = world.random(&name);
     for number in 0_u64.. {
         if world.is_over() {
@@ -61,7 +84,7 @@ pub(crate) async fn call(
 ) -> What {
     world.history.add(call, value, What::Invoked);
     let result = if leased.promise == Promise::InSteps {
-        let plan = Plan::new(random, leased);
+        let plan = Plan::new(random, leased, world.subject);
         match world.subject {
             Subject::Crate => stepped::call(world, pool, value, call, leased, plan).await,
             Subject::Mutant(mutant) => broken_steps::call(mutant, world, pool, value, call, leased, plan).await,
@@ -121,35 +144,41 @@ pub(crate) async fn affect(pool: &PgPool, key: &str, call: &str, downstream: &st
 /// When the fault is over: asks for every key until it is answered, and does an operator's duty for what is
 /// indeterminate: looks outside, and resolves or releases. Returns how often that was needed.
 pub(crate) async fn settle(world: &Arc<World>, leased: Leased) -> anyhow::Result<usize> {
-    let pool = crate::world::pool(&world.options, 4);
+    let pool = crate::world::pool(&world.options, 2 * SETTLERS as u32);
     let calls = world.history.calls();
     let mut keys: Vec<&str> = calls.iter().map(|call| call.key.as_str()).collect();
     keys.sort_unstable();
     keys.dedup();
-    let mut random = world.random("settler");
-    let mut decided = 0;
     let started = Instant::now();
-    for value in keys {
-        if world.subject != Subject::Crate && started.elapsed() > MUTANT_SETTLE_LIMIT {
-            break;
-        }
-        // A lease has to lapse first, at times.
-        for attempt in 0..2000 {
-            let name = format!("settler/{value}/{attempt}");
-            let what = call(world, &pool, value, &name, Leased { work: 1, ..leased }, &mut random).await;
-            match what {
-                What::Performed(_) | What::Replayed(_) | What::Wrong(_) => break,
-                What::Refused(_) if leased.promise == Promise::InSteps => stepped::settle_in_doubt(&pool).await?,
-                What::Refused(why) if why == "indeterminate" => {
-                    decide(&pool, value).await?;
-                    decided += 1;
+    let settler = async |settler: usize| {
+        let mut random = world.random(&format!("settler{settler}"));
+        let mut decided = 0;
+        for value in keys.iter().skip(settler).step_by(SETTLERS) {
+            if world.subject != Subject::Crate && started.elapsed() > MUTANT_SETTLE_LIMIT {
+                break;
+            }
+            // A lease has to lapse first, at times.
+            for attempt in 0..2000 {
+                let name = format!("settler/{value}/{attempt}");
+                let what = call(world, &pool, value, &name, Leased { work: 1, ..leased }, &mut random).await;
+                match what {
+                    What::Performed(_) | What::Replayed(_) | What::Wrong(_) => break,
+                    What::Refused(_) if leased.promise == Promise::InSteps => {
+                        stepped::settle_in_doubt(world, &pool).await?
+                    }
+                    What::Refused(why) if why == "indeterminate" => {
+                        decide(&pool, value).await?;
+                        decided += 1;
+                    }
+                    _ => sleep(Duration::from_millis(5)).await,
                 }
-                _ => sleep(Duration::from_millis(5)).await,
             }
         }
-    }
+        anyhow::Ok(decided)
+    };
+    let decided = try_join_all((0..SETTLERS).map(settler)).await?;
     pool.close().await;
-    Ok(decided)
+    Ok(decided.into_iter().sum())
 }
 
 async fn decide(pool: &PgPool, value: &str) -> anyhow::Result<()> {

@@ -2,6 +2,7 @@
 //! promised, [`scenario`] has the faults, and [`trials`] what the suite has to catch.
 
 mod arguments;
+mod beside;
 mod broken_lease;
 mod broken_steps;
 mod callers;

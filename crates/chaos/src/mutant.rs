@@ -46,12 +46,14 @@ pub(crate) enum Mutant {
     TakesOverAtMostOnce,
     /// Lease mode: the result is stored first, and the effect comes after it.
     CompletesFirst,
-    /// Steps: a result is stored by the key alone.
+    /// Steps: the statements of a step find the record by the key alone.
     StepWithoutFence,
     /// Steps: a result is stored also if there is one.
     StepStoredAgain,
     /// Steps: nothing is stored before an at-most-once step.
     BegunNotWritten,
+    /// Steps: the mark of an at-most-once step is committed, and not yet on disk when the step is performed.
+    BegunNotDurable,
     /// Steps: the client writes the document with all steps, as it was when the step began.
     StepsByTheClient,
     /// A COMMIT without an answer is taken for one that failed, and the operation repeated under another claim.
@@ -95,6 +97,7 @@ const NAMES: &[(Mutant, &str)] = &[
     (StepWithoutFence, "step-without-fence"),
     (StepStoredAgain, "step-stored-again"),
     (BegunNotWritten, "begun-not-written"),
+    (BegunNotDurable, "begun-not-durable"),
     (StepsByTheClient, "steps-by-the-client"),
     (LostAnswerIsFailure, "lost-answer-is-failure"),
     (SynchronousCommitOff, "synchronous-commit-off"),
@@ -109,6 +112,11 @@ impl Mutant {
     /// Whether it is the crate that calls, and only a function of the schema is broken.
     pub(crate) fn is_of_the_schema(self) -> bool {
         matches!(self, AwaitKeepsLock | AwaitDoesNotRestore)
+    }
+
+    /// Steps: whether nothing but the fault of its scenario may reveal it, and so nothing else goes wrong in an attempt.
+    pub(crate) fn needs_the_fault(self) -> bool {
+        matches!(self, StepWithoutFence | BegunNotWritten | BegunNotDurable | StepsByTheClient)
     }
 
     pub(crate) fn name(self) -> &'static str {

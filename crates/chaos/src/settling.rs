@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 
-use crate::checker::Aftermath;
+use crate::checker::{Aftermath, Effect, Stored};
 use crate::history::{What, now};
 use crate::subject::Subject;
 use crate::world::{PAUSE, World, pool};
@@ -50,14 +50,17 @@ impl World {
     }
 
     pub(crate) async fn aftermath(&self) -> anyhow::Result<Aftermath> {
-        let effects = sqlx::query_as("select key, call, downstream_key from effect").fetch_all(&self.observer).await?;
-        let records = sqlx::query_as(
+        let mut effects: Vec<Effect> =
+            sqlx::query_as("select key, call, downstream_key from effect").fetch_all(&self.observer).await?;
+        let mut records: Vec<Stored> = sqlx::query_as(
             "select key, token, completed_at is not null as completed,
                 convert_from(response_body, 'utf8')::json #>> '{}' as response
             from idempotency.record where operation = 'chaos'",
         )
         .fetch_all(&self.observer)
         .await?;
+        effects.retain(|effect| self.has(&effect.key));
+        records.retain(|record| self.has(&record.key));
         Ok(Aftermath { effects, records })
     }
 }

@@ -110,7 +110,7 @@ impl Finding {
         }
         let (sent, withdrawn) = stepped::looked_up(world).await?;
         Ok(Self::with(world, checked.violations)
-            .note(format!("{} keys", after.records.len()))
+            .note(format!("{} operations in steps", after.records.len()))
             .note(format!("{resumed} operations finished by a resumer"))
             .note(format!("{} charges recognised by their key", checked.deduplicated))
             .note(format!("texts in doubt: {sent} sent, {withdrawn} not sent")))

@@ -5,7 +5,8 @@ use std::collections::HashSet;
 
 use crate::checker::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers, somebody_was_answered};
 use crate::history::{Call, What};
-use crate::stepped::{CHARGE, ROW, TEXT};
+use crate::release_checker::SCHEMA_MISSING;
+use crate::stepped::{CHARGE, OVERTAKEN, ROW, TEXT};
 
 /// The effect of one step.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
@@ -37,6 +38,9 @@ pub(crate) fn check(calls: &[Call], after: &Aftermath, parts: &[Part]) -> Checke
                 say(format!("{count} {what} for one operation"));
             }
         }
+        if !of(OVERTAKEN).is_empty() {
+            say("an overtaken attempt has committed its row".to_owned());
+        }
         checked.deduplicated += of(CHARGE).len().saturating_sub(charges.len());
         one_answer_is_stored(&one, &of_key, &mut say);
         somebody_was_answered(&one, &mut say);
@@ -62,7 +66,9 @@ fn one_answer_is_stored(one: &OneKey<'_>, parts: &[&Part], say: &mut impl FnMut(
         say(format!("{stored} is stored, and a result in it has no effect"));
     }
     for call in &one.calls {
-        if let What::Wrong(why) | What::Barred(why) = &call.end {
+        if let What::Wrong(why) | What::Barred(why) = &call.end
+            && why != SCHEMA_MISSING
+        {
             say(format!("{} was told: {why}", call.name));
         }
         if let Some(response) = call.response().filter(|response| *response != stored) {

@@ -8,7 +8,7 @@ use futures_util::future::try_join_all;
 use pg_idempotency::lease::{Lease, Leasing, Step, release, resolve_step};
 use pg_idempotency::operator::unsettled;
 use pg_idempotency::testing::cancel_after;
-use pg_idempotency::{Error, Outcome};
+use pg_idempotency::{Deployment, Error, Outcome};
 use sqlx::{Executor as _, PgConnection, PgExecutor, PgPool};
 use tokio::time::{Instant, sleep};
 use tokio::try_join;
@@ -24,9 +24,12 @@ use crate::world::{PAUSE, World};
 pub(crate) const ROW: &str = "row";
 pub(crate) const CHARGE: &str = "charge";
 pub(crate) const TEXT: &str = "text";
+/// Not a step: a row that was committed when a later attempt had claimed the operation.
+pub(crate) const OVERTAKEN: &str = "overtaken";
 
 /// The effects, without any unique constraint, and the gateway of the texts. It sends a text for an attempt until the
-/// operator withdraws that attempt: a worker that wakes after that must not send it.
+/// operator withdraws that attempt: a worker that wakes after that must not send it. Most rows of an overtaken attempt do
+/// no harm, because the later attempt finds that the step has a result, so the database notes them.
 const TABLES: &str = "
     create table part (
         key text collate \"C\" not null, call text not null, step text not null, downstream_key text, attempt int not null
@@ -49,32 +52,62 @@ const TABLES: &str = "
         return (select call from part where key = the_key and attempt = the_attempt and step = 'text' limit 1);
     end $$";
 
+/// On a server that can have a trigger on the table.
+const TRIGGER: &str = "
+    create function note_if_overtaken() returns trigger
+    language plpgsql as $$
+    begin
+        insert into part
+        select new.key, new.call, 'overtaken', null, new.attempt
+        from idempotency.record
+        where scope = new.key and operation = 'chaos' and key = new.key and attempt <> new.attempt;
+        return null;
+    end $$;
+    -- At COMMIT, when the step has locked the record, so that no other attempt can claim it any more.
+    create constraint trigger note_if_overtaken after insert on part deferrable initially deferred
+    for each row when (new.step = 'row') execute function note_if_overtaken()";
+
+/// In the database, and outside of it.
 pub(crate) async fn create_tables(world: &World) -> sqlx::Result<()> {
-    world.observer.execute(TABLES).await.map(drop)
+    world.observer.execute(TABLES).await?;
+    // Citus has no triggers on distributed tables.
+    let more = if world.is_distributed() {
+        "select create_distributed_table('part', 'key', colocate_with => 'idempotency.record')"
+    } else {
+        TRIGGER
+    };
+    world.observer.execute(more).await?;
+    if let Some(outside) = &world.outside {
+        outside.execute(TABLES).await?;
+    }
+    Ok(())
 }
 
-/// What goes wrong in one attempt, besides the fault.
+/// How an attempt goes, and what goes wrong in it besides the fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     /// A step whose future is dropped after so many polls. The attempt then asks for the step again.
     drops: Option<(&'static str, usize)>,
     /// A step that returns an error.
     fails: Option<&'static str>,
-    side_by_side: bool,
+    /// How many steps run side by side. A text that has begun keeps everybody from taking over.
+    abreast: u8,
     /// How long each step takes, before its effect and after it.
     pub(crate) pause: Duration,
 }
 
 impl Plan {
-    pub(crate) fn new(random: &mut Random, leased: Leased) -> Self {
+    /// A mutant that the fault must reveal has no mishaps.
+    pub(crate) fn new(random: &mut Random, leased: Leased, subject: Subject) -> Self {
+        let mishaps = !matches!(subject, Subject::Mutant(mutant) if mutant.needs_the_fault());
         // Each dropped text takes an operator.
         let dropped = random.of(&[ROW, ROW, CHARGE, TEXT]);
         let polls = usize::try_from(random.below(20)).unwrap_or_default();
         let failing = random.of(&[ROW, CHARGE, TEXT]);
         Self {
-            drops: random.one_in(4).then_some((dropped, polls)),
-            fails: random.one_in(12).then_some(failing),
-            side_by_side: random.one_in(2),
+            drops: (random.one_in(4) && mishaps).then_some((dropped, polls)),
+            fails: (random.one_in(12) && mishaps).then_some(failing),
+            abreast: random.of(&[1, 2, 2, 3]),
             pause: random.millis(0..leased.work.max(1)) / 4,
         }
     }
@@ -105,8 +138,14 @@ impl Plan {
         charge: impl Future<Output = Result<String, E>>,
         text: impl Future<Output = Result<String, E>>,
     ) -> Result<String, E> {
-        let (row, charge, text) =
-            if self.side_by_side { try_join!(row, charge, text)? } else { (row.await?, charge.await?, text.await?) };
+        let (row, charge, text) = match self.abreast {
+            1 => (row.await?, charge.await?, text.await?),
+            2 => {
+                let (row, charge) = try_join!(row, charge)?;
+                (row, charge, text.await?)
+            }
+            _ => try_join!(row, charge, text)?,
+        };
         Ok(format!("{row} {charge} {text}"))
     }
 }
@@ -134,18 +173,18 @@ impl Attempt<'_> {
     }
 
     /// `false` means that the operator has withdrawn the text.
-    pub(crate) async fn send(self, pool: &PgPool, downstream: &str) -> sqlx::Result<bool> {
+    pub(crate) async fn send(self, outside: &PgPool, downstream: &str) -> sqlx::Result<bool> {
         sqlx::query_scalar("select send($1::text, $2::text, $3::text, $4::int4)")
             .bind(self.key)
             .bind(self.call)
             .bind(downstream)
             .bind(i32::try_from(self.number).unwrap_or(i32::MAX))
-            .fetch_one(pool)
+            .fetch_one(outside)
             .await
     }
 }
 
-async fn work(pool: &PgPool, lease: &Lease, value: &str, call: &str, plan: Plan) -> Result<String, Failure> {
+async fn work(outside: &PgPool, lease: &Lease, value: &str, call: &str, plan: Plan) -> Result<String, Failure> {
     let attempt = Attempt { key: value, call, number: lease.attempt() };
     let row = || {
         lease.step(ROW, async |conn: &mut PgConnection| {
@@ -159,7 +198,7 @@ async fn work(pool: &PgPool, lease: &Lease, value: &str, call: &str, plan: Plan)
     let charge = || {
         lease.step_at_least_once(CHARGE, async |step: &Step| {
             sleep(plan.pause).await;
-            attempt.add(pool, CHARGE, Some(&step.downstream_key())).await?;
+            attempt.add(outside, CHARGE, Some(&step.downstream_key())).await?;
             plan.check(CHARGE)?;
             sleep(plan.pause).await;
             Ok(call.to_owned())
@@ -169,7 +208,7 @@ async fn work(pool: &PgPool, lease: &Lease, value: &str, call: &str, plan: Plan)
         lease.step_at_most_once(TEXT, async |step: &Step| {
             sleep(plan.pause).await;
             plan.check(TEXT).map_err(|error| step.not_performed(error))?;
-            if !attempt.send(pool, &step.downstream_key()).await? {
+            if !attempt.send(outside, &step.downstream_key()).await? {
                 return Err(step.not_performed(Failure::AskedFor));
             }
             sleep(plan.pause).await;
@@ -179,10 +218,12 @@ async fn work(pool: &PgPool, lease: &Lease, value: &str, call: &str, plan: Plan)
     plan.respond(plan.ask(ROW, row), plan.ask(CHARGE, charge), plan.ask(TEXT, text)).await
 }
 
-fn leasing(leased: Leased) -> Result<Leasing, Error> {
+fn leasing(world: &World, leased: Leased) -> Result<Leasing, Error> {
     // An attempt ends with each kill, so the number is out of reach.
     let most = std::num::NonZeroU32::MAX;
-    Ok(Leasing::new(leased.policy())?.with_stored_request(true).with_max_attempts(most))
+    let deployment = Deployment::new().with_distributed(world.is_distributed());
+    let leasing = Leasing::new(leased.policy())?.with_deployment(deployment);
+    Ok(leasing.with_stored_request(true).with_max_attempts(most))
 }
 
 pub(crate) async fn call(
@@ -195,15 +236,18 @@ pub(crate) async fn call(
 ) -> Result<Outcome<String>, Failure> {
     let work = async |lease: &Lease| {
         world.history.add(call, value, What::Claimed(lease.token()));
-        work(pool, lease, value, call, plan).await
+        work(world.outside_or(pool), lease, value, call, plan).await
     };
-    leasing(leased)?.ensure(pool, &key(value), value, work).await
+    leasing(world, leased)?.ensure(pool, &key(value), value, work).await
 }
 
-/// Finishes what no caller comes back for, until it is killed.
+/// Finishes what no caller comes back for.
 pub(crate) async fn resumer(world: Arc<World>, pool: PgPool, name: String, leased: Leased) {
     let mut random = world.random(&name);
     for number in 0_u64.. {
+        if world.is_over() {
+            break;
+        }
         let name = format!("{name}/{number}");
         // Soon, because a caller's key is asked for during two leases only.
         if !matches!(resume_one(&world, &pool, &name, leased, leased.lease / 8, &mut random).await, Ok(true)) {
@@ -221,38 +265,38 @@ async fn resume_one(
     after: Duration,
     random: &mut Random,
 ) -> Result<bool, Error> {
-    let plan = Plan::new(random, leased);
+    let plan = Plan::new(random, leased, world.subject);
     let work = async |lease: &Lease, value: String| {
         world.history.add(call, &value, What::Invoked);
         world.history.add(call, &value, What::Claimed(lease.token()));
-        work(pool, lease, &value, call, plan).await
+        work(world.outside_or(pool), lease, &value, call, plan).await
     };
-    let Some(resumed) = leasing(leased)?.with_resume_after(after)?.resume_one(pool, "chaos", work).await? else {
+    let Some(resumed) = leasing(world, leased)?.with_resume_after(after)?.resume_one(pool, "chaos", work).await? else {
         return Ok(false);
     };
     world.history.add(call, resumed.key.value(), ending(resumed.result.map(Outcome::Performed)));
     Ok(true)
 }
 
-/// Settles the texts in doubt, until it is killed.
+/// Settles the texts in doubt.
 pub(crate) async fn operator(world: Arc<World>, pool: PgPool, name: String) {
     let mut random = world.random(&name);
-    loop {
+    while !world.is_over() {
         // After an error, and after a kill, the next round finds the same texts in doubt.
-        let _ = settle_in_doubt(&pool).await;
+        let _ = settle_in_doubt(&world, &pool).await;
         sleep(random.millis(5..25)).await;
     }
 }
 
 /// Asks the gateway whether each text in doubt was sent, and withdraws it: its worker may only be suspended.
-pub(crate) async fn settle_in_doubt(pool: &PgPool) -> Result<(), Error> {
+pub(crate) async fn settle_in_doubt(world: &World, pool: &PgPool) -> Result<(), Error> {
     let found = unsettled(&mut *pool.acquire().await?, 100, None).await?;
     for found in found {
         let Some(step) = &found.step else { continue };
         let sent: Option<String> = sqlx::query_scalar("select withdraw($1::text, $2::int4)")
             .bind(&found.value)
             .bind(i32::try_from(found.attempt).unwrap_or(i32::MAX))
-            .fetch_one(pool)
+            .fetch_one(world.outside_or(pool))
             .await?;
         let key = key(&found.value);
         let settled = match sent {
@@ -277,7 +321,7 @@ pub(crate) async fn finish(world: &World, leased: Leased) -> anyhow::Result<i64>
     let leased = Leased { work: 1, ..leased };
     let started = Instant::now();
     for round in 0_u64.. {
-        settle_in_doubt(&pool).await?;
+        settle_in_doubt(world, &pool).await?;
         let finisher = async |finisher: usize| {
             let name = format!("finisher{finisher}.{round}");
             let mut random = world.random(&name);
@@ -290,9 +334,8 @@ pub(crate) async fn finish(world: &World, leased: Leased) -> anyhow::Result<i64>
             Ok::<_, Error>(())
         };
         try_join_all((0..8).map(finisher)).await?;
-        let left: i64 = sqlx::query_scalar("select count(*) from idempotency.record where completed_at is null")
-            .fetch_one(&pool)
-            .await?;
+        let left = "select count(*) from idempotency.record where mode = 'in_steps' and completed_at is null";
+        let left: i64 = sqlx::query_scalar(left).fetch_one(&pool).await?;
         if left == 0 || started.elapsed() > SETTLE_LIMIT {
             pool.close().await;
             return Ok(left);
@@ -304,7 +347,12 @@ pub(crate) async fn finish(world: &World, leased: Leased) -> anyhow::Result<i64>
 }
 
 pub(crate) async fn parts(world: &World) -> sqlx::Result<Vec<Part>> {
-    sqlx::query_as("select key, call, step, downstream_key from part").fetch_all(&world.observer).await
+    let select = "select key, call, step, downstream_key from part";
+    let mut parts = sqlx::query_as(select).fetch_all(&world.observer).await?;
+    if let Some(outside) = &world.outside {
+        parts.extend(sqlx::query_as(select).fetch_all(outside).await?);
+    }
+    Ok(parts)
 }
 
 /// How many texts in doubt an operator has looked up: those that were sent, and the others.
@@ -316,6 +364,6 @@ pub(crate) async fn looked_up(world: &World) -> sqlx::Result<(i64, i64)> {
             from (select distinct key, attempt from withdrawn) as one
         ) as withdrawn",
     )
-    .fetch_one(&world.observer)
+    .fetch_one(world.outside_or(&world.observer))
     .await
 }

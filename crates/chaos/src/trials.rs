@@ -45,7 +45,8 @@ pub(crate) const TRIALS: &[Trial] = &[
     trial(StepStoredAgain, "killed-steps", "rows for one operation"),
     trial(BegunNotWritten, "killed-steps", "texts for one operation"),
     trial(StepsByTheClient, "killed-steps", "rows for one operation"),
-    trial(StepWithoutFence, "suspended-steps", "rows for one operation"),
+    trial(StepWithoutFence, "suspended-steps", "an overtaken attempt"),
+    trial(BegunNotDurable, "killed-server-steps", "texts for one operation"),
     trial(UnloggedRecord, "weak-durability", "effects, of"),
     trial(UnloggedRecord, "promoted-async-standby", "effects, of"),
     trial(SessionLock, "pooled-transactions", "effects, of"),
@@ -69,6 +70,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     Trial { mutant: PlainSql, scenario: "janitor-races", violation: None },
     Trial { mutant: PlainSql, scenario: "killed-steps", violation: None },
     Trial { mutant: PlainSql, scenario: "suspended-steps", violation: None },
+    Trial { mutant: PlainSql, scenario: "killed-server-steps", violation: None },
     Trial { mutant: PlainSql, scenario: "citus-killed-worker", violation: None },
     Trial { mutant: PlainSql, scenario: "citus-cut-connections", violation: None },
 ];

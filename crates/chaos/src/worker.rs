@@ -17,7 +17,6 @@ use crate::cluster::signal;
 use crate::history::now;
 use crate::lease::{self, Leased};
 use crate::lease_checker::Promise;
-use crate::stepped;
 use crate::subject::{EVERY_DOOR, Subject};
 use crate::world::{Turns, World, pool};
 
@@ -45,22 +44,17 @@ pub(crate) async fn run() -> anyhow::Result<bool> {
     let orders: Orders = serde_json::from_str(&orders)?;
     let subject: Subject = orders.subject.parse()?;
     let world = World::of_worker(orders.url.parse()?, subject, orders.seed, orders.turns);
-    let in_steps = orders.leased.filter(|leased| leased.promise == Promise::InSteps);
+    let in_steps = orders.leased.is_some_and(|leased| leased.promise == Promise::InSteps);
     // The steps of a call run side by side at times.
-    let pool = pool(&world.options, u32::try_from(if in_steps.is_some() { 4 * CLIENTS } else { CLIENTS })?);
-    let clients = (0..CLIENTS).map(|client| {
-        let (world, pool, name) = (world.clone(), pool.clone(), format!("{}.{client}", orders.name));
-        match orders.leased {
-            Some(leased) => tokio::spawn(lease::client(world, pool, name, leased)),
-            None => tokio::spawn(world.client(pool, name, |random, request| request.door = random.of(EVERY_DOOR))),
-        }
-    });
-    let mut tasks: Vec<_> = clients.collect();
-    if let Some(leased) = in_steps {
-        let (resumer, operator) = (format!("{}.resumer", orders.name), format!("{}.operator", orders.name));
-        tasks.push(tokio::spawn(stepped::resumer(world.clone(), pool.clone(), resumer, leased)));
-        tasks.push(tokio::spawn(stepped::operator(world.clone(), pool.clone(), operator)));
-    }
+    let pool = pool(&world.options, u32::try_from(if in_steps { 4 * CLIENTS } else { CLIENTS })?);
+    let client = |client| {
+        let name = format!("{}.{client}", orders.name);
+        tokio::spawn(world.clone().client(pool.clone(), name, |random, request| request.door = random.of(EVERY_DOOR)))
+    };
+    let tasks = match orders.leased {
+        Some(leased) => lease::crowd(&world, &pool, &orders.name, CLIENTS, leased),
+        None => (0..CLIENTS).map(client).collect(),
+    };
     futures_util::future::try_join_all(tasks).await?;
     Ok(true)
 }
@@ -142,11 +136,11 @@ impl Crew {
         self.start_one()
     }
 
-    /// SIGSTOP, and SIGCONT after a while; the others go on meanwhile.
-    pub(crate) async fn suspend(&mut self, index: u64, time: Duration) -> anyhow::Result<()> {
+    /// SIGSTOP, and SIGCONT after `until`; the others go on meanwhile.
+    pub(crate) async fn suspend(&self, index: u64, until: impl Future) -> anyhow::Result<()> {
         let process = self.workers[usize::try_from(index)?].process.id().context("a worker that has ended")?;
         signal("-STOP", process)?;
-        tokio::time::sleep(time).await;
+        until.await;
         signal("-CONT", process)
     }
 

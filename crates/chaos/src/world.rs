@@ -29,8 +29,13 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(3);
 /// The faults that a scenario must have injected before it ends, and how many of each.
 pub(crate) type Least = &'static [(&'static str, u64)];
 
+/// The prefix of the keys of operations in steps that are beside other calls, in the same database.
+const BESIDE: &str = "steps-";
+
 /// Calls that must have been made.
 const LEAST_CALLS: u64 = 100;
+/// An operation in steps takes as long as many calls.
+const LEAST_CALLS_BESIDE: u64 = 40;
 
 pub(crate) struct World {
     /// Straight to the database, past all that is put in the way of the callers.
@@ -49,6 +54,10 @@ pub(crate) struct World {
     pub(crate) faults: Mutex<BTreeMap<&'static str, u64>>,
     asked: AtomicU64,
     turns: Option<Turns>,
+    /// Of its keys.
+    prefix: &'static str,
+    /// What the steps of operations affect, if it is not in the database itself.
+    pub(crate) outside: Option<PgPool>,
     /// Whether Citus distributes the tables.
     distributed: bool,
 }
@@ -78,6 +87,8 @@ impl World {
             faults: Mutex::default(),
             asked: AtomicU64::new(0),
             turns: Some(turns),
+            prefix: "k",
+            outside: None,
             distributed: false,
         })
     }
@@ -144,6 +155,8 @@ impl World {
             faults: Mutex::default(),
             asked: AtomicU64::new(0),
             turns: None,
+            prefix: "k",
+            outside: None,
             distributed: effects.is_some(),
         });
         stage.show(&world);
@@ -152,9 +165,25 @@ impl World {
 
     /// The same on another server, which is said to hold the same.
     pub(crate) fn moved(&self, options: PgConnectOptions) -> Arc<Self> {
+        Arc::new(Self { observer: pool(&options, 4), options, ..self.copy() })
+    }
+
+    /// Another world in the same database, with its own keys, calls and faults, and with this outside for its steps.
+    pub(crate) fn beside(&self, least: Least, outside: Option<PgPool>) -> Arc<Self> {
         Arc::new(Self {
-            observer: pool(&options, 4),
-            options,
+            history: Arc::new(History::new()),
+            least,
+            faults: Mutex::default(),
+            prefix: BESIDE,
+            outside,
+            ..self.copy()
+        })
+    }
+
+    fn copy(&self) -> Self {
+        Self {
+            options: self.options.clone(),
+            observer: self.observer.clone(),
             history: self.history.clone(),
             subject: self.subject,
             seed: self.seed,
@@ -165,8 +194,24 @@ impl World {
             faults: Mutex::new(self.faults().into_iter().collect()),
             asked: AtomicU64::new(0),
             turns: self.turns,
+            prefix: self.prefix,
+            outside: self.outside.clone(),
             distributed: self.distributed,
-        })
+        }
+    }
+
+    pub(crate) fn is_distributed(&self) -> bool {
+        self.distributed
+    }
+
+    /// Reaches the outside of the steps. It is in the database that `pool` reaches, unless there is another.
+    pub(crate) fn outside_or<'a>(&'a self, pool: &'a PgPool) -> &'a PgPool {
+        self.outside.as_ref().unwrap_or(pool)
+    }
+
+    /// Whether a key is of this world, and not of another one in the same database.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        key.starts_with(BESIDE) == (self.prefix == BESIDE)
     }
 
     /// When the time is up and what must happen has happened: on a busy machine that takes longer. It does not take for
@@ -198,7 +243,7 @@ impl World {
         let wanted =
             self.least.iter().map(|(kind, least)| (*kind, faults.get(kind).copied().unwrap_or_default(), *least));
         wanted
-            .chain([("calls", calls, LEAST_CALLS)])
+            .chain([("calls", calls, if self.prefix == BESIDE { LEAST_CALLS_BESIDE } else { LEAST_CALLS })])
             .filter(|(_, had, least)| had < least)
             .map(|(kind, had, least)| format!("{kind}: {had} of at least {least}"))
             .collect()
@@ -231,7 +276,7 @@ impl World {
             }
             None => (self.asked.fetch_add(1, Ordering::Relaxed) / REPEATS, WINDOW),
         };
-        format!("k{}", newest.saturating_sub(random.below(window)))
+        format!("{}{}", self.prefix, newest.saturating_sub(random.below(window)))
     }
 
     pub(crate) fn request(&self, key: &str, call: &str) -> Request {

@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 use sqlx::AssertSqlSafe;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::beside::InSteps;
 use crate::callers::load::calls_of;
 use crate::callers::modes::{Answers, Loads};
 use crate::callers::outage::{Injected, Seen, seen};
@@ -19,7 +20,7 @@ use crate::citus::nodes::{Node, Nodes};
 use crate::history::{longest_outage, now};
 use crate::proxy::{PAST_ALL_HOLES, Proxy, Trouble};
 use crate::stage::{Finding, Stage};
-use crate::subject::SAFE_TO_DROP;
+use crate::subject::{SAFE_TO_DROP, Subject};
 use crate::world::{Least, World, pool_that_waits};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +105,16 @@ async fn play_fault(stage: &Stage, nodes: &Nodes, fault: Fault) -> anyhow::Resul
         Ok(world)
     })
     .await?;
+    // A mutant is of the other calls; and behind the proxies Citus distributes no more tables.
+    let steps = if stage.subject == Subject::Crate && fault != Fault::CutConnections {
+        let world = async |stage: &Stage| {
+            let options = nodes.create_database("steps").await?;
+            World::distributed(options, stage, "steps", &[], Effects::BesideTheKeys).await
+        };
+        Some(InSteps::on(stage, world).await?)
+    } else {
+        None
+    };
     let proxies = proxies.into_inner();
     let (until, mut injected) = (Instant::now() + stage.time, Vec::new());
     let mut ended = Ok(());
@@ -117,6 +128,9 @@ async fn play_fault(stage: &Stage, nodes: &Nodes, fault: Fault) -> anyhow::Resul
         sleep(PAST_ALL_HOLES).await;
     }
     let (mut finding, lost) = loads.check(Answers::AllTrue).await?;
+    if let Some(steps) = steps {
+        finding.add(steps.finding().await?);
+    }
     // What was lost is worth knowing also where the cluster did not recover.
     if let Err(error) = ended {
         finding.violations.push(format!("not all faults were injected and survived: {error:#}"));

@@ -12,6 +12,7 @@ use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
+use crate::beside::InSteps;
 use crate::cluster::{Cluster, root};
 use crate::lease::{self, Leased};
 use crate::lease_checker::Promise;
@@ -19,7 +20,7 @@ use crate::stage::{Finding, Stage};
 use crate::subject::EVERY_DOOR;
 use crate::world::{Least, World, pool};
 
-const CLIENTS: u64 = 6;
+const CLIENTS: usize = 6;
 const LEASED: Leased = Leased { promise: Promise::AtLeastOnce, lease: Duration::from_secs(30), work: 30 };
 const JUMPS: &[&str] = &["+0", "+1h", "-1h"];
 /// Past all leases that were claimed at any of these.
@@ -48,7 +49,7 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(&half, "clock-jumps", LEAST).await?;
     stage.show(&world);
     let callers = pool(&world.options, 6);
-    let clients = world.crowd(&callers, CLIENTS, |random, request| request.door = random.of(EVERY_DOOR));
+    let clients = world.crowd(&callers, CLIENTS as u64, |random, request| request.door = random.of(EVERY_DOOR));
     jump(&world, &clock, clients).await?;
     callers.close().await;
     let mut finding = Finding::of(&world).await?;
@@ -56,10 +57,11 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(&half, "clock-jumps-leases", LEAST).await?;
     stage.show(&world);
     let callers = pool(&world.options, 6);
-    let owner = |number| tokio::spawn(lease::client(world.clone(), callers.clone(), format!("owner-{number}"), LEASED));
-    jump(&world, &clock, (0..CLIENTS).map(owner).collect()).await?;
+    let steps = InSteps::beside(&world).await?;
+    jump(&world, &clock, lease::crowd(&world, &callers, "owner", CLIENTS, LEASED)).await?;
     callers.close().await;
     finding.add(Finding::of_leases(&world, LEASED).await?);
+    finding.add(steps.finding().await?);
     Ok(finding)
 }
 

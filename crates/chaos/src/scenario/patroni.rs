@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::beside::InSteps;
 use crate::callers::load::calls_of;
 use crate::callers::modes::{Answers, Loads};
 use crate::callers::outage::{Injected, Seen, seen};
@@ -28,6 +29,15 @@ pub(crate) async fn play(stage: &Stage, replication: Replication) -> anyhow::Res
     };
     let formation = Formation::start(programs, replication).await?;
     let mut loads = start_loads(stage, &formation).await?;
+    // With asynchronous replication, the mark of a text can be lost like all that was acknowledged, and the text is sent
+    // twice. So nothing would be left to check.
+    let steps = if replication == Replication::Strict {
+        let world =
+            async |stage: &Stage| World::on(formation.create_database("steps").await?, stage, "steps", &[]).await;
+        Some(InSteps::on(stage, world).await?)
+    } else {
+        None
+    };
     let least = if replication == Replication::Strict { 2 } else { 1 };
     let mut injected = Vec::new();
     let ended = inject_all(&formation, &loads, least, stage.time, &mut injected).await;
@@ -36,6 +46,9 @@ pub(crate) async fn play(stage: &Stage, replication: Replication) -> anyhow::Res
     // What was lost is worth knowing also where the formation did not recover.
     if let Err(error) = ended {
         finding.violations.push(format!("not all faults were injected and survived: {error:#}"));
+    }
+    if let Some(steps) = steps {
+        finding.add(steps.finding().await?);
     }
     let calls = calls_of(&loads.all());
     let seen = seen(&calls, &injected, &lost, DIRECT_NAME);

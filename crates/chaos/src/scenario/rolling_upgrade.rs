@@ -11,6 +11,7 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Row as _, SqlSafeStr as _};
 use tokio::time::{Instant, sleep};
 
+use crate::beside::InSteps;
 use crate::history::What;
 use crate::mutant::Mutant;
 use crate::random::Random;
@@ -32,7 +33,8 @@ const EXPAND: &str = "
     alter table idempotency.record
         drop constraint known_mode,
         add constraint known_mode
-            check (mode in ('transaction', 'at_least_once', 'at_most_once', 'mark', 'transaction_2')) not valid;
+            check (mode in ('transaction', 'at_least_once', 'in_steps', 'at_most_once', 'mark', 'transaction_2'))
+            not valid;
     create index record_note on idempotency.record (note);
 ";
 
@@ -46,6 +48,7 @@ const LEAST: Least = &[
 pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, "rolling-upgrade", LEAST).await?;
     world.observer.execute("alter table idempotency.record drop column last_error").await?;
+    let steps = InSteps::beside(&world).await?;
     let callers = pool(&world.options, 8);
     let clients = world.crowd(&callers, CLIENTS, |random, request| {
         request.door = random.of(EVERY_DOOR);
@@ -73,9 +76,11 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     violations.extend(refused.take(1).map(|why| format!("a service does not start: {why}")));
     let slowest = started.iter().map(|started| started.slowest).max().unwrap_or_default();
     let barred = world.history.calls().iter().filter(|call| matches!(call.end, What::Barred(_))).count();
-    Ok(Finding::with(&world, violations)
+    let mut finding = Finding::with(&world, violations)
         .note(format!("{barred} calls refused for what they could not read"))
-        .note(format!("the slowest migrate that had nothing to do: {:.3} s", slowest.as_secs_f64())))
+        .note(format!("the slowest migrate that had nothing to do: {:.3} s", slowest.as_secs_f64()));
+    finding.add(steps.finding().await?);
+    Ok(finding)
 }
 
 #[derive(Default)]
