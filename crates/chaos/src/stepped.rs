@@ -15,6 +15,7 @@ use tokio::try_join;
 
 use crate::history::What;
 use crate::lease::Leased;
+use crate::mutant::Mutant;
 use crate::random::Random;
 use crate::settling::SETTLE_LIMIT;
 use crate::step_checker::Part;
@@ -104,8 +105,10 @@ impl Plan {
         let dropped = random.of(&[ROW, ROW, CHARGE, TEXT]);
         let polls = usize::try_from(random.below(20)).unwrap_or_default();
         let failing = random.of(&[ROW, CHARGE, TEXT]);
+        let drops = (random.one_in(4) && mishaps).then_some((dropped, polls));
         Self {
-            drops: (random.one_in(4) && mishaps).then_some((dropped, polls)),
+            // Only a row that is dropped at its COMMIT, and asked for again, reveals this mutant.
+            drops: if subject == Subject::Mutant(Mutant::StepStoredAgain) { Some((ROW, polls)) } else { drops },
             fails: (random.one_in(12) && mishaps).then_some(failing),
             abreast: random.of(&[1, 2, 2, 3]),
             pause: random.millis(0..leased.work.max(1)) / 4,
