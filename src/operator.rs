@@ -5,14 +5,14 @@
 //!
 //! # Layout
 //!
-//! `stats` reads sizes and counts; `health` looks for warnings; `records` lists, shows and forgets single records. The
+//! `stats` reads sizes and counts; `health` looks for warnings; `records` lists, shows and forgets single records, and reads their responses. The
 //! module `record` has the statements, and the types of their rows.
 
 mod health;
 mod records;
 mod stats;
 
-pub use crate::record::{Group, Shown, ShownStep, Unsettled};
+pub use crate::record::{Group, Shown, ShownStep, StoredResponse, Unsettled, UnsettledPart};
 pub use health::{Warning, deep_health, health, response_compression};
-pub use records::{forget, show, unsettled};
-pub use stats::{AGES, STATES, Stats, stats};
+pub use records::{forget, response, show, unsettled, unsettled_part};
+pub use stats::{AGES, SAMPLE, STATES, Stats, stats};

@@ -51,7 +51,7 @@ pub(crate) use mark::{MarkBatch, Seen};
 pub(crate) use resume::Candidate;
 pub(crate) use rules::{Broken, broken_rules};
 pub(crate) use setup::{commit_settings, response_compression, setup, without_autovacuum};
-pub use show::Shown;
+pub use show::{Shown, StoredResponse};
 #[cfg(feature = "testing")]
 pub(crate) use staged::Staged;
 pub(crate) use statement::{Record, Response, draw_token};
@@ -61,6 +61,6 @@ pub use step::ShownStep;
 pub(crate) use step::{Steps, StoredStep, is_open};
 pub(crate) use sweep::{Batch, leaves, sweep, sweep_distributed};
 pub(crate) use take_over::TakeOver;
-pub use unsettled::Unsettled;
-pub(crate) use unsettled::unsettled;
+pub use unsettled::{Unsettled, UnsettledPart};
+pub(crate) use unsettled::{end_of_part, unsettled};
 pub(crate) use wait::{Awaited, wait_for_row};

@@ -1,4 +1,4 @@
-//! The content of the table: sizes, and counts by operation, state and age.
+//! The content of the table: sizes, and counts by mode, operation, state and age.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::Error;
 use crate::record::{self, Group};
 use crate::session::in_any_transaction;
 
-/// From a sample of this many records, a share is accurate to about half a per cent. Reading it takes a moment.
-const SAMPLE: f64 = 30_000.0;
+/// A size for the sample of [`stats`]: a share is accurate to about half a per cent, and reading it takes a moment.
+pub const SAMPLE: u32 = 30_000;
 
 /// The classes of age that [`Group::age`] counts in, by their upper ends. The last class has none.
 pub const AGES: [&str; 5] = ["< 1 min", "< 1 h", "< 1 day", "< 7 days", "older"];
@@ -33,12 +33,12 @@ pub struct Stats {
     pub dead_rows: u64,
     /// How long ago the oldest expired record expired, always exact; `None` if none is due.
     pub oldest_expired: Option<Duration>,
-    /// Counts by operation, state and age.
+    /// Counts by mode, operation, state and age.
     pub groups: Vec<Group>,
 }
 
-/// Reads the content of the table: from a sample of some 30 000 records, or, if `exact`, from all records, which takes
-/// as long as reading the whole table.
+/// Reads the content of the table: from a sample of about as many records, for example [`SAMPLE`], or, with `None`, from
+/// all records, which takes as long as reading the whole table.
 ///
 /// # Errors
 ///
@@ -47,11 +47,12 @@ pub struct Stats {
 /// # Cancellation
 ///
 /// Nothing is changed, at any point.
-pub async fn stats(conn: &mut PgConnection, exact: bool) -> Result<Stats, Error> {
+pub async fn stats(conn: &mut PgConnection, sample: Option<u32>) -> Result<Stats, Error> {
     in_any_transaction(conn, async |conn| {
         let size = record::size(conn).await?;
         // A table that was never analyzed is small, or so young that a sample means nothing.
-        let percent = if exact || size.records < SAMPLE { 100.0 } else { 100.0 * SAMPLE / size.records };
+        let sample = sample.map_or(f64::INFINITY, f64::from);
+        let percent = if size.records <= sample { 100.0 } else { 100.0 * sample / size.records };
         let groups = record::groups(conn, percent).await?;
         Ok(Stats {
             exact: percent >= 100.0,

@@ -1,4 +1,4 @@
-//! One record as an operator sees it, and its deletion by hand.
+//! One record as an operator sees it, its stored response, and its deletion by hand.
 
 use std::time::Duration;
 
@@ -60,6 +60,20 @@ impl Shown {
     }
 }
 
+/// The stored response of a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoredResponse {
+    /// HTTP only: the status.
+    pub status: Option<u16>,
+    /// HTTP only: names and values. A value has one character for each byte (ISO 8859-1).
+    pub headers: Vec<(String, String)>,
+    /// The first bytes of the body; outside HTTP it is JSON. `None` if the service chose not to store it.
+    pub body: Option<Vec<u8>>,
+    /// The size of the whole body.
+    pub bytes: u64,
+}
+
 impl Record<'_> {
     /// Reads the record without its response, which may be large and is confidential.
     pub(crate) async fn show(self, conn: &mut PgConnection) -> Result<Option<Shown>, Error> {
@@ -113,18 +127,58 @@ impl Record<'_> {
         .map_err(Error::of_statement)
     }
 
-    /// Deletes the record that was shown with this token, unless it is under a live lease. Returns whether it did.
-    pub(crate) async fn forget(self, conn: &mut PgConnection, token: i64) -> Result<bool, Error> {
+    /// Reads the response that is stored under this token, with at most `most` bytes of its body.
+    pub(crate) async fn stored_response(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        most: i32,
+    ) -> Result<Option<StoredResponse>, Error> {
+        self.query(
+            "
+            select
+                response_status, response_headers::text as response_headers,
+                substring(response_body from 1 for $5::int4) as body,
+                coalesce(pg_catalog.octet_length(response_body), 0) as bytes
+            from idempotency.record
+            where scope = $1::text and operation = $2::text and key = $3::text
+                and token = $4::int8
+                and (response_body is not null or response_status is not null)
+            ",
+        )
+        .bind(token)
+        .bind(most)
+        .try_map(|row| {
+            let status: Option<i16> = row.try_get("response_status")?;
+            let headers: Option<&str> = row.try_get("response_headers")?;
+            let headers = headers.map(serde_json::from_str).transpose();
+            Ok(StoredResponse {
+                status: status.map(i16::unsigned_abs),
+                headers: headers.map_err(|error| sqlx::Error::Decode(error.into()))?.unwrap_or_default(),
+                body: row.try_get("body")?,
+                bytes: u64::from(row.try_get::<i32, _>("bytes")?.unsigned_abs()),
+            })
+        })
+        .fetch_optional(conn)
+        .await
+        .map_err(Error::of_statement)
+    }
+
+    /// Deletes the record that was shown, unless it is under a live lease. Returns whether it did. A completion keeps
+    /// the token, and what is done is not to be forgotten for something unfinished.
+    pub(crate) async fn forget(self, conn: &mut PgConnection, shown: &Shown) -> Result<bool, Error> {
         let delete = self
             .query(concat! {
                 "
                 delete from idempotency.record
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
+                    and completed_at is not distinct from $5::timestamptz
                     and ", no_live_lease!(), "
                 ",
             })
-            .bind(token);
+            .bind(shown.token)
+            .bind(shown.completed_at);
         changes_a_row(conn, delete).await
     }
 }

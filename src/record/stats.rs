@@ -6,7 +6,8 @@ use sqlx::{PgConnection, Row as _};
 
 use super::citus::{is_distributed, size_of_shards};
 use super::fragment::{state, table_or_leaf};
-use crate::Error;
+use super::statement::known_mode;
+use crate::{Error, Mode};
 
 /// The sizes and counts that the server keeps.
 #[derive(Clone, Copy, Debug)]
@@ -29,10 +30,12 @@ impl Size {
     }
 }
 
-/// The records of one operation in one state and of one age.
+/// The records of one mode and operation, in one state and of one age.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Group {
+    /// The mode.
+    pub mode: Mode,
     /// The operation.
     pub operation: String,
     /// One of [`STATES`](crate::operator::STATES).
@@ -70,12 +73,13 @@ pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     .map_err(Error::of_statement)
 }
 
-/// Counts by operation, state and age. It reads `percent` of the table's pages, and scales the counts up to the whole
+/// Counts by mode, operation, state and age. It reads `percent` of the table's pages, and scales the counts up to the whole
 /// table.
 pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<Group>, Error> {
     sqlx::query(concat! {
         "
         select
+            mode,
             operation,
             ", state!(), " as state,
             case
@@ -88,8 +92,8 @@ pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<
             count(*) as records,
             min(claimed_at) as oldest
         from idempotency.record tablesample system ($1::float4)
-        group by 1, 2, 3
-        order by 1, 2, 3
+        group by 1, 2, 3, 4
+        order by 2, 3, 4, 1
         ",
     })
     .persistent(false)
@@ -97,6 +101,7 @@ pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<
     .try_map(|row: PgRow| {
         let records: i64 = row.try_get("records")?;
         Ok(Group {
+            mode: known_mode(&row)?,
             operation: row.try_get("operation")?,
             state: row.try_get("state")?,
             age: usize::try_from(row.try_get::<i32, _>("age")?).unwrap_or_default(),

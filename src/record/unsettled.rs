@@ -6,7 +6,7 @@ use sqlx::{PgConnection, Row as _};
 
 use super::fragment::{state, step_in_doubt};
 use super::statement::known_mode;
-use crate::{Error, Mode};
+use crate::{Error, Key, Mode};
 
 /// A record that remains as it is until an operator settles it, or its retention ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,27 +34,75 @@ pub struct Unsettled {
     pub last_error: Option<String>,
     /// The step that is in doubt.
     pub step: Option<String>,
+    /// The key under which the next service saw the step in doubt, or, without one, the operation, as in
+    /// [`Shown::downstream_key`](crate::operator::Shown::downstream_key).
+    pub downstream_key: Option<String>,
+}
+
+/// One part of a search for unsettled records.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct UnsettledPart {
+    /// The unsettled records of this part, the oldest claim first.
+    pub found: Vec<Unsettled>,
+    /// About how many records this part has read.
+    pub read: u64,
+    /// Where the next part begins; `None` at the end of the table.
+    pub next: Option<DateTime<Utc>>,
+}
+
+/// The end of the retention of the `records`-th record after this moment, and how many records there are up to it. The
+/// order is that of an index, and nearly that of the table's pages, because records of one retention expire in the
+/// order of their claims.
+pub(crate) async fn end_of_part(
+    conn: &mut PgConnection,
+    after: Option<DateTime<Utc>>,
+    records: i64,
+) -> Result<(Option<DateTime<Utc>>, u64), Error> {
+    sqlx::query(
+        "
+        select max(expires_at) as until, count(*) as read
+        from (
+            select expires_at
+            from idempotency.record
+            where expires_at > greatest($1::timestamptz, pg_catalog.statement_timestamp())
+            order by expires_at
+            limit $2::int8
+        ) as part
+        ",
+    )
+    .persistent(false)
+    .bind(after)
+    .bind(records)
+    .try_map(|row: PgRow| Ok((row.try_get("until")?, row.try_get::<i64, _>("read")?.unsigned_abs())))
+    .fetch_one(conn)
+    .await
+    .map_err(Error::of_statement)
 }
 
 /// The records that no caller will complete unless an operator settles them, oldest claim first: those that are
 /// indeterminate, and those that have reached `max_attempts`. Without `max_attempts` no record has reached it, because
-/// a comparison with null is never true.
+/// a comparison with null is never true. Only those that expire after the one moment, and not after the other.
 ///
-/// It reads the whole table: an index on the columns that completion changes would end its heap-only updates.
+/// Without these moments it reads the whole table: an index on the columns that completion changes would end its
+/// heap-only updates.
 pub(crate) async fn unsettled(
     conn: &mut PgConnection,
     limit: i64,
     max_attempts: Option<i32>,
+    after: Option<DateTime<Utc>>,
+    until: Option<DateTime<Utc>>,
 ) -> Result<Vec<Unsettled>, Error> {
     sqlx::query(concat! {
         "
         select
-            mode, scope, operation, key, token, attempt, claimed_at, expires_at, last_error,
+            mode, scope, operation, key, fingerprint, token, attempt, claimed_at, expires_at, last_error,
             ", step_in_doubt!(), " as step,
             ", state!(), " as state
         from idempotency.record
         where completed_at is null
-            and expires_at > pg_catalog.statement_timestamp()
+            and expires_at > greatest($3::timestamptz, pg_catalog.statement_timestamp())
+            and expires_at <= coalesce($4::timestamptz, 'infinity')
             and (
                 lease_until is null
                 or (mode = 'at_most_once' and lease_until > '-infinity' and lease_until <= pg_catalog.statement_timestamp())
@@ -70,22 +118,38 @@ pub(crate) async fn unsettled(
     .persistent(false)
     .bind(limit)
     .bind(max_attempts)
-    .try_map(|row: PgRow| {
-        Ok(Unsettled {
-            mode: known_mode(&row)?,
+    .bind(after)
+    .bind(until)
+    .try_map(|row: PgRow| Unsettled::of(&row))
+    .fetch_all(conn)
+    .await
+    .map_err(Error::of_statement)
+}
+
+impl Unsettled {
+    fn of(row: &PgRow) -> sqlx::Result<Self> {
+        let mode = known_mode(row)?;
+        let [scope, operation, value]: [String; 3] =
+            [row.try_get("scope")?, row.try_get("operation")?, row.try_get("key")?];
+        let step: Option<String> = row.try_get("step")?;
+        let fingerprint: Option<Vec<u8>> = row.try_get("fingerprint")?;
+        let downstream_key = fingerprint.filter(|_| mode.is_leased()).and_then(|fingerprint| {
+            let key = Key::new(&*scope, &*operation, &*value).ok()?;
+            Some(key.downstream(&fingerprint, step.as_deref().unwrap_or_default()))
+        });
+        Ok(Self {
+            mode,
             state: row.try_get("state")?,
-            scope: row.try_get("scope")?,
-            operation: row.try_get("operation")?,
-            value: row.try_get("key")?,
+            scope,
+            operation,
+            value,
             token: row.try_get("token")?,
             attempt: row.try_get::<i32, _>("attempt")?.unsigned_abs(),
             claimed_at: row.try_get("claimed_at")?,
             expires_at: row.try_get("expires_at")?,
             last_error: row.try_get("last_error")?,
-            step: row.try_get("step")?,
+            step,
+            downstream_key,
         })
-    })
-    .fetch_all(conn)
-    .await
-    .map_err(Error::of_statement)
+    }
 }

@@ -45,6 +45,7 @@ mod claim {
 }
 
 mod record {
+    mod operator;
     mod rules;
 }
 

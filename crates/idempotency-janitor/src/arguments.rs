@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use axum::http::HeaderName;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
 
@@ -43,10 +44,13 @@ pub(crate) enum Command {
     },
     /// Lists the keys that wait for an operator, the oldest claim first; it reads the whole table
     Unsettled(Unsettled),
-    /// Shows the record of a key and its steps, with their downstream keys, and without its response and their results
+    /// Shows the record of a key and its steps, with their downstream keys, and without the results of the steps
     Show {
         #[command(flatten)]
         key: KeyArguments,
+        /// Show the stored response, too; it is confidential
+        #[arg(long)]
+        response: bool,
         /// Also shows the downstream key of a step with this name, stored or not
         #[arg(long, value_name = "NAME")]
         step: Option<String>,
@@ -77,6 +81,14 @@ pub(crate) enum Command {
         /// Do not ask
         #[arg(long)]
         yes: bool,
+    },
+    /// Serves a small web page until SIGTERM or SIGINT: what is in the table, and the keys that wait for a person
+    Console {
+        /// Where to listen; an address that is not loopback requires --token-file or --user-header
+        #[arg(long, env = "IDEMPOTENCY_CONSOLE_ADDR", default_value = "127.0.0.1:9190")]
+        listen: SocketAddr,
+        #[command(flatten)]
+        options: ConsoleOptions,
     },
     /// Creates the schema and its table, or brings them up to date
     Migrate {
@@ -117,6 +129,30 @@ pub(crate) struct Run {
     /// Serve /metrics in Prometheus' text and /healthz on this address: 127.0.0.1:9187
     #[arg(long, env = "IDEMPOTENCY_METRICS_ADDR")]
     pub(crate) metrics_addr: Option<SocketAddr>,
+    /// Serve the console on this address, too, as `console --listen` does
+    #[arg(long, env = "IDEMPOTENCY_CONSOLE_ADDR")]
+    pub(crate) console_addr: Option<SocketAddr>,
+    #[command(flatten, next_help_heading = "Options of the console")]
+    pub(crate) console: ConsoleOptions,
+}
+
+#[derive(Args)]
+pub(crate) struct ConsoleOptions {
+    /// A file with a token of at least 16 characters, which the browser asks for as the password
+    #[arg(long, env = "IDEMPOTENCY_CONSOLE_TOKEN_FILE", value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// The header in which a reverse proxy names the operator; nothing but the proxy may reach the console
+    #[arg(long, env = "IDEMPOTENCY_CONSOLE_USER_HEADER", value_name = "NAME")]
+    pub(crate) user_header: Option<HeaderName>,
+    /// The console shows, and settles nothing; the janitor's grants are enough
+    #[arg(long, env = "IDEMPOTENCY_CONSOLE_READ_ONLY")]
+    pub(crate) read_only: bool,
+    /// The service's own limit: the console lists also what has lapsed or been released after as many attempts
+    #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
+    pub(crate) max_attempts: Option<NonZeroU32>,
+    /// How long an expired record may wait for its sweep before the console reports it
+    #[arg(long, env = "IDEMPOTENCY_MAX_LAG", default_value = "1h", value_parser = duration)]
+    pub(crate) max_lag: Duration,
 }
 
 #[derive(Args)]
@@ -211,7 +247,7 @@ pub(crate) struct KeyArguments {
     pub(crate) value: String,
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|character: char| character.is_ascii_alphabetic());
     let number: u64 = digits.parse().map_err(|_| format!("{text:?} is no duration; write 500ms, 30s, 5m, 2h or 7d"))?;
     let seconds = |unit: u64| number.checked_mul(unit).map(Duration::from_secs);

@@ -44,6 +44,12 @@ impl Database {
 
     /// A pool of one for a daemon, which starts before its database.
     pub(crate) fn patient_pool(&self) -> Result<PgPool, Failure> {
-        Ok(PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT_TIMEOUT).connect_lazy_with(self.options()?))
+        self.pool_of(1, CONNECT_TIMEOUT)
+    }
+
+    /// A pool that connects when it is first used, and waits so long for a connection.
+    pub(crate) fn pool_of(&self, connections: u32, patience: Duration) -> Result<PgPool, Failure> {
+        let pool = PgPoolOptions::new().max_connections(connections).acquire_timeout(patience);
+        Ok(pool.connect_lazy_with(self.options()?))
     }
 }

@@ -67,8 +67,19 @@ pub(crate) enum Failure {
     Unhealthy,
     #[error("cannot write the result")]
     Output(#[source] std::io::Error),
-    #[error("cannot serve metrics on {address}; is something else there?")]
-    Metrics {
+    #[error(
+        "refused to serve the console on {address}: everyone who reaches it could settle keys; give --token-file or \
+         --user-header, or listen on 127.0.0.1"
+    )]
+    OpenConsole { address: std::net::SocketAddr },
+    #[error("cannot use the token file {path:?}; it should hold one line of at least 16 characters")]
+    TokenFile {
+        path: std::path::PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("cannot listen on {address}; is something else there?")]
+    Listen {
         address: std::net::SocketAddr,
         #[source]
         source: std::io::Error,
@@ -88,6 +99,8 @@ impl Failure {
             | Self::BatchSize(_)
             | Self::NotJson { .. }
             | Self::ResponseFile { .. }
+            | Self::OpenConsole { .. }
+            | Self::TokenFile { .. }
             | Self::NotConfirmed => 2,
             _ => 1,
         }
@@ -136,7 +149,11 @@ pub(crate) fn of(error: Error) -> Failure {
     match error {
         Error::Database(cause) => match cause.as_database_error().and_then(|cause| cause.code()).as_deref() {
             Some("42501") => Failure::Refused(cause),
-            _ => Failure::Database(cause),
+            Some(_) => Failure::Database(cause),
+            None => match cause {
+                sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::Tls(_) => Failure::Connection(cause),
+                cause => Failure::Database(cause),
+            },
         },
         error => error.into(),
     }

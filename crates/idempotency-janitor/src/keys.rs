@@ -2,7 +2,7 @@
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use pg_idempotency::operator::{self, Shown, ShownStep};
+use pg_idempotency::operator::{self, Shown, ShownStep, StoredResponse};
 use pg_idempotency::{Key, Mode};
 use serde_json::json;
 
@@ -18,22 +18,28 @@ pub(crate) fn key(arguments: KeyArguments) -> Result<Key, Failure> {
 pub(crate) async fn show(
     database: &Database,
     arguments: KeyArguments,
+    with_response: bool,
     step: Option<String>,
     as_json: bool,
 ) -> Result<Ending, Failure> {
     let key = key(arguments)?;
-    let shown = operator::show(&mut database.connect().await?, &key).await.map_err(of)?;
-    let shown = shown.ok_or(Failure::NoRecord)?;
+    let mut conn = database.connect().await?;
+    let shown = operator::show(&mut conn, &key).await.map_err(of)?.ok_or(Failure::NoRecord)?;
     let asked = step.and_then(|step| shown.step_downstream_key(&step).map(|key| (step, key)));
+    let response = match with_response {
+        true => operator::response(&mut conn, &key, shown.token, u32::MAX).await.map_err(of)?,
+        false => None,
+    };
     if as_json {
-        return print(&in_json(&shown, asked));
+        return print(&in_json(&shown, asked, response.as_ref()));
     }
     let asked = asked.map(|(step, key)| format!("{:<14} {} downstream key {key}\n", "step", as_argument(&step)));
-    print(&(in_text(&shown) + &asked.unwrap_or_default()))
+    let response = response.as_ref().map(response_in_text);
+    print(&(in_text(&shown) + &asked.unwrap_or_default() + &response.unwrap_or_default()))
 }
 
-fn in_json(shown: &Shown, asked: Option<(String, String)>) -> String {
-    let report = json!({
+fn in_json(shown: &Shown, asked: Option<(String, String)>, response: Option<&StoredResponse>) -> String {
+    let mut report = json!({
         "mode": shown.mode.as_str(),
         "state": shown.state,
         // A string: beyond 2^53 many readers of JSON round numbers.
@@ -50,7 +56,22 @@ fn in_json(shown: &Shown, asked: Option<(String, String)>) -> String {
         "steps": shown.steps.iter().map(step_in_json).collect::<Vec<_>>(),
         "asked_step": asked.map(|(name, key)| json!({"name": name, "downstream_key": key})),
     });
+    if let Some(response) = response {
+        report["response"] = json!({
+            "status": response.status,
+            "headers": response.headers,
+            // JSON has no bytes: null, too, for a body that is no text.
+            "body": response.body.as_deref().and_then(|body| str::from_utf8(body).ok()),
+        });
+    }
     format!("{report}\n")
+}
+
+fn response_in_text(response: &StoredResponse) -> String {
+    let mut lines: Vec<_> = response.status.iter().map(|status| ("status", status.to_string())).collect();
+    lines.extend(response.headers.iter().map(|(name, value)| ("header", printable(&format!("{name}: {value}")))));
+    lines.extend(response.body.as_deref().map(|body| ("body", printable(&String::from_utf8_lossy(body)))));
+    lines.into_iter().map(|(name, value)| format!("{name:<14} {value}\n")).collect()
 }
 
 fn step_in_json(step: &ShownStep) -> serde_json::Value {
@@ -128,6 +149,7 @@ fn list_in_json(found: &[operator::Unsettled], more_left: bool) -> String {
                 "expires_at": record.expires_at.to_rfc3339(),
                 "last_error": record.last_error,
                 "step": record.step,
+                "downstream_key": record.downstream_key,
             })
         })
         .collect();

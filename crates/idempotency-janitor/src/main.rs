@@ -6,6 +6,7 @@
 
 mod arguments;
 mod connection;
+mod console;
 mod failure;
 mod health;
 mod keys;
@@ -61,7 +62,8 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
         Command::Stats(options) => stats::stats(&database, options).await,
         Command::Health { max_lag, deep, json } => health::health(&database, max_lag, deep, json).await,
         Command::Unsettled(options) => keys::unsettled(&database, options).await,
-        Command::Show { key, step, json } => keys::show(&database, key, step, json).await,
+        Command::Show { key, response, step, json } => keys::show(&database, key, response, step, json).await,
+        Command::Console { listen, options } => console::run(listen, &options, &database).await,
         Command::Resolve(options) => settle::resolve(&database, options).await,
         Command::Release { key, reason, yes } => settle::release(&database, key, &reason, yes).await,
         Command::Forget { key, reason, yes } => settle::forget(&database, key, &reason, yes).await,

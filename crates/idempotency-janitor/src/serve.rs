@@ -24,7 +24,7 @@ const PROBE: Duration = Duration::from_secs(2);
 
 /// Serves until the process ends. Prints where, since port 0 is anybody's.
 pub(crate) async fn metrics(address: SocketAddr, database: &Database) -> Result<(), Failure> {
-    let unavailable = |source| Failure::Metrics { address, source };
+    let unavailable = |source| Failure::Listen { address, source };
     let recorder = PrometheusBuilder::new().build_recorder();
     let (exported, kept_up) = (recorder.handle(), recorder.handle());
     // There is one recorder in a process, and this is the only place that sets it.

@@ -3,6 +3,7 @@
 //! Each shows the record first, and demands its token when it acts: what was looked at is what changes.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
+use std::time::Duration;
 
 use pg_idempotency::operator::{self, Shown};
 use pg_idempotency::{DEFAULT_RETENTION, Error, Idempotency, Key, lease};
@@ -17,6 +18,123 @@ use crate::{Ending, print};
 
 const EXPIRED: &str = "its key is new again, and the next call performs anyway";
 
+/// What an operator has found out about a key.
+pub(crate) enum Decision {
+    /// It took effect, and returned this response.
+    Resolve {
+        response: Box<RawValue>,
+        retention: Option<Duration>,
+    },
+    /// The step in doubt took effect, and returned this result.
+    ResolveStep {
+        step: String,
+        result: Box<RawValue>,
+    },
+    /// It, or its step in doubt, took no effect.
+    Release,
+    Forget,
+}
+
+impl Decision {
+    /// An error if this record is not to be settled so.
+    pub(crate) fn check(&self, shown: &Shown) -> Result<(), Failure> {
+        if let Some(left) = shown.lease_left {
+            return Err(Failure::Leased { seconds: left.as_secs_f64() });
+        }
+        let refused = |why| Err(Failure::NotToBeSettled { state: shown.state.clone(), why });
+        if !matches!(self, Self::Forget) && shown.completed_at.is_some() {
+            return refused("what is done is not settled; to have it performed again, forget it");
+        }
+        match self {
+            Self::Resolve { .. } => match in_doubt(shown) {
+                Some(step) => Err(Failure::StepInDoubt { step: step.to_owned() }),
+                None => Ok(()),
+            },
+            Self::ResolveStep { .. } | Self::Release if shown.state == "expired" => refused(EXPIRED),
+            Self::ResolveStep { step, .. } => {
+                let not_in_doubt = |why| Err(Failure::StepNotInDoubt { step: step.clone(), why });
+                match shown.steps.iter().find(|stored| stored.name == *step) {
+                    None => not_in_doubt("the record has no step of this name"),
+                    Some(stored) if !stored.in_doubt => not_in_doubt("its result is stored"),
+                    Some(_) => Ok(()),
+                }
+            }
+            Self::Release if shown.state == "released" => {
+                refused("the next call performs anyway; where that is refused as exhausted, resolve or forget it")
+            }
+            Self::Release | Self::Forget => Ok(()),
+        }
+    }
+
+    /// What follows, and the question.
+    pub(crate) fn means(&self, shown: &Shown) -> String {
+        match (self, in_doubt(shown)) {
+            (Self::Resolve { response, .. }, _) => format!(
+                "Resolving it means that it took effect: every repeat gets this response of {} bytes for {:.1} hours, and \
+                 nothing is performed. Resolve it?",
+                response.get().len(),
+                self.retention(shown).as_secs_f64() / 3600.0
+            ),
+            (Self::ResolveStep { step, result }, _) => format!(
+                "Resolving the step {step:?} means that it took effect: its result is these {} bytes, and the next call with \
+                 this key continues after it. Resolve it?",
+                result.get().len()
+            ),
+            (Self::Release, Some(step)) => format!(
+                "Releasing it means that the step {step:?} took no effect: the next call with this key performs it. Steps \
+                 that are finished stay. Release it?"
+            ),
+            (Self::Release, None) if shown.steps.is_empty() => {
+                "Releasing it means that it took no effect: the next call with this key performs it. Release it?"
+                    .to_owned()
+            }
+            (Self::Release, None) => "Releasing it means that the next call with this key performs it, except for the \
+                                      steps that are finished. Release it?"
+                .to_owned(),
+            (Self::Forget, _) => {
+                let steps = if shown.steps.is_empty() { "" } else { ", with all of its steps" };
+                format!("Forgetting it means that the next call with this key is performed again{steps}. Forget it?")
+            }
+        }
+    }
+
+    /// Settles the claim that was shown, and tells what was done, for the log.
+    pub(crate) async fn carry_out(
+        &self,
+        pool: &PgPool,
+        key: &Key,
+        shown: &Shown,
+        reason: &str,
+    ) -> Result<String, Failure> {
+        self.check(shown)?;
+        let token = shown.token;
+        let done = match self {
+            Self::Resolve { response, .. } => {
+                lease::resolve(pool, key, token, response, self.retention(shown)).await.map(|()| "resolved")
+            }
+            Self::ResolveStep { step, result } => {
+                lease::resolve_step(pool, key, token, step, result).await.map_err(of_settling)?;
+                return Ok(format!("resolved: the step {step:?} of {key:?}, which is released, because {reason}"));
+            }
+            Self::Release => lease::release(pool, key, token, reason).await.map(|()| "released"),
+            Self::Forget => {
+                let mut conn = pool.acquire().await.map_err(of_connecting)?;
+                operator::forget(&mut conn, key, shown).await.map(|()| "forgotten")
+            }
+        };
+        let done = done.map_err(of_settling)?;
+        Ok(format!("{done}: {key:?}, which was {}, because {reason}", shown.state))
+    }
+
+    /// To resolve must not shorten the protection that the service asked for, unless somebody means it.
+    fn retention(&self, shown: &Shown) -> Duration {
+        match self {
+            Self::Resolve { retention: Some(given), .. } => *given,
+            _ => shown.retention_left.max(DEFAULT_RETENTION),
+        }
+    }
+}
+
 pub(crate) async fn resolve(database: &Database, arguments: Resolve) -> Result<Ending, Failure> {
     let Resolve { key: named, response, step, retention, reason, yes } = arguments;
     let key = key(named)?;
@@ -25,54 +143,11 @@ pub(crate) async fn resolve(database: &Database, arguments: Resolve) -> Result<E
     if let Some(given) = retention {
         Idempotency::new().with_retention(given)?;
     }
-    let pool = database.pool().await?;
-    let shown = look(&pool, &key).await?;
-    unfinished(&shown)?;
-    if let Some(step) = step {
-        return resolve_step(&pool, &key, &shown, &step, &response, (&reason, yes)).await;
-    }
-    if let Some(step) = in_doubt(&shown) {
-        return Err(Failure::StepInDoubt { step: step.to_owned() });
-    }
-    // To resolve must not shorten the protection that the service asked for, unless somebody means it.
-    let retention = retention.unwrap_or_else(|| shown.retention_left.max(DEFAULT_RETENTION));
-    let means = format!(
-        "Resolving it means that it took effect: every repeat gets this response of {} bytes for {:.1} hours, and nothing \
-         is performed. Resolve it?",
-        response.get().len(),
-        retention.as_secs_f64() / 3600.0
-    );
-    confirm(&shown, &means, yes)?;
-    lease::resolve(&pool, &key, shown.token, &response, retention).await.map_err(of_settling)?;
-    print(&format!("resolved: {key:?}, which was {}, because {reason}\n", shown.state))
-}
-
-/// Stores the result of the step in doubt, and releases the operation.
-async fn resolve_step(
-    pool: &PgPool,
-    key: &Key,
-    shown: &Shown,
-    step: &str,
-    result: &RawValue,
-    (reason, yes): (&str, bool),
-) -> Result<Ending, Failure> {
-    let not_in_doubt = |why| Err(Failure::StepNotInDoubt { step: step.to_owned(), why });
-    match shown.steps.iter().find(|stored| stored.name == step) {
-        _ if shown.state == "expired" => {
-            return Err(Failure::NotToBeSettled { state: shown.state.clone(), why: EXPIRED });
-        }
-        None => return not_in_doubt("the record has no step of this name"),
-        Some(stored) if !stored.in_doubt => return not_in_doubt("its result is stored"),
-        Some(_) => {}
-    }
-    let means = format!(
-        "Resolving the step {step:?} means that it took effect: its result is these {} bytes, and the next call with this \
-         key continues after it. Resolve it?",
-        result.get().len()
-    );
-    confirm(shown, &means, yes)?;
-    lease::resolve_step(pool, key, shown.token, step, &result.to_owned()).await.map_err(of_settling)?;
-    print(&format!("resolved: the step {step:?} of {key:?}, which is released, because {reason}\n"))
+    let decision = match step {
+        Some(step) => Decision::ResolveStep { step, result: response },
+        None => Decision::Resolve { response, retention },
+    };
+    settle(database, &key, &decision, &reason, yes).await
 }
 
 pub(crate) async fn release(
@@ -81,35 +156,7 @@ pub(crate) async fn release(
     reason: &str,
     yes: bool,
 ) -> Result<Ending, Failure> {
-    let key = key(arguments)?;
-    let pool = database.pool().await?;
-    let shown = look(&pool, &key).await?;
-    unfinished(&shown)?;
-    let free = match shown.state.as_str() {
-        "expired" => Some(EXPIRED),
-        "released" => Some("the next call performs anyway; where that is refused as exhausted, resolve or forget it"),
-        _ => None,
-    };
-    if let Some(why) = free {
-        return Err(Failure::NotToBeSettled { state: shown.state, why });
-    }
-    let means = match in_doubt(&shown) {
-        Some(step) => format!(
-            "Releasing it means that the step {step:?} took no effect: the next call with this key performs it. Steps that \
-             are finished stay. Release it?"
-        ),
-        None if shown.steps.is_empty() => {
-            "Releasing it means that it took no effect: the next call with this key performs it. Release it?".to_owned()
-        }
-        None => {
-            "Releasing it means that the next call with this key performs it, except for the steps that are finished. \
-                 Release it?"
-                .to_owned()
-        }
-    };
-    confirm(&shown, &means, yes)?;
-    lease::release(&pool, &key, shown.token, reason).await.map_err(of_settling)?;
-    print(&format!("released: {key:?}, which was {}, because {reason}\n", shown.state))
+    settle(database, &key(arguments)?, &Decision::Release, reason, yes).await
 }
 
 pub(crate) async fn forget(
@@ -118,40 +165,31 @@ pub(crate) async fn forget(
     reason: &str,
     yes: bool,
 ) -> Result<Ending, Failure> {
-    let key = key(arguments)?;
-    let pool = database.pool().await?;
-    let shown = look(&pool, &key).await?;
-    let steps = if shown.steps.is_empty() { "" } else { ", with all of its steps" };
-    let means = format!("Forgetting it means that the next call with this key is performed again{steps}. Forget it?");
-    confirm(&shown, &means, yes)?;
-    let mut conn = pool.acquire().await.map_err(of_connecting)?;
-    operator::forget(&mut conn, &key, shown.token).await.map_err(of_settling)?;
-    print(&format!("forgotten: {key:?}, which was {}, because {reason}\n", shown.state))
+    settle(database, &key(arguments)?, &Decision::Forget, reason, yes).await
 }
 
-/// The record, unless its owner may be at work.
-async fn look(pool: &PgPool, key: &Key) -> Result<Shown, Failure> {
+async fn settle(
+    database: &Database,
+    key: &Key,
+    decision: &Decision,
+    reason: &str,
+    yes: bool,
+) -> Result<Ending, Failure> {
+    let pool = database.pool().await?;
+    let shown = look(&pool, key).await?;
+    decision.check(&shown)?;
+    confirm(&shown, &decision.means(&shown), yes)?;
+    print(&format!("{}\n", decision.carry_out(&pool, key, &shown, reason).await?))
+}
+
+pub(crate) async fn look(pool: &PgPool, key: &Key) -> Result<Shown, Failure> {
     let mut conn = pool.acquire().await.map_err(of_connecting)?;
-    let shown = operator::show(&mut conn, key).await.map_err(of)?.ok_or(Failure::NoRecord)?;
-    match shown.lease_left {
-        Some(left) => Err(Failure::Leased { seconds: left.as_secs_f64() }),
-        None => Ok(shown),
-    }
+    operator::show(&mut conn, key).await.map_err(of)?.ok_or(Failure::NoRecord)
 }
 
 /// The step that may have taken effect and has no result.
-fn in_doubt(shown: &Shown) -> Option<&str> {
+pub(crate) fn in_doubt(shown: &Shown) -> Option<&str> {
     shown.steps.iter().find(|step| step.in_doubt).map(|step| step.name.as_str())
-}
-
-fn unfinished(shown: &Shown) -> Result<(), Failure> {
-    if shown.completed_at.is_none() {
-        return Ok(());
-    }
-    Err(Failure::NotToBeSettled {
-        state: shown.state.clone(),
-        why: "what is done is not settled; to have it performed again, forget it",
-    })
 }
 
 /// The response as it was given, to the byte: a parsed number would lose digits, and a parsed object its order.
@@ -160,7 +198,11 @@ fn read(response: ResponseArguments) -> Result<Box<RawValue>, Failure> {
         (_, Some(path)) => std::fs::read_to_string(&path).map_err(|source| Failure::ResponseFile { path, source })?,
         (text, None) => text.unwrap_or_default(),
     };
-    serde_json::from_str(&text).map_err(|source| Failure::NotJson {
+    json(&text)
+}
+
+pub(crate) fn json(text: &str) -> Result<Box<RawValue>, Failure> {
+    serde_json::from_str(text).map_err(|source| Failure::NotJson {
         line: source.line(),
         column: source.column(),
         source,

@@ -16,7 +16,8 @@ use crate::{Ending, print};
 const BAR: f64 = 40.0;
 
 pub(crate) async fn stats(database: &Database, options: arguments::Stats) -> Result<Ending, Failure> {
-    let stats = operator::stats(&mut database.connect().await?, options.exact).await.map_err(of)?;
+    let sample = (!options.exact).then_some(operator::SAMPLE);
+    let stats = operator::stats(&mut database.connect().await?, sample).await.map_err(of)?;
     print(&if options.json { as_json(&stats) } else { as_text(&stats) })?;
     let too_old =
         options.fail_if_older_than.is_some_and(|most| stats.oldest_expired.is_some_and(|oldest| oldest > most));
@@ -29,6 +30,7 @@ fn as_json(stats: &Stats) -> String {
         .iter()
         .map(|group| {
             json!({
+                "mode": group.mode.as_str(),
                 "operation": group.operation,
                 "state": group.state,
                 "age": AGES.get(group.age),
@@ -52,23 +54,24 @@ fn as_json(stats: &Stats) -> String {
 fn as_text(stats: &Stats) -> String {
     let about = if stats.exact { "" } else { "~" };
     let mut table = Table::new();
-    table.load_preset(NOTHING).set_header(["operation", "state", "records", "oldest claimed"]);
+    table.load_preset(NOTHING).set_header(["mode", "operation", "state", "records", "oldest claimed"]);
     let mut rows = BTreeMap::new();
     let mut ages = [0_u64; AGES.len()];
     for group in &stats.groups {
-        let row = rows.entry((&group.operation, &group.state)).or_insert((0, group.oldest));
+        let row = rows.entry((&group.operation, &group.state, group.mode.as_str())).or_insert((0, group.oldest));
         *row = (row.0 + group.records, row.1.min(group.oldest));
         ages[group.age.min(AGES.len() - 1)] += group.records;
     }
-    for ((operation, state), (records, oldest)) in rows {
+    for ((operation, state, mode), (records, oldest)) in rows {
         table.add_row([
+            mode.to_owned(),
             operation.clone(),
             state.clone(),
             format!("{about}{records}"),
             oldest.format("%Y-%m-%d %H:%M:%SZ").to_string(),
         ]);
     }
-    if let Some(column) = table.column_mut(2) {
+    if let Some(column) = table.column_mut(3) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let most = ages.iter().copied().max().unwrap_or_default().max(1);
@@ -93,6 +96,6 @@ fn as_text(stats: &Stats) -> String {
     )
 }
 
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()
 }

@@ -8,13 +8,14 @@ use pg_idempotency::janitor::{DueRecords, Swept};
 use pg_idempotency::{Deployment, Janitor};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::arguments::{Pace, Run, Sweep};
 use crate::connection::Database;
 use crate::failure::{Failure, of};
-use crate::{Ending, print, serve};
+use crate::{Ending, console, print, serve};
 
 /// Longer than any cron waits, and short enough for the timer.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -54,18 +55,18 @@ pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending,
 }
 
 /// SIGTERM and SIGINT: both ask to finish the batch and end.
-struct Signals {
+pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    fn listen() -> Result<Self, Failure> {
+    pub(crate) fn listen() -> Result<Self, Failure> {
         let listen = |kind| signal(kind).map_err(Failure::Signals);
         Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
     }
 
-    async fn received(&mut self) {
+    pub(crate) async fn received(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
@@ -75,15 +76,33 @@ impl Signals {
 
 pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Failure> {
     let mut signals = Signals::listen()?;
-    // Lossy: a RUST_LOG that is meant for others, or mistyped, should not keep the table from being swept.
-    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_ansi(stderr().is_terminal()).init();
+    log();
     let janitor = janitor(database.patient_pool()?, &options.pace)?.with_interval(options.interval)?;
     if let Some(address) = options.metrics_addr {
         serve::metrics(address, database).await?;
     }
+    let (stop, mut stopped) = watch::channel(());
+    let console = match options.console_addr {
+        // An error means that the sender is gone: that is the end, too.
+        Some(address) => {
+            let stopped = async move { drop(stopped.changed().await) };
+            Some(console::serve(address, &options.console, database, stopped).await?)
+        }
+        None => None,
+    };
     janitor.run(signals.received()).await;
+    drop(stop);
+    if let Some(console) = console {
+        console::end(console).await;
+    }
     print("stopped\n")
+}
+
+/// To stderr, as RUST_LOG says.
+pub(crate) fn log() {
+    // Lossy: a RUST_LOG that is meant for others, or mistyped, should not keep the table from being swept.
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_ansi(stderr().is_terminal()).init();
 }
 
 /// On a terminal only: a log has no use for it.

@@ -5,7 +5,9 @@
 mod strict;
 mod support;
 
+mod browser;
 mod connections;
+mod console;
 mod daemon;
 mod health;
 mod keys;

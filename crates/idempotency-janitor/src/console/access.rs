@@ -1,0 +1,185 @@
+//! Who may see a page and send a form. Every request passes [`guard`] before any page sees it.
+
+use std::fs::read_to_string;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use axum::Form;
+use axum::extract::{FromRequest, Request, State};
+use axum::http::StatusCode;
+use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use axum::http::uri::Authority;
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use base64::Engine as _;
+use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+
+use super::refusal::Refusal;
+use super::{Console, pages};
+use crate::arguments::ConsoleOptions;
+use crate::failure::Failure;
+
+const COOKIE: &str = "idempotency-console";
+
+/// Nothing but the style sheet is loaded, nothing runs, no other page may frame this one, and forms lead only here.
+const HEADERS: [(HeaderName, &str); 7] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; style-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    ),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (header::CACHE_CONTROL, "no-store"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+];
+
+pub(super) struct Access {
+    /// A page elsewhere may let its own name point to this machine (DNS rebinding): its requests carry that name.
+    loopback: bool,
+    /// The digest of the token, since comparing digests tells nothing about the token's length.
+    token: Option<[u8; 32]>,
+    user_header: Option<HeaderName>,
+    /// Of this process: what signs its forms.
+    secret: [u8; 32],
+}
+
+/// The person behind a request.
+#[derive(Clone)]
+pub(super) struct Visitor {
+    /// `None` on loopback, where nobody signs in; the forms then ask for a name.
+    pub(super) name: Option<String>,
+    pub(super) csrf: String,
+}
+
+impl Access {
+    /// Refuses to let everybody in from elsewhere.
+    pub(super) fn new(address: SocketAddr, options: &ConsoleOptions) -> Result<Self, Failure> {
+        let loopback = address.ip().is_loopback();
+        if !loopback && options.token_file.is_none() && options.user_header.is_none() {
+            return Err(Failure::OpenConsole { address });
+        }
+        let token = options.token_file.as_ref().map(|path| {
+            let failure = |source| Failure::TokenFile { path: path.clone(), source };
+            let text = read_to_string(path).map_err(failure)?;
+            match text.trim() {
+                token if token.len() >= 16 => Ok(Sha256::digest(token).into()),
+                _ => Err(failure(std::io::Error::other("the token is too short"))),
+            }
+        });
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret)
+            .map_err(|error| Failure::Listen { address, source: std::io::Error::other(error) })?;
+        Ok(Self { loopback, token: token.transpose()?, user_header: options.user_header.clone(), secret })
+    }
+
+    fn visitor(&self, headers: &HeaderMap, session: &str) -> Result<Visitor, Refusal> {
+        if self.loopback && !headers.get(header::HOST).is_some_and(is_loopback) {
+            return Err(Refusal::Host);
+        }
+        let mut name = None;
+        if let Some(token) = &self.token {
+            let (user, given) = basic(headers).ok_or(Refusal::NotSignedIn)?;
+            let given: [u8; 32] = Sha256::digest(given).into();
+            if user.is_empty() || !bool::from(given.ct_eq(token)) {
+                return Err(Refusal::NotSignedIn);
+            }
+            name = Some(user);
+        }
+        if let Some(header) = &self.user_header {
+            let user = headers.get(header).map(|value| String::from_utf8_lossy(value.as_bytes()).trim().to_owned());
+            name = Some(user.filter(|user| !user.is_empty()).ok_or_else(|| Refusal::NoUser(header.clone()))?);
+        }
+        let csrf = Sha256::new_with_prefix(self.secret).chain_update(session).finalize();
+        Ok(Visitor { name, csrf: BASE64_URL_SAFE_NO_PAD.encode(csrf) })
+    }
+}
+
+fn is_loopback(host: &HeaderValue) -> bool {
+    let Ok(authority) = Authority::try_from(host.as_bytes()) else { return false };
+    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+/// Name and password.
+fn basic(headers: &HeaderMap) -> Option<(String, String)> {
+    let (scheme, encoded) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    let decoded = BASE64_STANDARD.decode(encoded.trim()).ok().filter(|_| scheme.eq_ignore_ascii_case("basic"))?;
+    let decoded = String::from_utf8(decoded).ok()?;
+    let (name, password) = decoded.split_once(':')?;
+    Some((name.trim().to_owned(), password.to_owned()))
+}
+
+/// The session of the browser, which signs its forms.
+fn session(headers: &HeaderMap) -> Option<String> {
+    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let mut cookies = cookies.flat_map(|value| value.split(';')).filter_map(|cookie| cookie.trim().split_once('='));
+    cookies.find(|(name, value)| *name == COOKIE && value.len() == 22).map(|(_, value)| value.to_owned())
+}
+
+fn drawn() -> Result<String, getrandom::Error> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random)?;
+    Ok(BASE64_URL_SAFE_NO_PAD.encode(random))
+}
+
+/// Lets a request pass, or answers with a page that says why not. Every error is a page, also those of axum.
+pub(super) async fn guard(State(console): State<Arc<Console>>, mut request: Request, next: Next) -> Response {
+    let known = session(request.headers());
+    let Ok(session) = known.clone().map_or_else(drawn, Ok) else {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    };
+    let mut response = match console.access.visitor(request.headers(), &session) {
+        Err(refusal) => refusal.into_response(),
+        Ok(visitor) => {
+            request.extensions_mut().insert(visitor);
+            next.run(request).await
+        }
+    };
+    let page =
+        response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
+    let status = response.status();
+    if !page && (status.is_client_error() || status.is_server_error()) {
+        response = (status, pages::refused(status, "go back, and use the links and forms of this console", None))
+            .into_response();
+    }
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    if known.is_none()
+        && let Ok(cookie) = HeaderValue::try_from(format!("{COOKIE}={session}; HttpOnly; SameSite=Strict; Path=/"))
+    {
+        response.headers_mut().insert(header::SET_COOKIE, cookie);
+    }
+    response
+}
+
+/// A form that this console has made for this session of the browser. No handler gets a form in another way.
+pub(super) struct Posted<T>(pub(super) T, pub(super) Visitor);
+
+#[derive(Deserialize)]
+struct Signed<T> {
+    csrf: String,
+    #[serde(flatten)]
+    form: T,
+}
+
+impl<T: DeserializeOwned> FromRequest<Arc<Console>> for Posted<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, console: &Arc<Console>) -> Result<Self, Refusal> {
+        let visitor = request.extensions().get::<Visitor>().cloned().ok_or(Refusal::Forged)?;
+        let form = Form::<Signed<T>>::from_request(request, console).await;
+        let Form(Signed { csrf, form }) = form.map_err(|rejection| Refusal::Malformed(rejection.body_text()))?;
+        if bool::from(csrf.as_bytes().ct_eq(visitor.csrf.as_bytes())) {
+            Ok(Self(form, visitor))
+        } else {
+            Err(Refusal::Forged)
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Why a page is not what was asked for, and the status code that says so.
+
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use pg_idempotency::Error;
+
+use super::pages;
+use crate::failure::Failure;
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refusal {
+    /// Of the key with this link, if there is one.
+    #[error("{}", .1.in_one_line())]
+    Failure(Option<String>, Failure),
+    #[error(
+        "this console listens on loopback, and answers only under the names localhost, 127.0.0.1 and [::1]; a reverse \
+         proxy has to send one of these as the Host"
+    )]
+    Host,
+    #[error("sign in with your name, and with the token of the console's token file as the password")]
+    NotSignedIn,
+    #[error("the request has no header {0} with a name; open the console through the reverse proxy that sets it")]
+    NoUser(HeaderName),
+    #[error(
+        "nothing was done: this form is from another session of the browser; go back, load its page again, and repeat"
+    )]
+    Forged,
+    #[error("nothing was done: this console is read-only; settle the key on the command line, or at another console")]
+    ReadOnly,
+    #[error(
+        "this console does not know the link, perhaps because it has been started anew; look the key up by its parts"
+    )]
+    UnknownLink,
+    #[error("nothing was done: the field {0:?} is empty; go back and fill it in")]
+    Empty(&'static str),
+    #[error("the request cannot be read: {0}; go back, and use the forms of this page")]
+    Malformed(String),
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        Self::Failure(None, failure)
+    }
+}
+
+impl Refusal {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Failure(_, failure) => status_of(failure),
+            Self::Host | Self::NoUser(_) | Self::Forged | Self::ReadOnly => StatusCode::FORBIDDEN,
+            Self::NotSignedIn => StatusCode::UNAUTHORIZED,
+            Self::UnknownLink => StatusCode::NOT_FOUND,
+            Self::Empty(_) | Self::Malformed(_) => StatusCode::BAD_REQUEST,
+        }
+    }
+}
+
+fn status_of(failure: &Failure) -> StatusCode {
+    match failure {
+        Failure::NoRecord => StatusCode::NOT_FOUND,
+        Failure::Key(_) | Failure::NotJson { .. } => StatusCode::BAD_REQUEST,
+        Failure::Idempotency(Error::InvalidStep { .. } | Error::Unencodable { .. }) => StatusCode::BAD_REQUEST,
+        Failure::Leased { .. }
+        | Failure::NotToBeSettled { .. }
+        | Failure::StepInDoubt { .. }
+        | Failure::StepNotInDoubt { .. }
+        | Failure::Changed => StatusCode::CONFLICT,
+        Failure::Connection(_)
+        | Failure::Login(_)
+        | Failure::Silence
+        | Failure::Idempotency(Error::SchemaMissing { .. }) => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = self.status();
+        let link = if let Self::Failure(id, _) = &self { id.as_deref() } else { None };
+        let mut response = (status, pages::refused(status, &self.to_string(), link)).into_response();
+        if status == StatusCode::UNAUTHORIZED {
+            let challenge = HeaderValue::from_static(r#"Basic realm="idempotency-janitor console", charset="UTF-8""#);
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+        }
+        response
+    }
+}

@@ -1,0 +1,547 @@
+//! `console`: what it answers over HTTP. `browser` tests it as a person does.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+
+use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::{Key, operator};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, PgPool};
+
+use crate::support::{
+    AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, command_on, committed_after_an_error, in_doubt, janitor_on, lapsed, text,
+};
+
+/// The console as a process of its own. It ends with this value, and also when the test is killed.
+pub(crate) struct Console {
+    process: Child,
+    watcher: Child,
+    pub(crate) url: String,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Console {
+    pub(crate) fn start(options: &PgConnectOptions, arguments: &[&str]) -> Self {
+        let mut command = command_on(options);
+        command.args(["console", "--listen", "127.0.0.1:0"]).args(arguments);
+        Self::of(command)
+    }
+
+    fn of(mut command: Command) -> Self {
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary runs");
+        // Its own process group, since a test runner that is killed takes its group with it.
+        let mut watcher = Command::new("sh");
+        watcher.args(["-c", "cat >/dev/null; kill -KILL $1", "watcher", &process.id().to_string()]).process_group(0);
+        let watcher = watcher.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("sh runs");
+        let mut output = BufReader::new(process.stdout.take().expect("piped"));
+        let mut line = String::new();
+        output.read_line(&mut line).expect("UTF-8");
+        let url = line.trim().strip_prefix("console on ").unwrap_or_else(|| panic!("{line}")).trim_end_matches('/');
+        Self { process, watcher, url: url.to_owned(), output }
+    }
+
+    /// Ends it as its service manager does, and gives what it has printed since.
+    fn terminate(mut self) -> String {
+        let process = self.process.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &process]).status().expect("kill runs").success());
+        let mut printed = String::new();
+        self.output.read_to_string(&mut printed).expect("UTF-8");
+        assert_eq!(self.process.wait().expect("it ends").code(), Some(0), "{printed}");
+        printed
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        for process in [&mut self.watcher, &mut self.process] {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// A browser without a window: it keeps the cookie.
+struct Visitor {
+    client: reqwest::Client,
+    url: String,
+    cookie: String,
+    csrf: String,
+}
+
+type Page = (u16, String);
+
+impl Visitor {
+    async fn of(url: &str) -> anyhow::Result<Self> {
+        let client = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build()?;
+        let mut visitor = Self { client, url: url.to_owned(), cookie: String::new(), csrf: String::new() };
+        let overview = visitor.client.get(format!("{url}/")).send().await?;
+        let cookie = overview.headers()["set-cookie"].to_str()?.to_owned();
+        assert!(cookie.ends_with("; HttpOnly; SameSite=Strict; Path=/"), "{cookie}");
+        visitor.cookie = cookie.split(';').next().unwrap_or_default().to_owned();
+        visitor.csrf = field(&visitor.get("/").await?.1, "csrf");
+        Ok(visitor)
+    }
+
+    async fn get(&self, path: &str) -> anyhow::Result<Page> {
+        let response = self.client.get(format!("{}{path}", self.url)).header("cookie", &self.cookie).send().await?;
+        Ok((response.status().as_u16(), response.text().await?))
+    }
+
+    async fn post(&self, path: &str, fields: &[(&str, &str)]) -> anyhow::Result<Page> {
+        let fields = [&[("csrf", &*self.csrf)], fields].concat();
+        let form =
+            fields.iter().map(|(name, value)| format!("{name}={}", encoded(value))).collect::<Vec<_>>().join("&");
+        let request = self.client.post(format!("{}{path}", self.url)).header("cookie", &self.cookie);
+        let response = request.header("content-type", "application/x-www-form-urlencoded").body(form).send().await?;
+        let status = response.status().as_u16();
+        let target = response.headers().get("location").map(|to| to.to_str().map(str::to_owned)).transpose()?;
+        Ok((status, target.unwrap_or(response.text().await?)))
+    }
+
+    /// The link of a key, and its page.
+    async fn look_up(&self, key: &Key) -> anyhow::Result<(String, Page)> {
+        let parts = [("scope", key.scope()), ("operation", key.operation()), ("value", key.value())];
+        let (status, link) = self.post("/find", &parts).await?;
+        assert_eq!(status, 303, "{link}");
+        let page = self.get(&link).await?;
+        Ok((link, page))
+    }
+
+    /// Decides about a page of a key, and confirms it.
+    async fn settle(&self, link: &str, page: &str, action: &str, response: &str) -> anyhow::Result<Page> {
+        let seen = field(page, "seen");
+        let order = [
+            ("seen", &*seen),
+            ("action", action),
+            ("response", response),
+            ("reason", "ticket 4711"),
+            ("operator", "Ada"),
+        ];
+        let (status, asked) = self.post(&format!("{link}/confirm"), &order).await?;
+        if status != 200 {
+            return Ok((status, asked));
+        }
+        assert!(asked.contains("Are you sure?"), "{asked}");
+        self.post(&format!("{link}/settle"), &order).await
+    }
+}
+
+/// The value of a field of the page's forms.
+fn field(page: &str, name: &str) -> String {
+    let after = page.split(&format!("name=\"{name}\" value=\"")).nth(1).unwrap_or_else(|| panic!("{name}: {page}"));
+    after.split('"').next().unwrap_or_default().to_owned()
+}
+
+fn encoded(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02x}")).collect()
+}
+
+fn key(value: &str) -> Key {
+    Key::new("user:1", "POST /texts", value).expect("a valid key")
+}
+
+async fn state(pool: &PgPool, key: &Key) -> anyhow::Result<Option<String>> {
+    Ok(operator::show(&mut *pool.acquire().await?, key).await?.map(|shown| shown.state))
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn every_answer_forbids_scripts_frames_and_other_names_of_the_host(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let console = Console::start(&options, &[]);
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    let port = console.url.rsplit(':').next().expect("a port");
+    for (method, path, host, status) in [
+        ("GET", "/", "127.0.0.1", 200),
+        ("GET", "/", "localhost", 200),
+        ("GET", "/", "[::1]", 200),
+        ("GET", "/waiting", "127.0.0.1", 200),
+        ("GET", "/style.css", "127.0.0.1", 200),
+        ("GET", "/", "evil.example", 403),
+        ("GET", "/style.css", "127.0.0.1.evil.example", 403),
+        ("GET", "/nowhere", "127.0.0.1", 404),
+        ("GET", "/key/abc", "127.0.0.1", 404),
+        ("GET", "/key/abc/settle", "127.0.0.1", 405),
+        ("GET", "/waiting?page=x", "127.0.0.1", 400),
+        ("GET", "/waiting?older_than=x", "127.0.0.1", 400),
+        ("POST", "/find", "127.0.0.1", 400),
+        ("POST", "/key/abc/confirm", "127.0.0.1", 400),
+        ("POST", "/", "127.0.0.1", 405),
+    ] {
+        let request = client.request(method.parse()?, format!("{}{path}", console.url));
+        let response = request.header("host", format!("{host}:{port}")).send().await?;
+        assert_eq!(response.status(), status, "{method} {path} {host}");
+        let policy = response.headers()["content-security-policy"].to_str()?;
+        for rule in ["default-src 'none'", "style-src 'self'", "form-action 'self'", "frame-ancestors 'none'"] {
+            assert!(policy.contains(rule) && !policy.contains("unsafe"), "{policy}");
+        }
+        assert_eq!(response.headers()["cache-control"], "no-store");
+        let body = response.text().await?;
+        if path != "/style.css" || status != 200 {
+            assert!(body.starts_with("<!DOCTYPE html>") && body.contains("<h1>"), "a page: {body}");
+            assert!(!body.contains("<script") && !body.contains("style=") && !body.contains("://"), "{body}");
+        }
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let [resolved, released, forgotten, stepped, exhausted] =
+        ["resolved", "released", "forgotten", "a-step-in-doubt", "exhausted"].map(key);
+    let downstream = lapsed(&pool, &resolved, AT_MOST_ONCE).await?;
+    lapsed(&pool, &released, AT_MOST_ONCE).await?;
+    committed_after_an_error(&pool, &forgotten).await?;
+    let of_step = in_doubt(&pool, &stepped).await?;
+    for _ in 0..3 {
+        lapsed(&pool, &exhausted, AT_LEAST_ONCE).await?;
+    }
+    let console = Console::start(&options, &["--max-attempts", "3"]);
+    let visitor = Visitor::of(&console.url).await?;
+    let (status, list) = visitor.get("/waiting").await?;
+    assert_eq!(status, 200, "{list}");
+    for part in ["1 to 5 of 5", &downstream, &of_step, "step in doubt", "exhausted", "… (15 bytes)"] {
+        assert!(list.contains(part), "{part}: {list}");
+    }
+    assert!(!list.contains("a-step-in-doubt"), "values are shortened: {list}");
+
+    for (key, action, response, then) in [
+        (&resolved, "took_effect", "{\r\n \"id\": 10000000000000000000001}", Some("completed")),
+        (&released, "no_effect", "", Some("released")),
+        (&forgotten, "forget", "", None),
+        (&stepped, "took_effect", "\"sms-17\"", Some("released")),
+        (&exhausted, "took_effect", "7", Some("completed")),
+    ] {
+        let (link, (status, page)) = visitor.look_up(key).await?;
+        assert_eq!(status, 200, "{page}");
+        let (status, done) = visitor.settle(&link, &page, action, response).await?;
+        assert_eq!(status, 200, "{done}");
+        assert_eq!(state(&pool, key).await?.as_deref(), then, "{key:?}");
+        let (status, again) = visitor.settle(&link, &page, action, response).await?;
+        assert_eq!((status, again.contains("the record has changed since it was shown")), (409, true), "{again}");
+    }
+    let body: Vec<u8> = sqlx::query_scalar("select response_body from idempotency.record where key = 'resolved'")
+        .fetch_one(&pool)
+        .await?;
+    assert_eq!(text(&body), "{\n \"id\": 10000000000000000000001}", "not a digit less");
+    let shown = operator::show(&mut *pool.acquire().await?, &stepped).await?.expect("a record");
+    assert!(shown.steps.iter().all(|step| !step.in_doubt), "{shown:?}");
+    let (_, list) = visitor.get("/waiting").await?;
+    assert!(list.contains("No key waits."), "{list}");
+
+    let log = console.terminate();
+    let lines: Vec<_> = log.lines().collect();
+    assert_eq!(lines.len(), 5 + 1, "{log}");
+    for (line, did) in
+        lines.iter().zip(["resolved", "released", "forgotten", "resolved: the step \"text\"", "resolved"])
+    {
+        assert!(line.contains(&format!(" Ada: {did}")) && line.ends_with("because ticket 4711"), "{line}");
+    }
+    Ok(())
+}
+
+/// A token of another claim, a step that has ended, a live lease, a record that is gone: refused, and nothing changes.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn what_has_changed_is_not_settled(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let console = Console::start(&options, &[]);
+    let (one, other) = (Visitor::of(&console.url).await?, Visitor::of(&console.url).await?);
+
+    let contested = key("two operators");
+    lapsed(&pool, &contested, AT_MOST_ONCE).await?;
+    let (link, (_, page)) = one.look_up(&contested).await?;
+    let (_, (_, seen)) = other.look_up(&contested).await?;
+    assert_eq!(other.settle(&link, &seen, "no_effect", "").await?.0, 200);
+    for action in ["took_effect", "no_effect", "forget"] {
+        let (status, refused) = one.settle(&link, &page, action, "1").await?;
+        assert_eq!((status, refused.contains("look again")), (409, true), "{refused}");
+        assert!(refused.contains(&link), "a way to look again: {refused}");
+    }
+    assert_eq!(state(&pool, &contested).await?.as_deref(), Some("released"));
+
+    let stepped = key("a step that ends");
+    in_doubt(&pool, &stepped).await?;
+    let (link, (_, page)) = one.look_up(&stepped).await?;
+    sqlx::query("update idempotency.record set steps = jsonb_set(steps - 'text', '{text}', '{\"result\": \"1\", \"attempt\": 1}') where key = $1")
+        .bind(stepped.value())
+        .execute(&pool)
+        .await?;
+    let (status, refused) = one.settle(&link, &page, "took_effect", "\"the step's\"").await?;
+    assert_eq!(status, 409, "the result of the step would be the response: {refused}");
+
+    let completed = key("completed meanwhile");
+    lapsed(&pool, &completed, AT_MOST_ONCE).await?;
+    let (link, (_, page)) = one.look_up(&completed).await?;
+    sqlx::query("update idempotency.record set completed_at = now(), lease_until = null where key = $1")
+        .bind(completed.value())
+        .execute(&pool)
+        .await?;
+    assert_eq!(one.settle(&link, &page, "forget", "").await?.0, 409, "it has the same token");
+    assert_eq!(state(&pool, &completed).await?.as_deref(), Some("completed"));
+
+    let live = key("live");
+    lapsed(&pool, &live, AT_MOST_ONCE).await?;
+    let (link, (_, page)) = one.look_up(&live).await?;
+    sqlx::query("update idempotency.record set lease_until = now() + interval '1 h' where key = 'live'")
+        .execute(&pool)
+        .await?;
+    let (status, refused) = one.settle(&link, &page, "forget", "").await?;
+    assert_eq!((status, refused.contains("look again")), (409, true), "{refused}");
+    let (_, page) = one.get(&link).await?;
+    assert!(!page.contains("type=\"radio\"") && page.contains("wait for it"), "{page}");
+
+    let gone = key("gone");
+    let (_, (status, page)) = one.look_up(&gone).await?;
+    assert_eq!((status, page.contains("there is no record of this key")), (404, true), "{page}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn bad_input_and_forged_forms_change_nothing(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let waiting = key("waiting");
+    lapsed(&pool, &waiting, AT_MOST_ONCE).await?;
+    let console = Console::start(&options, &[]);
+    let mut visitor = Visitor::of(&console.url).await?;
+    let (link, (_, page)) = visitor.look_up(&waiting).await?;
+    let (status, refused) = visitor.settle(&link, &page, "took_effect", "{\"id\":").await?;
+    assert_eq!((status, refused.contains("no JSON, see line 1, column 6")), (400, true), "{refused}");
+    let (seen, unnamed) = (field(&page, "seen"), "the field &quot;Your name&quot; is empty");
+    for (fields, says) in [
+        (&[("seen", &*seen), ("action", "forget"), ("reason", "r"), ("operator", " ")][..], unnamed),
+        (&[("seen", &seen), ("action", "forget"), ("reason", " "), ("operator", "o")], "Reason"),
+        (&[("seen", &seen), ("action", "drop"), ("reason", "r")], "cannot be read"),
+        (&[("seen", &seen), ("reason", "r")], "cannot be read"),
+    ] {
+        for step in ["confirm", "settle"] {
+            let (status, refused) = visitor.post(&format!("{link}/{step}"), fields).await?;
+            assert_eq!((status, refused.contains(says)), (400, true), "{says}: {refused}");
+        }
+    }
+    let parts = [("scope", "s"), ("operation", "o"), ("value", "a\0b")];
+    let (status, refused) = visitor.post("/find", &parts).await?;
+    assert_eq!((status, refused.contains("control character U+0000")), (400, true), "{refused}");
+
+    for csrf in [String::new(), Visitor::of(&console.url).await?.csrf] {
+        visitor.csrf = csrf;
+        for path in ["/find".to_owned(), format!("{link}/confirm"), format!("{link}/settle")] {
+            let all = [("seen", &*seen), ("action", "forget"), ("reason", "r"), ("operator", "o")];
+            let all = [&all[..], &[("scope", "s"), ("operation", "o"), ("value", "v")]].concat();
+            let (status, refused) = visitor.post(&path, &all).await?;
+            assert_eq!((status, refused.contains("another session of the browser")), (403, true), "{path}: {refused}");
+        }
+    }
+    assert_eq!(state(&pool, &waiting).await?.as_deref(), Some("indeterminate"));
+    assert_eq!(console.terminate(), "stopped\n");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_response_is_text_whatever_its_type(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let console = Console::start(&options, &[]);
+    let visitor = Visitor::of(&console.url).await?;
+    for (kind, stored, shown) in [
+        ("application/json; charset=utf-8", &b"{\"a\":1.0e400}"[..], "{&quot;a&quot;:1.0e400}"),
+        ("application/problem+json", b"[]", "[]"),
+        ("text/html", b"<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
+        ("text/plain", "a\u{202e}b\nc\x07".as_bytes(), "a\\u{202e}b\nc\\u{7}"),
+        ("image/png", b"\x89PNG", "89504e47"),
+    ] {
+        let key = key(kind);
+        testing::completed(&mut *pool.acquire().await?, &key, "body", &0).await?;
+        sqlx::query(
+            "update idempotency.record
+             set response_status = 201, response_body = $1, response_headers = jsonb_build_array(jsonb_build_array('content-type', $2::text))
+             where key = $2",
+        )
+        .bind(stored)
+        .bind(kind)
+        .execute(&pool)
+        .await?;
+        let (link, (_, hidden)) = visitor.look_up(&key).await?;
+        assert!(!hidden.contains("<pre"), "only when it is asked for: {hidden}");
+        let (_, page) = visitor.get(&format!("{link}?response=true")).await?;
+        assert!(page.contains("Status 201") && page.contains(&format!(">{shown}</pre>")), "{kind}: {page}");
+        let said = text(&janitor_on(&options, &["show", "user:1", "POST /texts", kind, "--response"]).stdout);
+        assert!(
+            said.contains("status         201\n") && said.contains(&format!("header         content-type: {kind}")),
+            "{said}"
+        );
+    }
+    let key = key("large");
+    testing::completed(&mut *pool.acquire().await?, &key, "body", &"x".repeat(100_000)).await?;
+    let (link, _) = visitor.look_up(&key).await?;
+    let (_, page) = visitor.get(&format!("{link}?response=true")).await?;
+    assert!(page.contains("Incomplete: the first 65\u{202f}536 of 100\u{202f}002 bytes."), "{}", page.len());
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_open_address_is_refused_and_a_token_or_a_proxy_signs_in(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
+        assert_fails(&janitor_on(&options, &["console", "--listen", address]), 2, "--token-file");
+        assert_fails(&janitor_on(&options, &["run", "--console-addr", address]), 2, "--token-file");
+    }
+    let taken = TcpListener::bind("127.0.0.1:0")?;
+    let address = taken.local_addr()?.to_string();
+    assert_fails(&janitor_on(&options, &["console", "--listen", &address]), 1, "is something else there?");
+
+    let directory = std::env::temp_dir().join(format!("pgi-console-{}", uuid::Uuid::new_v4()));
+    std::fs::create_dir(&directory)?;
+    let file = directory.join("token");
+    let path = file.to_str().expect("UTF-8");
+    assert_fails(&janitor_on(&options, &["console", "--token-file", path]), 2, "cannot use the token file");
+    std::fs::write(&file, "short\n")?;
+    assert_fails(&janitor_on(&options, &["console", "--token-file", path]), 2, "at least 16 characters");
+    std::fs::write(&file, "correct horse battery\n")?;
+    let mut command = command_on(&options);
+    command.args(["console", "--listen", "0.0.0.0:0", "--token-file", path]);
+    let console = Console::of(command);
+    std::fs::remove_dir_all(&directory)?;
+    let url = console.url.replace("0.0.0.0", "127.0.0.1");
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    for (user, password, status) in [
+        (None, "", 401),
+        (Some("Ada"), "correct horse batterz", 401),
+        (Some("Ada"), "", 401),
+        (Some(""), "correct horse battery", 401),
+        (Some("Ada"), "correct horse battery", 200),
+    ] {
+        let request = client.get(&url);
+        let request = if let Some(user) = user { request.basic_auth(user, Some(password)) } else { request };
+        let response = request.send().await?;
+        assert_eq!(response.status(), status, "{user:?} {password}");
+        assert_eq!(response.headers().contains_key("www-authenticate"), status == 401);
+    }
+
+    let waiting = key("waiting");
+    lapsed(&pool, &waiting, AT_MOST_ONCE).await?;
+    let console = Console::start(&options, &["--user-header", "X-User"]);
+    let response = client.get(&console.url).send().await?;
+    assert_eq!((response.status().as_u16(), response.text().await?.contains("x-user")), (403, true));
+    let proxied = reqwest::header::HeaderMap::from_iter([("x-user".parse()?, "grace@example".parse()?)]);
+    let client =
+        reqwest::Client::builder().no_proxy().default_headers(proxied).redirect(reqwest::redirect::Policy::none());
+    let first = client.build()?;
+    let overview = first.get(&console.url).send().await?;
+    let cookie = overview.headers()["set-cookie"].to_str()?.split(';').next().unwrap_or_default().to_owned();
+    let mut visitor = Visitor { client: first, url: console.url.clone(), cookie, csrf: String::new() };
+    visitor.csrf = field(&visitor.get("/").await?.1, "csrf");
+    let (link, (_, page)) = visitor.look_up(&waiting).await?;
+    assert!(!page.contains("Your name"), "the proxy has said it: {page}");
+    assert_eq!(visitor.settle(&link, &page, "no_effect", "").await?.0, 200);
+    let log = console.terminate();
+    assert!(log.contains(" grace@example: released") && !log.contains("Ada"), "not what the form said: {log}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn read_only_it_needs_the_janitors_grants_and_settles_nothing(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let waiting = key("waiting");
+    lapsed(&pool, &waiting, AT_MOST_ONCE).await?;
+    let mut conn = pool.acquire().await?;
+    let role =
+        format!("console_{}", sqlx::query_scalar::<_, i32>("select pg_backend_pid()").fetch_one(&mut *conn).await?);
+    let grants = include_str!("../../../../docs/operating.md").lines();
+    let grants = grants.filter(|line| line.starts_with("grant ") && line.contains("shop_janitor"));
+    let grants: String =
+        grants.map(|line| format!("{} to {role};", line.split(" to ").next().unwrap_or_default())).collect();
+    sqlx::raw_sql(AssertSqlSafe(format!("create role {role} login; {grants}"))).execute(&mut *conn).await?;
+    let console = Console::start(&options.clone().username(&role), &["--read-only"]);
+    let seen = async {
+        let visitor = Visitor::of(&console.url).await?;
+        let list = visitor.get("/waiting").await?;
+        let (link, page) = visitor.look_up(&waiting).await?;
+        let order = [("seen", "0"), ("action", "forget"), ("reason", "r"), ("operator", "o")];
+        let refused = visitor.post(&format!("{link}/settle"), &order).await?;
+        anyhow::Ok((list, page, refused))
+    };
+    let seen = seen.await;
+    drop(console);
+    sqlx::raw_sql(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).execute(&mut *conn).await?;
+    let (list, page, refused) = seen?;
+    assert!(list.0 == 200 && list.1.contains("1 to 1 of 1"), "{list:?}");
+    assert!(page.0 == 200 && !page.1.contains("What happened?"), "{page:?}");
+    assert!(refused.0 == 403 && refused.1.contains("read-only"), "{refused:?}");
+    assert_eq!(state(&pool, &waiting).await?.as_deref(), Some("indeterminate"));
+    Ok(())
+}
+
+#[sqlx::test(migrations = false)]
+async fn a_missing_schema_and_a_lost_database_are_pages(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let lost = options.clone().host("127.0.0.1").port(1).socket("/nowhere");
+    for (options, says) in [(&options, "idempotency-janitor migrate"), (&lost, "check the database URL")] {
+        let console = Console::start(options, &[]);
+        let client = reqwest::Client::builder().no_proxy().build()?;
+        let overview = client.get(&console.url).send().await?;
+        assert_eq!(overview.status(), 503);
+        let page = overview.text().await?;
+        assert!(page.contains(says), "{page}");
+        let list = loop {
+            let list = client.get(format!("{}/waiting", console.url)).send().await?.text().await?;
+            // The first search may take longer than a page waits.
+            if list.contains("The search failed") {
+                break list;
+            }
+        };
+        assert!(list.contains(says), "{list}");
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_list_is_filtered_and_paged(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    for n in 0..55 {
+        let key = Key::new(if n == 7 { "user:2" } else { "user:1" }, "texts", format!("value-{n:010}"))?;
+        Fixture::indeterminate(&key, "body")?.with_last_error(format!("error {n}.")).write(&pool).await?;
+        testing::age(&pool, &key, std::time::Duration::from_secs(60 * (60 - n) + 30)).await?;
+    }
+    let console = Console::start(&options, &[]);
+    let visitor = Visitor::of(&console.url).await?;
+    let errors = |page: &str| -> Vec<u32> {
+        page.split("error ").skip(1).filter_map(|rest| rest.split('.').next()?.parse().ok()).collect()
+    };
+    for (query, listed, of) in [
+        ("", (0..50).collect::<Vec<u32>>(), "1 to 50 of 55"),
+        ("page=1", (50..55).collect(), "51 to 55 of 55"),
+        ("scope=user:2", vec![7], "1 to 1 of 1"),
+        ("scope=user:2&operation=texts", vec![7], "1 to 1 of 1"),
+        ("older_than=57m", (0..5).collect(), "1 to 5 of 5"),
+    ] {
+        let (_, page) = visitor.get(&format!("/waiting?{query}")).await?;
+        assert_eq!(errors(&page), listed, "{query}: {page}");
+        assert!(page.contains(of) && page.contains("has read 55 records"), "{query}: {page}");
+    }
+    for query in ["operation=calls", "scope=user:2&older_than=57m"] {
+        assert!(visitor.get(&format!("/waiting?{query}")).await?.1.contains("No key waits."), "{query}");
+    }
+    Ok(())
+}
+
+/// Beside the sweep.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_daemon_serves_it_too(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let mut command = command_on(&options);
+    command.args(["run", "--console-addr", "127.0.0.1:0"]);
+    let console = Console::of(command);
+    assert_eq!(Visitor::of(&console.url).await?.get("/waiting").await?.0, 200);
+    assert_eq!(console.terminate(), "stopped\n");
+    Ok(())
+}
