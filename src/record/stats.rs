@@ -6,8 +6,7 @@ use sqlx::{PgConnection, Row as _};
 
 use super::citus::{is_distributed, size_of_shards};
 use super::fragment::{state, table_or_leaf};
-use super::statement::known_mode;
-use crate::{Error, Mode};
+use crate::Error;
 
 /// The sizes and counts that the server keeps.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +33,8 @@ impl Size {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Group {
-    /// The mode.
-    pub mode: Mode,
+    /// The mode, which may be one of a newer release.
+    pub mode: String,
     /// The operation.
     pub operation: String,
     /// One of [`STATES`](crate::operator::STATES).
@@ -101,7 +100,7 @@ pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<
     .try_map(|row: PgRow| {
         let records: i64 = row.try_get("records")?;
         Ok(Group {
-            mode: known_mode(&row)?,
+            mode: row.try_get("mode")?,
             operation: row.try_get("operation")?,
             state: row.try_get("state")?,
             age: usize::try_from(row.try_get::<i32, _>("age")?).unwrap_or_default(),

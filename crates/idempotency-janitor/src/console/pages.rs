@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use axum::http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
-use pg_idempotency::Key;
 use pg_idempotency::operator::{AGES, STATES, Shown, Stats, StoredResponse, Unsettled, Warning};
+use pg_idempotency::{Key, Mode};
 use serde_json::value::RawValue;
 
 use super::access::Visitor;
@@ -225,7 +225,7 @@ pub(super) fn key(of: &OfKey<'_>, revealed: &Revealed, response: Option<&StoredR
                 @if let Some(at) = shown.completed_at { dt { "Completed" } dd { (time(at)) ", " (age(at)) " ago" } }
                 dt { "Expires" } dd { (time(shown.expires_at)) @if !shown.retention_left.is_zero() { ", in " (span(shown.retention_left)) ". After that, a repeat is performed" } }
                 @if let Some(left) = shown.lease_left { dt { "Lease" } dd { (span(left)) " left: its owner may be at work" } }
-                @if let Some(downstream) = &shown.downstream_key { dt { "Downstream key" } dd { code { (downstream) } } }
+                @if let Some(downstream) = &shown.downstream_key { dt { "Downstream key" } dd { code { (downstream) } @if shown.mode == Mode::InSteps { ". Each step has its own" } } }
                 @if let Some(error) = &shown.last_error { dt { "Last error" } dd { (visible(error)) } }
                 @if shown.resumable { dt { "Request" } dd { "stored: a resumer may finish the operation" } }
                 dt { "Token" } dd { code { (shown.token) } }
