@@ -314,8 +314,8 @@ async fn bad_input_and_forged_forms_change_nothing(_: PgPoolOptions, options: Pg
     for (fields, says) in [
         (&[("seen", &*seen), ("action", "forget"), ("reason", "r"), ("operator", " ")][..], unnamed),
         (&[("seen", &seen), ("action", "forget"), ("reason", " "), ("operator", "o")], "Reason"),
-        (&[("seen", &seen), ("action", "drop"), ("reason", "r")], "cannot be read"),
-        (&[("seen", &seen), ("reason", "r")], "cannot be read"),
+        (&[("seen", &seen), ("action", "drop"), ("reason", "r")], "cannot answer this request"),
+        (&[("seen", &seen), ("reason", "r")], "cannot answer this request"),
     ] {
         for step in ["confirm", "settle"] {
             let (status, refused) = visitor.post(&format!("{link}/{step}"), fields).await?;
