@@ -60,6 +60,7 @@ const SAMPLE: u32 = 5_000;
 const RESPONSE_BYTES: u32 = 64 * 1024;
 
 type App = State<Arc<Console>>;
+type Page = Result<Markup, Refusal>;
 
 struct Console {
     pool: PgPool,
@@ -130,7 +131,7 @@ async fn in_time(request: Request, next: Next) -> Response {
     timeout(CONNECT_TIMEOUT, next.run(request)).await.unwrap_or_else(silence)
 }
 
-async fn overview(State(console): App, Extension(visitor): Extension<Visitor>) -> Result<Markup, Refusal> {
+async fn overview(State(console): App, Extension(visitor): Extension<Visitor>) -> Page {
     let mut conn = console.pool.acquire().await.map_err(of_connecting)?;
     let stats = operator::stats(&mut conn, Some(SAMPLE)).await.map_err(of)?;
     let warnings = operator::health(&mut conn, console.max_lag).await.map_err(of)?;
@@ -172,11 +173,8 @@ struct Parts {
 }
 
 /// Uses POST, because a GET would leave the value in the browser's history and in the logs of proxies.
-async fn find(
-    State(console): App,
-    Posted(Parts { scope, operation, value }, _): Posted<Parts>,
-) -> Result<Redirect, Refusal> {
-    let key = Key::new(scope, operation, value).map_err(Failure::from)?;
+async fn find(State(console): App, Posted(parts, _): Posted<Parts>) -> Result<Redirect, Refusal> {
+    let key = Key::new(parts.scope, parts.operation, parts.value).map_err(Failure::from)?;
     Ok(Redirect::to(&format!("/key/{}", console.open(key))))
 }
 
@@ -193,7 +191,7 @@ async fn key(
     Extension(visitor): Extension<Visitor>,
     Path(link): Path<String>,
     Query(revealed): Query<Revealed>,
-) -> Result<Markup, Refusal> {
+) -> Page {
     let key = console.key(&link)?;
     console.open(key.clone());
     let shown = look(&console.pool, &key).await?;
@@ -220,20 +218,12 @@ struct Order {
     operator: String,
 }
 
-async fn confirm(
-    State(console): App,
-    Path(link): Path<String>,
-    Posted(order, visitor): Posted<Order>,
-) -> Result<Markup, Refusal> {
+async fn confirm(State(console): App, Path(link): Path<String>, Posted(order, visitor): Posted<Order>) -> Page {
     let agreed = console.agree(&link, order, &visitor).await?;
     Ok(pages::confirm(&link, &agreed, &visitor))
 }
 
-async fn settle(
-    State(console): App,
-    Path(link): Path<String>,
-    Posted(order, visitor): Posted<Order>,
-) -> Result<Markup, Refusal> {
+async fn settle(State(console): App, Path(link): Path<String>, Posted(order, visitor): Posted<Order>) -> Page {
     // A task of its own: if the browser closes the connection, the decision must still get into the log.
     let done = tokio::spawn(async move {
         let Agreed { key, shown, decision, order } = console.agree(&link, order, &visitor).await?;
