@@ -1,10 +1,10 @@
 //! The pages. `html!` escapes every value. Other people's text goes through `text` first.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
-use pg_idempotency::operator::{AGES, STATES, Shown, Stats, StoredResponse, Unsettled, Warning};
+use pg_idempotency::operator::{AGES, Shown, ShownStep, Stats, StoredResponse, Unsettled, Warning};
 use pg_idempotency::{Key, Mode};
 
 use super::access::Visitor;
@@ -16,8 +16,6 @@ use crate::stats::size;
 
 /// The rows on one page of the list.
 const ROWS: usize = 50;
-/// The width of the widest bar, in units of the chart.
-const BAR: f64 = 60.0;
 
 fn page(title: &str, content: &Markup) -> Markup {
     html! {
@@ -49,9 +47,18 @@ pub(super) fn refused(status: StatusCode, why: &str, link: Option<&str>) -> Mark
     )
 }
 
-/// The head of a table. On a narrow screen it is hidden, and each cell shows its `data-label`.
-fn head(columns: &[&str]) -> Markup {
-    html! { thead { tr { @for column in columns { th scope="col" { (column) } } } } }
+/// Each cell names its column, because a narrow screen does not show the head.
+fn table(columns: &[&str], rows: impl Iterator<Item = Vec<Markup>>) -> Markup {
+    html! {
+        table {
+            thead { tr { @for column in columns { th scope="col" { (column) } } } }
+            tbody {
+                @for row in rows {
+                    tr { @for (column, cell) in columns.iter().zip(row) { td data-label=(column) { (cell) } } }
+                }
+            }
+        }
+    }
 }
 
 fn hidden(fields: &[(&str, &str)]) -> Markup {
@@ -60,17 +67,23 @@ fn hidden(fields: &[(&str, &str)]) -> Markup {
 
 pub(super) fn overview(stats: &Stats, warnings: &[Warning], read_only: bool, visitor: &Visitor) -> Markup {
     let about = if stats.exact { "" } else { "~" };
-    let mut modes: BTreeMap<&str, BTreeMap<&str, u64>> = BTreeMap::new();
+    let mut groups: BTreeMap<_, [u64; AGES.len()]> = BTreeMap::new();
     for group in &stats.groups {
-        *modes.entry(group.mode.as_str()).or_default().entry(&group.state).or_default() += group.records;
+        let ages = groups.entry([group.mode.as_str(), &group.state]).or_default();
+        ages[group.age.min(AGES.len() - 1)] += group.records;
     }
-    let states: BTreeSet<_> = stats.groups.iter().map(|group| &*group.state).collect();
+    let columns = [&["Mode", "State"], &AGES[..]].concat();
+    let rows = groups.iter().map(|(group, ages)| {
+        let names = group.iter().map(|name| html! { (name) });
+        let counts = ages.iter().map(|records| html! { @if *records > 0 { (about) } (count(*records)) });
+        names.chain(counts).collect()
+    });
     page(
         "Overview",
         &html! {
             @if read_only { p { "This console is read-only." } }
             h2 { "Health" }
-            @if warnings.is_empty() { p.good { "No setting breaks a guarantee." } }
+            @if warnings.is_empty() { p.good { "There are no warnings." } }
             @else { ul { @for warning in warnings { li.alert { (lines(&warning.to_string())) } } } }
             h2 { "Table" }
             dl {
@@ -83,23 +96,8 @@ pub(super) fn overview(stats: &Stats, warnings: &[Warning], read_only: bool, vis
                     @else { "No expired record waits" }
                 }
             }
-            h2 { "Records by mode and state" }
-            table {
-                (head(&[&["Mode"], &*states.iter().copied().collect::<Vec<_>>()].concat()))
-                tbody {
-                    @for (mode, counts) in &modes {
-                        tr {
-                            th scope="row" { (mode) }
-                            @for state in &states {
-                                @let records = counts.get(state).copied().unwrap_or_default();
-                                td.number data-label=(state) { @if records > 0 { (about) } (count(records)) }
-                            }
-                        }
-                    }
-                }
-            }
-            h2 { "Records by age and state" }
-            (chart(stats, about))
+            h2 { "Records by mode, state and age" }
+            (table(&columns, rows))
             h2 { "Look up a key" }
             form method="post" action="/find" {
                 (hidden(&[("csrf", &visitor.csrf)]))
@@ -112,36 +110,10 @@ pub(super) fn overview(stats: &Stats, warnings: &[Warning], read_only: bool, vis
     )
 }
 
-/// One bar for each age, with a part for each state.
-fn chart(stats: &Stats, about: &str) -> Markup {
-    let mut bars = [[0_u64; STATES.len()]; AGES.len()];
-    for group in &stats.groups {
-        if let Some(state) = STATES.iter().position(|state| *state == group.state) {
-            bars[group.age.min(AGES.len() - 1)][state] += group.records;
-        }
-    }
-    let total = |parts: &[u64]| parts.iter().sum::<u64>();
-    let most = bars.iter().map(|bar| total(bar)).max().unwrap_or_default().max(1) as f64;
-    let width = |records: u64| records as f64 / most * BAR;
-    html! {
-        svg viewBox="0 0 100 35" role="img" aria-label="Records by the time since their claim" {
-            @for (age, bar) in bars.iter().enumerate() {
-                @let y = age * 7 + 1;
-                text x="13" y=(y + 4) text-anchor="end" { (AGES[age]) }
-                @for (n, state) in STATES.iter().enumerate() {
-                    @let x = 15.0 + width(total(&bar[..n]));
-                    rect class={ "state-" (state) } x=(x) y=(y) width=(width(bar[n])) height="5" {}
-                }
-                text x=(16.0 + width(total(bar))) y=(y + 4) { (about) (count(total(bar))) }
-            }
-        }
-        ul.legend { @for state in STATES { li class={ "state-" (state) } { (state) } } }
-    }
-}
-
 pub(super) fn waiting(found: &Found, records: &[&(String, Unsettled)], filter: &Filter) -> Markup {
     let first = filter.page.saturating_mul(ROWS).min(records.len());
     let last = (first + ROWS).min(records.len());
+    let columns = ["Claimed", "Scope", "Operation", "Key", "State", "Attempt", "Look up", "Last error"];
     page(
         "Waiting for a person",
         &html! {
@@ -160,10 +132,7 @@ pub(super) fn waiting(found: &Found, records: &[&(String, Unsettled)], filter: &
             }
             @if !records.is_empty() {
                 p { (first + 1) " to " (last) " of " (records.len()) ", the oldest claim first" }
-                table {
-                    (head(&["Claimed", "Scope", "Operation", "Key", "State", "Attempt", "Look up", "Last error"]))
-                    tbody { @for (link, record) in &records[first..last] { (row(link, record)) } }
-                }
+                (table(&columns, records[first..last].iter().map(row)))
                 div.turn {
                     @if first > 0 { button form="filter" name="page" value=(filter.page - 1) { "Earlier" } }
                     @if last < records.len() { button form="filter" name="page" value=(filter.page + 1) { "Later" } }
@@ -173,24 +142,21 @@ pub(super) fn waiting(found: &Found, records: &[&(String, Unsettled)], filter: &
     )
 }
 
-fn row(link: &str, record: &Unsettled) -> Markup {
-    let look_up = record.downstream_key.as_deref().unwrap_or("the business table");
-    html! {
-        tr {
-            td data-label="Claimed" { (span(age(record.claimed_at))) " ago" }
-            td data-label="Scope" { bdi { (visible(&record.scope)) } }
-            td data-label="Operation" { bdi { (visible(&record.operation)) } }
-            td data-label="Key" { a href={ "/key/" (link) } { bdi { (shortened(&record.value)) } } }
-            td data-label="State" {
-                (record.state)
-                @if record.state != "indeterminate" { ", exhausted" }
-                @if let Some(step) = &record.step { ", step in doubt: " bdi { (visible(step)) } }
-            }
-            td.number data-label="Attempt" { (record.attempt) }
-            td data-label="Look up" { code { (look_up) } }
-            td data-label="Last error" { @if let Some(error) = &record.last_error { (visible(error)) } }
-        }
-    }
+fn row((link, record): &&(String, Unsettled)) -> Vec<Markup> {
+    vec![
+        html! { (span(age(record.claimed_at))) " ago" },
+        html! { bdi { (visible(&record.scope)) } },
+        html! { bdi { (visible(&record.operation)) } },
+        html! { a href={ "/key/" (link) } { bdi { (shortened(&record.value)) } } },
+        html! {
+            (record.state)
+            @if record.state != "indeterminate" { ", exhausted" }
+            @if let Some(step) = &record.step { ", step in doubt: " bdi { (visible(step)) } }
+        },
+        html! { (record.attempt) },
+        html! { code { (record.downstream_key.as_deref().unwrap_or("the business table")) } },
+        html! { @if let Some(error) = &record.last_error { (visible(error)) } },
+    ]
 }
 
 /// `form` is the form for the decision, unless the console is read-only.
@@ -237,7 +203,10 @@ pub(super) fn key(
                 }
             }
             @if let Some(response) = response { (stored(response)) }
-            @if !shown.steps.is_empty() { (steps(shown)) }
+            @if !shown.steps.is_empty() {
+                h2 { "Steps" }
+                (table(&["Step", "State", "Attempt", "Time", "Look up"], shown.steps.iter().map(step)))
+            }
             @if let Some(form) = form { h2 { "What happened?" } (form) }
         },
     )
@@ -259,24 +228,14 @@ fn stored(response: &StoredResponse) -> Markup {
     }
 }
 
-fn steps(shown: &Shown) -> Markup {
-    html! {
-        h2 { "Steps" }
-        table {
-            (head(&["Step", "State", "Attempt", "Time", "Look up"]))
-            tbody {
-                @for step in &shown.steps {
-                    tr {
-                        td data-label="Step" { bdi { (visible(&step.name)) } }
-                        td data-label="State" { @if step.in_doubt { strong { "in doubt" } } @else { "finished" } }
-                        td.number data-label="Attempt" { (step.attempt) }
-                        td data-label="Time" { @if let Some(at) = step.at { (time(at)) } }
-                        td data-label="Look up" { code { (step.downstream_key) } }
-                    }
-                }
-            }
-        }
-    }
+fn step(step: &ShownStep) -> Vec<Markup> {
+    vec![
+        html! { bdi { (visible(&step.name)) } },
+        html! { @if step.in_doubt { strong { "in doubt" } } @else { "finished" } },
+        html! { (step.attempt) },
+        html! { @if let Some(at) = step.at { (time(at)) } },
+        html! { code { (step.downstream_key) } },
+    ]
 }
 
 /// The form with the actions that the record allows. It explains why it does not allow the others.
