@@ -82,7 +82,7 @@ pub(crate) enum Command {
         #[arg(long)]
         yes: bool,
     },
-    /// Serves a small web page until SIGTERM or SIGINT: what is in the table, and the keys that wait for a person
+    /// Serves a web page that shows what is in the table and settles keys, until SIGTERM or SIGINT
     Console {
         /// Where to listen; an address that is not loopback requires --token-file or --user-header
         #[arg(long, env = "IDEMPOTENCY_CONSOLE_ADDR", default_value = "127.0.0.1:9190")]

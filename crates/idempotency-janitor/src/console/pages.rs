@@ -257,7 +257,7 @@ pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
         form method="post" action={ "/key/" (link) "/confirm" } {
             (hidden(&[("csrf", &visitor.csrf), ("seen", &version(shown))]))
             fieldset {
-                legend { "Look it up at the service that it called. Then choose:" }
+                legend { "Look the key up at the service that the operation called. Then choose:" }
                 @for ((action, label), refused) in choices.iter().zip(&refused) {
                     label.choice {
                         input type="radio" name="action" value=(action) required disabled[refused.is_some()];
@@ -271,7 +271,7 @@ pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
                     textarea name="response" rows="4" spellcheck="false" {}
                 }
             }
-            label { "Reason, for the log; callers may be told" input name="reason" required maxlength="500"; }
+            label { "Reason, for the log; callers may see it" input name="reason" required maxlength="500"; }
             @if visitor.name.is_none() {
                 label { "Your name, for the log" input name="operator" required maxlength="100" autocomplete="name"; }
             }

@@ -244,9 +244,9 @@ async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgCo
     Ok(())
 }
 
-/// A token of another claim, a step that has ended, a live lease, a record that is gone: refused, and nothing changes.
+/// Another claim, a finished step, a live lease, a deleted record: the console refuses each, and nothing changes.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn what_has_changed_is_not_settled(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let console = Console::start(&options, &[]);
     let (one, other) = (Visitor::of(&console.url).await?, Visitor::of(&console.url).await?);
