@@ -82,7 +82,7 @@ pub(crate) enum Command {
         #[arg(long)]
         yes: bool,
     },
-    /// Serves a small web page until SIGTERM or SIGINT: what is in the table, and the keys that wait for a person
+    /// Serves a web page that shows what is in the table and settles keys, until SIGTERM or SIGINT
     Console {
         /// Where to listen; an address that is not loopback requires --token-file or --user-header
         #[arg(long, env = "IDEMPOTENCY_CONSOLE_ADDR", default_value = "127.0.0.1:9190")]
@@ -129,7 +129,7 @@ pub(crate) struct Run {
     /// Serve /metrics in Prometheus' text and /healthz on this address: 127.0.0.1:9187
     #[arg(long, env = "IDEMPOTENCY_METRICS_ADDR")]
     pub(crate) metrics_addr: Option<SocketAddr>,
-    /// Serve the console on this address, too, as `console --listen` does
+    /// Serve the console on this address too, as `console --listen` does
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_ADDR")]
     pub(crate) console_addr: Option<SocketAddr>,
     #[command(flatten, next_help_heading = "Options of the console")]
@@ -138,16 +138,16 @@ pub(crate) struct Run {
 
 #[derive(Args)]
 pub(crate) struct ConsoleOptions {
-    /// A file with a token of at least 16 characters, which the browser asks for as the password
+    /// A file with a token of at least 16 characters; the browser asks for it as the password
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_TOKEN_FILE", value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// The header in which a reverse proxy names the operator; nothing but the proxy may reach the console
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_USER_HEADER", value_name = "NAME")]
     pub(crate) user_header: Option<HeaderName>,
-    /// The console shows, and settles nothing; the janitor's grants are enough
+    /// The console shows keys but cannot settle them; the janitor's grants are enough
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_READ_ONLY")]
     pub(crate) read_only: bool,
-    /// The service's own limit: the console lists also what has lapsed or been released after as many attempts
+    /// The service's own limit: the console also lists records that lapsed or were released after that many attempts
     #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
     pub(crate) max_attempts: Option<NonZeroU32>,
     /// How long an expired record may wait for its sweep before the console reports it
@@ -249,7 +249,8 @@ pub(crate) struct KeyArguments {
 
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|character: char| character.is_ascii_alphabetic());
-    let number: u64 = digits.parse().map_err(|_| format!("{text:?} is no duration; write 500ms, 30s, 5m, 2h or 7d"))?;
+    let number: u64 =
+        digits.parse().map_err(|_| format!("{text:?} is not a duration; write 500ms, 30s, 5m, 2h or 7d"))?;
     let seconds = |unit: u64| number.checked_mul(unit).map(Duration::from_secs);
     match &text[digits.len()..] {
         "ms" => Some(Duration::from_millis(number)),
@@ -259,5 +260,5 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         "d" => seconds(24 * 60 * 60),
         _ => None,
     }
-    .ok_or_else(|| format!("{text:?} is no duration; write 500ms, 30s, 5m, 2h or 7d"))
+    .ok_or_else(|| format!("{text:?} is not a duration; write 500ms, 30s, 5m, 2h or 7d"))
 }

@@ -1,8 +1,8 @@
 //! The operator's console: a small web page over the library's `operator`, for the keys that wait for a person.
 //!
-//! `access` admits a request, or refuses it, before a page sees it. `search` finds the keys, in the background. `pages`
-//! are the templates, `text` makes text harmless to read, and `refusal` turns errors into pages. What an action does is
-//! `settle`'s, as on the command line.
+//! `access` admits or refuses a request. `search` finds the keys in the background. `pages` contains the templates,
+//! `text` makes text harmless to read, and `refusal` turns errors into pages. Decisions are those of the command line,
+//! in `settle`.
 
 mod access;
 mod pages;
@@ -11,14 +11,13 @@ mod search;
 mod text;
 
 use std::collections::VecDeque;
-use std::future::Future;
+use std::future::{Future, IntoFuture as _};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
-use axum::http::{Method, header};
+use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::{get, post};
@@ -30,10 +29,12 @@ use maud::Markup;
 use pg_idempotency::Key;
 use pg_idempotency::operator::{self, Shown, Unsettled};
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 use sqlx::PgPool;
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use crate::arguments::{ConsoleOptions, duration};
 use crate::connection::{CONNECT_TIMEOUT, Database};
@@ -45,20 +46,21 @@ use access::{Access, Posted, Visitor, guard};
 use refusal::Refusal;
 use search::Search;
 
-/// A page needs one; a few people use a console.
+/// A page uses one connection, and few people open a console at once.
 const CONNECTIONS: u32 = 4;
-/// A page for a lost database should not be long in coming.
+/// How long a page waits for a connection before it reports that the database is lost.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Longer than any action. A browser that holds its connection open does not hold up the end.
+/// How long the end waits for open requests: longer than any action takes. A browser may never close its connection.
 const GRACE: Duration = Duration::from_secs(10);
-/// The keys that were opened last: their links stay valid when the list no longer has them.
+/// How many opened keys the console remembers. Their links stay valid after they have left the list.
 const OPENED: usize = 1000;
-/// A share is accurate to about one per cent, and reading it takes less than a tenth of a second on a table of any size.
+/// Makes shares accurate to about one per cent, in less than a tenth of a second on a table of any size.
 const SAMPLE: u32 = 5_000;
-/// Enough of a response to recognise it by.
+/// Enough of a response to recognise it.
 const RESPONSE_BYTES: u32 = 64 * 1024;
 
 type App = State<Arc<Console>>;
+type Page = Result<Markup, Refusal>;
 
 struct Console {
     pool: PgPool,
@@ -66,33 +68,27 @@ struct Console {
     search: Search,
     read_only: bool,
     max_lag: Duration,
-    opened: Mutex<VecDeque<Key>>,
+    /// With their links.
+    opened: Mutex<VecDeque<(String, Key)>>,
 }
 
 /// `console`: serves until a signal.
 pub(crate) async fn run(address: SocketAddr, options: &ConsoleOptions, database: &Database) -> Result<Ending, Failure> {
     let mut signals = Signals::listen()?;
     log();
-    let (stop, mut stopped) = tokio::sync::watch::channel(());
-    let console = serve(address, options, database, async move { drop(stopped.changed().await) }).await?;
+    let end = serve(address, options, database).await?;
     signals.received().await;
-    drop(stop);
-    end(console).await;
+    end.await;
     print("stopped\n")
 }
 
-/// Waits for the requests that are under way.
-pub(crate) async fn end(console: JoinHandle<()>) {
-    let _ = tokio::time::timeout(GRACE, console).await;
-}
-
-/// Serves until `stop`. Prints where, since port 0 is anybody's.
+/// Starts to serve, and prints the address, because port 0 is any free port. The future that it returns stops the
+/// console and waits for the open requests.
 pub(crate) async fn serve(
     address: SocketAddr,
     options: &ConsoleOptions,
     database: &Database,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> Result<JoinHandle<()>, Failure> {
+) -> Result<impl Future<Output = ()> + use<>, Failure> {
     let unavailable = |source| Failure::Listen { address, source };
     let console = Arc::new(Console {
         pool: database.pool_of(CONNECTIONS, PATIENCE)?,
@@ -117,30 +113,32 @@ pub(crate) async fn serve(
     let address = listener.local_addr().map_err(unavailable)?;
     print(&format!("console on http://{address}/\n"))?;
     tokio::spawn(async move { console.search.run().await });
-    Ok(tokio::spawn(async move {
-        let _ = axum::serve(listener, router).with_graceful_shutdown(stop).await;
-    }))
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = axum::serve(listener, router).with_graceful_shutdown(async move { drop(stopped.await) });
+    let server = tokio::spawn(server.into_future());
+    Ok(async move {
+        drop(stop);
+        let _ = timeout(GRACE, server).await;
+    })
 }
 
-/// A page that only reads is given up where the database does not answer. An action is never cut off.
+/// Gives up a page that only reads if the database does not answer. An action is never cut off.
 async fn in_time(request: Request, next: Next) -> Response {
     if request.method() != Method::GET {
         return next.run(request).await;
     }
-    match tokio::time::timeout(CONNECT_TIMEOUT, next.run(request)).await {
-        Ok(response) => response,
-        Err(_) => Refusal::from(Failure::Silence).into_response(),
-    }
+    let silence = |_| Refusal::from(Failure::Silence).into_response();
+    timeout(CONNECT_TIMEOUT, next.run(request)).await.unwrap_or_else(silence)
 }
 
-async fn overview(State(console): App, Extension(visitor): Extension<Visitor>) -> Result<Markup, Refusal> {
+async fn overview(State(console): App, Extension(visitor): Extension<Visitor>) -> Page {
     let mut conn = console.pool.acquire().await.map_err(of_connecting)?;
     let stats = operator::stats(&mut conn, Some(SAMPLE)).await.map_err(of)?;
     let warnings = operator::health(&mut conn, console.max_lag).await.map_err(of)?;
     Ok(pages::overview(&stats, &warnings, console.read_only, &visitor))
 }
 
-/// What the list shows; an empty text is no filter.
+/// The filter of the list. An empty field matches every key.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Filter {
@@ -150,27 +148,20 @@ struct Filter {
     page: usize,
 }
 
-async fn waiting(State(console): App, filter: Result<Query<Filter>, QueryRejection>) -> Result<Response, Refusal> {
-    let Query(filter) = filter.map_err(|rejection| Refusal::Malformed(rejection.body_text()))?;
-    let claimed_before = match filter.older_than.trim() {
-        "" => None,
-        text => {
-            let age = duration(text).map_err(Refusal::Malformed)?;
-            Some(
-                Utc::now().checked_sub_signed(chrono::TimeDelta::from_std(age).unwrap_or_default()).unwrap_or_default(),
-            )
-        }
+async fn waiting(State(console): App, Query(filter): Query<Filter>) -> Result<Response, Refusal> {
+    let age = match filter.older_than.trim() {
+        "" => Duration::ZERO,
+        text => duration(text).map_err(|reason| Refusal::Malformed(StatusCode::BAD_REQUEST, reason))?,
     };
     console.search.refresh().await;
     let found = console.search.found();
-    let fits = |record: &&Unsettled| {
+    let fits = |(_, record): &&(String, Unsettled)| {
         (filter.scope.is_empty() || record.scope == filter.scope)
             && (filter.operation.is_empty() || record.operation == filter.operation)
-            && claimed_before.is_none_or(|before| record.claimed_at < before)
+            && text::age(record.claimed_at) >= age
     };
-    let records: Vec<_> = found.records.iter().filter(fits).map(|record| (id_of(record), record)).collect();
-    let page = pages::waiting(&found, &records, &filter);
-    // While the first search goes on, the browser asks again.
+    let page = pages::waiting(&found, &found.records.iter().filter(fits).collect::<Vec<_>>(), &filter);
+    // During the first search, the browser loads the page again after two seconds.
     Ok(if found.ended.is_some() { page.into_response() } else { ([(header::REFRESH, "2")], page).into_response() })
 }
 
@@ -181,16 +172,13 @@ struct Parts {
     value: String,
 }
 
-/// By POST, since a link would leave the value in the browser's history and in the logs of proxies.
-async fn find(
-    State(console): App,
-    Posted(Parts { scope, operation, value }, _): Posted<Parts>,
-) -> Result<Redirect, Refusal> {
-    let key = Key::new(scope, operation, value).map_err(Failure::from)?;
-    Ok(Redirect::to(&format!("/key/{}", console.open(&key))))
+/// Uses POST, because a GET would leave the value in the browser's history and in the logs of proxies.
+async fn find(State(console): App, Posted(parts, _): Posted<Parts>) -> Result<Redirect, Refusal> {
+    let key = Key::new(parts.scope, parts.operation, parts.value).map_err(Failure::from)?;
+    Ok(Redirect::to(&format!("/key/{}", console.open(key))))
 }
 
-/// What is shown only if somebody asks for it.
+/// The parts of a page that it shows only on request.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Revealed {
@@ -201,38 +189,28 @@ struct Revealed {
 async fn key(
     State(console): App,
     Extension(visitor): Extension<Visitor>,
-    Path(id): Path<String>,
-    revealed: Result<Query<Revealed>, QueryRejection>,
-) -> Result<Markup, Refusal> {
-    let Query(revealed) = revealed.map_err(|rejection| Refusal::Malformed(rejection.body_text()))?;
-    let key = console.key(&id)?;
-    console.open(&key);
-    let shown = look(&console.pool, &key).await.inspect_err(|failure| {
-        if matches!(failure, Failure::NoRecord) {
-            console.search.settled(&key);
-        }
-    })?;
+    Path(link): Path<String>,
+    Query(revealed): Query<Revealed>,
+) -> Page {
+    let key = console.key(&link)?;
+    console.open(key.clone());
+    let shown = look(&console.pool, &key).await?;
     let response = if revealed.response {
         let mut conn = console.pool.acquire().await.map_err(of_connecting)?;
         operator::response(&mut conn, &key, shown.token, RESPONSE_BYTES).await.map_err(of)?
     } else {
         None
     };
-    let read_only = console.read_only;
-    Ok(pages::key(
-        &pages::OfKey { id: &id, key: &key, shown: &shown, visitor: &visitor },
-        &revealed,
-        response.as_ref(),
-        read_only,
-    ))
+    let form = (!console.read_only).then(|| pages::decide(&link, &shown, &visitor));
+    Ok(pages::key(&key, &shown, revealed.value, response.as_ref(), form))
 }
 
-/// The decision of a person, from the page of a key and from the page that asks for a confirmation.
+/// A person's decision. The page of a key sends it, and so does the page that asks for a confirmation.
 #[derive(Deserialize)]
 struct Order {
-    /// The record as the page has shown it: [`version`].
+    /// The [`version`] of the record that the page showed.
     seen: String,
-    action: Action,
+    action: String,
     #[serde(default)]
     response: String,
     reason: String,
@@ -240,121 +218,105 @@ struct Order {
     operator: String,
 }
 
-#[derive(Clone, Copy, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "snake_case")]
-enum Action {
-    TookEffect,
-    NoEffect,
-    Forget,
+async fn confirm(State(console): App, Path(link): Path<String>, Posted(order, visitor): Posted<Order>) -> Page {
+    let agreed = console.agree(&link, order, &visitor).await?;
+    Ok(pages::confirm(&link, &agreed, &visitor))
 }
 
-/// A decision that the record allows, as it is now.
-struct Agreed {
-    key: Key,
-    shown: Shown,
-    decision: Decision,
-    operator: String,
-}
-
-async fn confirm(
-    State(console): App,
-    Path(id): Path<String>,
-    Posted(order, visitor): Posted<Order>,
-) -> Result<Markup, Refusal> {
-    let Agreed { key, shown, decision, operator } = console.agree(&id, &order, &visitor).await?;
-    Ok(pages::confirm(
-        &pages::OfKey { id: &id, key: &key, shown: &shown, visitor: &visitor },
-        &order,
-        &decision,
-        &operator,
-    ))
-}
-
-async fn settle(
-    State(console): App,
-    Path(id): Path<String>,
-    Posted(order, visitor): Posted<Order>,
-) -> Result<Markup, Refusal> {
-    // On its own, since a browser that goes away in the middle must not keep it from the log.
+async fn settle(State(console): App, Path(link): Path<String>, Posted(order, visitor): Posted<Order>) -> Page {
+    // A task of its own: if the browser closes the connection, the decision must still get into the log.
     let done = tokio::spawn(async move {
-        let Agreed { key, shown, decision, operator } = console.agree(&id, &order, &visitor).await?;
-        let done = decision.carry_out(&console.pool, &key, &shown, order.reason.trim()).await;
-        let done = done.map_err(|failure| Refusal::Failure(Some(id.clone()), failure))?;
-        console.search.settled(&key);
-        print(&format!("{} {}: {}\n", Utc::now().to_rfc3339(), printable(&operator), printable(&done)))?;
-        Ok(pages::settled(&id, &done))
+        let Agreed { key, shown, decision, order } = console.agree(&link, order, &visitor).await?;
+        let done = decision.carry_out(&console.pool, &key, &shown, &order.reason).await;
+        let done = done.map_err(|failure| Refusal::Failure(Some(link.clone()), failure))?;
+        console.search.settled(&link);
+        print(&format!("{} {}: {}\n", Utc::now().to_rfc3339(), printable(&order.operator), printable(&done)))?;
+        Ok(pages::settled(&link, &done))
     });
     done.await.map_err(|error| Failure::Output(std::io::Error::other(error)))?
 }
 
+/// A decision that the record allows now.
+struct Agreed {
+    key: Key,
+    shown: Shown,
+    decision: Decision,
+    order: Order,
+}
+
 impl Console {
-    /// Remembers a key, and gives its link.
-    fn open(&self, key: &Key) -> String {
+    /// Remembers a key, and returns its link.
+    fn open(&self, key: Key) -> String {
+        let link = link(key.scope(), key.operation(), key.value());
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        opened.retain(|known| known != key);
-        opened.push_back(key.clone());
+        opened.retain(|(known, _)| *known != link);
+        opened.push_back((link.clone(), key));
         if opened.len() > OPENED {
             opened.pop_front();
         }
-        id(key.scope(), key.operation(), key.value())
+        link
     }
 
     /// The key of a link.
     fn key(&self, link: &str) -> Result<Key, Refusal> {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(key) = opened.iter().find(|key| id(key.scope(), key.operation(), key.value()) == link) {
+        if let Some((_, key)) = opened.iter().find(|(known, _)| known == link) {
             return Ok(key.clone());
         }
         let found = self.search.found();
-        let record = found.records.iter().find(|record| id_of(record) == link).ok_or(Refusal::UnknownLink)?;
+        let (_, record) = found.records.iter().find(|(known, _)| known == link).ok_or(Refusal::UnknownLink)?;
         Ok(Key::new(&*record.scope, &*record.operation, &*record.value).map_err(Failure::from)?)
     }
 
-    async fn agree(&self, id: &str, order: &Order, visitor: &Visitor) -> Result<Agreed, Refusal> {
+    async fn agree(&self, link: &str, mut order: Order, visitor: &Visitor) -> Result<Agreed, Refusal> {
         if self.read_only {
             return Err(Refusal::ReadOnly);
         }
-        let operator = visitor.name.as_deref().unwrap_or(order.operator.trim()).to_owned();
-        for (field, text) in [("Your name", &*operator), ("Reason", order.reason.trim())] {
+        order.operator = visitor.name.as_deref().unwrap_or(order.operator.trim()).to_owned();
+        order.reason = order.reason.trim().to_owned();
+        // Browsers send each line break as two characters.
+        order.response = order.response.replace("\r\n", "\n");
+        let key = self.key(link)?;
+        let of_key = |failure| Refusal::Failure(Some(link.to_owned()), failure);
+        let shown = match look(&self.pool, &key).await {
+            Ok(shown) if version(&shown) == order.seen => shown,
+            Ok(_) | Err(Failure::NoRecord) => return Err(of_key(Failure::Changed)),
+            Err(failure) => return Err(of_key(failure)),
+        };
+        let json = if order.action == TOOK_EFFECT { json(&order.response).map_err(of_key)? } else { Box::default() };
+        let decision = decision(&order.action, &shown, json)
+            .ok_or_else(|| Refusal::Malformed(StatusCode::BAD_REQUEST, format!("{:?} is no action", order.action)))?;
+        for (field, text) in [("Your name", &order.operator), ("Reason", &order.reason)] {
             if text.is_empty() {
                 return Err(Refusal::Empty(field));
             }
         }
-        let key = self.key(id)?;
-        let of_key = |failure| Refusal::Failure(Some(id.to_owned()), failure);
-        let shown = look(&self.pool, &key).await.map_err(|failure| match failure {
-            Failure::NoRecord => of_key(Failure::Changed),
-            failure => of_key(failure),
-        })?;
-        if version(&shown) != order.seen {
-            return Err(of_key(Failure::Changed));
-        }
-        let step = in_doubt(&shown).map(str::to_owned);
-        let decision = match (order.action, step) {
-            // Browsers send each line break as two characters.
-            (Action::TookEffect, step) => match (json(&order.response.replace("\r\n", "\n")).map_err(of_key)?, step) {
-                (result, Some(step)) => Decision::ResolveStep { step, result },
-                (response, None) => Decision::Resolve { response, retention: None },
-            },
-            (Action::NoEffect, _) => Decision::Release,
-            (Action::Forget, _) => Decision::Forget,
-        };
         decision.check(&shown).map_err(of_key)?;
-        Ok(Agreed { key, shown, decision, operator })
+        Ok(Agreed { key, shown, decision, order })
     }
 }
 
-/// What a decision is about. A suspended owner may finish its step, or all of it, without another token.
+const TOOK_EFFECT: &str = "took_effect";
+
+/// The decision of this name, about the record as it is now.
+fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Option<Decision> {
+    match (action, in_doubt(shown)) {
+        (TOOK_EFFECT, Some(step)) => Some(Decision::ResolveStep { step: step.to_owned(), result: json }),
+        (TOOK_EFFECT, None) => Some(Decision::Resolve { response: json, retention: None }),
+        ("no_effect", _) => Some(Decision::Release),
+        ("forget", _) => Some(Decision::Forget),
+        _ => None,
+    }
+}
+
+/// What a decision refers to. The token alone is not enough: a suspended owner may finish its step or the whole
+/// operation with the same token.
 fn version(shown: &Shown) -> String {
     format!("{} {} {}", shown.token, shown.state, in_doubt(shown).unwrap_or_default())
 }
 
-fn id_of(record: &Unsettled) -> String {
-    id(&record.scope, &record.operation, &record.value)
-}
-
-/// The link of a key: a digest, since the value may be a secret.
-fn id(scope: &str, operation: &str, value: &str) -> String {
+/// The link of a key: a digest, because the value may be a secret.
+fn link(scope: &str, operation: &str, value: &str) -> String {
     let mut digest = Sha256::new_with_prefix("console");
     for part in [scope, operation, value] {
         digest.update(part.len().to_be_bytes());

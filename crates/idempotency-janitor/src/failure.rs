@@ -48,9 +48,11 @@ pub(crate) enum Failure {
     StepNotInDoubt { step: String, why: &'static str },
     #[error("nothing was done: the record has changed since it was shown; look again")]
     Changed,
-    #[error("nothing was done: nobody said yes; add --yes where nobody can be asked")]
+    #[error("nothing was done: the question was not answered with yes; without a terminal, add --yes")]
     NotConfirmed,
-    #[error("the response is no JSON, see line {line}, column {column}; give what the service would have stored")]
+    #[error(
+        "the response is not valid JSON, see line {line}, column {column}; give the JSON that the service would have stored"
+    )]
     NotJson {
         line: usize,
         column: usize,
@@ -78,7 +80,7 @@ pub(crate) enum Failure {
         #[source]
         source: std::io::Error,
     },
-    #[error("cannot listen on {address}; is something else there?")]
+    #[error("cannot listen on {address}; does another process use it?")]
     Listen {
         address: std::net::SocketAddr,
         #[source]

@@ -16,7 +16,7 @@ use crate::failure::{Failure, of, of_connecting};
 use crate::keys::{in_text, key};
 use crate::{Ending, print};
 
-const EXPIRED: &str = "its key is new again, and the next call performs anyway";
+const EXPIRED: &str = "the key is new again, and the next call performs the operation";
 
 /// What an operator has found out about a key.
 pub(crate) enum Decision {
@@ -43,7 +43,7 @@ impl Decision {
         }
         let refused = |why| Err(Failure::NotToBeSettled { state: shown.state.clone(), why });
         if !matches!(self, Self::Forget) && shown.completed_at.is_some() {
-            return refused("what is done is not settled; to have it performed again, forget it");
+            return refused("a completed operation cannot be settled; to have it performed again, forget the key");
         }
         match self {
             Self::Resolve { .. } => match in_doubt(shown) {
@@ -59,9 +59,9 @@ impl Decision {
                     Some(_) => Ok(()),
                 }
             }
-            Self::Release if shown.state == "released" => {
-                refused("the next call performs anyway; where that is refused as exhausted, resolve or forget it")
-            }
+            Self::Release if shown.state == "released" => refused(
+                "the next call performs the operation; if that call is refused as exhausted, resolve or forget the key",
+            ),
             Self::Release | Self::Forget => Ok(()),
         }
     }

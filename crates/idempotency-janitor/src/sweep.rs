@@ -8,7 +8,6 @@ use pg_idempotency::janitor::{DueRecords, Swept};
 use pg_idempotency::{Deployment, Janitor};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -81,19 +80,13 @@ pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Fai
     if let Some(address) = options.metrics_addr {
         serve::metrics(address, database).await?;
     }
-    let (stop, mut stopped) = watch::channel(());
     let console = match options.console_addr {
-        // An error means that the sender is gone: that is the end, too.
-        Some(address) => {
-            let stopped = async move { drop(stopped.changed().await) };
-            Some(console::serve(address, &options.console, database, stopped).await?)
-        }
+        Some(address) => Some(console::serve(address, &options.console, database).await?),
         None => None,
     };
     janitor.run(signals.received()).await;
-    drop(stop);
-    if let Some(console) = console {
-        console::end(console).await;
+    if let Some(end) = console {
+        end.await;
     }
     print("stopped\n")
 }

@@ -1,10 +1,11 @@
-//! Who may see a page and send a form. Every request passes [`guard`] before any page sees it.
+//! Decides who may see a page and send a form. Every request passes [`guard`] first.
 
 use std::fs::read_to_string;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Form;
+use axum::body::to_bytes;
 use axum::extract::{FromRequest, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -18,14 +19,14 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
+use super::Console;
 use super::refusal::Refusal;
-use super::{Console, pages};
 use crate::arguments::ConsoleOptions;
 use crate::failure::Failure;
 
 const COOKIE: &str = "idempotency-console";
 
-/// Nothing but the style sheet is loaded, nothing runs, no other page may frame this one, and forms lead only here.
+/// A page loads only the style sheet, runs no script, sends forms only to the console, and cannot be framed.
 const HEADERS: [(HeaderName, &str); 7] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -40,25 +41,25 @@ const HEADERS: [(HeaderName, &str); 7] = [
 ];
 
 pub(super) struct Access {
-    /// A page elsewhere may let its own name point to this machine (DNS rebinding): its requests carry that name.
+    /// Then the Host is checked: another site may point its own name to this machine (DNS rebinding).
     loopback: bool,
-    /// The digest of the token, since comparing digests tells nothing about the token's length.
+    /// The digest of the token: a comparison of digests does not reveal the token's length.
     token: Option<[u8; 32]>,
     user_header: Option<HeaderName>,
-    /// Of this process: what signs its forms.
-    secret: [u8; 32],
+    /// Signs the forms of this process.
+    secret: String,
 }
 
 /// The person behind a request.
 #[derive(Clone)]
 pub(super) struct Visitor {
-    /// `None` on loopback, where nobody signs in; the forms then ask for a name.
+    /// `None` on loopback without a sign-in; the forms then ask for a name.
     pub(super) name: Option<String>,
     pub(super) csrf: String,
 }
 
 impl Access {
-    /// Refuses to let everybody in from elsewhere.
+    /// Fails if the address is not loopback and nobody would have to sign in.
     pub(super) fn new(address: SocketAddr, options: &ConsoleOptions) -> Result<Self, Failure> {
         let loopback = address.ip().is_loopback();
         if !loopback && options.token_file.is_none() && options.user_header.is_none() {
@@ -72,10 +73,8 @@ impl Access {
                 _ => Err(failure(std::io::Error::other("the token is too short"))),
             }
         });
-        let mut secret = [0; 32];
-        getrandom::fill(&mut secret)
-            .map_err(|error| Failure::Listen { address, source: std::io::Error::other(error) })?;
-        Ok(Self { loopback, token: token.transpose()?, user_header: options.user_header.clone(), secret })
+        let token = token.transpose()?;
+        Ok(Self { loopback, token, user_header: options.user_header.clone(), secret: random() })
     }
 
     fn visitor(&self, headers: &HeaderMap, session: &str) -> Result<Visitor, Refusal> {
@@ -95,7 +94,7 @@ impl Access {
             let user = headers.get(header).map(|value| String::from_utf8_lossy(value.as_bytes()).trim().to_owned());
             name = Some(user.filter(|user| !user.is_empty()).ok_or_else(|| Refusal::NoUser(header.clone()))?);
         }
-        let csrf = Sha256::new_with_prefix(self.secret).chain_update(session).finalize();
+        let csrf = Sha256::new_with_prefix(&self.secret).chain_update(session).finalize();
         Ok(Visitor { name, csrf: BASE64_URL_SAFE_NO_PAD.encode(csrf) })
     }
 }
@@ -106,7 +105,7 @@ fn is_loopback(host: &HeaderValue) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Name and password.
+/// The name and the password.
 fn basic(headers: &HeaderMap) -> Option<(String, String)> {
     let (scheme, encoded) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     let decoded = BASE64_STANDARD.decode(encoded.trim()).ok().filter(|_| scheme.eq_ignore_ascii_case("basic"))?;
@@ -115,25 +114,23 @@ fn basic(headers: &HeaderMap) -> Option<(String, String)> {
     Some((name.trim().to_owned(), password.to_owned()))
 }
 
-/// The session of the browser, which signs its forms.
+/// The session of the browser. Its forms are valid only for this session.
 fn session(headers: &HeaderMap) -> Option<String> {
     let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut cookies = cookies.flat_map(|value| value.split(';')).filter_map(|cookie| cookie.trim().split_once('='));
     cookies.find(|(name, value)| *name == COOKIE && value.len() == 22).map(|(_, value)| value.to_owned())
 }
 
-fn drawn() -> Result<String, getrandom::Error> {
+fn random() -> String {
     let mut random = [0; 16];
-    getrandom::fill(&mut random)?;
-    Ok(BASE64_URL_SAFE_NO_PAD.encode(random))
+    getrandom::fill(&mut random).expect("the operating system provides random numbers");
+    BASE64_URL_SAFE_NO_PAD.encode(random)
 }
 
-/// Lets a request pass, or answers with a page that says why not. Every error is a page, also those of axum.
+/// Passes a request on, or answers with a page that explains the refusal. Errors of axum become pages too.
 pub(super) async fn guard(State(console): State<Arc<Console>>, mut request: Request, next: Next) -> Response {
     let known = session(request.headers());
-    let Ok(session) = known.clone().map_or_else(drawn, Ok) else {
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
-    };
+    let session = known.clone().unwrap_or_else(random);
     let mut response = match console.access.visitor(request.headers(), &session) {
         Err(refusal) => refusal.into_response(),
         Ok(visitor) => {
@@ -141,12 +138,12 @@ pub(super) async fn guard(State(console): State<Arc<Console>>, mut request: Requ
             next.run(request).await
         }
     };
-    let page =
-        response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
     let status = response.status();
+    let page = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "text/html; charset=utf-8");
     if !page && (status.is_client_error() || status.is_server_error()) {
-        response = (status, pages::refused(status, "go back, and use the links and forms of this console", None))
-            .into_response();
+        let reason = to_bytes(response.into_body(), usize::MAX).await.unwrap_or_default();
+        let reason = if reason.is_empty() { status.to_string() } else { String::from_utf8_lossy(&reason).into_owned() };
+        response = Refusal::Malformed(status, reason).into_response();
     }
     for (name, value) in HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
@@ -159,7 +156,7 @@ pub(super) async fn guard(State(console): State<Arc<Console>>, mut request: Requ
     response
 }
 
-/// A form that this console has made for this session of the browser. No handler gets a form in another way.
+/// A form that this console made for this session of the browser. Handlers accept forms only through this type.
 pub(super) struct Posted<T>(pub(super) T, pub(super) Visitor);
 
 #[derive(Deserialize)]
@@ -173,13 +170,11 @@ impl<T: DeserializeOwned> FromRequest<Arc<Console>> for Posted<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, console: &Arc<Console>) -> Result<Self, Refusal> {
-        let visitor = request.extensions().get::<Visitor>().cloned().ok_or(Refusal::Forged)?;
-        let form = Form::<Signed<T>>::from_request(request, console).await;
-        let Form(Signed { csrf, form }) = form.map_err(|rejection| Refusal::Malformed(rejection.body_text()))?;
-        if bool::from(csrf.as_bytes().ct_eq(visitor.csrf.as_bytes())) {
-            Ok(Self(form, visitor))
-        } else {
-            Err(Refusal::Forged)
-        }
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let form = Form::from_request(request, console).await;
+        let Form(Signed { csrf, form }) =
+            form.map_err(|rejection| Refusal::Malformed(StatusCode::BAD_REQUEST, rejection.body_text()))?;
+        let visitor = visitor.filter(|visitor| csrf.as_bytes().ct_eq(visitor.csrf.as_bytes()).into());
+        Ok(Self(form, visitor.ok_or(Refusal::Forged)?))
     }
 }

@@ -1,24 +1,21 @@
-//! The pages. `html!` escapes every value that is put into it; text of other people's goes through `text` first.
+//! The pages. `html!` escapes every value. Other people's text goes through `text` first.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
-use pg_idempotency::operator::{AGES, STATES, Shown, Stats, StoredResponse, Unsettled, Warning};
+use pg_idempotency::operator::{AGES, Shown, ShownStep, Stats, StoredResponse, Unsettled, Warning};
 use pg_idempotency::{Key, Mode};
-use serde_json::value::RawValue;
 
 use super::access::Visitor;
-use super::search::Found;
+use super::search::{Found, MOST};
 use super::text::{age, body, count, lines, shortened, span, time, visible};
-use super::{Filter, Order, Revealed, version};
-use crate::settle::{Decision, in_doubt};
+use super::{Agreed, Filter, TOOK_EFFECT, decision, version};
+use crate::settle::in_doubt;
 use crate::stats::size;
 
-/// Rows of one page of the list.
+/// The rows on one page of the list.
 const ROWS: usize = 50;
-/// The widest bar of the chart, in its own units.
-const BAR: f64 = 60.0;
 
 fn page(title: &str, content: &Markup) -> Markup {
     html! {
@@ -39,7 +36,7 @@ fn page(title: &str, content: &Markup) -> Markup {
     }
 }
 
-/// A person's way out of an error. `link` is the key that it is about.
+/// The page of an error, with the link of the key that it concerns.
 pub(super) fn refused(status: StatusCode, why: &str, link: Option<&str>) -> Markup {
     page(
         status.canonical_reason().unwrap_or("Error"),
@@ -50,19 +47,43 @@ pub(super) fn refused(status: StatusCode, why: &str, link: Option<&str>) -> Mark
     )
 }
 
+/// Each cell names its column, because a narrow screen does not show the head.
+fn table(columns: &[&str], rows: impl Iterator<Item = Vec<Markup>>) -> Markup {
+    html! {
+        table {
+            thead { tr { @for column in columns { th scope="col" { (column) } } } }
+            tbody {
+                @for row in rows {
+                    tr { @for (column, cell) in columns.iter().zip(row) { td data-label=(column) { (cell) } } }
+                }
+            }
+        }
+    }
+}
+
+fn hidden(fields: &[(&str, &str)]) -> Markup {
+    html! { @for (name, value) in fields { input type="hidden" name=(name) value=(value); } }
+}
+
 pub(super) fn overview(stats: &Stats, warnings: &[Warning], read_only: bool, visitor: &Visitor) -> Markup {
     let about = if stats.exact { "" } else { "~" };
-    let mut modes: BTreeMap<&str, BTreeMap<&str, u64>> = BTreeMap::new();
+    let mut groups: BTreeMap<_, [u64; AGES.len()]> = BTreeMap::new();
     for group in &stats.groups {
-        *modes.entry(group.mode.as_str()).or_default().entry(&group.state).or_default() += group.records;
+        let ages = groups.entry([group.mode.as_str(), &group.state]).or_default();
+        ages[group.age.min(AGES.len() - 1)] += group.records;
     }
-    let states: BTreeSet<_> = stats.groups.iter().map(|group| &*group.state).collect();
+    let columns = [&["Mode", "State"], &AGES[..]].concat();
+    let rows = groups.iter().map(|(group, ages)| {
+        let names = group.iter().map(|name| html! { (name) });
+        let counts = ages.iter().map(|records| html! { @if *records > 0 { (about) } (count(*records)) });
+        names.chain(counts).collect()
+    });
     page(
         "Overview",
         &html! {
             @if read_only { p { "This console is read-only." } }
             h2 { "Health" }
-            @if warnings.is_empty() { p.good { "Nothing keeps a promise from holding." } }
+            @if warnings.is_empty() { p.good { "There are no warnings." } }
             @else { ul { @for warning in warnings { li.alert { (lines(&warning.to_string())) } } } }
             h2 { "Table" }
             dl {
@@ -71,31 +92,15 @@ pub(super) fn overview(stats: &Stats, warnings: &[Warning], read_only: bool, vis
                 dt { "Indexes" } dd { (size(stats.index_bytes)) }
                 dt { "Dead rows" } dd { (count(stats.dead_rows)) }
                 dt { "Sweep" } dd {
-                    @match stats.oldest_expired {
-                        Some(oldest) => { "lags by " (span(oldest)) ": so long ago the oldest record expired" }
-                        None => "does not lag: no expired record waits",
-                    }
+                    @if let Some(oldest) = stats.oldest_expired { "An expired record has waited for " (span(oldest)) }
+                    @else { "No expired record waits" }
                 }
             }
-            h2 { "Records by mode and state" }
-            table {
-                thead { tr { th scope="col" { "Mode" } @for state in &states { th.number scope="col" { (state) } } } }
-                tbody {
-                    @for (mode, counts) in &modes {
-                        tr {
-                            th scope="row" { (mode) }
-                            @for state in &states {
-                                td.number data-label=(state) { @if let Some(records) = counts.get(state) { (about) (count(*records)) } @else { "0" } }
-                            }
-                        }
-                    }
-                }
-            }
-            h2 { "Records by age and state" }
-            (chart(stats, about))
-            h2 { "Look a key up" }
+            h2 { "Records by mode, state and age" }
+            (table(&columns, rows))
+            h2 { "Look up a key" }
             form method="post" action="/find" {
-                (csrf(visitor))
+                (hidden(&[("csrf", &visitor.csrf)]))
                 @for (name, label) in [("scope", "Scope"), ("operation", "Operation"), ("value", "Value")] {
                     label { (label) input name=(name) required maxlength="255" autocomplete="off"; }
                 }
@@ -105,109 +110,64 @@ pub(super) fn overview(stats: &Stats, warnings: &[Warning], read_only: bool, vis
     )
 }
 
-/// One bar for each class of age, with a part for each state.
-fn chart(stats: &Stats, about: &str) -> Markup {
-    let mut bars = [[0_u64; STATES.len()]; AGES.len()];
-    for group in &stats.groups {
-        if let Some(state) = STATES.iter().position(|state| *state == group.state) {
-            bars[group.age.min(AGES.len() - 1)][state] += group.records;
-        }
-    }
-    let total = |parts: &[u64]| parts.iter().sum::<u64>();
-    let most = bars.iter().map(|bar| total(bar)).max().unwrap_or_default().max(1) as f64;
-    let width = |records: u64| records as f64 / most * BAR;
-    html! {
-        svg viewBox="0 0 100 35" role="img" aria-label="Records by the time since their claim" {
-            @for (age, bar) in bars.iter().enumerate() {
-                @let y = age * 7 + 1;
-                text x="13" y=(y + 4) text-anchor="end" { (AGES[age]) }
-                @for (n, state) in STATES.iter().enumerate() {
-                    rect class={ "state-" (state) } x=(15.0 + width(total(&bar[..n]))) y=(y) width=(width(bar[n])) height="5" {}
-                }
-                text x=(16.0 + width(total(bar))) y=(y + 4) { (about) (count(total(bar))) }
-            }
-        }
-        ul.legend { @for state in STATES { li class={ "state-" (state) } { (state) } } }
-    }
-}
-
-fn csrf(visitor: &Visitor) -> Markup {
-    html! { input type="hidden" name="csrf" value=(visitor.csrf); }
-}
-
-pub(super) fn waiting(found: &Found, records: &[(String, &Unsettled)], filter: &Filter) -> Markup {
+pub(super) fn waiting(found: &Found, records: &[&(String, Unsettled)], filter: &Filter) -> Markup {
     let first = filter.page.saturating_mul(ROWS).min(records.len());
-    let shown = &records[first..(first + ROWS).min(records.len())];
-    let turn = |name: &str, page: usize| {
-        html! {
-            form {
-                @for (name, value) in [("scope", &filter.scope), ("operation", &filter.operation), ("older_than", &filter.older_than)] {
-                    input type="hidden" name=(name) value=(value);
-                }
-                button name="page" value=(page) { (name) }
-            }
-        }
-    };
+    let last = (first + ROWS).min(records.len());
+    let columns = ["Claimed", "Scope", "Operation", "Key", "State", "Attempt", "Look up", "Last error"];
     page(
         "Waiting for a person",
         &html! {
-            form.filter {
+            form.filter id="filter" {
                 label { "Scope" input name="scope" value=(filter.scope); }
                 label { "Operation" input name="operation" value=(filter.operation); }
-                label { "Older than" input name="older_than" value=(filter.older_than) placeholder="30m, 2h, 7d" size="8"; }
+                label { "Older than" input name="older_than" value=(filter.older_than) placeholder="30m, 2h" size="8"; }
                 button { "Filter" }
             }
             @if let Some(error) = &found.error { p.alert role="alert" { "The search failed: " (lines(error)) } }
             p {
-                @match found.ended {
-                    Some(ended) => { "The search of " (time(ended)) " has read " (count(found.read)) " records." }
-                    None => { strong { "Incomplete" } ": the search goes on, and has read " (count(found.read)) " records." }
-                }
-                @if found.is_full() { " It lists the oldest " (count(found.records.len() as u64)) " keys; there may be more." }
+                @if let Some(ended) = found.ended { "The search of " (time(ended)) }
+                @else { strong { "Incomplete" } ": the search is running, and" }
+                " has read " (count(found.read)) " records."
+                @if found.records.len() == MOST { " The list contains the oldest " (MOST) "; there may be more." }
             }
-            @if records.is_empty() && found.ended.is_none() { p { "None is found yet." } }
-        @else if records.is_empty() { p.good { "No key waits." } } @else {
-                p { (count(first as u64 + 1)) " to " (count((first + shown.len()) as u64)) " of " (count(records.len() as u64)) ", the oldest claim first" }
-                table {
-                    thead { tr { @for name in ["Claimed", "Scope", "Operation", "Key", "State", "Attempt", "Look up", "Last error"] { th scope="col" { (name) } } } }
-                    tbody {
-                        @for (id, record) in shown {
-                            tr {
-                                td data-label="Claimed" { (age(record.claimed_at)) " ago" }
-                                td data-label="Scope" { bdi { (visible(&record.scope)) } }
-                                td data-label="Operation" { bdi { (visible(&record.operation)) } }
-                                td data-label="Key" { a href={ "/key/" (id) } { bdi { (shortened(&record.value)) } } }
-                                td data-label="State" {
-                                    (record.state)
-                                    @if record.state != "indeterminate" { ", exhausted" }
-                                    @if let Some(step) = &record.step { ", step in doubt: " bdi { (visible(step)) } }
-                                }
-                                td.number data-label="Attempt" { (record.attempt) }
-                                td data-label="Look up" { code { (record.downstream_key.as_deref().unwrap_or("the business table")) } }
-                                td data-label="Last error" { @if let Some(error) = &record.last_error { (visible(error)) } }
-                            }
-                        }
-                    }
-                }
+            @if !records.is_empty() {
+                p { (first + 1) " to " (last) " of " (records.len()) ", the oldest claim first" }
+                (table(&columns, records[first..last].iter().map(row)))
                 div.turn {
-                    @if first > 0 { (turn("Earlier", filter.page - 1)) }
-                    @if first + shown.len() < records.len() { (turn("Later", filter.page + 1)) }
+                    @if first > 0 { button form="filter" name="page" value=(filter.page - 1) { "Earlier" } }
+                    @if last < records.len() { button form="filter" name="page" value=(filter.page + 1) { "Later" } }
                 }
-            }
+            } @else if found.ended.is_some() { p.good { "No key waits." } } @else { p { "No key is found yet." } }
         },
     )
 }
 
-/// What all pages of a key show.
-pub(super) struct OfKey<'a> {
-    pub(super) id: &'a str,
-    pub(super) key: &'a Key,
-    pub(super) shown: &'a Shown,
-    pub(super) visitor: &'a Visitor,
+fn row((link, record): &&(String, Unsettled)) -> Vec<Markup> {
+    vec![
+        html! { (span(age(record.claimed_at))) " ago" },
+        html! { bdi { (visible(&record.scope)) } },
+        html! { bdi { (visible(&record.operation)) } },
+        html! { a href={ "/key/" (link) } { bdi { (shortened(&record.value)) } } },
+        html! {
+            (record.state)
+            @if record.state != "indeterminate" { ", exhausted" }
+            @if let Some(step) = &record.step { ", step in doubt: " bdi { (visible(step)) } }
+        },
+        html! { (record.attempt) },
+        html! { code { (record.downstream_key.as_deref().unwrap_or("the business table")) } },
+        html! { @if let Some(error) = &record.last_error { (visible(error)) } },
+    ]
 }
 
-pub(super) fn key(of: &OfKey<'_>, revealed: &Revealed, response: Option<&StoredResponse>, read_only: bool) -> Markup {
-    let OfKey { key, shown, .. } = of;
+/// `form` is the form for the decision, unless the console is read-only.
+pub(super) fn key(
+    key: &Key,
+    shown: &Shown,
+    whole_value: bool,
+    response: Option<&StoredResponse>,
+    form: Option<Markup>,
+) -> Markup {
+    let left = shown.retention_left;
     page(
         "Key",
         &html! {
@@ -215,25 +175,39 @@ pub(super) fn key(of: &OfKey<'_>, revealed: &Revealed, response: Option<&StoredR
                 dt { "Scope" } dd { bdi { (visible(key.scope())) } }
                 dt { "Operation" } dd { bdi { (visible(key.operation())) } }
                 dt { "Value" } dd {
-                    @if revealed.value { bdi { (visible(key.value())) } }
+                    @if whole_value { bdi { (visible(key.value())) } }
                     @else { bdi { (shortened(key.value())) } " " a href="?value=true" { "Show it all" } }
                 }
                 dt { "Mode" } dd { (shown.mode) }
                 dt { "State" } dd { strong { (shown.state) } }
                 dt { "Attempt" } dd { (shown.attempt) }
-                dt { "Claimed" } dd { (time(shown.claimed_at)) ", " (age(shown.claimed_at)) " ago" }
-                @if let Some(at) = shown.completed_at { dt { "Completed" } dd { (time(at)) ", " (age(at)) " ago" } }
-                dt { "Expires" } dd { (time(shown.expires_at)) @if !shown.retention_left.is_zero() { ", in " (span(shown.retention_left)) ". After that, a repeat is performed" } }
-                @if let Some(left) = shown.lease_left { dt { "Lease" } dd { (span(left)) " left: its owner may be at work" } }
-                @if let Some(downstream) = &shown.downstream_key { dt { "Downstream key" } dd { code { (downstream) } @if shown.mode == Mode::InSteps { ". Each step has its own" } } }
+                @for (name, at) in [("Claimed", Some(shown.claimed_at)), ("Completed", shown.completed_at)] {
+                    @if let Some(at) = at { dt { (name) } dd { (time(at)) ", " (span(age(at))) " ago" } }
+                }
+                dt { "Expires" } dd {
+                    (time(shown.expires_at))
+                    @if !left.is_zero() { ", in " (span(left)) ". After that, a repeat is performed" }
+                }
+                @if let Some(left) = shown.lease_left {
+                    dt { "Lease" } dd { (span(left)) " left: its owner may be at work" }
+                }
+                @if let Some(key) = &shown.downstream_key {
+                    dt { "Downstream key" }
+                    dd { code { (key) } @if shown.mode == Mode::InSteps { ". Each step has its own" } }
+                }
                 @if let Some(error) = &shown.last_error { dt { "Last error" } dd { (visible(error)) } }
                 @if shown.resumable { dt { "Request" } dd { "stored: a resumer may finish the operation" } }
                 dt { "Token" } dd { code { (shown.token) } }
-                @if let Some(bytes) = shown.response_bytes { dt { "Response" } dd { (count(bytes)) " bytes " a href="?response=true" { "Show it" } } }
+                @if let Some(bytes) = shown.response_bytes {
+                    dt { "Response" } dd { (count(bytes)) " bytes " a href="?response=true" { "Show it" } }
+                }
             }
             @if let Some(response) = response { (stored(response)) }
-            @if !shown.steps.is_empty() { (steps(shown)) }
-            @if !read_only { h2 { "What happened?" } (decide(of)) }
+            @if !shown.steps.is_empty() {
+                h2 { "Steps" }
+                (table(&["Step", "State", "Attempt", "Time", "Look up"], shown.steps.iter().map(step)))
+            }
+            @if let Some(form) = form { h2 { "What happened?" } (form) }
         },
     )
 }
@@ -246,85 +220,76 @@ fn stored(response: &StoredResponse) -> Markup {
         @if !response.headers.is_empty() {
             dl { @for (name, value) in &response.headers { dt { (visible(name)) } dd { (visible(value)) } } }
         }
-        @match body(response) { Some(body) => pre tabindex="0" { (body) }, None => p { "The service did not store the body." } }
-        @if shown < response.bytes { p { "Incomplete: the first " (count(shown)) " of " (count(response.bytes)) " bytes." } }
-    }
-}
-
-fn steps(shown: &Shown) -> Markup {
-    html! {
-        h2 { "Steps" }
-        table {
-            thead { tr { @for name in ["Step", "State", "Attempt", "Time", "Look up"] { th scope="col" { (name) } } } }
-            tbody {
-                @for step in &shown.steps {
-                    tr {
-                        td data-label="Step" { bdi { (visible(&step.name)) } }
-                        td data-label="State" { @if step.in_doubt { strong { "in doubt" } } @else { "finished" } }
-                        td.number data-label="Attempt" { (step.attempt) }
-                        td data-label="Time" { @if let Some(at) = step.at { (time(at)) } }
-                        td data-label="Look up" { code { (step.downstream_key) } }
-                    }
-                }
-            }
+        @if let Some(body) = body(response) { pre tabindex="0" { (body) } }
+        @else { p { "The service did not store the body." } }
+        @if shown < response.bytes {
+            p { "Incomplete: the first " (count(shown)) " of " (count(response.bytes)) " bytes." }
         }
     }
 }
 
-/// The form with the actions that the record allows, and why it does not allow the others.
-fn decide(OfKey { id, shown, visitor, .. }: &OfKey<'_>) -> Markup {
-    let json = RawValue::NULL.to_owned();
-    let (took_effect, returned) = match in_doubt(shown) {
-        Some(step) => (
-            Decision::ResolveStep { step: step.to_owned(), result: json },
-            "The step in doubt took effect, and its result is the JSON below",
-        ),
-        None => (
-            Decision::Resolve { response: json, retention: None },
-            "It took effect, and its response is the JSON below",
-        ),
+fn step(step: &ShownStep) -> Vec<Markup> {
+    vec![
+        html! { bdi { (visible(&step.name)) } },
+        html! { @if step.in_doubt { strong { "in doubt" } } @else { "finished" } },
+        html! { (step.attempt) },
+        html! { @if let Some(at) = step.at { (time(at)) } },
+        html! { code { (step.downstream_key) } },
+    ]
+}
+
+/// The form with the actions that the record allows. It explains why it does not allow the others.
+pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
+    let took_effect = match in_doubt(shown) {
+        Some(_) => "The step in doubt took effect, and its result is the JSON below",
+        None => "It took effect, and its response is the JSON below",
     };
-    let actions = [
-        ("took_effect", returned, took_effect),
-        ("no_effect", "It took no effect: release it", Decision::Release),
-        ("forget", "Forget it: the next call begins anew", Decision::Forget),
+    let choices = [
+        (TOOK_EFFECT, took_effect),
+        ("no_effect", "It took no effect: release it"),
+        ("forget", "Forget it: the next call begins anew"),
     ];
-    let resolvable = actions[0].2.check(shown).is_ok();
-    if actions.iter().all(|(.., decision)| decision.check(shown).is_err()) {
-        let why = Decision::Forget.check(shown).map_or_else(|failure| failure.in_one_line(), |()| String::new());
-        return html! { p { (lines(&why)) } };
+    let refused = choices.map(|(action, _)| decision(action, shown, Box::default())?.check(shown).err());
+    if let [Some(_), Some(_), Some(why)] = &refused {
+        return html! { p { (lines(&why.to_string())) } };
     }
     html! {
-        form method="post" action={ "/key/" (id) "/confirm" } {
-            (csrf(visitor))
-            input type="hidden" name="seen" value=(version(shown));
+        form method="post" action={ "/key/" (link) "/confirm" } {
+            (hidden(&[("csrf", &visitor.csrf), ("seen", &version(shown))]))
             fieldset {
-                legend { "Look it up at the service that it called. Then:" }
-                @for (name, label, decision) in &actions {
-                    @let refused = decision.check(shown).err();
+                legend { "Look the key up at the service that the operation called. Then choose:" }
+                @for ((action, label), refused) in choices.iter().zip(&refused) {
                     label.choice {
-                        input type="radio" name="action" value=(name) required disabled[refused.is_some()];
+                        input type="radio" name="action" value=(action) required disabled[refused.is_some()];
                         (label) @if let Some(refused) = refused { ": " (lines(&refused.to_string())) }
                     }
                 }
             }
-            @if resolvable { label { "Response, as JSON that the service can decode" textarea name="response" rows="4" spellcheck="false" {} } }
-            label { "Reason, for the log; callers may be told" input name="reason" required maxlength="500"; }
-            @if visitor.name.is_none() { label { "Your name, for the log" input name="operator" required maxlength="100" autocomplete="name"; } }
+            @if refused[0].is_none() {
+                label {
+                    "Response, as JSON that the service can decode"
+                    textarea name="response" rows="4" spellcheck="false" {}
+                }
+            }
+            label { "Reason, for the log; callers may see it" input name="reason" required maxlength="500"; }
+            @if visitor.name.is_none() {
+                label { "Your name, for the log" input name="operator" required maxlength="100" autocomplete="name"; }
+            }
             button { "Continue" }
         }
     }
 }
 
-pub(super) fn confirm(of: &OfKey<'_>, order: &Order, decision: &Decision, operator: &str) -> Markup {
-    let OfKey { id, key, shown, visitor } = of;
-    let (action, response) = match decision {
-        Decision::Resolve { response: json, .. } | Decision::ResolveStep { result: json, .. } => {
-            ("took_effect", Some(json))
-        }
-        Decision::Release => ("no_effect", None),
-        Decision::Forget => ("forget", None),
-    };
+pub(super) fn confirm(link: &str, agreed: &Agreed, visitor: &Visitor) -> Markup {
+    let Agreed { key, shown, decision, order } = agreed;
+    let fields = [
+        ("csrf", &*visitor.csrf),
+        ("seen", &order.seen),
+        ("action", &order.action),
+        ("response", &order.response),
+        ("reason", &order.reason),
+        ("operator", &order.operator),
+    ];
     page(
         "Are you sure?",
         &html! {
@@ -334,29 +299,24 @@ pub(super) fn confirm(of: &OfKey<'_>, order: &Order, decision: &Decision, operat
                 dt { "Operation" } dd { bdi { (visible(key.operation())) } }
                 dt { "Value" } dd { bdi { (visible(key.value())) } }
                 dt { "Reason" } dd { (visible(&order.reason)) }
-                dt { "Your name" } dd { (visible(operator)) }
+                dt { "Your name" } dd { (visible(&order.operator)) }
             }
-            @if let Some(response) = response { pre tabindex="0" { (lines(response.get())) } }
-            form method="post" action={ "/key/" (id) "/settle" } {
-                (csrf(visitor))
-                input type="hidden" name="seen" value=(version(shown));
-                input type="hidden" name="action" value=(action);
-                input type="hidden" name="response" value=(order.response);
-                input type="hidden" name="reason" value=(order.reason);
-                input type="hidden" name="operator" value=(operator);
+            @if order.action == TOOK_EFFECT { pre tabindex="0" { (lines(&order.response)) } }
+            form method="post" action={ "/key/" (link) "/settle" } {
+                (hidden(&fields))
                 button { "Yes" }
-                " " a href={ "/key/" (id) } { "No, go back" }
+                " " a href={ "/key/" (link) } { "No, go back" }
             }
         },
     )
 }
 
-pub(super) fn settled(id: &str, done: &str) -> Markup {
+pub(super) fn settled(link: &str, done: &str) -> Markup {
     page(
         "Done",
         &html! {
             p.good role="status" { (lines(done)) }
-            p { a href="/waiting" { "The keys that wait" } " · " a href={ "/key/" (id) } { "This key" } }
+            p { a href="/waiting" { "The keys that wait" } " · " a href={ "/key/" (link) } { "This key" } }
         },
     )
 }

@@ -1,4 +1,4 @@
-//! Why a page is not what was asked for, and the status code that says so.
+//! Why a request gets another page than it asked for, and the status code of that page.
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -9,7 +9,7 @@ use crate::failure::Failure;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
-    /// Of the key with this link, if there is one.
+    /// With the link of the key that it concerns, if any.
     #[error("{}", .1.in_one_line())]
     Failure(Option<String>, Failure),
     #[error(
@@ -21,20 +21,16 @@ pub(super) enum Refusal {
     NotSignedIn,
     #[error("the request has no header {0} with a name; open the console through the reverse proxy that sets it")]
     NoUser(HeaderName),
-    #[error(
-        "nothing was done: this form is from another session of the browser; go back, load its page again, and repeat"
-    )]
+    #[error("nothing was done: this form is from another session of the browser; go back, reload its page, and repeat")]
     Forged,
     #[error("nothing was done: this console is read-only; settle the key on the command line, or at another console")]
     ReadOnly,
-    #[error(
-        "this console does not know the link, perhaps because it has been started anew; look the key up by its parts"
-    )]
+    #[error("the console does not know this link, perhaps because it was restarted; look the key up by its parts")]
     UnknownLink,
     #[error("nothing was done: the field {0:?} is empty; go back and fill it in")]
     Empty(&'static str),
-    #[error("the request cannot be read: {0}; go back, and use the forms of this page")]
-    Malformed(String),
+    #[error("the console cannot answer this request: {1}; go back, and use the links and forms of its pages")]
+    Malformed(StatusCode, String),
 }
 
 impl From<Failure> for Refusal {
@@ -46,37 +42,37 @@ impl From<Failure> for Refusal {
 impl Refusal {
     fn status(&self) -> StatusCode {
         match self {
-            Self::Failure(_, failure) => status_of(failure),
+            Self::Failure(_, failure) => match failure {
+                Failure::NoRecord => StatusCode::NOT_FOUND,
+                Failure::Key(_)
+                | Failure::NotJson { .. }
+                | Failure::Idempotency(Error::InvalidStep { .. } | Error::Unencodable { .. }) => {
+                    StatusCode::BAD_REQUEST
+                }
+                Failure::Leased { .. }
+                | Failure::NotToBeSettled { .. }
+                | Failure::StepInDoubt { .. }
+                | Failure::StepNotInDoubt { .. }
+                | Failure::Changed => StatusCode::CONFLICT,
+                Failure::Connection(_)
+                | Failure::Login(_)
+                | Failure::Silence
+                | Failure::Idempotency(Error::SchemaMissing { .. }) => StatusCode::SERVICE_UNAVAILABLE,
+                _ => StatusCode::INTERNAL_SERVER_ERROR,
+            },
             Self::Host | Self::NoUser(_) | Self::Forged | Self::ReadOnly => StatusCode::FORBIDDEN,
             Self::NotSignedIn => StatusCode::UNAUTHORIZED,
             Self::UnknownLink => StatusCode::NOT_FOUND,
-            Self::Empty(_) | Self::Malformed(_) => StatusCode::BAD_REQUEST,
+            Self::Empty(_) => StatusCode::BAD_REQUEST,
+            Self::Malformed(status, _) => *status,
         }
-    }
-}
-
-fn status_of(failure: &Failure) -> StatusCode {
-    match failure {
-        Failure::NoRecord => StatusCode::NOT_FOUND,
-        Failure::Key(_) | Failure::NotJson { .. } => StatusCode::BAD_REQUEST,
-        Failure::Idempotency(Error::InvalidStep { .. } | Error::Unencodable { .. }) => StatusCode::BAD_REQUEST,
-        Failure::Leased { .. }
-        | Failure::NotToBeSettled { .. }
-        | Failure::StepInDoubt { .. }
-        | Failure::StepNotInDoubt { .. }
-        | Failure::Changed => StatusCode::CONFLICT,
-        Failure::Connection(_)
-        | Failure::Login(_)
-        | Failure::Silence
-        | Failure::Idempotency(Error::SchemaMissing { .. }) => StatusCode::SERVICE_UNAVAILABLE,
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let status = self.status();
-        let link = if let Self::Failure(id, _) = &self { id.as_deref() } else { None };
+        let link = if let Self::Failure(link, _) = &self { link.as_deref() } else { None };
         let mut response = (status, pages::refused(status, &self.to_string(), link)).into_response();
         if status == StatusCode::UNAUTHORIZED {
             let challenge = HeaderValue::from_static(r#"Basic realm="idempotency-janitor console", charset="UTF-8""#);

@@ -1,45 +1,41 @@
-//! The search for the keys that wait for a person, in the background: it reads the whole table, in short parts with
-//! rests, while somebody looks at the list. A page shows what the last search has found, and so takes no time.
+//! The background search for the keys that wait for a person.
+//!
+//! It reads the whole table in short parts with rests, while somebody looks at the list. A page shows the result of the
+//! last search, so it need not wait for one.
 
 use std::num::NonZeroU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use pg_idempotency::Key;
 use pg_idempotency::operator::{self, Unsettled};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::link;
 use crate::connection::{CONNECT_TIMEOUT, Database};
 use crate::failure::{Failure, of};
 
-/// The records of one part: some 10 ms of the server's work.
+/// The records of one part: some 10 ms of work for the server.
 const PART: u32 = 10_000;
-/// More than anybody settles in a day, and some megabytes. The oldest stay.
-const MOST: usize = 10_000;
-/// A page waits so long for a search, which for most tables is its whole time.
+/// The list keeps this many keys, the oldest: more than people settle in a day, in some megabytes.
+pub(super) const MOST: usize = 10_000;
+/// A page waits this long for a search. Most tables need less.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// The shortest rest between two searches.
 const REST: Duration = Duration::from_millis(250);
 
-/// What a search has found.
+/// The result of a search.
 #[derive(Clone, Default)]
 pub(super) struct Found {
-    /// The oldest claim first.
-    pub(super) records: Vec<Unsettled>,
-    /// How many records it has read.
+    /// The records with their links, the oldest claim first.
+    pub(super) records: Vec<(String, Unsettled)>,
+    /// How many records the search has read.
     pub(super) read: u64,
-    /// When it ended; `None` while the first one goes on.
+    /// When the search ended; `None` during the first search.
     pub(super) ended: Option<DateTime<Utc>>,
     /// Why the last search failed.
     pub(super) error: Option<String>,
-}
-
-impl Found {
-    pub(super) fn is_full(&self) -> bool {
-        self.records.len() == MOST
-    }
 }
 
 pub(super) struct Search {
@@ -59,58 +55,52 @@ impl Search {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a search, unless one goes on, and waits a moment for its end.
+    /// Starts a search unless one is running, and waits a moment for its end.
     pub(super) async fn refresh(&self) {
         let ended = self.ended.notified();
         self.wanted.notify_one();
         let _ = timeout(PATIENCE, ended).await;
     }
 
-    /// What is settled leaves the list at once.
-    pub(super) fn settled(&self, key: &Key) {
-        let is = |record: &Unsettled| {
-            (&*record.scope, &*record.operation, &*record.value) == (key.scope(), key.operation(), key.value())
-        };
-        self.found().records.retain(|record| !is(record));
+    /// Removes a settled key from the list, before the next search does.
+    pub(super) fn settled(&self, link: &str) {
+        self.found().records.retain(|(listed, _)| listed != link);
     }
 
-    /// Searches when a page asks for it, for ever.
+    /// Searches whenever a page asks for it, and never returns.
     pub(super) async fn run(&self) {
         loop {
             self.wanted.notified().await;
             let began = Instant::now();
-            let error = self.pass().await.err().map(|failure| failure.in_one_line());
+            let error = self.search().await.err().map(|failure| failure.in_one_line());
             self.found().error = error;
             self.ended.notify_waiters();
-            // Half of the time at most goes into searching, whoever reloads a page.
+            // Searches take at most half of the time, however often people reload the list.
             sleep(began.elapsed().max(REST)).await;
         }
     }
 
-    fn publish(&self, new: Found) {
-        let mut found = self.found();
-        // What an earlier search has found is complete, and this one is not yet.
-        if new.ended.is_some() || found.ended.is_none() {
-            *found = new;
-        }
-    }
-
-    async fn pass(&self) -> Result<(), Failure> {
+    async fn search(&self) -> Result<(), Failure> {
         let mut conn = self.database.connect().await?;
-        let (mut records, mut read, mut after) = (Vec::new(), 0, None);
+        let (mut new, mut after) = (Found::default(), None);
         loop {
             let began = Instant::now();
             let part = operator::unsettled_part(&mut conn, after, PART, self.max_attempts);
             let part = timeout(CONNECT_TIMEOUT, part).await.map_err(|_| Failure::Silence)?.map_err(of)?;
-            records.extend(part.found);
-            records.sort_by_key(|record: &Unsettled| record.claimed_at);
-            records.truncate(MOST);
-            read += part.read;
+            let linked = |record: Unsettled| (link(&record.scope, &record.operation, &record.value), record);
+            new.records.extend(part.found.into_iter().map(linked));
+            new.records.sort_by_key(|(_, record)| record.claimed_at);
+            new.records.truncate(MOST);
+            new.read += part.read;
             after = part.next;
-            let ended = after.is_none().then(Utc::now);
-            self.publish(Found { records: records.clone(), read, ended, error: None });
-            if ended.is_some() {
+            if after.is_none() {
+                new.ended = Some(Utc::now());
+                *self.found() = new;
                 return Ok(());
+            }
+            // An earlier search's list is complete, so only the first search shows a part of its own.
+            if self.found().ended.is_none() {
+                *self.found() = new.clone();
             }
             sleep(began.elapsed()).await;
         }

@@ -1,35 +1,42 @@
-//! Text of other people's, made harmless and readable. The templates escape HTML; this is about what a reader sees.
+//! Makes other people's text harmless and readable. The templates escape HTML; `text` escapes what a reader cannot see.
 
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use pg_idempotency::operator::StoredResponse;
 
-/// Text in which every character can be seen: marks that change the direction of writing, zero-width characters and
-/// control characters are escaped, so that no text looks like another.
+/// Escapes control characters, zero-width characters and marks that change the direction of writing, so that no text
+/// looks like another.
 pub(super) fn visible(text: &str) -> String {
-    text.chars().fold(String::with_capacity(text.len()), |mut seen, character| {
-        match character {
-            '"' | '\'' => seen.push(character),
-            _ => seen.extend(character.escape_debug()),
-        }
-        seen
-    })
+    escaped(text, &['"', '\''])
 }
 
-/// The value of a key, as `Debug` of [`pg_idempotency::Key`] shortens it: it gives access to the response.
+/// As [`visible`], but keeps line breaks, tabs and backslashes, as a body needs them.
+pub(super) fn lines(text: &str) -> String {
+    escaped(text, &['"', '\'', '\\', '\n', '\t'])
+}
+
+fn escaped(text: &str, plain: &[char]) -> String {
+    let mut seen = String::with_capacity(text.len());
+    for character in text.chars() {
+        if plain.contains(&character) { seen.push(character) } else { seen.extend(character.escape_debug()) }
+    }
+    seen
+}
+
+/// Shortens a value as `Debug` of [`pg_idempotency::Key`] does, because the value gives access to the response.
 pub(super) fn shortened(value: &str) -> String {
     let shown = if value.len() >= 16 { value.floor_char_boundary(4) } else { 0 };
     format!("{}… ({} bytes)", visible(&value[..shown]), value.len())
 }
 
-/// The body as text if its type says that it is text, and as hexadecimal digits otherwise.
+/// The body as text if its content type is textual, otherwise its first bytes as hexadecimal digits.
 pub(super) fn body(response: &StoredResponse) -> Option<String> {
-    /// Enough to recognise a file by.
+    /// Enough to recognise a file.
     const BYTES: usize = 512;
     let body = response.body.as_deref()?;
     let kind = response.headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("content-type"));
-    // Outside HTTP it is JSON.
+    // A response without headers is not from HTTP, and is JSON.
     let kind = kind.map_or_else(|| "json".to_owned(), |(_, kind)| kind.to_ascii_lowercase());
     Some(if ["json", "text/", "xml", "urlencoded"].iter().any(|textual| kind.contains(textual)) {
         lines(&String::from_utf8_lossy(body))
@@ -38,40 +45,28 @@ pub(super) fn body(response: &StoredResponse) -> Option<String> {
     })
 }
 
-/// As [`visible`], with the line breaks, tabs and backslashes of a body.
-pub(super) fn lines(text: &str) -> String {
-    text.chars().fold(String::with_capacity(text.len()), |mut seen, character| {
-        match character {
-            '"' | '\'' | '\\' | '\n' | '\t' => seen.push(character),
-            _ => seen.extend(character.escape_debug()),
-        }
-        seen
-    })
-}
-
 pub(super) fn time(at: DateTime<Utc>) -> String {
     at.format("%Y-%m-%d %H:%M:%SZ").to_string()
 }
 
-/// How long ago, by this machine's clock.
-pub(super) fn age(at: DateTime<Utc>) -> String {
-    span((Utc::now() - at).to_std().unwrap_or_default())
+/// The time since then, by this machine's clock.
+pub(super) fn age(at: DateTime<Utc>) -> Duration {
+    (Utc::now() - at).to_std().unwrap_or_default()
 }
 
-/// In the largest unit that fits.
+/// A duration in the largest unit that fits.
 pub(super) fn span(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..120 => format!("{seconds} s"),
-        120..7_200 => format!("{} min", seconds / 60),
-        7_200..172_800 => format!("{} h", seconds / 3_600),
-        _ => format!("{} days", seconds / 86_400),
+    match duration.as_secs() {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds @ 120..7_200 => format!("{} min", seconds / 60),
+        seconds @ 7_200..172_800 => format!("{} h", seconds / 3_600),
+        seconds => format!("{} days", seconds / 86_400),
     }
 }
 
-/// With a space between thousands.
+/// A number with a narrow space between thousands.
 pub(super) fn count(number: u64) -> String {
     let digits = number.to_string();
-    let groups = digits.as_bytes().rchunks(3).rev().map(|group| String::from_utf8_lossy(group).into_owned());
+    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
     groups.collect::<Vec<_>>().join("\u{202f}")
 }

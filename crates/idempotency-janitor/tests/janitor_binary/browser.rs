@@ -432,3 +432,26 @@ async fn the_keyboard_alone_is_enough(_: PgPoolOptions, options: PgConnectOption
     browser.close().await?;
     Ok(())
 }
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_pages_of_a_long_list_keep_its_filter(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let Some(driver) = Driver::start()? else { return Ok(()) };
+    let pool = PgPool::connect_with(options.clone()).await?;
+    for n in 0..56 {
+        let operation = if n == 0 { "POST /orders" } else { "POST /payments" };
+        Fixture::indeterminate(&key(operation, &n.to_string()), "body")?.write(&pool).await?;
+    }
+    let console = Console::start(&options, &[]);
+    let browser = driver.browser(Look::Light).await?;
+    browser.goto(&format!("{}/waiting", console.url)).await?;
+    seen(&browser, "1 to 50 of 56").await?;
+    type_into(&browser, "operation", "POST /payments").await?;
+    click(&browser, "Filter").await?;
+    seen(&browser, "1 to 50 of 55").await?;
+    click(&browser, "Later").await?;
+    seen(&browser, "51 to 55 of 55").await?;
+    click(&browser, "Earlier").await?;
+    seen(&browser, "1 to 50 of 55").await?;
+    browser.close().await?;
+    Ok(())
+}

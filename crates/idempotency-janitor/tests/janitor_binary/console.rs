@@ -244,9 +244,9 @@ async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgCo
     Ok(())
 }
 
-/// A token of another claim, a step that has ended, a live lease, a record that is gone: refused, and nothing changes.
+/// Another claim, a finished step, a live lease, a deleted record: the console refuses each, and nothing changes.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn what_has_changed_is_not_settled(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let console = Console::start(&options, &[]);
     let (one, other) = (Visitor::of(&console.url).await?, Visitor::of(&console.url).await?);
@@ -309,13 +309,13 @@ async fn bad_input_and_forged_forms_change_nothing(_: PgPoolOptions, options: Pg
     let mut visitor = Visitor::of(&console.url).await?;
     let (link, (_, page)) = visitor.look_up(&waiting).await?;
     let (status, refused) = visitor.settle(&link, &page, "took_effect", "{\"id\":").await?;
-    assert_eq!((status, refused.contains("no JSON, see line 1, column 6")), (400, true), "{refused}");
+    assert_eq!((status, refused.contains("not valid JSON, see line 1, column 6")), (400, true), "{refused}");
     let (seen, unnamed) = (field(&page, "seen"), "the field &quot;Your name&quot; is empty");
     for (fields, says) in [
         (&[("seen", &*seen), ("action", "forget"), ("reason", "r"), ("operator", " ")][..], unnamed),
         (&[("seen", &seen), ("action", "forget"), ("reason", " "), ("operator", "o")], "Reason"),
-        (&[("seen", &seen), ("action", "drop"), ("reason", "r")], "cannot be read"),
-        (&[("seen", &seen), ("reason", "r")], "cannot be read"),
+        (&[("seen", &seen), ("action", "drop"), ("reason", "r")], "cannot answer this request"),
+        (&[("seen", &seen), ("reason", "r")], "cannot answer this request"),
     ] {
         for step in ["confirm", "settle"] {
             let (status, refused) = visitor.post(&format!("{link}/{step}"), fields).await?;
@@ -393,7 +393,7 @@ async fn an_open_address_is_refused_and_a_token_or_a_proxy_signs_in(
     }
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();
-    assert_fails(&janitor_on(&options, &["console", "--listen", &address]), 1, "is something else there?");
+    assert_fails(&janitor_on(&options, &["console", "--listen", &address]), 1, "does another process use it?");
 
     let directory = std::env::temp_dir().join(format!("pgi-console-{}", uuid::Uuid::new_v4()));
     std::fs::create_dir(&directory)?;

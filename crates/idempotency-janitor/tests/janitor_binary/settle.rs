@@ -110,7 +110,7 @@ fn wrong_usage_is_said_before_anything_is_connected_to() {
     let nowhere = ["--database-url", "postgres://me@127.0.0.1:1/db", "--yes"];
     let says = |arguments: &[&str], says: &str| assert_fails(&janitor(arguments), 2, says);
     for broken in ["{receipt: 1}", "", "NaN", "1 2", "{\"a\": 1"] {
-        says(&resolve(broken, &nowhere), "the response is no JSON");
+        says(&resolve(broken, &nowhere), "the response is not valid JSON");
     }
     says(&resolve("1", &[&nowhere[..], &["--retention", "0s"]].concat()), "retention");
     says(&[&["resolve", "", "b", "c", "--response", "1", "--reason", "x"], &nowhere[..]].concat(), "scope");
@@ -279,7 +279,7 @@ async fn a_terminal_is_asked_and_a_changed_record_is_left_alone(
         let typed = format!("'{}' {}", env!("CARGO_BIN_EXE_idempotency-janitor"), quoted.join(" "));
         // Answered while the question stands, after a statement of somebody else's.
         for (meanwhile, answer, code, says) in [
-            ("select 1", "n\n", 2, "nobody said yes"),
+            ("select 1", "n\n", 2, "was not answered with yes"),
             ("update idempotency.record set token = token + 1", "y\n", 1, "has changed since"),
             ("select 1", "y\n", 0, "which was indeterminate"),
         ] {
