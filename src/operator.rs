@@ -5,8 +5,8 @@
 //!
 //! # Layout
 //!
-//! `stats` reads sizes and counts; `health` looks for warnings; `records` lists, shows and forgets single records, and reads their responses. The
-//! module `record` has the statements, and the types of their rows.
+//! `stats` reads sizes and counts; `health` looks for warnings; `records` lists, shows and forgets single records, and
+//! reads their responses. The module `record` has the statements, and the types of their rows.
 
 mod health;
 mod records;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::Response;
-use sqlx::PgTransaction;
+use sqlx::{PgPool, PgTransaction};
 use tokio::time::{Instant, timeout};
 
 use super::body::LayerBody;
@@ -111,26 +111,11 @@ impl Transactional {
         {
             return Ok(Claimed::Replayed(stored));
         }
-        if self.fewest_round_trips && !settings.deployment.distributed {
-            let (claim, opening) = claiming(record, &terms)?;
-            match begin_pooled(pool, &opening).await {
-                Ok(mut transaction) => {
-                    if let Err(error) = compare(&mut transaction, settings.deployment).await {
-                        roll_back(transaction).await;
-                        return Err(error);
-                    }
-                    return Ok(Claimed::Won((transaction, claim)));
-                }
-                Err(NotBegun::Taken) => {
-                    if let Some(stored) = record.select_first(&mut *pool.acquire().await?, &terms).await {
-                        return Ok(Claimed::Replayed(stored));
-                    }
-                }
-                Err(error) => match Error::from(error) {
-                    Error::Retryable(_) => {}
-                    error => return Err(error),
-                },
-            }
+        if self.fewest_round_trips
+            && !settings.deployment.distributed
+            && let Some(claimed) = claim_with_begin(pool, record, &terms).await?
+        {
+            return Ok(claimed);
         }
         let (mut retries, mut asked) = (0, None);
         loop {
@@ -218,6 +203,29 @@ impl Transactional {
             return Err(Rejection::of_completion(error));
         }
         transaction.commit().await.map_err(|error| Rejection::of(Error::from(error)))
+    }
+}
+
+/// Claims in the message that begins. If the key is taken, looks for a stored response. `None` means that the plain way
+/// has to find out.
+async fn claim_with_begin(pool: &PgPool, record: Record<'_>, terms: &Terms) -> Result<Option<Claimed<Won>>, Error> {
+    let (claim, opening) = claiming(record, terms)?;
+    match begin_pooled(pool, &opening).await {
+        Ok(mut transaction) => match compare(&mut transaction, record.deployment).await {
+            Ok(()) => Ok(Some(Claimed::Won((transaction, claim)))),
+            Err(error) => {
+                roll_back(transaction).await;
+                Err(error)
+            }
+        },
+        Err(NotBegun::Taken) => {
+            let stored = record.select_first(&mut *pool.acquire().await?, terms).await;
+            Ok(stored.map(Claimed::Replayed))
+        }
+        Err(not_begun) => match Error::from(not_begun) {
+            Error::Retryable(_) => Ok(None),
+            error => Err(error),
+        },
     }
 }
 

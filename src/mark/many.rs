@@ -172,8 +172,8 @@ impl<'k> Marking<'k> {
         Ok(())
     }
 
-    /// Marks the keys in their order, and stops at the first key that an open transaction holds, whose place it
-    /// returns, or whose expired row is locked.
+    /// Marks the keys in their order. Stops at the first key that an open transaction holds, and returns its place.
+    /// Also stops at the first expired row that is locked, and returns `None`.
     async fn claim_in_order(&mut self, conn: &mut PgConnection) -> Result<Option<usize>, Error> {
         let claims = self.batch(&self.open).claim_in_order(conn, self.asked).await?;
         let held = claims.held.map(|at| self.open[at]);

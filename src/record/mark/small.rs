@@ -16,9 +16,9 @@ pub(crate) struct Claims {
 }
 
 impl MarkBatch<'_> {
-    /// Marks the keys that are new or expired, up to the first key that an open transaction holds. So a batch that
-    /// waits for that key holds no later key, for which another batch might wait. The statement itself waits for
-    /// nothing: it leaves an expired record alone if its row is locked.
+    /// Marks the keys that are new or expired, up to the first key that an open transaction holds, or whose expired row
+    /// another transaction has locked. So a batch that waits for that key holds no later key, for which another batch
+    /// might wait. The statement itself waits for nothing.
     pub(crate) async fn claim_in_order(
         &self,
         conn: &mut PgConnection,

@@ -16,9 +16,10 @@ statements through sqlx. *Usual hand-written code* is insert, catch the unique v
 retention, no fence and no wait with a limit. *Redis around it* is GET, SET NX PX, the transaction, SET, and a script that \
 releases the lock. Its Redis writes nothing to disk. If a process dies between COMMIT and SET, the business row is inserted \
 twice. *pg-idempotency* is called in a transaction of the caller, like the hand-written code. In the other lines the crate \
-begins and commits; its BEGIN checks that nobody else has begun a transaction. *pgbench* sends the crate's statements, but does not hash a key, compute a fingerprint or encode a response. *By run* \
-and *fewest round trips* use a pool of two connections for each client, without sqlx's ping before the pool lends one. Their round trips include some \
-for which no call waits: the ping when a connection comes back, and a ROLLBACK after the commit of the fewest round trips.";
+begins and commits; its BEGIN checks that nobody else has begun a transaction. *pgbench* sends the crate's statements, \
+but does not hash a key, compute a fingerprint or encode a response. *By run* and *fewest round trips* use a pool of \
+two connections for each client, without sqlx's ping before the pool lends one. Their round trips include some for \
+which no call waits: the ping when a connection comes back, and a ROLLBACK after the commit of the fewest round trips.";
 
 const NAME: &str = "first_call";
 /// In the names of figures.
