@@ -112,7 +112,6 @@ impl Gateways {
         self.books().next_charges.push(mishap);
     }
 
-    #[allow(dead_code, reason = "for the tests")]
     pub(crate) fn fail_next_text(&self, mishap: Mishap) {
         self.books().next_texts.push(mishap);
     }

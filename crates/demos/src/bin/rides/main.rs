@@ -37,7 +37,7 @@ use uuid::Uuid;
 use audit::Audit;
 use client::Customer;
 use crew::Crew;
-use gateways::Gateways;
+use gateways::{Gateways, Mishap};
 use mutant::Mutant;
 use operator::Decided;
 use outside::Outside;
@@ -111,6 +111,10 @@ async fn rides(schema: &Schema, gateways: &str, mutant: Option<Mutant>) -> anyho
 async fn demo(schema: &Schema, mutant: Option<Mutant>) -> anyhow::Result<Vec<String>> {
     let started = Instant::now();
     let (gateways, url) = Gateways::start(DELAY, Some(FAILS_ONE_IN)).await?;
+    // Chance alone leaves some runs without a text in doubt of each kind.
+    for done in [true, false] {
+        gateways.fail_next_text(Mishap::NoAnswer { done });
+    }
     let rides = rides(schema, &url, mutant).await?;
     let name = mutant.map(Mutant::name).unwrap_or_default();
     let mut crew = Crew::start(WORKERS, ["worker", &url, &schema.run, name].map(str::to_owned)).await?;
