@@ -112,6 +112,11 @@ $$;
 create function idempotency.claim(text, text, text, bytea, int8, interval, int8, interval, text)
 returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
+    -- The message that calls this function begins the transaction. If now() is older than the message, somebody else has begun
+    -- one, and the crate must not commit it.
+    if now() <> statement_timestamp() then
+        raise exception 'the connection was already in a transaction' using errcode = 'IK005';
+    end if;
     insert into idempotency.record
         (mode, scope, operation, key, fingerprint, token, expires_at, lease_until, completed_at)
     select

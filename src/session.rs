@@ -11,7 +11,7 @@ mod savepoint;
 
 pub use commit::commit;
 pub use deployment::Deployment;
-pub(crate) use own::{Attempt, CHECK, NotBegun, Opening, begin_and_lend, in_any_transaction, in_own_transaction};
+pub(crate) use own::{Attempt, NotBegun, Opening, begin_and_lend, in_any_transaction, in_own_transaction};
 #[cfg(feature = "http")]
 pub(crate) use owned::{begin_pooled, commit_unclaimed};
 pub(crate) use poll::{Polls, jittered};

@@ -87,7 +87,9 @@ impl<'k> MarkBatch<'k> {
                     least($4::timestamptz, pg_catalog.statement_timestamp()) as asked,
                     found.mode,
                     found.expired
-                from unnest($1::text[], $2::text[], $3::text[]) with ordinality as asked (scope, operation, key, place)
+                -- Subqueries, for the reason in small.rs.
+                from unnest((select $1::text[]), (select $2::text[]), (select $3::text[])) with ordinality
+                    as asked (scope, operation, key, place)
                 -- `limit 1` keeps this an index probe for each key, whatever statistics the planner has.
                 left join lateral (
                     select record.mode, ", expired_when_asked!("$4"), " as expired

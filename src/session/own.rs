@@ -30,7 +30,7 @@ pub(crate) enum Opening {
     Durable,
     /// As `Durable`, and the workers of a distributed table commit with the same setting. Otherwise each has its own.
     DurableOnWorkers,
-    /// With this message, which contains [`CHECK`], a claim and BEGIN.
+    /// With this message, which contains a claim and BEGIN. The claim contains the check.
     Claiming(SqlStr),
 }
 
@@ -45,7 +45,6 @@ macro_rules! check {
 ///
 /// The check comes before BEGIN in the same message, and the message is one transaction. So if the check fails, the
 /// crate has no open transaction.
-pub(crate) const CHECK: &str = check!();
 const BEGIN: &str = concat!(check!(), "; begin");
 const BEGIN_DURABLE: &str = concat!(
     check!(),

@@ -11,6 +11,7 @@ mod support;
 mod cancellation;
 mod keys;
 mod migrations;
+mod plans;
 
 mod transaction {
     mod ensure;

@@ -33,7 +33,9 @@ impl MarkBatch<'_> {
                 "
                 with recursive asked as materialized (
                     select asked.place, asked.scope, asked.operation, asked.key, asked.lock, found.expired
-                    from unnest($1::text[], $2::text[], $3::text[], $7::int8[]) with ordinality
+                    -- Each parameter is a subquery, so that its number of elements changes no estimate. Otherwise a plan
+                    -- for these keys looks cheaper than the kept plan, and the server plans each call.
+                    from unnest((select $1::text[]), (select $2::text[]), (select $3::text[]), (select $7::int8[])) with ordinality
                         as asked (scope, operation, key, lock, place)
                     -- `limit 1` keeps this an index probe for each key, whatever statistics the planner has.
                     left join lateral (

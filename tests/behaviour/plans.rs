@@ -1,0 +1,58 @@
+//! The server plans each prepared statement a few times, and then keeps the plan.
+
+use std::time::Duration;
+
+use pg_idempotency::dedup::{mark, mark_many};
+use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::{Error, Idempotency, ensure_idempotent};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection as _, PgPool};
+
+use crate::support::key;
+
+const WINDOW: Duration = Duration::from_secs(300);
+/// PostgreSQL plans a prepared statement five times with its values. Then it decides whether to keep one plan.
+const CALLS: usize = 6;
+
+/// PostgreSQL plans a statement anew for each call if the plans for the values of five calls looked cheaper. Planning a
+/// batch of marks takes longer than marking ten keys.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus plans each statement for a shard")]
+async fn the_server_keeps_the_plan_of_each_statement(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool: PgPool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    let version: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int").fetch_one(&pool).await?;
+    if version < 140_000 {
+        println!("skipped: PostgreSQL 13 does not count plans");
+        return Ok(());
+    }
+    let select_first = Idempotency::new().with_select_first(true);
+    let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(30) })?;
+    for call in 0..CALLS {
+        let mut conn = pool.acquire().await?;
+        for _ in ["first", "replay"] {
+            let mut tx = conn.begin().await?;
+            let one = key(&format!("one {call}"));
+            let _ = ensure_idempotent(&mut tx, &one, "body", async |_| Ok::<_, Error>(1)).await?;
+            let _ = mark(&mut tx, &key(&format!("mark {call}")), WINDOW).await?;
+            // Of the smallest size, for which the values change the estimates most.
+            let _ = mark_many(&mut tx, &[key(&format!("batch {call}"))], WINDOW).await?;
+            tx.commit().await?;
+            let _ = select_first.ensure(&mut conn, &one, "body", async |_| Ok::<_, Error>(1)).await?;
+        }
+        drop(conn);
+        for _ in ["first", "replay"] {
+            let lease = key(&format!("lease {call}"));
+            let _ = leasing.ensure(&pool, &lease, "body", async |_| Ok::<_, Error>(1)).await?;
+        }
+    }
+    let planned_each_time: Vec<String> = sqlx::query_scalar(
+        "select statement from pg_prepared_statements where statement like '%idempotency.record%' and generic_plans = 0",
+    )
+    .fetch_all(&pool)
+    .await?;
+    assert_eq!(planned_each_time, Vec::<String>::new());
+    Ok(())
+}
