@@ -238,3 +238,39 @@ async fn an_outcome_is_told_to_no_span_of_the_callers(pool: PgPool) -> anyhow::R
     assert_eq!(listener.spans(), ["the caller's "]);
     Ok(())
 }
+
+/// The operator who is on call finds the key by operation and token, and the step.
+#[cfg(feature = "axum")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyhow::Result<()> {
+    use axum::body::Body;
+    use axum::http::{Request, StatusCode};
+    use axum::routing::post;
+    use pg_idempotency::http::{IdempotencyLayer, IdempotentLease};
+    use tower::ServiceExt as _;
+
+    let listener = Listener::default();
+    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    let send = async |lease: IdempotentLease| {
+        let sent = lease.step_at_most_once("text", async |_| Err::<i64, Error>(sqlx::Error::RowNotFound.into())).await;
+        sent.map_or(StatusCode::SERVICE_UNAVAILABLE, |_| StatusCode::CREATED)
+    };
+    let in_steps = Policy::InSteps { lease: Duration::from_secs(30) };
+    let layer = IdempotencyLayer::leased(pool.clone(), |_| Ok(SCOPE.to_owned()), in_steps)?;
+    let app = axum::Router::new().route("/texts", post(send)).layer(layer);
+    for status in [StatusCode::SERVICE_UNAVAILABLE, StatusCode::CONFLICT] {
+        let request = Request::post("/texts").header("idempotency-key", VALUE).body(Body::empty())?;
+        assert_eq!(app.clone().oneshot(request).await?.status(), status);
+    }
+    let token: i64 = sqlx::query_scalar("select token from idempotency.record").fetch_one(&pool).await?;
+    let text = listener.text();
+    let warnings: Vec<_> = text.lines().filter(|line| line.contains("waits for an operator")).collect();
+    let [warning] = warnings[..] else { panic!("{warnings:?}") };
+    for field in
+        [r#""kind": "indeterminate""#, r#""operation": "POST /texts""#, r#""step": "text""#, &token.to_string()]
+    {
+        assert!(warning.contains(field), "{field}: {warning}");
+    }
+    assert!(!text.contains(SCOPE) && !text.contains(VALUE), "{text}");
+    Ok(())
+}

@@ -12,7 +12,7 @@ use crate::observe::{outcome_of, spanned};
 use crate::record::{Awaited, MarkBatch, Record, Seen, wait_for_row};
 use crate::{Error, Key, Mode, observe};
 
-/// Keys per statement. From 100 to 1000 keys the throughput grows by a third. With more keys it does not grow further.
+/// Keys per statement. From 100 to 1000 keys the throughput grows by two thirds. With more keys it does not grow further.
 /// A statement locks a thousand rows within milliseconds.
 const BATCH: usize = 1000;
 

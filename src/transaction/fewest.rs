@@ -152,17 +152,19 @@ fn bytes(value: Option<&[u8]>) -> String {
     value.map_or_else(null, |value| format!("E'\\\\x{}'", hex::encode(value)))
 }
 
-/// A literal of a text. Characters that could end the literal, and all beyond ASCII, are written as `\u` and digits.
-/// PostgreSQL understands this in every encoding of a database and under every setting.
+/// A literal of a text. In ASCII, the quote, the backslash and control characters are written as `\u` and four digits,
+/// which PostgreSQL understands in every encoding of a database. Beyond ASCII it does not, in SQL_ASCII.
 fn text(value: Option<&str>) -> String {
     let Some(value) = value else { return null() };
+    if !value.is_ascii() {
+        return format!("pg_catalog.convert_from({}, 'UTF8')", bytes(Some(value.as_bytes())));
+    }
     let mut literal = String::with_capacity(value.len() + 3);
     literal.push_str("E'");
     for character in value.chars() {
         match character {
-            '\'' | '\\' => literal.push_str(&format!("\\u{:04X}", u32::from(character))),
-            ' '..='~' => literal.push(character),
-            _ => literal.push_str(&format!("\\U{:08X}", u32::from(character))),
+            '\'' | '\\' | '\0'..='\x1f' | '\x7f' => literal.push_str(&format!("\\u{:04X}", u32::from(character))),
+            _ => literal.push(character),
         }
     }
     literal.push('\'');

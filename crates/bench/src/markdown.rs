@@ -96,9 +96,13 @@ pub(crate) fn targets(report: &Report) -> String {
         let goal = target.goal.map(|goal| format!(" (goal {goal})")).unwrap_or_default();
         let figures: Vec<_> = report.figures.iter().filter(|figure| target.is_of(figure)).collect();
         for Figure { setting, value, .. } in &figures {
-            let verdict = if target.is_met(*value) { "met" } else { "**not met**" };
-            let (setting, value) = (self::setting(*setting), figure(*value));
-            let _ = writeln!(text, "| {} | {setting} | {wanted}{goal} | {value} | {verdict} |", target.what);
+            let met = target.is_met(*value);
+            let verdict = if met { "met" } else { "**not met**" };
+            // A figure that misses its target by less than its digits show needs more digits.
+            let shown = figure(*value);
+            let shown = if met || !wanted.ends_with(&format!(" {shown}")) { shown } else { format!("{value:.4}") };
+            let setting = self::setting(*setting);
+            let _ = writeln!(text, "| {} | {setting} | {wanted}{goal} | {shown} | {verdict} |", target.what);
         }
         if figures.is_empty() {
             let _ = writeln!(text, "| {} | {} | {wanted}{goal} | | not measured |", target.what, target.place());
@@ -242,7 +246,7 @@ pub(crate) fn figure(value: f64) -> String {
         small if small >= 1.0 || small == 0.0 => {
             format!("{value:.2}").trim_end_matches('0').trim_end_matches('.').to_owned()
         }
-        tiny if tiny >= 0.01 => format!("{value:.3}").trim_end_matches('0').to_owned(),
+        tiny if tiny >= 0.01 => format!("{value:.3}").trim_end_matches('0').trim_end_matches('.').to_owned(),
         _ => format!("{value:.5}").trim_end_matches('0').to_owned(),
     }
 }

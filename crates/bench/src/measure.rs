@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use sqlx::{AssertSqlSafe, Executor as _};
 
 use crate::alternatives::pgbench;
 use crate::bench::Bench;
@@ -75,6 +76,28 @@ pub(crate) async fn interleave(
     clients: usize,
     ways: Vec<Way>,
 ) -> anyhow::Result<Vec<Measured>> {
+    in_turns(bench, setting, clients, ways, false).await
+}
+
+/// As [`interleave`], and the table of an alternative is empty when its turn begins. Otherwise the alternatives that share
+/// the crate's table would work on the rows of all of them, and one with a table of its own on fewer.
+pub(crate) async fn interleave_from_empty(
+    bench: &Bench,
+    setting: &Setting,
+    clients: usize,
+    ways: Vec<Way>,
+) -> anyhow::Result<Vec<Measured>> {
+    in_turns(bench, setting, clients, ways, true).await
+}
+
+async fn in_turns(
+    bench: &Bench,
+    setting: &Setting,
+    clients: usize,
+    ways: Vec<Way>,
+    from_empty: bool,
+) -> anyhow::Result<Vec<Measured>> {
+    let mut observer = bench.plain().connect(None).await?;
     let mut teams = HashMap::new();
     for way in &ways {
         if !teams.contains_key(&way.database) {
@@ -86,6 +109,9 @@ pub(crate) async fn interleave(
         // pgbench is told a number of calls, about as many as the first one makes.
         let mut calls = 0.0;
         for one in &mut measured {
+            if let Some(table) = one.way.table.filter(|_| from_empty) {
+                observer.execute(AssertSqlSafe(format!("truncate {table}"))).await?;
+            }
             let sample = match &one.way.work {
                 Work::Call(_) => {
                     let team = teams.get_mut(&one.way.database).context("connected above")?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pg_idempotency::testing::{Gate, backend, cancel_after};
 use pg_idempotency::{Error, Idempotency, Key, Outcome, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection as _, Executor as _, PgPool};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool};
 
 use crate::support::{WAYS, WAYS_ON_A_CONNECTION, clear, connect, create_effects, effects, key, leave_effect, once};
 
@@ -112,17 +112,45 @@ async fn only_responses_up_to_16_kib_are_completed_in_a_text(pool: PgPool) -> an
     Ok(())
 }
 
+/// With each setting that changes what a backslash means in a literal.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn any_key_is_claimed_as_it_is(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+async fn any_key_is_claimed_as_it_is(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    create_effects(&PgPool::connect_with(options.clone()).await?).await;
+    for standard in ["on", "off"] {
+        let settings = [("standard_conforming_strings", standard), ("backslash_quote", standard)];
+        claim_any_keys(&PgPool::connect_with(options.clone().options(settings)).await?).await?;
+    }
+    Ok(())
+}
+
+/// PostgreSQL refuses escapes of characters beyond ASCII there.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the option is off there")]
+async fn any_key_is_claimed_as_it_is_in_sql_ascii(pool: PgPool) -> anyhow::Result<()> {
+    let database = format!("ascii_{}", backend(&mut *pool.acquire().await?).await?);
+    let create =
+        format!("create database {database} encoding 'SQL_ASCII' template template0 lc_collate 'C' lc_ctype 'C'");
+    sqlx::raw_sql(AssertSqlSafe(create)).execute(&pool).await?;
+    let ascii = PgPool::connect_with(pool.connect_options().as_ref().clone().database(&database)).await?;
+    pg_idempotency::migrate(&mut *ascii.acquire().await?).await?;
+    create_effects(&ascii).await;
+    let claimed = claim_any_keys(&ascii).await;
+    ascii.close().await;
+    sqlx::raw_sql(AssertSqlSafe(format!("drop database {database}"))).execute(&pool).await?;
+    claimed
+}
+
+async fn claim_any_keys(pool: &PgPool) -> anyhow::Result<()> {
     let long = "é".repeat(127);
-    for part in ["'; drop schema idempotency cascade; --", "\\x27", "$1", "$$", "%s {}", "日本語", &long] {
+    let quotes = "\\' '' \\\\' \\\\\\' \n\r\t\u{1}\u{7f} \\u0027 \\x27";
+    for part in ["'; drop schema idempotency cascade; --", "\\x27", "$1", "$$", "%s {}", quotes, "日本語' \\", &long]
+    {
         let key = Key::new(part, part, part)?;
         for way in WAYS {
-            sqlx::query("delete from idempotency.record").execute(&pool).await?;
-            assert!(!way.run(&pool, &key, part, async |conn| leave_effect(conn, "effect").await).await?.is_replayed());
-            assert!(once(&pool, &key, part).await?.is_replayed(), "the plain way finds it: {part}");
-            assert!(way.run(&pool, &key, part, async |conn| leave_effect(conn, "no").await).await?.is_replayed());
+            sqlx::query("delete from idempotency.record").execute(pool).await?;
+            assert!(!way.run(pool, &key, part, async |conn| leave_effect(conn, "effect").await).await?.is_replayed());
+            assert!(once(pool, &key, part).await?.is_replayed(), "the plain way finds it: {part}");
+            assert!(way.run(pool, &key, part, async |conn| leave_effect(conn, "no").await).await?.is_replayed());
         }
     }
     Ok(())

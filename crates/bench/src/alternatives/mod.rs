@@ -25,7 +25,7 @@ pub(crate) fn first_calls(bench: &Bench, response: &Arc<str>) -> Vec<Way> {
         ways.push(redis::first_call(response.clone()));
     }
     if let Some(program) = &bench.pgbench {
-        ways.push(Way::pgbench(program.clone(), bench.by_hand.script(response)));
+        ways.push(Way::pgbench(program.clone(), bench.by_hand.script(response)).filling(library::TABLE));
     }
     ways
 }

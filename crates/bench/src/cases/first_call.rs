@@ -6,13 +6,14 @@ use crate::alternatives::{BARE, by_hand, first_calls, first_calls_on_postgres, l
 use crate::bench::Bench;
 use crate::client::{of_clients, response};
 use crate::footprint::footprint;
-use crate::measure::{Measured, interleave, named};
+use crate::measure::{Measured, interleave_from_empty, named};
 use crate::report::Report;
 use crate::setting::Setting;
 
 pub(crate) const ABOUT: &str = "\
-Each call inserts one business row in a transaction, and returns a response. *The same SQL by hand* sends the crate's \
-statements through sqlx. *Usual hand-written code* is insert, catch the unique violation, select, update. It has no \
+Each call inserts one business row in a transaction, and returns a response. Each alternative begins its turn with an \
+empty table of keys; the section on growth has larger ones. *The same SQL by hand* sends the crate's statements \
+ through sqlx. *Usual hand-written code* is insert, catch the unique violation, select, update. It has no \
 retention, no fence and no wait with a limit. *Redis around it* is GET, SET NX PX, the transaction, SET, and a script that \
 releases the lock. Its Redis writes nothing to disk. If a process dies between COMMIT and SET, the business row is inserted \
 twice. *pg-idempotency* is called in a transaction of the caller, like the hand-written code. In the other lines the crate \
@@ -39,7 +40,7 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
                 bench.clear().await?;
                 let ways =
                     if at == 0 { first_calls(bench, &response) } else { first_calls_on_postgres(bench, &response) };
-                let measured = interleave(bench, setting, clients, ways).await?;
+                let measured = interleave_from_empty(bench, setting, clients, ways).await?;
                 report.speeds(NAME, title(size, clients), setting.told(), "calls", &measured);
                 if clients == CLIENTS[0] {
                     ratios(report, setting, size, &measured);

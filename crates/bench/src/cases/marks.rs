@@ -6,7 +6,7 @@ use crate::alternatives::library;
 use crate::bench::Bench;
 use crate::client::spread;
 use crate::footprint::footprint;
-use crate::measure::{interleave, named};
+use crate::measure::{interleave_from_empty, named};
 use crate::report::Report;
 use crate::way::Way;
 
@@ -24,7 +24,7 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     let ways = || std::iter::once(bare()).chain(BATCHES.map(library::marks)).collect::<Vec<_>>();
     for setting in bench.settings() {
         bench.clear().await?;
-        let measured = interleave(bench, setting, 8, ways()).await?;
+        let measured = interleave_from_empty(bench, setting, 8, ways()).await?;
         report.speeds(NAME, "8 clients", setting.told(), "keys", &measured);
         let of = |batch| named(&measured, &library::marks(batch).name);
         let ratio = of(1000).zip(of(1)).map(|(many, one)| many.against(one));
