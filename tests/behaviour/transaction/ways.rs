@@ -142,7 +142,7 @@ async fn any_key_is_claimed_as_it_is_in_sql_ascii(pool: PgPool) -> anyhow::Resul
 
 async fn claim_any_keys(pool: &PgPool) -> anyhow::Result<()> {
     let long = "é".repeat(127);
-    let quotes = "\\' '' \\\\' \\\\\\' \n\r\t\u{1}\u{7f} \\u0027 \\x27";
+    let quotes = "\\' '' \\\\' \\\\\\' \\u0027 \\x27";
     for part in ["'; drop schema idempotency cascade; --", "\\x27", "$1", "$$", "%s {}", quotes, "日本語' \\", &long]
     {
         let key = Key::new(part, part, part)?;
