@@ -164,7 +164,8 @@ async fn a_connection_with_a_foreign_transaction_is_not_used(pool: PgPool) {
     assert_eq!((foreign, effects(&pool).await), (0, 8), "what is not ours was not committed");
 }
 
-/// A shadowed operator makes the BEGIN message fail in the server, as a cancelled statement would.
+/// A shadowed operator makes the BEGIN message fail in the server, as a cancelled statement would. With the fewest round
+/// trips, the function in that message does.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_failed_begin_leaves_its_connection_outside_a_transaction(_: PgPoolOptions, options: PgConnectOptions) {
     let observer = PgPool::connect_with(options.clone()).await.expect("a pool");
@@ -173,7 +174,9 @@ async fn a_failed_begin_leaves_its_connection_outside_a_transaction(_: PgPoolOpt
         "create schema evil;
          create function evil.fail(int, int) returns int language plpgsql as $$
              begin raise exception 'cancelled' using errcode = '57014'; end $$;
-         create operator evil./ (leftarg = int, rightarg = int, function = evil.fail)",
+         create operator evil./ (leftarg = int, rightarg = int, function = evil.fail);
+         create or replace function idempotency.claim(text, text, text, bytea, int8, interval, int8, interval, text)
+             returns void language plpgsql as $$ begin perform evil.fail(1, 1); end $$",
     )
     .execute(&observer)
     .await
