@@ -239,7 +239,7 @@ async fn an_outcome_is_told_to_no_span_of_the_callers(pool: PgPool) -> anyhow::R
     Ok(())
 }
 
-/// The operator who is on call finds the key by operation and token, and the step.
+/// The warning names the operation, the token of the record, and the step in doubt, so an operator can find the key.
 #[cfg(feature = "axum")]
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyhow::Result<()> {

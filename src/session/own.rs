@@ -34,17 +34,17 @@ pub(crate) enum Opening {
     Claiming(SqlStr),
 }
 
+/// Refuses a connection on which somebody sent a raw `BEGIN`, which sqlx does not count. There `now()` is older than
+/// this message, and the division by zero aborts that transaction. Without the check the crate would commit it.
+///
+/// The check comes before BEGIN in the same message, and the message is one transaction. So if the check fails, the
+/// crate has no open transaction.
 macro_rules! check {
     () => {
         "select 1 / (pg_catalog.now() = pg_catalog.statement_timestamp())::int"
     };
 }
 
-/// Refuses a connection on which somebody sent a raw `BEGIN`, which sqlx does not count. There `now()` is older than
-/// this message, and the division by zero aborts that transaction. Without the check the crate would commit it.
-///
-/// The check comes before BEGIN in the same message, and the message is one transaction. So if the check fails, the
-/// crate has no open transaction.
 const BEGIN: &str = concat!(check!(), "; begin");
 const BEGIN_DURABLE: &str = concat!(
     check!(),

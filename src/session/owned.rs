@@ -21,8 +21,8 @@ pub(crate) async fn begin_pooled(pool: &PgPool, opening: &Opening) -> Result<PgT
     for _ in 0..FOREIGN_TRANSACTIONS {
         match pool.begin_with(opening.sql()).await {
             Err(error) if opening.is_taken(&error) => return Err(NotBegun::Taken),
-            // Only the check in this message can fail so. In a foreign transaction it divides by zero (22012), or the claim
-            // refuses (IK005), or that transaction is already aborted (25P02).
+            // Only the check in this message can fail so. In a foreign transaction it divides by zero (22012), or the
+            // claim refuses (IK005), or that transaction is already aborted (25P02).
             Err(error) if matches!(sqlstate(&error).as_deref(), Some("22012" | "IK005" | "25P02")) => {
                 close_foreign(pool).await;
             }

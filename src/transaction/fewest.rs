@@ -1,8 +1,8 @@
 //! The option *fewest round trips*: the message that begins the transaction contains the claim, and the message that
 //! commits contains the completion. Only this file calls the functions `claim` and `complete` of the schema.
 //!
-//! Such a message takes no parameters, so its values are literals. [`text`] and [`bytes`] write them without quotes and
-//! without backslashes of the value.
+//! Such a message takes no parameters, so its values are literals. [`text`] and [`bytes`] write them so that no value can
+//! end its literal.
 
 use std::time::Duration;
 
@@ -152,8 +152,8 @@ fn bytes(value: Option<&[u8]>) -> String {
     value.map_or_else(null, |value| format!("E'\\\\x{}'", hex::encode(value)))
 }
 
-/// A literal of a text. In ASCII, the quote, the backslash and control characters are written as `\u` and four digits,
-/// which PostgreSQL understands in every encoding of a database. Beyond ASCII it does not, in SQL_ASCII.
+/// A literal of a text. Quotes, backslashes and control characters are written as `\u` and four digits. A text beyond
+/// ASCII is converted from its bytes, because a database in SQL_ASCII refuses `\u` there.
 fn text(value: Option<&str>) -> String {
     let Some(value) = value else { return null() };
     if !value.is_ascii() {

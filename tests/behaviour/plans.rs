@@ -54,7 +54,8 @@ async fn the_server_keeps_the_plan_of_each_statement(
         }
     }
     let planned_each_time: Vec<String> = sqlx::query_scalar(
-        "select statement from pg_prepared_statements where statement like '%idempotency.record%' and generic_plans = 0",
+        "select statement from pg_prepared_statements
+        where statement like '%idempotency.record%' and generic_plans = 0",
     )
     .fetch_all(&pool)
     .await?;

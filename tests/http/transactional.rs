@@ -164,8 +164,8 @@ async fn a_connection_with_a_foreign_transaction_is_not_used(pool: PgPool) {
     assert_eq!((foreign, effects(&pool).await), (0, 8), "what is not ours was not committed");
 }
 
-/// A shadowed operator makes the BEGIN message fail in the server, as a cancelled statement would. With the fewest round
-/// trips, the function in that message does.
+/// A shadowed operator makes the BEGIN message fail in the server, as a cancelled statement would. With the fewest
+/// round trips, the function in that message fails.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_failed_begin_leaves_its_connection_outside_a_transaction(_: PgPoolOptions, options: PgConnectOptions) {
     let observer = PgPool::connect_with(options.clone()).await.expect("a pool");

@@ -79,8 +79,8 @@ pub(crate) async fn interleave(
     in_turns(bench, setting, clients, ways, false).await
 }
 
-/// As [`interleave`], and the table of an alternative is empty when its turn begins. Otherwise the alternatives that share
-/// the crate's table would work on the rows of all of them, and one with a table of its own on fewer.
+/// As [`interleave`], and the table of an alternative is empty when its turn begins. Otherwise the alternatives that
+/// share the crate's table would work on the rows of all of them, and one with a table of its own on fewer.
 pub(crate) async fn interleave_from_empty(
     bench: &Bench,
     setting: &Setting,

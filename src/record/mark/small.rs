@@ -35,8 +35,9 @@ impl MarkBatch<'_> {
                     select asked.place, asked.scope, asked.operation, asked.key, asked.lock, found.expired
                     -- Each parameter is a subquery, so that its number of elements changes no estimate. Otherwise a plan
                     -- for these keys looks cheaper than the kept plan, and the server plans each call.
-                    from unnest((select $1::text[]), (select $2::text[]), (select $3::text[]), (select $7::int8[])) with ordinality
-                        as asked (scope, operation, key, lock, place)
+                    from unnest(
+                        (select $1::text[]), (select $2::text[]), (select $3::text[]), (select $7::int8[])
+                    ) with ordinality as asked (scope, operation, key, lock, place)
                     -- `limit 1` keeps this an index probe for each key, whatever statistics the planner has.
                     left join lateral (
                         select ", expired_when_asked!("$6"), " as expired

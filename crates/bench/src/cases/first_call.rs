@@ -13,7 +13,7 @@ use crate::setting::Setting;
 pub(crate) const ABOUT: &str = "\
 Each call inserts one business row in a transaction, and returns a response. Each alternative begins its turn with an \
 empty table of keys; the section on growth has larger ones. *The same SQL by hand* sends the crate's statements \
- through sqlx. *Usual hand-written code* is insert, catch the unique violation, select, update. It has no \
+through sqlx. *Usual hand-written code* is insert, catch the unique violation, select, update. It has no \
 retention, no fence and no wait with a limit. *Redis around it* is GET, SET NX PX, the transaction, SET, and a script that \
 releases the lock. Its Redis writes nothing to disk. If a process dies between COMMIT and SET, the business row is inserted \
 twice. *pg-idempotency* is called in a transaction of the caller, like the hand-written code. In the other lines the crate \

@@ -11,7 +11,8 @@ use crate::report::Report;
 use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
-The rate counts keys. Each key is new, and each call has its own transaction. *Bare insert* is `insert … on conflict do \
+The rate counts keys. Each key is new, and each call has its own transaction. Each alternative begins its turn with an empty \
+table. *Bare insert* is `insert … on conflict do \
 nothing` into a table with one column. It has no retention and no wait with a limit, and cannot distinguish *duplicate* from \
 *in flight*. A latency is that of one call with all its keys.";
 
