@@ -111,6 +111,8 @@ $$;
 
 create function idempotency.claim(text, text, text, bytea, int8, interval, int8, interval, text)
 returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    claims text;
 begin
     -- The message that calls this function begins the transaction. If now() is older than the message, somebody else has begun
     -- one, and the crate must not commit it.
@@ -131,7 +133,9 @@ begin
         ) then false
         else pg_catalog.pg_try_advisory_xact_lock($7::int8)
     end
-    on conflict (scope, operation, key) do nothing;
+    on conflict (scope, operation, key) do nothing
+    returning pg_catalog.set_config('idempotency.claim', pg_catalog.concat_ws(' ', nullif(pg_catalog.current_setting('idempotency.claim', true), ''), $5::int8::text), true)
+    into claims;
     if not found then
         raise exception 'the idempotency key is taken' using errcode = 'IK001';
     end if;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use sqlx::PgConnection;
 
 use super::citus;
+use super::fragment::note_claim;
 use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::{Error, Fingerprint, InFlight, Mode};
 
@@ -44,7 +45,7 @@ impl Record<'_> {
         }
         let token = draw_token()?;
         let insert = self
-            .query(
+            .query(concat! {
                 "
                 insert into idempotency.record
                     (mode, scope, operation, key, fingerprint, token, expires_at, lease_until, completed_at)
@@ -61,8 +62,8 @@ impl Record<'_> {
                     else pg_catalog.pg_try_advisory_xact_lock($7::int8)
                 end
                 on conflict (scope, operation, key) do nothing
-                ",
-            )
+                returning ", note_claim!("$5::int8"),
+            })
             .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes))
             .bind(token)
             .bind(interval(terms.retention))

@@ -11,16 +11,16 @@ use sqlx::{Executor as _, PgConnection, Row as _};
 
 use super::citus::is_distributed;
 use super::claim::{Claim, Terms};
-use super::fragment::step_in_doubt;
+use super::fragment::{forget_claim, note_claim, step_in_doubt};
 use super::look::{Found, LeaseState, Look, Standing};
 use super::statement::{Record, Response, changes_a_row, draw_token, interval};
-use crate::{Error, Fingerprint, Mode};
+use crate::{Deployment, Error, Fingerprint, Mode};
 
 /// The coordinator's answer to a statement without a table.
 pub(super) struct Coordinator {
-    /// The start of the transaction.
-    now: DateTime<Utc>,
     at: DateTime<Utc>,
+    /// The tokens that this transaction has claimed with.
+    claims: Option<String>,
     /// Whether this transaction has the key's lock; `None` if the statement did not try.
     mine: Option<bool>,
     has_lock_timeout: bool,
@@ -45,6 +45,26 @@ pub(super) async fn pass_on_lock_timeout(conn: &mut PgConnection) -> Result<(), 
         ",
     );
     passed_on.await.map(drop).map_err(Error::of_statement)
+}
+
+/// Adds a token to the claims of this transaction, which the coordinator knows.
+pub(super) async fn note_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
+    ask_setting(concat!("select ", note_claim!("$1::int8")), conn, deployment, token).await
+}
+
+/// Removes a token from the claims of this transaction.
+pub(super) async fn forget_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
+    ask_setting(concat!("select ", forget_claim!("$1::int8")), conn, deployment, token).await
+}
+
+async fn ask_setting(
+    sql: &'static str,
+    conn: &mut PgConnection,
+    deployment: Deployment,
+    token: i64,
+) -> Result<(), Error> {
+    let query = sqlx::query(sql).persistent(deployment.prepared).bind(token);
+    query.execute(conn).await.map(drop).map_err(Error::of_statement)
 }
 
 impl Record<'_> {
@@ -74,7 +94,11 @@ impl Record<'_> {
             .bind(interval(terms.retention))
             .bind(terms.lease.map(interval))
             .bind(terms.mode.as_str());
-        Ok(changes_a_row(conn, insert).await?.then_some(Claim { token, attempt: 1 }))
+        if !changes_a_row(&mut *conn, insert).await? {
+            return Ok(None);
+        }
+        note_claim(conn, self.deployment, token).await?;
+        Ok(Some(Claim { token, attempt: 1 }))
     }
 
     pub(super) async fn look_distributed(
@@ -150,7 +174,8 @@ impl Record<'_> {
         sqlx::query(
             "
             select
-                pg_catalog.now() as now, pg_catalog.statement_timestamp() as at,
+                pg_catalog.statement_timestamp() as at,
+                pg_catalog.current_setting('idempotency.claim', true) as claims,
                 case when $2::bool then pg_catalog.pg_try_advisory_xact_lock($1::int8) end as mine,
                 pg_catalog.current_setting('lock_timeout') <> '0' as has_lock_timeout
             ",
@@ -160,8 +185,8 @@ impl Record<'_> {
         .bind(lock)
         .try_map(|row: PgRow| {
             Ok(Coordinator {
-                now: row.try_get("now")?,
                 at: row.try_get("at")?,
+                claims: row.try_get("claims")?,
                 mine: row.try_get("mine")?,
                 has_lock_timeout: row.try_get("has_lock_timeout")?,
             })
@@ -181,10 +206,17 @@ impl Record<'_> {
     }
 }
 
+impl Coordinator {
+    fn has_claimed_with(&self, token: i64) -> bool {
+        let token = token.to_string();
+        self.claims.iter().flat_map(|claims| claims.split(' ')).any(|claim| claim == token)
+    }
+}
+
 impl Found {
     /// The record as of the coordinator's time.
     fn at(row: &PgRow, asked: DateTime<Utc>, coordinator: &Coordinator) -> sqlx::Result<Self> {
-        let claimed_at: DateTime<Utc> = row.try_get("claimed_at")?;
+        let token: i64 = row.try_get("token")?;
         let expires_at: DateTime<Utc> = row.try_get("expires_at")?;
         let lease_until: Option<DateTime<Utc>> = row.try_get("lease_until")?;
         let lease = match (lease_until, row.try_get("released")?) {
@@ -198,10 +230,10 @@ impl Found {
         Ok(Self {
             mode: Mode::from_column(row.try_get("mode")?),
             fingerprint: row.try_get("fingerprint")?,
-            token: row.try_get("token")?,
+            token,
             attempt: row.try_get("attempt")?,
-            claimed_at,
-            claimed_by_this_transaction: claimed_at == coordinator.now,
+            claimed_at: row.try_get("claimed_at")?,
+            claimed_by_this_transaction: coordinator.has_claimed_with(token),
             lease,
             completed: row.try_get("completed")?,
             expired: expires_at <= asked && !matches!(lease, LeaseState::Live(_)),

@@ -2,6 +2,43 @@
 //! `&'static str`. (The macro calls have braces, `concat! { … }`. With parentheses rustfmt would put each part on a
 //! line of its own.)
 
+/// Adds a token to the claims of this transaction: the setting `idempotency.claim`, which ends with the transaction, and
+/// goes back with a savepoint. `claimed_at = now()` would not tell whose claim it is, because two transactions may start
+/// in the same microsecond. Citus refuses it in RETURNING.
+macro_rules! note_claim {
+    ($token:literal) => {
+        concat!(
+            "pg_catalog.set_config('idempotency.claim', pg_catalog.concat_ws(' ', \
+             nullif(pg_catalog.current_setting('idempotency.claim', true), ''), ",
+            $token,
+            "::text), true)"
+        )
+    };
+}
+
+/// Removes a token from the claims of this transaction.
+macro_rules! forget_claim {
+    ($token:literal) => {
+        concat!(
+            "pg_catalog.set_config('idempotency.claim', pg_catalog.array_to_string(pg_catalog.array_remove(\
+             pg_catalog.string_to_array(pg_catalog.current_setting('idempotency.claim', true), ' '), ",
+            $token,
+            "::text), ' '), true)"
+        )
+    };
+}
+
+/// This transaction has claimed with this token, and has not released the claim.
+macro_rules! claimed_here {
+    ($token:literal) => {
+        concat!(
+            "coalesce(",
+            $token,
+            "::text = any (pg_catalog.string_to_array(pg_catalog.current_setting('idempotency.claim', true), ' ')), false)"
+        )
+    };
+}
+
 /// No owner works under a lease any more. A live lease protects its record, even past `expires_at`.
 macro_rules! no_live_lease {
     () => {
@@ -80,6 +117,6 @@ macro_rules! counts_by_kind {
 }
 
 pub(super) use {
-    counts_by_kind, expired_at, expired_when_asked, no_live_lease, no_step_in_doubt, state, step_in_doubt,
-    table_or_leaf,
+    claimed_here, counts_by_kind, expired_at, expired_when_asked, forget_claim, no_live_lease, no_step_in_doubt,
+    note_claim, state, step_in_doubt, table_or_leaf,
 };

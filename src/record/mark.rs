@@ -56,7 +56,19 @@ macro_rules! take_over_locked {
         }
     };
 }
-use take_over_locked;
+/// Adds the batch to the claims of this transaction, once, by the number before its first token.
+macro_rules! note_batch {
+    () => {
+        concat!(
+            "case when not ",
+            $crate::record::fragment::claimed_here!("$4::int8"),
+            " then ",
+            $crate::record::fragment::note_claim!("$4::int8"),
+            " end as noted"
+        )
+    };
+}
+use {note_batch, take_over_locked};
 
 impl<'k> MarkBatch<'k> {
     pub(crate) fn new(keys: impl Iterator<Item = &'k Key>, window: Duration, deployment: Deployment) -> Self {

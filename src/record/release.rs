@@ -5,7 +5,8 @@ use std::time::Duration;
 use sqlx::PgConnection;
 
 use super::claim::Claim;
-use super::fragment::no_live_lease;
+use super::distributed;
+use super::fragment::{forget_claim, no_live_lease};
 use super::lease::Actor;
 use super::statement::{Record, changes_a_row, draw_token, interval};
 use super::step::Steps;
@@ -15,18 +16,26 @@ impl Record<'_> {
     /// Releases a claim in the transaction that claimed: the next caller may claim at once. The new token makes sure
     /// that no statement with the old token changes the record again.
     pub(crate) async fn release(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
-        let update = self
-            .query(
+        macro_rules! release {
+            () => {
                 "
                 update idempotency.record
                 set lease_until = '-infinity', token = $5::int8
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
-                ",
-            )
-            .bind(claim.token)
-            .bind(draw_token()?);
-        if changes_a_row(conn, update).await? { Ok(()) } else { Err(Error::NotInTransaction) }
+                "
+            };
+        }
+        let distributed = self.deployment.distributed;
+        let sql = if distributed { release!() } else { concat!(release!(), "returning ", forget_claim!("$4::int8")) };
+        let update = self.query(sql).bind(claim.token).bind(draw_token()?);
+        if !changes_a_row(&mut *conn, update).await? {
+            return Err(Error::NotInTransaction);
+        }
+        if distributed {
+            distributed::forget_claim(conn, self.deployment, claim.token).await?;
+        }
+        Ok(())
     }
 
     /// Releases the claim of a lease, and stores the reason. Steps with a result stay. A step in doubt stays if the

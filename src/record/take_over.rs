@@ -6,7 +6,8 @@ use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
 use super::claim::{Claim, Terms};
-use super::fragment::{expired_when_asked, no_step_in_doubt};
+use super::distributed;
+use super::fragment::{expired_when_asked, no_step_in_doubt, note_claim};
 use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::Error;
 
@@ -80,7 +81,7 @@ impl Record<'_> {
                             and record.scope = $1::text and record.operation = $2::text and record.key = $3::text
                         for update of record skip locked
                     ),
-                    taken as (", take_over_free!(), " returning true)
+                    taken as (", take_over_free!(), " returning ", note_claim!("$5::int8"), ")
                     select mine.mine, exists (select from free) as free, exists (select from taken) as taken
                     from mine
                     ",
@@ -133,8 +134,12 @@ impl Record<'_> {
             found_token,
             claim,
         );
-        // Or it was overtaken: the next look tells.
-        Ok(if changes_a_row(conn, update).await? { TakeOver::Won(claim) } else { TakeOver::Locked })
+        if !changes_a_row(&mut *conn, update).await? {
+            // Or it was overtaken: the next look tells.
+            return Ok(TakeOver::Locked);
+        }
+        distributed::note_claim(conn, self.deployment, claim.token).await?;
+        Ok(TakeOver::Won(claim))
     }
 
     /// A statement with [`take_over_free`].

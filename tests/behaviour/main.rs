@@ -43,6 +43,7 @@ mod claim {
     mod claims;
     mod expiry;
     mod in_flight;
+    mod noted;
 }
 
 mod record {

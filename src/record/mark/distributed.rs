@@ -10,6 +10,7 @@ use sqlx::{Arguments as _, PgConnection, Postgres, QueryBuilder, Row as _};
 
 use super::small::Claims;
 use super::{MarkBatch, Seen, index, take_over_locked};
+use crate::record::distributed::note_claim;
 use crate::record::statement::{draw_token, interval};
 use crate::{Error, Mode};
 
@@ -163,6 +164,9 @@ impl MarkBatch<'_> {
                 .map_err(Error::of_statement)?;
             won.extend(tokens.into_iter().map(|token| index(token - before_first_token + 1)));
         }
+        if !won.is_empty() {
+            note_claim(conn, self.deployment, before_first_token).await?;
+        }
         Ok(won)
     }
 
@@ -182,6 +186,7 @@ impl MarkBatch<'_> {
         for &at in places {
             scopes.entry(self.scopes[at]).or_default().push(at);
         }
+        let before_first_token = draw_token()? >> 1;
         let mut won = Vec::new();
         for (scope, places) in scopes {
             let of = |column: &[&str]| places.iter().map(|&at| column[at].to_owned()).collect::<Vec<_>>();
@@ -190,13 +195,16 @@ impl MarkBatch<'_> {
                 .bind(scope)
                 .bind(of(&self.operations))
                 .bind(of(&self.values))
-                .bind(draw_token()? >> 1)
+                .bind(before_first_token)
                 .bind(interval(self.window))
                 .bind(asked)
                 .fetch_all(&mut *conn)
                 .await
                 .map_err(Error::of_statement)?;
             won.extend(taken.into_iter().map(|place| places[index(place)]));
+        }
+        if !won.is_empty() {
+            note_claim(conn, self.deployment, before_first_token).await?;
         }
         Ok(won)
     }

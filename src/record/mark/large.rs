@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
 
 use super::distributed::LockedRows;
-use super::{MarkBatch, index, take_over_locked};
+use super::{MarkBatch, index, note_batch, take_over_locked};
 use crate::Error;
 use crate::record::citus;
 use crate::record::distributed::pass_on_lock_timeout;
@@ -21,7 +21,7 @@ impl MarkBatch<'_> {
             pass_on_lock_timeout(conn).await?;
             return self.insert_distributed(conn, &all).await;
         }
-        self.marking(
+        self.marking(concat! {
             "
             insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
             select
@@ -31,9 +31,8 @@ impl MarkBatch<'_> {
                 as asked (scope, operation, key, place)
             order by asked.place
             on conflict (scope, operation, key) do nothing
-            returning token - $4::int8 as place
-            ",
-        )?
+            returning token - $4::int8 as place, ", note_batch!(),
+        })?
         .try_map(|row| Ok(index(row.try_get("place")?)))
         .fetch_all(conn)
         .await
@@ -67,7 +66,7 @@ impl MarkBatch<'_> {
                 order by asked.place
                 for update of record
             )
-            ", take_over_locked!(),
+            ", take_over_locked!(), ", ", note_batch!(),
         })?
         .bind(asked)
         .try_map(|row| Ok(index(row.try_get("place")?)))

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
 
-use super::{MarkBatch, index, take_over_locked};
+use super::{MarkBatch, index, note_batch, take_over_locked};
 use crate::Error;
 use crate::record::citus;
 use crate::record::fragment::expired_when_asked;
@@ -95,10 +95,10 @@ impl MarkBatch<'_> {
                     where expired is null
                     order by place
                     on conflict (scope, operation, key) do nothing
-                    returning token - $4::int8 as place
+                    returning token - $4::int8 as place, ", note_batch!(), "
                 ),
                 locked as (select place, scope, operation, key from mine where expired),
-                taken as (", take_over_locked!(), ")
+                taken as (", take_over_locked!(), ", ", note_batch!(), ")
                 select place, true as won from inserted
                 union all
                 select place, true from taken

@@ -104,7 +104,8 @@ fn every_state() -> Vec<State> {
     states
 }
 
-/// Writes the state as a record; `false` where the schema bars it.
+/// Writes the state as a record; `false` where the schema bars it. Every record has the time of this transaction, because
+/// that must not make it this transaction's own.
 async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
     let body = if state.same_fingerprint { "body" } else { "other" };
     let fingerprint = Fingerprint::of_json(body).expect("a string");
@@ -115,12 +116,11 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
             response_body, steps
         )
         values (
-            $1, $2, $3, $4, case when $1 = 'mark' then null else $5 end, 1, $6,
-            case when $7 then now() else now() - interval '1 h' end,
-            case when $8 = '-infinity' then '-infinity' else now() + nullif($8, '-infinity')::interval end,
-            case when $9 then now() end,
-            case when $10 then now() - interval '1 ms' else now() + interval '1 h' end,
-            case when $9 then '\"first\"'::bytea end, $11::text::jsonb
+            $1, $2, $3, $4, case when $1 = 'mark' then null else $5 end, 1, $6, now(),
+            case when $7 = '-infinity' then '-infinity' else now() + nullif($7, '-infinity')::interval end,
+            case when $8 then now() end,
+            case when $9 then now() - interval '1 ms' else now() + interval '1 h' end,
+            case when $8 then '\"first\"'::bytea end, $10::text::jsonb
         )
         ",
     )
@@ -130,14 +130,17 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
     .bind(key.value())
     .bind(fingerprint.as_bytes())
     .bind(ATTEMPT)
-    .bind(state.claimed_by_this_transaction)
     .bind(state.lease)
     .bind(state.completed)
     .bind(state.expired)
     .bind(state.steps)
-    .execute(conn)
+    .execute(&mut *conn)
     .await;
     match written {
+        Ok(_) if state.claimed_by_this_transaction => {
+            let noted = sqlx::query("select set_config('idempotency.claim', '7 1', true)").execute(conn).await;
+            noted.map(|_| true).expect("a setting")
+        }
         Ok(_) => true,
         Err(sqlx::Error::Database(error)) if error.is_check_violation() => false,
         Err(error) => panic!("{state:?}: {error}"),

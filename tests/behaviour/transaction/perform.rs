@@ -1,5 +1,6 @@
 //! What `perform` can do wrong, and what is left of it.
 
+use chrono::{DateTime, Utc};
 use pg_idempotency::{Error, ensure_idempotent};
 use sqlx::{Acquire as _, Executor as _, PgPool};
 
@@ -229,5 +230,21 @@ async fn a_panic_in_perform_rolls_back(pool: PgPool) -> anyhow::Result<()> {
         assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
         assert_eq!(effects(&pool).await, 1);
     }
+    Ok(())
+}
+
+/// Two transactions may have started in the same microsecond, so the time of the claim does not tell whose claim it is.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_claim_of_the_same_microsecond_is_not_taken_for_the_callers_own(pool: PgPool) -> anyhow::Result<()> {
+    let mut theirs = pool.begin().await?;
+    let failed = ensure_idempotent(&mut theirs, &key("a"), "body", async |_| Err::<i64, _>(Declined::Funds)).await;
+    assert!(matches!(failed, Err(Declined::Funds)), "{failed:?}");
+    theirs.commit().await?;
+    let mut tx = pool.begin().await?;
+    let started: DateTime<Utc> = sqlx::query_scalar("select now()").fetch_one(&mut *tx).await?;
+    sqlx::query("update idempotency.record set claimed_at = $1").bind(started).execute(&pool).await?;
+    let error =
+        ensure_idempotent(&mut tx, &key("a"), "body", async |_| Ok::<_, Error>(1)).await.expect_err("another's claim");
+    assert!(matches!(error, Error::Indeterminate { .. }), "{error:?}");
     Ok(())
 }

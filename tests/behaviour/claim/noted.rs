@@ -1,0 +1,99 @@
+//! The setting `idempotency.claim`: the tokens of the claims of this transaction.
+
+use std::time::Duration;
+
+use pg_idempotency::dedup::{Marked, mark, mark_many};
+use pg_idempotency::testing::Fixture;
+use pg_idempotency::{Error, Verdict, ensure_idempotent, ensure_isolated};
+use sqlx::{Acquire as _, PgConnection, PgPool};
+
+use crate::support::{WAYS, key};
+
+const WINDOW: Duration = Duration::from_secs(300);
+
+/// The claims that the transaction has noted.
+async fn noted(conn: &mut PgConnection) -> Vec<i64> {
+    let claims: Option<String> = sqlx::query_scalar("select current_setting('idempotency.claim', true)")
+        .fetch_one(conn)
+        .await
+        .expect("a setting");
+    claims.iter().flat_map(|claims| claims.split_whitespace()).map(|token| token.parse().expect("a token")).collect()
+}
+
+async fn token(conn: &mut PgConnection, value: &str) -> i64 {
+    let select = sqlx::query_scalar("select token from idempotency.record where key = $1");
+    select.bind(value).fetch_one(conn).await.expect("a record")
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn every_way_to_claim_notes_its_token_until_the_transaction_ends(pool: PgPool) -> anyhow::Result<()> {
+    for way in WAYS {
+        for (value, expired) in [("new", false), ("expired", true)] {
+            if expired {
+                Fixture::completed(&key(value), "body", &1)?.expired().write(&pool).await?;
+            }
+            let perform = async |conn: &mut PgConnection| {
+                let claims = [token(&mut *conn, value).await];
+                assert_eq!(noted(conn).await, claims, "{way:?} {value}");
+                Ok::<_, Error>(1)
+            };
+            let outcome = way.run(&pool, &key(value), "body", perform).await?;
+            assert!(!outcome.is_replayed());
+        }
+        let mut conn = pool.acquire().await?;
+        assert!(noted(&mut conn).await.is_empty(), "{way:?}");
+        sqlx::query("truncate idempotency.record").execute(&pool).await?;
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn marks_are_noted_and_duplicates_are_not(pool: PgPool) -> anyhow::Result<()> {
+    for value in ["two", "three"] {
+        Fixture::completed(&key(value), "body", &1)?.expired().write(&pool).await?;
+    }
+    let mut tx = pool.begin().await?;
+    assert_eq!(mark(&mut tx, &key("one"), WINDOW).await?, Marked::First);
+    let mut claims = vec![token(&mut tx, "one").await];
+    assert_eq!(noted(&mut tx).await, claims);
+    assert_eq!(mark(&mut tx, &key("two"), WINDOW).await?, Marked::First);
+    claims.push(token(&mut tx, "two").await);
+    assert_eq!(noted(&mut tx).await, claims);
+    let marked = mark_many(&mut tx, &[key("three"), key("four"), key("five")], WINDOW).await?;
+    assert_eq!(marked, [Marked::First; 3]);
+    // A batch is one claim: its tokens count up from the number that is noted.
+    let with_batch = noted(&mut tx).await;
+    assert_eq!((&with_batch[..2], with_batch.len()), (&claims[..], 3));
+    tx.commit().await?;
+
+    let mut tx = pool.begin().await?;
+    assert_eq!(mark(&mut tx, &key("one"), WINDOW).await?, Marked::Duplicate);
+    assert_eq!(mark_many(&mut tx, &[key("two"), key("three")], WINDOW).await?, [Marked::Duplicate; 2]);
+    let replay = ensure_idempotent(&mut tx, &key("six"), "body", async |_| Ok::<_, Error>(1)).await?;
+    assert!(!replay.is_replayed());
+    let six = token(&mut tx, "six").await;
+    assert_eq!(noted(&mut tx).await, [six]);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_savepoint_that_is_rolled_back_and_a_release_take_their_claims_back(pool: PgPool) -> anyhow::Result<()> {
+    let mut tx = pool.begin().await?;
+    let _ = mark(&mut tx, &key("kept"), WINDOW).await?;
+    let kept = [token(&mut tx, "kept").await];
+
+    let mut savepoint = tx.begin().await?;
+    let _ = mark(&mut savepoint, &key("undone"), WINDOW).await?;
+    assert_eq!(noted(&mut savepoint).await.len(), 2);
+    savepoint.rollback().await?;
+    assert_eq!(noted(&mut tx).await, kept);
+
+    let failed = ensure_isolated(&mut tx, &key("released"), "body", async |conn| {
+        assert_eq!(noted(conn).await.len(), 2);
+        Err::<Verdict<i64>, Error>(Error::LeaseLost)
+    })
+    .await;
+    assert!(matches!(failed, Err(Error::LeaseLost)), "{failed:?}");
+    assert_eq!(noted(&mut tx).await, kept);
+    Ok(())
+}
