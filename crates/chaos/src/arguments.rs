@@ -1,5 +1,5 @@
-//! `script/chaos [--seconds N] [--seed S] [--only NAME,…] [--patroni] [--citus] [--mutant NAME] [--mutants]
-//! [--list]`
+//! `script/chaos [--seconds N] [--operations N] [--seed S] [--only NAME,…] [--patroni] [--citus] [--mutant NAME]
+//! [--mutants] [--list]`
 
 use anyhow::{Context as _, bail};
 
@@ -10,6 +10,8 @@ use crate::trials;
 pub(crate) struct Arguments {
     /// For all scenarios together, without what it takes to start and to settle.
     pub(crate) seconds: u64,
+    /// For all scenarios together: each runs until it has made its share of them, however slow it is.
+    pub(crate) operations: u64,
     pub(crate) seed: u64,
     pub(crate) only: Vec<String>,
     /// The scenarios under Patroni, instead of all others.
@@ -26,6 +28,7 @@ impl Arguments {
     pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> anyhow::Result<Self> {
         let mut arguments = Self {
             seconds: 60,
+            operations: 0,
             seed: crate::history::now() % 1_000_000,
             only: Vec::new(),
             patroni: false,
@@ -38,6 +41,7 @@ impl Arguments {
             let mut value = || words.next().with_context(|| format!("{word} needs a value"));
             match word.as_str() {
                 "--seconds" => arguments.seconds = value()?.parse().context("--seconds is a number")?,
+                "--operations" => arguments.operations = value()?.parse().context("--operations is a number")?,
                 "--seed" => arguments.seed = value()?.parse().context("--seed is a number")?,
                 "--only" => arguments.only.extend(value()?.split(',').map(str::to_owned)),
                 "--mutant" => arguments.subject = value()?.parse()?,
@@ -46,8 +50,8 @@ impl Arguments {
                 "--mutants" => arguments.mutants = true,
                 "--list" => arguments.list = true,
                 _ => bail!(
-                    "usage: script/chaos [--seconds N] [--seed S] [--only NAME,…] [--patroni] [--citus] [--mutant NAME] \
-                     [--mutants] [--list]"
+                    "usage: script/chaos [--seconds N] [--operations N] [--seed S] [--only NAME,…] [--patroni] [--citus] \
+                     [--mutant NAME] [--mutants] [--list]"
                 ),
             }
         }

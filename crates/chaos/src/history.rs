@@ -104,6 +104,17 @@ impl History {
         }
     }
 
+    /// The events of this key, one line each.
+    pub(crate) fn of(&self, key: &str) -> Vec<String> {
+        match self {
+            Self::Kept(events) => {
+                let events = events.lock().unwrap_or_else(PoisonError::into_inner);
+                events.iter().filter(|event| event.key == key).map(Event::to_string).collect()
+            }
+            Self::Told => Vec::new(),
+        }
+    }
+
     /// Every call, in the order of invocation.
     pub(crate) fn calls(&self) -> Vec<Call> {
         match self {

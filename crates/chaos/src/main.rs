@@ -48,6 +48,8 @@ use stage::{Finding, Stage};
 const LEAST: Duration = Duration::from_millis(1500);
 /// How much longer one may take on a busy machine, for its faults to happen.
 const PATIENCE: Duration = Duration::from_secs(90);
+/// The same for the share of `--operations`. The slowest scenario makes some ten calls a second.
+const PATIENCE_WITH_OPERATIONS: Duration = Duration::from_secs(3600);
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -82,8 +84,14 @@ async fn play_all(cluster: &Arc<Cluster>, arguments: &Arguments) -> anyhow::Resu
     for (name, weight) in scenarios {
         let time = (Duration::from_secs(arguments.seconds) * weight / weights).max(LEAST);
         println!("{name}, for {:.1} s, of {}", time.as_secs_f64(), arguments.subject.name());
-        let finding = play(name, Stage::new(cluster.clone(), arguments.subject, arguments.seed, time, PATIENCE)).await;
+        let mut stage = Stage::new(cluster.clone(), arguments.subject, arguments.seed, time, PATIENCE);
+        if arguments.operations > 0 {
+            let calls = arguments.operations * u64::from(weight) / u64::from(weights);
+            stage = stage.with_calls(calls, PATIENCE_WITH_OPERATIONS);
+        }
+        let finding = play(name, stage).await;
         told(name, &finding);
+        report::keep_histories(name, arguments.seed, &finding.histories)?;
         rows.push(Row { name: name.to_owned(), finding });
     }
     report::table(&rows, arguments.seed);

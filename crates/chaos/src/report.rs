@@ -1,6 +1,7 @@
 //! How far it is, and the table at the end.
 
 use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::time::{Instant, interval};
@@ -41,6 +42,18 @@ pub(crate) fn told(name: &str, finding: &Finding) {
         println!("  … and {} more", finding.violations.len() - SHOWN_VIOLATIONS);
     }
     let _ = std::io::stdout().flush();
+}
+
+/// Writes the histories of the keys with a violation to a file, and prints its path.
+pub(crate) fn keep_histories(name: &str, seed: u64, lines: &[String]) -> std::io::Result<()> {
+    if lines.is_empty() {
+        return Ok(());
+    }
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/chaos");
+    std::fs::create_dir_all(&directory)?;
+    let file = directory.join(format!("{name}-{seed}.txt"));
+    println!("  the histories of their keys: {}", file.display());
+    std::fs::write(file, lines.join("\n") + "\n")
 }
 
 pub(crate) fn table(rows: &[Row], seed: u64) {

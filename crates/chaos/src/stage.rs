@@ -1,5 +1,6 @@
 //! What a scenario is given: a server, a subject, a seed and some time; and what it gives back.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -12,6 +13,9 @@ use crate::subject::Subject;
 use crate::world::World;
 use crate::{step_checker, stepped};
 
+/// The keys with a violation whose histories are kept.
+const KEPT_HISTORIES: usize = 20;
+
 pub(crate) struct Stage {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) subject: Subject,
@@ -19,18 +23,25 @@ pub(crate) struct Stage {
     pub(crate) time: Duration,
     /// How much longer it may take, for what must happen at least.
     pub(crate) patience: Duration,
+    /// How many calls it must make at least.
+    pub(crate) calls: u64,
     /// The world that is being played, for who tells how far it is.
     shown: Mutex<Weak<World>>,
 }
 
 impl Stage {
     pub(crate) fn new(cluster: Arc<Cluster>, subject: Subject, seed: u64, time: Duration, patience: Duration) -> Self {
-        Self { cluster, subject, seed, time, patience, shown: Mutex::default() }
+        Self { cluster, subject, seed, time, patience, calls: 0, shown: Mutex::default() }
+    }
+
+    /// As often as this, however long it takes.
+    pub(crate) fn with_calls(self, calls: u64, patience: Duration) -> Self {
+        Self { calls, patience: patience.max(self.patience), ..self }
     }
 
     /// The same on this server, for so long.
     pub(crate) fn part(&self, cluster: &Arc<Cluster>, time: Duration) -> Self {
-        Self::new(cluster.clone(), self.subject, self.seed, time, self.patience)
+        Self::new(cluster.clone(), self.subject, self.seed, time, self.patience).with_calls(self.calls, self.patience)
     }
 
     pub(crate) fn show(&self, world: &Arc<World>) {
@@ -47,6 +58,8 @@ pub(crate) struct Finding {
     pub(crate) operations: usize,
     pub(crate) faults: Vec<(&'static str, u64)>,
     pub(crate) violations: Vec<String>,
+    /// The events of the keys with a violation.
+    pub(crate) histories: Vec<String>,
     pub(crate) longest_outage: Duration,
     /// What was counted and is no violation.
     pub(crate) notes: Vec<String>,
@@ -81,6 +94,7 @@ impl Finding {
             }
         }
         self.violations.extend(other.violations);
+        self.histories.extend(other.histories);
         self.longest_outage = self.longest_outage.max(other.longest_outage);
         self.notes.extend(other.notes);
     }
@@ -118,10 +132,14 @@ impl Finding {
 
     pub(crate) fn with(world: &World, violations: Vec<String>) -> Self {
         let calls = world.history.calls();
+        let keys: BTreeSet<&str> =
+            violations.iter().filter_map(|said| said.split_once(": ")).map(|(key, _)| key).collect();
+        let histories = keys.into_iter().take(KEPT_HISTORIES).flat_map(|key| world.history.of(key)).collect();
         let violations = world.shortfall().into_iter().chain(violations).collect();
         Self {
             operations: calls.len(),
             faults: world.faults(),
+            histories,
             violations,
             longest_outage: longest_outage(&calls),
             ..Self::default()

@@ -49,6 +49,7 @@ pub(crate) struct World {
     /// How much longer it may take for what must happen at least.
     patience: Duration,
     least: Least,
+    least_calls: u64,
     /// What had not happened when the patience was at its end.
     missing: OnceLock<Vec<String>>,
     pub(crate) faults: Mutex<BTreeMap<&'static str, u64>>,
@@ -83,6 +84,7 @@ impl World {
             until: Instant::now() + Duration::from_secs(24 * 60 * 60),
             patience: Duration::ZERO,
             least: &[],
+            least_calls: 0,
             missing: OnceLock::new(),
             faults: Mutex::default(),
             asked: AtomicU64::new(0),
@@ -151,6 +153,7 @@ impl World {
             until: Instant::now() + stage.time,
             patience: stage.patience,
             least,
+            least_calls: stage.calls.max(LEAST_CALLS),
             missing: OnceLock::new(),
             faults: Mutex::default(),
             asked: AtomicU64::new(0),
@@ -173,6 +176,7 @@ impl World {
         Arc::new(Self {
             history: Arc::new(History::new()),
             least,
+            least_calls: LEAST_CALLS_BESIDE,
             faults: Mutex::default(),
             prefix: BESIDE,
             outside,
@@ -190,6 +194,7 @@ impl World {
             until: self.until,
             patience: self.patience,
             least: self.least,
+            least_calls: self.least_calls,
             missing: self.missing.clone(),
             faults: Mutex::new(self.faults().into_iter().collect()),
             asked: AtomicU64::new(0),
@@ -243,7 +248,7 @@ impl World {
         let wanted =
             self.least.iter().map(|(kind, least)| (*kind, faults.get(kind).copied().unwrap_or_default(), *least));
         wanted
-            .chain([("calls", calls, if self.prefix == BESIDE { LEAST_CALLS_BESIDE } else { LEAST_CALLS })])
+            .chain([("calls", calls, self.least_calls)])
             .filter(|(_, had, least)| had < least)
             .map(|(kind, had, least)| format!("{kind}: {had} of at least {least}"))
             .collect()
