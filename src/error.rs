@@ -106,6 +106,14 @@ pub enum Error {
         problem: NotResumable,
     },
 
+    /// A batch of marks has more than 100 different keys. No SQL ran.
+    #[error("the batch has {keys} different keys, and the limit is 100; divide it, and commit after each part")]
+    #[non_exhaustive]
+    TooManyKeys {
+        /// How many different keys the batch has.
+        keys: usize,
+    },
+
     /// The same transaction has claimed this key and not completed it: `perform` has made a call with the same key, or
     /// the caller went on after an earlier call had failed. Roll back.
     #[error("this transaction has claimed the key before without completing it; roll back and start over")]

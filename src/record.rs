@@ -47,7 +47,7 @@ pub(crate) use due::{count_due, oldest_due};
 pub(crate) use lease::Actor;
 pub(crate) use lock::{INSTALLER, SINGLE_RUNNER, holder, try_lock};
 pub(crate) use look::{Found, LeaseState, Standing};
-pub(crate) use mark::{MarkBatch, Seen};
+pub(crate) use mark::{MarkBatch, MarkOf};
 pub(crate) use resume::Candidate;
 pub(crate) use rules::{Broken, broken_rules};
 pub(crate) use setup::{commit_settings, response_compression, setup, without_autovacuum};

@@ -32,16 +32,14 @@ enum Step {
 enum Held {
     /// It claims the key.
     Key,
-    /// It has locked the row, and does not hold the key's advisory lock: a sweep, an operator, or a large batch of
-    /// marks.
+    /// It has locked the row, and does not hold the key's advisory lock: a sweep, or an operator.
     Row,
 }
 
 /// Claims the key, or finds the response of an earlier call with the key. `asked` is the time of the call's first look,
 /// by the database's clock: a record that expires while a duplicate waits is still that duplicate's answer.
 ///
-/// No claim waits for another claim, except for that of a large batch of marks. [`Record::await_key`] and
-/// [`wait_for_row`] wait within the limit of the terms, and the transaction is usable after them.
+/// No claim waits for another claim. [`Record::await_key`] and [`wait_for_row`] wait within the limit of the terms, and the transaction is usable after them.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,

@@ -127,7 +127,7 @@ impl Record<'_> {
             .map_err(Error::of_statement)?;
         let coordinator = self.ask_coordinator(conn, row.is_none()).await?;
         if row.is_none() && coordinator.has_lock_timeout {
-            // The claim that follows waits in its insert for a large batch of marks that has inserted the key.
+            // The claim that follows waits in its insert for a transaction in doubt that has inserted the key.
             pass_on_lock_timeout(conn).await?;
         }
         // The smaller, because the clock may have jumped back: a record must not expire before its time.

@@ -1,19 +1,18 @@
-//! Marks in batches: one statement for new keys, and a look at the keys that were not new.
+//! Marks in batches, in one statement.
 //!
-//! Every batch takes rows and locks in the order of the keys, so overlapping batches queue instead of deadlocking.
+//! Every batch takes locks and rows in the order of the keys, so overlapping batches queue instead of deadlocking.
 
 mod distributed;
-mod large;
-mod small;
 
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgArguments;
+use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use super::fragment::expired_when_asked;
+use super::citus;
+use super::fragment::{expired_when_asked, note_claim};
 use super::statement::{draw_token, interval};
 use crate::{Deployment, Error, Key, Mode};
 
@@ -27,13 +26,26 @@ pub(crate) struct MarkBatch<'k> {
     deployment: Deployment,
 }
 
-/// The record under a key that was not marked.
+/// What became of a batch.
+pub(crate) struct Marking {
+    /// When the caller first asked, by the database's clock.
+    pub(crate) asked: DateTime<Utc>,
+    /// One place for each key.
+    pub(crate) keys: Vec<MarkOf>,
+}
+
+/// What became of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum MarkOf {
+    First,
+    /// It has a live record of this mode.
     Live(Mode),
+    /// An open transaction holds it.
+    Held,
+    /// It has an expired record, whose row a transaction has locked that does not hold the key: a sweep, or an operator.
     Expired,
-    /// No record: another transaction has claimed the key and not committed, or a sweep has deleted the record.
-    Nothing,
+    /// Nothing: the batch stopped at another key, or another transaction has recorded the key at this moment.
+    Open,
 }
 
 /// Takes over the rows of the CTE `locked`: each becomes a mark, and nothing of the old record remains. A distributed
@@ -56,19 +68,7 @@ macro_rules! take_over_locked {
         }
     };
 }
-/// Adds the batch to the claims of this transaction, once, by the number before its first token.
-macro_rules! note_batch {
-    () => {
-        concat!(
-            "case when not ",
-            $crate::record::fragment::claimed_here!("$4::int8"),
-            " then ",
-            $crate::record::fragment::note_claim!("$4::int8"),
-            " end as noted"
-        )
-    };
-}
-use {note_batch, take_over_locked};
+use take_over_locked;
 
 impl<'k> MarkBatch<'k> {
     pub(crate) fn new(keys: impl Iterator<Item = &'k Key>, window: Duration, deployment: Deployment) -> Self {
@@ -83,50 +83,117 @@ impl<'k> MarkBatch<'k> {
         batch
     }
 
-    /// Looks at the records under the keys, in their order. The first value is the time of the caller's first look.
-    pub(crate) async fn look(
-        &self,
-        conn: &mut PgConnection,
-        asked: Option<DateTime<Utc>>,
-    ) -> Result<(Option<DateTime<Utc>>, Vec<Seen>), Error> {
+    /// Marks the keys that are new or expired: all of them, or none if an open transaction holds one of them, if another
+    /// transaction has locked the row of an expired one, or if one belongs to another mode. It waits for nothing.
+    ///
+    /// It tries one key after the other, and stops at the first that it cannot have. So a batch that then waits for that
+    /// key holds no later key, for which another batch might wait.
+    pub(crate) async fn mark(&self, conn: &mut PgConnection, asked: Option<DateTime<Utc>>) -> Result<Marking, Error> {
+        citus::compare(conn, self.deployment).await?;
         if self.deployment.distributed {
-            return self.look_distributed(conn, asked).await;
+            return self.mark_distributed(conn, asked).await;
         }
         let rows = self
             .of_keys(concat! {
                 "
+                with recursive asked as materialized (
+                    select asked.place, asked.scope, asked.operation, asked.key, asked.lock, found.mode, found.expired
+                    -- Each parameter is a subquery, so that its number of elements changes no estimate. Otherwise a plan
+                    -- for these keys looks cheaper than the kept plan, and the server plans each call.
+                    from unnest(
+                        (select $1::text[]), (select $2::text[]), (select $3::text[]), (select $7::int8[])
+                    ) with ordinality as asked (scope, operation, key, lock, place)
+                    -- `limit 1` keeps this an index probe for each key, whatever statistics the planner has.
+                    left join lateral (
+                        select record.mode, ", expired_when_asked!("$6"), " as expired
+                        from idempotency.record
+                        where record.scope = asked.scope
+                            and record.operation = asked.operation
+                            and record.key = asked.key
+                        limit 1
+                    ) as found on true
+                ),
+                open as materialized (
+                    select
+                        pg_catalog.array_agg(place order by place) as places,
+                        pg_catalog.array_agg(lock order by place) as locks,
+                        pg_catalog.array_agg(expired is not null order by place) as expired
+                    from asked
+                    where expired is not false
+                        and not exists (select from asked where not expired and mode <> 'mark')
+                ),
+                tried (step, state) as (
+                    select 0, 'mine'
+                    union all
+                    select
+                        tried.step + 1,
+                        case
+                            when not pg_catalog.pg_try_advisory_xact_lock(open.locks[tried.step + 1]) then 'held'
+                            when not open.expired[tried.step + 1] then 'mine'
+                            -- A row that a sweep is deleting is skipped: no batch waits for a row.
+                            else coalesce(
+                                (
+                                    select 'mine'
+                                    from idempotency.record
+                                    where record.scope = ($1::text[])[open.places[tried.step + 1]]
+                                        and record.operation = ($2::text[])[open.places[tried.step + 1]]
+                                        and record.key = ($3::text[])[open.places[tried.step + 1]]
+                                    for update skip locked
+                                ),
+                                'locked'
+                            )
+                        end
+                    from tried, open
+                    where tried.state = 'mine' and tried.step < pg_catalog.cardinality(open.places)
+                ),
+                stopped as materialized (
+                    select open.places[tried.step] as place, tried.state from tried, open where tried.state <> 'mine'
+                ),
+                mine as materialized (
+                    select asked.place, asked.scope, asked.operation, asked.key, asked.expired
+                    from open, asked
+                    where asked.place = any (open.places) and not exists (select from stopped)
+                ),
+                inserted as (
+                    insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+                    select
+                        'mark', scope, operation, key, $4::int8 + place,
+                        pg_catalog.statement_timestamp(), pg_catalog.statement_timestamp() + $5::interval
+                    from mine
+                    where expired is null
+                    order by place
+                    on conflict (scope, operation, key) do nothing
+                    returning token - $4::int8 as place
+                ),
+                locked as (select place, scope, operation, key from mine where expired),
+                taken as (", take_over_locked!(), "),
+                won as materialized (select place from inserted union all select place from taken),
+                -- The batch is one claim of its transaction, under the number before its first token.
+                noted as materialized (
+                    select ", note_claim!("$4::int8"), " as claims from (select from won limit 1) as any_won
+                )
                 select
-                    least($4::timestamptz, pg_catalog.statement_timestamp()) as asked,
-                    found.mode,
-                    found.expired
-                -- Subqueries, for the reason in small.rs.
-                from unnest((select $1::text[]), (select $2::text[]), (select $3::text[])) with ordinality
-                    as asked (scope, operation, key, place)
-                -- `limit 1` keeps this an index probe for each key, whatever statistics the planner has.
-                left join lateral (
-                    select record.mode, ", expired_when_asked!("$4"), " as expired
-                    from idempotency.record
-                    where record.scope = asked.scope and record.operation = asked.operation and record.key = asked.key
-                    limit 1
-                ) as found on true
+                    asked.place,
+                    least($6::timestamptz, pg_catalog.statement_timestamp()) as asked,
+                    case when not asked.expired then asked.mode end as live,
+                    case when won.place is not null then 'first' else stopped.state end as state,
+                    noted.claims
+                from asked
+                left join won using (place)
+                left join stopped using (place)
+                left join noted on true
                 order by asked.place
                 ",
             })
+            // Tokens count up from a random start, which must leave room for a batch.
+            .bind(draw_token()? >> 1)
+            .bind(interval(self.window))
             .bind(asked)
+            .bind(&self.locks)
             .fetch_all(conn)
             .await
             .map_err(Error::of_statement)?;
-        let mut first_asked = asked;
-        let mut seen = Vec::with_capacity(rows.len());
-        for row in rows {
-            first_asked = row.try_get("asked")?;
-            seen.push(match (row.try_get("mode")?, row.try_get("expired")?) {
-                (None, _) => Seen::Nothing,
-                (_, Some(true)) => Seen::Expired,
-                (Some(mode), _) => Seen::Live(Mode::from_column(mode)?),
-            });
-        }
-        Ok((first_asked, seen))
+        Marking::of(&rows)
     }
 
     /// A statement whose parameters $1 to $3 are the keys.
@@ -137,12 +204,23 @@ impl<'k> MarkBatch<'k> {
             .bind(&self.operations)
             .bind(&self.values)
     }
+}
 
-    /// A statement that marks. $1 to $3 are the keys, $4 is the number before the first token, $5 is the window.
-    fn marking(&self, sql: &'static str) -> Result<Query<'_, Postgres, PgArguments>, Error> {
-        // Tokens count up from a random start, which must leave room for a batch.
-        let before_first_token = draw_token()? >> 1;
-        Ok(self.of_keys(sql).bind(before_first_token).bind(interval(self.window)))
+impl Marking {
+    fn of(rows: &[PgRow]) -> Result<Self, Error> {
+        let mut asked = DateTime::UNIX_EPOCH;
+        let mut keys = Vec::with_capacity(rows.len());
+        for row in rows {
+            asked = row.try_get("asked")?;
+            keys.push(match (row.try_get("live")?, row.try_get("state")?) {
+                (Some(mode), _) => MarkOf::Live(Mode::from_column(mode)?),
+                (None, Some("first")) => MarkOf::First,
+                (None, Some("held")) => MarkOf::Held,
+                (None, Some(_)) => MarkOf::Expired,
+                (None, None) => MarkOf::Open,
+            });
+        }
+        Ok(Self { asked, keys })
     }
 }
 

@@ -18,8 +18,7 @@ pub(crate) enum TakeOver {
     Held,
     /// Another call has changed the record since the look: look again.
     Overtaken,
-    /// The row is gone, or a transaction that does not hold the key has locked it: a sweep, an operator, a large batch
-    /// of marks.
+    /// The row is gone, or a transaction that does not hold the key has locked it: a sweep, or an operator.
     Locked,
 }
 

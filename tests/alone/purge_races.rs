@@ -44,7 +44,7 @@ async fn call(pool: &PgPool, caller: usize, done: &AtomicBool) -> Result<Told, E
             Err(Error::OutlivedRetention | Error::InFlight { .. } | Error::Retryable(_)) => {}
             Err(error) => return Err(error),
         }
-        let batch: Vec<Key> = (0..200).map(|mark| key("mark", (n * 7 + mark * 3) % 1000)).collect();
+        let batch: Vec<Key> = (0..100).map(|mark| key("mark", (n * 7 + mark * 3) % 1000)).collect();
         let mut tx = pool.begin().await?;
         match marks.mark_many(&mut tx, &batch).await {
             Ok(marked) => {

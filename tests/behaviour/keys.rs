@@ -142,10 +142,12 @@ async fn any_text_is_refused_by_name_or_is_a_key_of_its_own(pool: PgPool) -> any
     let marks: Vec<_> = marks.into_iter().map(|(scope, operation, value)| Key::new(scope, operation, value)).collect();
     let marks = marks.into_iter().collect::<Result<Vec<_>, _>>()?;
     for expected in [Marked::First, Marked::Duplicate] {
-        let mut tx = pool.begin().await?;
-        let marked = mark_many(&mut tx, &marks, Duration::from_secs(60)).await?;
-        tx.commit().await?;
-        assert!(marked.iter().all(|marked| *marked == expected));
+        for batch in marks.chunks(100) {
+            let mut tx = pool.begin().await?;
+            let marked = mark_many(&mut tx, batch, Duration::from_secs(60)).await?;
+            tx.commit().await?;
+            assert!(marked.iter().all(|marked| *marked == expected));
+        }
     }
     Ok(())
 }

@@ -352,7 +352,7 @@ async fn one_mark(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) 
 
 async fn many_marks(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) -> anyhow::Result<()> {
     let dedup = Dedup::new(HOUR)?.with_deployment(deployment).with_in_flight(InFlight::Reject)?;
-    for count in [20, 150] {
+    for count in [20, 100] {
         for scopes in [1, 5] {
             let base = scope();
             let keys: Vec<Key> =

@@ -87,7 +87,7 @@ pub(crate) fn answers(report: &Report) -> Vec<Answer> {
         ),
         titled(
             "What does a batch of marks save?",
-            "A consumer can mark up to 1000 keys in one statement.".to_owned(),
+            "A consumer can mark up to 100 keys in one statement.".to_owned(),
             "marks",
             "Marks a second, by the number of keys in a call (8 clients)",
             groups(&marks, &[], place, |speed| speed.per_second),

@@ -53,8 +53,8 @@ pub(crate) const TARGETS: &[Target] = &[
     at_most(950.0, "first_call", "First call: bytes of WAL more than the bare transaction", Anywhere),
     at_least(0.85, "replay", "Replay, select first: rate over that of a bare primary-key select", Anywhere),
     at_most(1.0, "replay", "Replay, select first: round trips", Anywhere),
-    at_least(12.0, "marks", "Marks: rate of a thousand at once over that of one by one", SocketDurable),
-    at_least(12.0, "marks", "Marks: rate of a thousand at once over that of one by one", SocketNotDurable),
+    at_least(8.0, "marks", "Marks: rate of a hundred at once over that of one by one", SocketDurable),
+    at_least(8.0, "marks", "Marks: rate of a hundred at once over that of one by one", SocketNotDurable),
     at_most(10.0, "storm", "Storm, Wait: ms that it adds to other keys' p99", Anywhere),
     at_most(10.0, "storm", "Storm, Reject: ms that it adds to other keys' p99", Anywhere),
     at_most(10.0, "http", "Storm over HTTP, Wait: ms that it adds to other keys' p99", Anywhere),
@@ -70,7 +70,7 @@ pub(crate) const TARGETS: &[Target] = &[
     at_least(0.3, "citus", "First call, 32 shards, 8 clients: rate over that of plain", Anywhere),
     at_least(0.25, "citus", "Replay, 32 shards, 8 clients: rate over that of plain", Anywhere),
     at_least(0.4, "citus", "One mark, 32 shards, 8 clients: rate over that of plain", Anywhere),
-    at_most(150.0, "citus", "1000 marks of 100 scopes, 32 shards, 1 client: p50, ms", Anywhere),
+    at_most(150.0, "citus", "100 marks of 100 scopes, 32 shards, 1 client: p50, ms", Anywhere),
     at_most(1.15, "citus", "First call: time with 128 shards over that with 8", Anywhere),
 ];
 

@@ -8,26 +8,14 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgArguments;
 use sqlx::{Arguments as _, PgConnection, Postgres, QueryBuilder, Row as _};
 
-use super::small::Claims;
-use super::{MarkBatch, Seen, index, take_over_locked};
+use super::{MarkBatch, MarkOf, Marking, index, take_over_locked};
 use crate::record::distributed::note_claim;
 use crate::record::statement::{draw_token, interval};
 use crate::{Error, Mode};
 
-/// Rows in one insert. Citus plans one insert of a thousand rows in twice the time of four inserts of 250 (measured).
-const ROWS: usize = 250;
-
-/// What a take-over does about rows that another transaction has locked.
-#[derive(Clone, Copy)]
-pub(super) enum LockedRows {
-    Skip,
-    /// In the order of the keys, so that overlapping batches queue.
-    AwaitInOrder,
-}
-
 /// Takes over the expired records of one scope, which are in one shard.
 macro_rules! take_over_of_scope {
-    ($locked_rows:literal) => {
+    () => {
         concat! {
             "
             with locked as materialized (
@@ -36,7 +24,7 @@ macro_rules! take_over_of_scope {
                 join idempotency.record on record.operation = asked.operation and record.key = asked.key
                 where record.scope = $1::text
                 order by asked.place
-                for update of record ", $locked_rows, "
+                for update of record skip locked
             )
             ", take_over_locked!("and record.scope = $1::text")
         }
@@ -44,12 +32,38 @@ macro_rules! take_over_of_scope {
 }
 
 impl MarkBatch<'_> {
-    /// As [`look`](Self::look). A server without Citus plans it well too.
-    pub(super) async fn look_distributed(
+    /// As [`mark`](Self::mark), in a statement each for the look, the time, the locks, the new keys, and the expired keys
+    /// of each scope. An expired record whose row is locked does not stop the others.
+    pub(super) async fn mark_distributed(
         &self,
         conn: &mut PgConnection,
         asked: Option<DateTime<Utc>>,
-    ) -> Result<(Option<DateTime<Utc>>, Vec<Seen>), Error> {
+    ) -> Result<Marking, Error> {
+        let mut marking = self.look_distributed(&mut *conn, asked).await?;
+        let keys = &mut marking.keys;
+        if keys.iter().any(|key| matches!(key, MarkOf::Live(mode) if *mode != Mode::Mark)) {
+            return Ok(marking);
+        }
+        let open: Vec<usize> = (0..keys.len()).filter(|&at| !matches!(keys[at], MarkOf::Live(_))).collect();
+        let mine = self.lock_in_order(&mut *conn, &open).await?;
+        if let Some(&held) = open.get(mine) {
+            keys[held] = MarkOf::Held;
+            return Ok(marking);
+        }
+        let (expired, new): (Vec<_>, Vec<_>) = open.into_iter().partition(|&at| keys[at] == MarkOf::Expired);
+        let before_first_token = draw_token()? >> 1;
+        let mut won = self.insert_distributed(&mut *conn, before_first_token, &new).await?;
+        won.extend(self.take_over_distributed(&mut *conn, before_first_token, marking.asked, &expired).await?);
+        if !won.is_empty() {
+            note_claim(conn, self.deployment, before_first_token).await?;
+        }
+        for at in won {
+            keys[at] = MarkOf::First;
+        }
+        Ok(marking)
+    }
+
+    async fn look_distributed(&self, conn: &mut PgConnection, asked: Option<DateTime<Utc>>) -> Result<Marking, Error> {
         let rows = self
             .of_keys(
                 "
@@ -74,33 +88,15 @@ impl MarkBatch<'_> {
             .await
             .map_err(Error::of_statement)?;
         let asked = asked.map_or(now, |first| first.min(now));
-        let mut seen = vec![Seen::Nothing; self.values.len()];
+        let mut keys = vec![MarkOf::Open; self.values.len()];
         for row in rows {
             let expires_at: DateTime<Utc> = row.try_get("expires_at")?;
             let lease_until: Option<DateTime<Utc>> = row.try_get("lease_until")?;
             let expired = expires_at <= asked && lease_until.is_none_or(|until| until <= now);
-            seen[index(row.try_get("place")?)] =
-                if expired { Seen::Expired } else { Seen::Live(Mode::from_column(row.try_get("mode")?)?) };
+            keys[index(row.try_get("place")?)] =
+                if expired { MarkOf::Expired } else { MarkOf::Live(Mode::from_column(row.try_get("mode")?)?) };
         }
-        Ok((Some(asked), seen))
-    }
-
-    /// As [`claim_in_order`](Self::claim_in_order), in a statement each for the look, the locks, the new keys, and the
-    /// expired keys of each scope.
-    pub(super) async fn claim_in_order_distributed(
-        &self,
-        conn: &mut PgConnection,
-        asked: Option<DateTime<Utc>>,
-    ) -> Result<Claims, Error> {
-        let (asked, seen) = self.look_distributed(&mut *conn, asked).await?;
-        let mut open: Vec<usize> = (0..seen.len()).filter(|&at| !matches!(seen[at], Seen::Live(_))).collect();
-        let mine = self.lock_in_order(&mut *conn, &open).await?;
-        let held = open.get(mine).copied();
-        open.truncate(mine);
-        let (expired, new): (Vec<_>, Vec<_>) = open.into_iter().partition(|&at| matches!(seen[at], Seen::Expired));
-        let mut won = self.insert_distributed(&mut *conn, &new).await?;
-        won.extend(self.take_over_distributed(conn, asked, &expired, LockedRows::Skip).await?);
-        Ok(Claims { won, held })
+        Ok(Marking { asked, keys })
     }
 
     /// Takes one lock after the other, and returns how many. The first lock that is not free is the last one that is
@@ -130,67 +126,53 @@ impl MarkBatch<'_> {
     /// Marks the keys at these places that are new, and returns their places. Citus sends the rows of each shard in one
     /// statement; of a single scope, that is one shard. Its text depends on the number of keys, so it is not kept
     /// prepared.
-    pub(super) async fn insert_distributed(
+    async fn insert_distributed(
         &self,
         conn: &mut PgConnection,
+        before_first_token: i64,
         places: &[usize],
     ) -> Result<Vec<usize>, Error> {
-        // As in `marking`.
-        let before_first_token = draw_token()? >> 1;
-        let mut won = Vec::with_capacity(places.len());
-        for places in places.chunks(ROWS) {
-            let mut arguments = PgArguments::default();
-            arguments.add(interval(self.window)).map_err(sqlx::Error::Encode)?;
-            let mut insert: QueryBuilder<Postgres> = QueryBuilder::with_arguments(
-                "insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at) ",
-                arguments,
-            );
-            insert.push_values(places, |mut row, &at| {
-                row.push("'mark'")
-                    .push_bind(self.scopes[at])
-                    .push_bind(self.operations[at])
-                    .push_bind(self.values[at])
-                    // Digits, so that the server has fewer parameters to read.
-                    .push(before_first_token + at as i64)
-                    .push("pg_catalog.statement_timestamp()")
-                    .push("pg_catalog.statement_timestamp() + $1::interval");
-            });
-            insert.push(" on conflict (scope, operation, key) do nothing returning token");
-            let tokens: Vec<i64> = insert
-                .build_query_scalar()
-                .persistent(false)
-                .fetch_all(&mut *conn)
-                .await
-                .map_err(Error::of_statement)?;
-            won.extend(tokens.into_iter().map(|token| index(token - before_first_token + 1)));
+        if places.is_empty() {
+            return Ok(Vec::new());
         }
-        if !won.is_empty() {
-            note_claim(conn, self.deployment, before_first_token).await?;
-        }
-        Ok(won)
+        let mut arguments = PgArguments::default();
+        arguments.add(interval(self.window)).map_err(sqlx::Error::Encode)?;
+        let mut insert: QueryBuilder<Postgres> = QueryBuilder::with_arguments(
+            "insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at) ",
+            arguments,
+        );
+        insert.push_values(places, |mut row, &at| {
+            row.push("'mark'")
+                .push_bind(self.scopes[at])
+                .push_bind(self.operations[at])
+                .push_bind(self.values[at])
+                // Digits, so that the server has fewer parameters to read.
+                .push(before_first_token + 1 + at as i64)
+                .push("pg_catalog.statement_timestamp()")
+                .push("pg_catalog.statement_timestamp() + $1::interval");
+        });
+        insert.push(" on conflict (scope, operation, key) do nothing returning token");
+        let tokens: Vec<i64> =
+            insert.build_query_scalar().persistent(false).fetch_all(conn).await.map_err(Error::of_statement)?;
+        Ok(tokens.into_iter().map(|token| index(token - before_first_token)).collect())
     }
 
     /// Takes over the expired records at these places, and returns their places.
-    pub(super) async fn take_over_distributed(
+    async fn take_over_distributed(
         &self,
         conn: &mut PgConnection,
-        asked: Option<DateTime<Utc>>,
+        before_first_token: i64,
+        asked: DateTime<Utc>,
         places: &[usize],
-        locked_rows: LockedRows,
     ) -> Result<Vec<usize>, Error> {
-        let sql = match locked_rows {
-            LockedRows::Skip => take_over_of_scope!("skip locked"),
-            LockedRows::AwaitInOrder => take_over_of_scope!(""),
-        };
         let mut scopes: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for &at in places {
             scopes.entry(self.scopes[at]).or_default().push(at);
         }
-        let before_first_token = draw_token()? >> 1;
         let mut won = Vec::new();
         for (scope, places) in scopes {
             let of = |column: &[&str]| places.iter().map(|&at| column[at].to_owned()).collect::<Vec<_>>();
-            let taken: Vec<i64> = sqlx::query_scalar(sql)
+            let taken: Vec<i64> = sqlx::query_scalar(take_over_of_scope!())
                 .persistent(self.deployment.prepared)
                 .bind(scope)
                 .bind(of(&self.operations))
@@ -202,9 +184,6 @@ impl MarkBatch<'_> {
                 .await
                 .map_err(Error::of_statement)?;
             won.extend(taken.into_iter().map(|place| places[index(place)]));
-        }
-        if !won.is_empty() {
-            note_claim(conn, self.deployment, before_first_token).await?;
         }
         Ok(won)
     }

@@ -31,7 +31,7 @@ const REPLAYED: u64 = 1000;
 const WINDOW: Duration = Duration::from_secs(3600);
 
 const FIRST_CALL: &str = "First call";
-const OF_MANY_SCOPES: &str = "1000 marks of 100 scopes";
+const OF_MANY_SCOPES: &str = "100 marks of 100 scopes";
 
 #[derive(Clone, Copy)]
 enum Side {
@@ -52,8 +52,8 @@ const OPERATIONS: [Operation; 6] = [
     Operation { title: FIRST_CALL, clients: 8, unit: "calls", way: first_call },
     Operation { title: "Replay", clients: 8, unit: "replays", way: replay },
     Operation { title: "One mark", clients: 8, unit: "keys", way: |side| marks(side, 1, 1) },
-    Operation { title: "1000 marks of one scope", clients: 1, unit: "keys", way: |side| marks(side, 1000, 1) },
-    Operation { title: OF_MANY_SCOPES, clients: 1, unit: "keys", way: |side| marks(side, 1000, 100) },
+    Operation { title: "100 marks of one scope", clients: 1, unit: "keys", way: |side| marks(side, 100, 1) },
+    Operation { title: OF_MANY_SCOPES, clients: 1, unit: "keys", way: |side| marks(side, 100, 100) },
 ];
 
 pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
