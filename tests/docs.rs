@@ -110,6 +110,23 @@ fn the_guide_lists_exactly_the_metrics_that_the_crate_exports() {
     }
 }
 
+/// A dashboard or an alert can only be read if its words are explained.
+#[test]
+fn the_guide_explains_exactly_the_outcomes_that_the_crate_counts() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("src/observe.rs")).expect("a text");
+    let words = text.split_once("pub(crate) const PERFORMED").expect("the words").1;
+    // `claimed` is of a span only, and `in_doubt` of a step only.
+    let counted: BTreeSet<_> =
+        words.split('"').skip(1).step_by(2).filter(|w| !["claimed", "in_doubt"].contains(w)).collect();
+    let guide = fs::read_to_string(root.join("docs/operating.md")).expect("a text");
+    let table = guide.split_once("| `outcome` | meaning |\n|---|---|\n").expect("the table").1;
+    let rows = table.lines().take_while(|line| line.starts_with('|'));
+    let explained: BTreeSet<_> = rows.filter_map(|row| row.split('`').nth(1)).collect();
+    assert!(counted.len() > 8, "{counted:?}");
+    assert_eq!(explained, counted);
+}
+
 /// Names such as `rules::a_missing_key_is_refused`, in the form in which `cargo test` prints them.
 #[test]
 fn every_test_that_a_document_names_exists() {
