@@ -12,8 +12,7 @@ use crate::observe::{outcome_of, spanned};
 use crate::record::{Awaited, MarkBatch, Record, Seen, wait_for_row};
 use crate::{Error, Key, Mode, observe};
 
-/// Keys per statement. From 100 to 1000 keys the throughput grows by three quarters. With more keys it does not grow
-/// further. A statement locks a thousand rows within milliseconds.
+/// Keys per statement. Larger statements would hardly be faster for each key, and would hold their locks for longer.
 const BATCH: usize = 1000;
 
 /// The largest batch that takes an advisory lock for each key. The server's lock table has some 34,000 places at 300
