@@ -12,7 +12,7 @@
 //!
 //! async fn pay(mut tx: IdempotentTx, body: String) -> Result<String, StatusCode> {
 //!     let insert = sqlx::query_scalar("insert into payment (what) values ($1) returning id::text").bind(body);
-//!     insert.fetch_one(&mut *tx).await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
+//!     insert.fetch_one(&mut *tx).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
 //! }
 //!
 //! fn router(pool: sqlx::PgPool) -> Router {
@@ -101,8 +101,8 @@
 //!
 //! Compared with the handler in a transaction of its own, a first call costs two more round trips, a task, and memory
 //! for both bodies. A replay takes four round trips (begin, claim, look, rollback), or one with
-//! [`with_select_first`](IdempotencyLayer::with_select_first). `docs/http.md` has measurements, and compares the layer
-//! with the draft, requirement by requirement.
+//! [`with_select_first`](IdempotencyLayer::with_select_first). `docs/performance.md` has measurements. `docs/http.md`
+//! compares the layer with the draft, requirement by requirement.
 
 mod body;
 mod conclusion;

@@ -1,4 +1,4 @@
-//! Lease mode: effects outside the database, at least once or at most once, by choice.
+//! Lease mode: effects outside the database, at least once or at most once, by choice, and operations of several steps.
 //!
 //! A payment gateway, an SMS or another service cannot share a transaction with a key. So one transaction claims the
 //! key, the work runs, and another transaction stores its result. If the process dies between the two, nobody can tell
@@ -8,9 +8,13 @@
 //!   twice.** If the other service deduplicates by a key, give it [`Lease::downstream_key`], and it sees one operation.
 //! - [`AtMostOnce`](Policy::AtMostOnce) never does the work again. **The effect can stay unknown**: the key is
 //!   [indeterminate](crate::Error::Indeterminate) until an operator finds out and calls [`resolve`] or [`release`].
+//! - [`InSteps`](Policy::InSteps) is for work of several named parts, in this database and outside. The result of each
+//!   part is stored when the part is done, so the next attempt continues after the last one. [`Lease::step`],
+//!   [`Lease::step_at_least_once`] and [`Lease::step_at_most_once`] are the kinds of parts. A step at most once that was
+//!   begun and has no result makes the key indeterminate, until an operator calls [`resolve_step`] or [`release`].
 //!
-//! Under both policies at most one result is stored. A stale owner can neither store nor undo anything, because every
-//! write demands the fencing token of the claim. For an effect in this database, use
+//! Under every policy at most one result is stored. A stale owner can neither store nor undo anything, because every
+//! write demands the fencing token of the claim. For an effect in this database alone, use
 //! [`ensure_idempotent`](crate::ensure_idempotent()): it is cheaper, and exactly once.
 //!
 //! ```no_run

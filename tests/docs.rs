@@ -110,6 +110,46 @@ fn the_guide_lists_exactly_the_metrics_that_the_crate_exports() {
     }
 }
 
+/// A dashboard or an alert can only be read if its words are explained.
+#[test]
+fn the_guide_explains_exactly_the_outcomes_that_the_crate_counts() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("src/observe.rs")).expect("a text");
+    let words = text.split_once("pub(crate) const PERFORMED").expect("the words").1;
+    // `claimed` is of a span only, and `in_doubt` of a step only.
+    let counted: BTreeSet<_> =
+        words.split('"').skip(1).step_by(2).filter(|w| !["claimed", "in_doubt"].contains(w)).collect();
+    let guide = fs::read_to_string(root.join("docs/operating.md")).expect("a text");
+    let table = guide.split_once("| `outcome` | meaning |\n|---|---|\n").expect("the table").1;
+    let rows = table.lines().take_while(|line| line.starts_with('|'));
+    let explained: BTreeSet<_> = rows.filter_map(|row| row.split('`').nth(1)).collect();
+    assert!(counted.len() > 8, "{counted:?}");
+    assert_eq!(explained, counted);
+}
+
+/// The guide gives round numbers to calculate with. They must not be below what was measured, nor far above it.
+#[test]
+fn the_sizes_to_calculate_with_are_those_of_the_benchmark() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| fs::read_to_string(root.join(path)).expect("a text");
+    let figures: serde_json::Value = serde_json::from_str(&read("docs/performance/figures.json")).expect("JSON");
+    let guide = read("docs/operating.md");
+    for (case, way, said) in [
+        ("first_call", "pg-idempotency", "**700 bytes of heap and index for a key**"),
+        ("marks", "pg-idempotency, 1 at once", "and with 300 for a mark"),
+    ] {
+        let sections =
+            figures["sections"].as_array().expect("sections").iter().filter(|section| section["case"] == case);
+        let rows = sections.flat_map(|section| section["rows"].as_array().expect("rows"));
+        let bytes = |row: &serde_json::Value| Some(row["heap_bytes"].as_f64()? + row["index_bytes"].as_f64()?);
+        let measured = rows.filter(|row| row["way"] == way).find_map(bytes).expect("a measured size");
+        let number: String = said.chars().filter(char::is_ascii_digit).collect();
+        let number: f64 = number.parse().expect("a number");
+        assert!(guide.contains(said), "{said}");
+        assert!((0.85 * number..=number).contains(&measured), "{said}: {measured}");
+    }
+}
+
 /// Names such as `rules::a_missing_key_is_refused`, in the form in which `cargo test` prints them.
 #[test]
 fn every_test_that_a_document_names_exists() {

@@ -108,6 +108,37 @@ async fn the_setting_for_a_distributed_table_on_a_plain_one_is_one_warning(pool:
     Ok(())
 }
 
+/// A client's mistake must not look like one of the database.
+#[cfg(feature = "axum")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_refusal_of_the_handler_is_failed_and_a_missing_table_is_an_error(pool: PgPool) -> anyhow::Result<()> {
+    use axum::body::Body;
+    use axum::http::{Request, StatusCode};
+    use tower::ServiceExt as _;
+
+    let listener = Listener::default();
+    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    let layer = pg_idempotency::http::IdempotencyLayer::transactional(pool.clone(), |_| Ok(SCOPE.to_owned()));
+    let refuse = || async { StatusCode::UNPROCESSABLE_ENTITY };
+    let app = axum::Router::new().route("/orders", axum::routing::post(refuse)).route_layer(layer);
+    let order = async || {
+        let request = Request::post("/orders").header("idempotency-key", VALUE).body(Body::empty())?;
+        anyhow::Ok(app.clone().oneshot(request).await?.status())
+    };
+    assert_eq!(order().await?, StatusCode::UNPROCESSABLE_ENTITY);
+    sqlx::raw_sql("drop table idempotency.record").execute(&pool).await?;
+    assert_eq!(order().await?, StatusCode::INTERNAL_SERVER_ERROR);
+
+    assert_eq!(
+        listener.spans(),
+        [
+            "http.transaction mode=transaction operation=POST /orders outcome=failed",
+            "http.transaction mode=transaction operation=POST /orders outcome=error",
+        ]
+    );
+    Ok(())
+}
+
 /// One runtime thread, so its default listener hears the whole test and nothing else.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Result<()> {

@@ -253,7 +253,8 @@ impl Rejection {
             Self::Misconfigured(mistake) if matches!(**mistake, Misconfigured::Refused(Error::OtherMode { .. })) => {
                 "other_mode"
             }
-            _ => observe::FAILED,
+            Self::TimedOut { .. } => observe::FAILED,
+            _ => observe::ERROR,
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::record::{Broken, Distribution};
 use crate::session::in_any_transaction;
 use crate::{Error, migrate, record};
 
-/// The number of records that one statement of [`deep_health`] checks: some 10 ms of work.
+/// The number of records that one statement of [`deep_health`] checks: short enough to hold back no vacuum.
 const DEEP_STEP: i64 = 5000;
 
 /// A part of the set-up that breaks a promise of this crate, or will break one.

@@ -11,13 +11,16 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// Performs an operation exactly once, however often it is requested, with the [default options](Idempotency::new).
 ///
 /// The first call with a key performs. `perform` gets the connection. Its writes, the claim of the key and the response
-/// commit together, or not at all. Every later call with the same key and body gets the first response, from the same
-/// stored bytes, and performs nothing. A call with another body under the key returns [`Error::KeyReused`]. A
-/// concurrent duplicate waits for the first call's transaction.
+/// commit together, or not at all. Every later call with the same key and body gets the [stored
+/// response](#the-response), and performs nothing. A call with another body under the key returns
+/// [`Error::KeyReused`]. A concurrent duplicate waits for the first call's transaction.
 ///
 /// If the connection is in a transaction of the caller, the claim is a part of it, and takes effect when the caller
 /// commits. If the connection is in no transaction, the crate begins one and commits it. With a pool,
 /// [`Idempotency::run`] is simpler.
+///
+/// A first call adds two round trips to the transaction: the claim and the completion. [`commit`](crate::commit()) takes
+/// one more than `tx.commit()`.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Key, ensure_idempotent};

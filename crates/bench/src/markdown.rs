@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use crate::answers::answers;
 use crate::cases::CASES;
+use crate::footprint::Footprint;
 use crate::report::{Figure, Report, Row, Section};
 use crate::setting::Told;
 use crate::target::{Bound, TARGETS};
@@ -152,14 +153,14 @@ pub(crate) fn tables(sections: &[&Section]) -> String {
         }
     }
     for section in counted {
-        let _ = writeln!(
-            text,
-            "**{}**\n\n| | round trips | WAL, B | heap, B | index, B | HOT | allocations | allocated, B |\n\
-             |---|--:|--:|--:|--:|--:|--:|--:|",
-            section.title
-        );
+        let on_disk =
+            section.rows.iter().any(|row| row.footprint.is_some_and(|footprint| footprint.heap_bytes.is_some()));
+        let columns: Vec<_> = COLUMNS.iter().filter(|column| on_disk || !column.on_disk).collect();
+        let heads = cells(columns.iter().map(|column| column.head));
+        let _ = writeln!(text, "**{}**\n\n| |{heads}\n|---|{}", section.title, "--:|".repeat(columns.len()));
         for row in &section.rows {
-            let _ = writeln!(text, "| {} |{}", row.way, footprint(row));
+            let cell = |column: &&Column| row.footprint.as_ref().map(column.cell).unwrap_or_default();
+            let _ = writeln!(text, "| {} |{}", row.way, cells(columns.iter().map(cell)));
         }
         text.push('\n');
     }
@@ -196,22 +197,27 @@ fn speed(row: &Row) -> String {
     format!("{} ({}, {})", figure(speed.per_second), figure(speed.p50_ms), figure(speed.p99_ms))
 }
 
-fn footprint(row: &Row) -> String {
-    let Some(footprint) = &row.footprint else { return String::new() };
-    let or_none = |value: Option<f64>| value.map(figure).unwrap_or_default();
-    cells(
-        [
-            figure(footprint.round_trips),
-            figure(footprint.wal_bytes),
-            or_none(footprint.heap_bytes),
-            or_none(footprint.index_bytes),
-            footprint.hot.map(|share| format!("{:.0} %", share * 100.0)).unwrap_or_default(),
-            figure(footprint.allocations),
-            figure(footprint.allocated_bytes),
-        ]
-        .iter(),
-    )
+/// Of a table of what one call takes.
+struct Column {
+    head: &'static str,
+    /// Left out where no row has it.
+    on_disk: bool,
+    cell: fn(&Footprint) -> String,
 }
+
+const COLUMNS: [Column; 7] = [
+    Column { head: "round trips", on_disk: false, cell: |of| figure(of.round_trips) },
+    Column { head: "WAL, B", on_disk: false, cell: |of| figure(of.wal_bytes) },
+    Column { head: "heap, B", on_disk: true, cell: |of| of.heap_bytes.map(figure).unwrap_or_default() },
+    Column { head: "index, B", on_disk: true, cell: |of| of.index_bytes.map(figure).unwrap_or_default() },
+    Column {
+        head: "HOT",
+        on_disk: true,
+        cell: |of| of.hot.map(|share| format!("{:.0} %", share * 100.0)).unwrap_or_default(),
+    },
+    Column { head: "allocations", on_disk: false, cell: |of| figure(of.allocations) },
+    Column { head: "allocated, B", on_disk: false, cell: |of| figure(of.allocated_bytes) },
+];
 
 /// A line for each figure without a target, with a column for each setting.
 fn other_figures(figures: &[&Figure]) -> String {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pg_idempotency::testing::{backend, cancel_after};
 use pg_idempotency::{Error, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection as _, Executor as _, PgPool, Row as _};
+use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Row as _};
 
 use crate::support::{WAYS, WAYS_ON_A_CONNECTION, clear, connect, create_effects, effects, key, leave_effect, once};
 
@@ -146,6 +146,32 @@ async fn run_gives_up_when_every_connection_has_a_transaction_on_it(
             .expect_err("unknown transaction");
         assert!(matches!(error, Error::UnknownTransaction), "{error:?}");
     }
+    Ok(())
+}
+
+/// What docs/managed.md recommends for the `begin` of the service itself, which sqlx 0.9.0 leaves behind if it is dropped.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_pool_that_rolls_back_on_release_lends_no_foreign_transaction(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        // A ping would be dropped in place of the begin.
+        .test_before_acquire(false)
+        .after_release(|conn, _| Box::pin(async move { conn.execute("rollback").await.map(|_| true) }))
+        .connect_with(options.clone())
+        .await?;
+    create_effects(&pool).await;
+    let mut observer = PgConnection::connect_with(&options).await?;
+    let mut polls = 1;
+    while cancel_after(polls, pool.begin()).await.transpose()?.is_none() {
+        leave_effect(&mut *pool.acquire().await?, "in autocommit").await?;
+        let committed: i64 = sqlx::query_scalar("select count(*) from effect").fetch_one(&mut observer).await?;
+        assert_eq!(committed, polls as i64, "after {polls} polls");
+        polls += 1;
+    }
+    assert!(polls > 1, "the begin was not dropped on its way");
     Ok(())
 }
 

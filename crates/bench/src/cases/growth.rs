@@ -10,7 +10,8 @@ use crate::report::Report;
 pub(crate) const ABOUT: &str = "\
 There is one database for each size, on one server with 128 MB of shared buffers. So at best the largest table is in the \
 operating system's cache. 8 clients make first calls, and replays of random keys. A first call needs a random page of the \
-index, and a replay also one of the table. The first change of a page after a checkpoint writes the whole page to the WAL.";
+index, and a replay also one of the table. The first change of a page after a checkpoint writes the whole page to the WAL. \
+The figures and the targets compare mean times, which are the inverse of the rates; the chart compares medians.";
 
 const NAME: &str = "growth";
 

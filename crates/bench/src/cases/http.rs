@@ -27,7 +27,8 @@ Their request takes as long as the whole measurement of two other clients, which
 409 asks again after a second. Both ends of all 202 connections run on the same cores.";
 
 const NAME: &str = "http";
-const BARE: &str = "bare handler";
+pub(crate) const BARE: &str = "bare handler";
+pub(crate) const FIRST_CALL: &str = "first call";
 const HOT: &str = "hot";
 const POOL: usize = 10;
 const STORM: usize = 200;
@@ -41,7 +42,7 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
             ensure!(answer == Answer { status: 200, replayed: false }, "{answer:?}");
         }
         let bare = service.way(BARE, |_| ("/bare", String::new(), false));
-        let first = service.way("first call", |call| ("/reject", spread(call), false));
+        let first = service.way(FIRST_CALL, |call| ("/reject", spread(call), false));
         let fewest = service.way("first call, fewest round trips", |call| ("/fewest", spread(call), false));
         let replay = service.way("replay", |_| ("/reject", HOT.to_owned(), true));
         let selected = service.way("replay, select first", |_| ("/select-first", HOT.to_owned(), true));

@@ -5,7 +5,7 @@ mod citus;
 mod fingerprint;
 pub(crate) mod first_call;
 mod growth;
-mod http;
+pub(crate) mod http;
 mod janitor;
 mod lease;
 mod marks;

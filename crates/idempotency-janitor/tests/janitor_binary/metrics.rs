@@ -76,7 +76,7 @@ async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Resu
         r#"idempotency_outcomes_total{mode="transaction",operation="POST /orders",outcome="replayed"} 2"#,
         r#"idempotency_outcomes_total{mode="transaction",operation="POST /orders",outcome="key_reused"} 1"#,
         r#"idempotency_outcomes_total{mode="transaction",operation="POST /orders",outcome="failed"} 1"#,
-        r#"idempotency_outcomes_total{mode="transaction",operation="POST /deferred",outcome="failed"} 1"#,
+        r#"idempotency_outcomes_total{mode="transaction",operation="POST /deferred",outcome="error"} 1"#,
         r#"idempotency_outcomes_total{mode="at_most_once",operation="charge",outcome="lease_lost"} 1"#,
         r#"idempotency_outcomes_total{mode="mark",operation="event",outcome="performed"} 2"#,
         r#"idempotency_outcomes_total{mode="mark",operation="event",outcome="replayed"} 1"#,
