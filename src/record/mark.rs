@@ -22,7 +22,7 @@ pub(crate) struct MarkBatch<'k> {
     scopes: Vec<&'k str>,
     operations: Vec<&'k str>,
     values: Vec<&'k str>,
-    locks: Vec<i64>,
+    keys: Vec<&'k Key>,
     window: Duration,
     deployment: Deployment,
 }
@@ -60,15 +60,15 @@ use take_over_locked;
 
 impl<'k> MarkBatch<'k> {
     pub(crate) fn new(keys: impl Iterator<Item = &'k Key>, window: Duration, deployment: Deployment) -> Self {
-        let (scopes, operations, values, locks) = Default::default();
-        let mut batch = Self { scopes, operations, values, locks, window, deployment };
-        for key in keys {
-            batch.scopes.push(key.scope());
-            batch.operations.push(key.operation());
-            batch.values.push(key.value());
-            batch.locks.push(key.lock_id());
+        let keys: Vec<_> = keys.collect();
+        Self {
+            scopes: keys.iter().map(|key| key.scope()).collect(),
+            operations: keys.iter().map(|key| key.operation()).collect(),
+            values: keys.iter().map(|key| key.value()).collect(),
+            keys,
+            window,
+            deployment,
         }
-        batch
     }
 
     /// Looks at the records under the keys, in their order. The first value is the time of the caller's first look.
@@ -115,6 +115,11 @@ impl<'k> MarkBatch<'k> {
             });
         }
         Ok((first_asked, seen))
+    }
+
+    /// The numbers of the keys' locks. Each is a hash, so only a statement that takes locks computes them.
+    fn locks(&self) -> Vec<i64> {
+        self.keys.iter().map(|key| key.lock_id()).collect()
     }
 
     /// A statement whose parameters $1 to $3 are the keys.

@@ -104,7 +104,7 @@ impl MarkBatch<'_> {
     /// Takes one lock after the other, and returns how many. The first lock that is not free is the last one that is
     /// tried.
     async fn lock_in_order(&self, conn: &mut PgConnection, places: &[usize]) -> Result<usize, Error> {
-        let locks: Vec<i64> = places.iter().map(|&at| self.locks[at]).collect();
+        let locks: Vec<i64> = places.iter().map(|&at| self.keys[at].lock_id()).collect();
         let mine: i64 = sqlx::query_scalar(
             "
             with recursive tried (step, mine) as (

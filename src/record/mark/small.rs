@@ -107,7 +107,7 @@ impl MarkBatch<'_> {
                 ",
             })?
             .bind(asked)
-            .bind(&self.locks)
+            .bind(self.locks())
             .fetch_all(conn)
             .await
             .map_err(Error::of_statement)?;
