@@ -19,6 +19,10 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why an operation was neither performed nor replayed.
 ///
+/// The text of an error contains neither the scope nor the value of a key; [`KeyReused`](Self::KeyReused) and
+/// [`OtherMode`](Self::OtherMode) have the key as a field. `Debug` of a database error contains the server's detail, which
+/// may quote a key, so log the text.
+///
 /// The crate tells database errors apart by SQLSTATE alone. **An error while committing is ambiguous**: either both the
 /// effect and its response are stored, or neither is. Ask again with the same key to find out.
 ///
@@ -33,7 +37,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub enum Error {
     /// The key was used before for a request with another body. Nothing was performed. Do not retry: a new request
     /// needs a new key.
-    #[error("the key was used before with another body; take a new key for a new request ({key:?})")]
+    #[error("the key was used before with another body; take a new key for a new request (operation {:?})", key.operation())]
     #[non_exhaustive]
     KeyReused {
         /// The key.
@@ -147,7 +151,8 @@ pub enum Error {
 
     /// The key belongs to another mode. Marks, leases and transactions never share a key.
     #[error(
-        "the key belongs to mode {stored}, and the call is in mode {asked}; give each mode its own operations ({key:?})"
+        "the key belongs to mode {stored}, and the call is in mode {asked}; give each mode its own operations (operation {:?})",
+        key.operation()
     )]
     #[non_exhaustive]
     OtherMode {

@@ -2,6 +2,7 @@
 #![doc = include_str!("layout.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod caught;
 mod claim;
 // The public path of this module is `dedup`.
 #[path = "mark/mod.rs"]

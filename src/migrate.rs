@@ -70,7 +70,8 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 /// # Errors
 ///
 /// - [`Error::Database`], most often because the role may not create a schema: ask a DBA to run [`schema_sql`]. This is
-///   also the error if an applied migration has another checksum than in this release. Nothing is changed then.
+///   also the error if an applied migration has another checksum than in this release, and if the schema exists and
+///   belongs to a [stranger](crate::operator::Warning::ForeignOwner). Nothing is changed then.
 /// - [`Error::MigrationLocked`] if another session has the lock for longer than the wait.
 ///
 /// # Cancellation
@@ -131,6 +132,14 @@ async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
     let missing = missing(conn).await?;
     if missing.is_empty() {
         return Ok(());
+    }
+    // In the schema of a stranger, the stranger could replace what this creates.
+    if let Some(stranger) = record::strangers(conn).await?.first() {
+        let problem = format!(
+            "the role {:?} owns {}; migrate as that role, or grant it to this role, or drop the schema",
+            stranger.role, stranger.objects
+        );
+        return Err(Error::Database(sqlx::Error::Configuration(problem.into())));
     }
     conn.execute(PREPARE).await?;
     for migration in missing {

@@ -1,11 +1,14 @@
-//! Metrics (feature `metrics`), spans and logs. They never contain the key's value or scope: the value may be a secret,
-//! and each of the two would create one series of metrics per client.
+//! Metrics (feature `metrics`), spans and logs. They never contain the key's value or scope, and neither does the text of
+//! an error, which a log may contain: the value may be a secret, and each of the two would create one series of metrics
+//! per client.
 
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tracing::{Instrument as _, Span};
 
+use crate::caught::Panic;
 use crate::claim::Claimed;
 use crate::record::{Batch, Terms};
 use crate::{Error, Key, LockHolder, Mode, Outcome};
@@ -64,7 +67,7 @@ pub(crate) fn outcome_of_work<T, E>(worked: &Result<T, Failure<E>>) -> &'static 
     match worked {
         Ok(_) => PERFORMED,
         Err(Failure::Crate(error)) => name(error),
-        Err(Failure::Perform(_)) => FAILED,
+        Err(Failure::Perform(_) | Failure::Panicked(_)) => FAILED,
     }
 }
 
@@ -113,13 +116,17 @@ impl Drop for Watch<'_> {
 pub(crate) enum Failure<E> {
     Crate(Error),
     Perform(E),
+    /// The work of a lease panicked, and its attempt has failed.
+    Panicked(Panic),
 }
 
 impl<E: From<Error>> Failure<E> {
+    /// A panic goes on from here.
     pub(crate) fn into_callers(self) -> E {
         match self {
             Self::Crate(error) => error.into(),
             Self::Perform(error) => error,
+            Self::Panicked(panic) => resume_unwind(panic),
         }
     }
 }

@@ -10,7 +10,7 @@
 //! - The steps of an operation: `step`. Operations that a resumer may take over: `resume`.
 //! - The forms for a table that Citus distributes: `distributed`. Its metadata: `citus`.
 //! - Marks in batches: `mark`.
-//! - The janitor: `sweep`, `due`, `lock`. The operator: `stats`, `unsettled`, `show`, `rules`, `setup`.
+//! - The janitor: `sweep`, `due`, `lock`. The operator: `stats`, `unsettled`, `show`, `rules`, `setup`, `owners`.
 //! - The tests of a service: `staged`, `time`.
 
 mod citus;
@@ -23,6 +23,7 @@ mod lease;
 mod lock;
 mod look;
 mod mark;
+mod owners;
 mod release;
 mod resume;
 mod rules;
@@ -48,6 +49,7 @@ pub(crate) use lease::Actor;
 pub(crate) use lock::{INSTALLER, SINGLE_RUNNER, holder, try_lock};
 pub(crate) use look::{Found, LeaseState, Standing};
 pub(crate) use mark::{MarkBatch, MarkOf};
+pub(crate) use owners::{Stranger, strangers};
 pub(crate) use resume::Candidate;
 pub(crate) use rules::{Broken, broken_rules};
 pub(crate) use setup::{commit_settings, response_compression, setup, without_autovacuum};

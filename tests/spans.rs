@@ -73,6 +73,12 @@ impl Visit for Visitor<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         self.0.insert(field.name(), format!("{value:?}").trim_matches('"').to_owned());
     }
+
+    /// With its causes, as subscribers print it.
+    fn record_error(&mut self, field: &Field, error: &(dyn std::error::Error + 'static)) {
+        let causes = std::iter::successors(Some(error), |error| error.source());
+        self.0.insert(field.name(), causes.map(ToString::to_string).collect::<Vec<_>>().join(": "));
+    }
 }
 
 impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Listener {
@@ -303,5 +309,81 @@ async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyh
         assert!(warning.contains(field), "{field}: {warning}");
     }
     assert!(!text.contains(SCOPE) && !text.contains(VALUE), "{text}");
+    Ok(())
+}
+
+/// The layer logs the cause of a mistake in the set-up. The server's detail would quote the key.
+#[cfg(feature = "axum")]
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: PgPool) -> anyhow::Result<()> {
+    use axum::body::Body;
+    use axum::http::{Request, StatusCode};
+    use axum::routing::post;
+    use pg_idempotency::http::IdempotencyLayer;
+    use tower::ServiceExt as _;
+
+    let listener = Listener::default();
+    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    // A key in another mode; a record that the server refuses; a table that is missing.
+    let mut tx = pool.begin().await?;
+    assert_eq!(mark(&mut tx, &key("POST /texts"), Duration::from_secs(60)).await?, Marked::First);
+    tx.commit().await?;
+    let transactional = IdempotencyLayer::transactional(pool.clone(), |_| Ok(SCOPE.to_owned()));
+    let app = axum::Router::new()
+        .route("/texts", post(async || StatusCode::CREATED))
+        .route("/refused", post(async || StatusCode::CREATED))
+        .layer(transactional);
+    let refused = "alter table idempotency.record add check (operation <> 'POST /refused')";
+    for (path, change, cause) in [
+        ("/texts", "select 1", "the key belongs to mode mark"),
+        ("/refused", refused, "violates check constraint"),
+        ("/texts", "drop table idempotency.record", "is missing or too old"),
+    ] {
+        sqlx::query(change).execute(&pool).await?;
+        let request = Request::post(path).header("idempotency-key", VALUE).body(Body::empty())?;
+        assert_eq!(app.clone().oneshot(request).await?.status(), StatusCode::INTERNAL_SERVER_ERROR, "{path}");
+        let text = listener.text();
+        let logged: Vec<_> = text.lines().filter(|line| line.contains("mistake in the service's set-up")).collect();
+        assert!(logged.last().is_some_and(|line| line.contains(cause)), "{cause}\n{logged:?}");
+        assert!(!text.contains(SCOPE) && !text.contains(VALUE), "never the key or its scope\n{text}");
+    }
+    Ok(())
+}
+
+/// An error of the work is the service's own. What the crate adds to it has no key.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_resumer_logs_errors_and_panics_without_the_key(pool: PgPool) -> anyhow::Result<()> {
+    use pg_idempotency::lease::{Lease, Resumer};
+    use pg_idempotency::testing::{age, lapse};
+
+    let listener = Listener::default();
+    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(40) })?
+        .with_stored_request(true)
+        .with_max_attempts(std::num::NonZeroU32::MIN.saturating_add(3));
+    for operation in ["fails", "panics"] {
+        let key = key(operation);
+        let Acquired::Lease(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else {
+            anyhow::bail!("the key is new")
+        };
+        drop(lease);
+        lapse(&pool, &key).await?;
+        age(&pool, &key, Duration::from_secs(60)).await?;
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let stop = std::sync::Mutex::new(Some(stop));
+        let work = async |lease: &Lease, _: String| -> Result<i64, Error> {
+            drop(stop.lock().expect("no panic holds it").take());
+            match lease.key().operation() {
+                "panics" => panic!("on purpose"),
+                _ => Err(Error::Database(sqlx::Error::RowNotFound)),
+            }
+        };
+        let resumer = Resumer::new(leasing, operation)?.with_interval(Duration::from_millis(100))?;
+        let done = resumer.run(&pool, async { drop(stopped.await) }, work).await;
+        assert_eq!((done.completed, done.failed), (0, 1), "{operation}");
+    }
+    let text = listener.text();
+    assert!(text.contains("a resumed operation failed") && text.contains("a resumed operation panicked"), "{text}");
+    assert!(!text.contains(SCOPE) && !text.contains(VALUE), "never the key or its scope\n{text}");
     Ok(())
 }

@@ -43,8 +43,11 @@ fn row(error: &Error) -> &'static str {
     }
 }
 
+const SCOPE: &str = "tenant-of-nobody-else";
+const VALUE: &str = "value-that-is-a-secret";
+
 fn samples() -> Vec<Error> {
-    let key = || Key::new("scope", "operation", "value").expect("a key");
+    let key = || Key::new(SCOPE, "operation", VALUE).expect("a key");
     let cause = || sqlx::Error::RowNotFound;
     let undone = || BoxError::from("undone");
     vec![
@@ -64,7 +67,7 @@ fn samples() -> Vec<Error> {
         Error::NotResumable { problem: NotResumable::NoBody },
         Error::Undecodable { step: None, source: undone() },
         Error::Unencodable { source: undone() },
-        Error::InvalidKey(Key::new("", "", "").expect_err("empty")),
+        Error::InvalidKey(Key::new(SCOPE, "operation", format!("{VALUE}\0")).expect_err("a control character")),
         Error::InvalidBody { source: InvalidBody::NotFinite },
         Error::InvalidDuration(crate::Idempotency::new().with_retention(Duration::ZERO).expect_err("too short")),
         Error::OtherMode { key: key(), stored: Mode::Mark, asked: Mode::Transaction },
@@ -86,6 +89,28 @@ fn table() -> Vec<[&'static str; 4]> {
         std::array::from_fn(|_| cells.next().expect("four columns"))
     };
     include_str!("table.md").lines().skip(2).map(cells).collect()
+}
+
+#[test]
+fn no_text_of_an_error_contains_the_scope_or_the_value_of_a_key() {
+    let texts = |error: Error| {
+        let mut texts = vec![error.to_string(), format!("{error:?}")];
+        #[cfg(feature = "http")]
+        let error = crate::http::Rejection::of(error);
+        let mut cause: Option<&dyn std::error::Error> = Some(&error);
+        while let Some(error) = cause {
+            texts.push(error.to_string());
+            cause = error.source();
+        }
+        texts.join("\n")
+    };
+    for error in samples() {
+        let text = texts(error);
+        assert!(!text.contains(SCOPE) && !text.contains(VALUE), "{text}");
+    }
+    let reused = Error::KeyReused { key: Key::new(SCOPE, "POST /orders", VALUE).expect("a key") };
+    assert!(reused.to_string().contains("POST /orders"), "the operation helps to find the mistake: {reused}");
+    assert!(matches!(reused, Error::KeyReused { key } if key.value() == VALUE), "programs have the key");
 }
 
 #[test]

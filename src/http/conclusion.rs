@@ -5,10 +5,11 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue, Response, header};
 
 use super::body::{LayerBody, ResponseBody};
-use super::handler::{Unanswered, caught};
+use super::handler::Unanswered;
 use super::rejection::Misconfigured;
 use super::replay::{GRPC_STATUS, sealed, to_record};
 use super::settings::Settings;
+use crate::caught::caught;
 use crate::{Key, record};
 
 /// A response of unknown length that does not end within this time counts as a stream. The transaction is open
@@ -45,7 +46,7 @@ pub(super) async fn conclude<R: ResponseBody, E>(
     response: Response<R>,
 ) -> Result<Conclusion<R>, Unanswered<E>> {
     // The body is code of the handler, too, and may panic.
-    Ok(caught(judge(settings, key, response)).await??)
+    Ok(caught(judge(settings, key, response)).await.map_err(Unanswered::Panicked)??)
 }
 
 async fn judge<R: ResponseBody>(

@@ -1,10 +1,6 @@
 //! The call of the handler, bounded in time and with its panics caught.
 
-use std::any::Any;
-use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
-use std::task::Poll;
+use std::future::Future;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +13,7 @@ use super::rejection::Rejection;
 use super::replay::IDEMPOTENCY_REPLAYED;
 use super::settings::Denied;
 use crate::Error;
+use crate::caught::{Panic, caught};
 
 /// Why a request has no response of its handler.
 pub(super) enum Unanswered<E> {
@@ -25,7 +22,7 @@ pub(super) enum Unanswered<E> {
     Denied(Denied),
     /// The handler returned an error.
     Failed(E),
-    Panicked(Box<dyn Any + Send>),
+    Panicked(Panic),
 }
 
 impl<E, R: Into<Rejection>> From<R> for Unanswered<E> {
@@ -78,20 +75,11 @@ where
     async fn call(mut self, limit: Duration) -> Result<Response<R>, Unanswered<S::Error>> {
         let answering = caught(async { self.service.call(self.request).await });
         let answered = timeout(limit, answering).await.map_err(|_| Rejection::TimedOut { limit })?;
-        let mut response = answered?.map_err(Unanswered::Failed)?;
+        // A panic must free the key, too.
+        let answered = answered.map_err(Unanswered::Panicked)?;
+        let mut response = answered.map_err(Unanswered::Failed)?;
         // A handler may pass on a response that another service has replayed. Here it is a first response.
         response.headers_mut().remove(IDEMPOTENCY_REPLAYED);
         Ok(response)
     }
-}
-
-/// Runs code of the handler and returns its panic as an error, because a panic must free the key, too.
-pub(super) async fn caught<T, E>(code: impl Future<Output = T>) -> Result<T, Unanswered<E>> {
-    let mut code = pin!(code);
-    // After a panic the layer looks at nothing of the handler except the transaction, which it rolls back.
-    let polled = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| code.as_mut().poll(context))) {
-        Ok(poll) => poll.map(Ok),
-        Err(panic) => Poll::Ready(Err(Unanswered::Panicked(panic))),
-    });
-    polled.await
 }

@@ -17,6 +17,7 @@ use super::leasing::Leasing;
 use super::owner::Owner;
 use super::policy::Policy;
 use super::resume::NotResumable;
+use crate::caught::caught;
 use crate::claim::{Claimed, contend};
 use crate::observe::{Failure, call_span, outcome_of, outcome_of_call, spanned};
 use crate::outcome::{decode, encode};
@@ -89,6 +90,10 @@ impl Leasing {
     ///
     /// If the future is dropped before the claim commits, nothing has happened. Later, the claim lapses: the next
     /// caller takes it over, or finds it indeterminate.
+    ///
+    /// # Panics
+    ///
+    /// A panic of `work` goes on, after it has ended the attempt as an error of `work` does.
     pub async fn ensure<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, work: F) -> Result<Outcome<T>, E>
     where
         T: Serialize + DeserializeOwned,
@@ -250,19 +255,23 @@ where
     E: Display,
 {
     let started = Instant::now();
-    let worked = unless_lost(lease.owner(), work(&lease)).await;
+    let worked = unless_lost(lease.owner(), caught(work(&lease))).await;
     observe::performed(lease.mode(), lease.key().operation(), started.elapsed());
     match worked {
         None => Err(lease.failed(Error::LeaseLost).into()),
-        Some(Ok(response)) => {
+        Some(Ok(Ok(response))) => {
             let encoded = encode(&response).map_err(|error| lease.failed(error))?;
             lease.complete_encoded(&encoded).await?;
             Ok(response)
         }
-        Some(Err(error)) => {
+        Some(Ok(Err(error))) => {
             // The alternate form (`#`), because with it anyhow prints the causes too.
             lease.fail(&format!("{error:#}")).await;
             Err(Failure::Perform(error))
+        }
+        Some(Err(panic)) => {
+            lease.fail("the work panicked").await;
+            Err(Failure::Panicked(panic))
         }
     }
 }

@@ -63,6 +63,10 @@ impl Leasing {
     /// # Cancellation
     ///
     /// As [`ensure`](Self::ensure).
+    ///
+    /// # Panics
+    ///
+    /// As [`ensure`](Self::ensure). A [`Resumer`](super::Resumer) catches the panic.
     pub async fn resume_one<B, T, E, F>(
         self,
         pool: &PgPool,

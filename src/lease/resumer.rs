@@ -10,6 +10,7 @@ use sqlx::PgPool;
 
 use super::guard::Lease;
 use super::leasing::Leasing;
+use crate::caught::caught;
 use crate::limits::within;
 use crate::session::jittered;
 use crate::shutdown::{Shutdown, is_ready, unless};
@@ -79,8 +80,8 @@ impl Resumer {
     /// Resumes one operation after the other until `shutdown` is ready. Then it finishes the operation in progress, and
     /// ends. Run one in each process of a fleet, or one for all: several share the work.
     ///
-    /// It logs errors and goes on: after an operation that failed with the next one, and after an error of the database
-    /// at first after a second.
+    /// It logs errors and panics, and goes on: after an operation that failed with the next one, and after an error of
+    /// the database or a panic at first after a second. A panic of the work ends its attempt as an error does.
     ///
     /// # Cancellation
     ///
@@ -96,34 +97,49 @@ impl Resumer {
         let mut shutdown = Shutdown::new(shutdown);
         let mut done = Resumptions::default();
         let mut retry = FIRST_RETRY;
+        let pause = |retry: &mut Duration| {
+            let pause = jittered(*retry);
+            *retry = (*retry * 2).min(self.interval.max(FIRST_RETRY));
+            pause
+        };
         let mut rest = jittered(self.interval);
         while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
             rest = loop {
-                match self.leasing.resume_one(pool, &self.operation, work.clone()).await {
-                    Ok(None) => {
+                // A panic may come from the work, and from the code that decodes a request or encodes a response.
+                match caught(self.leasing.resume_one(pool, &self.operation, work.clone())).await {
+                    Ok(Ok(None)) => {
                         retry = FIRST_RETRY;
                         break jittered(self.interval);
                     }
-                    Ok(Some(resumed)) => match resumed.result {
-                        Ok(_) => done.completed += 1,
-                        Err(error) => {
-                            tracing::warn!(
-                                operation = self.operation,
-                                error = %format_args!("{error:#}"),
-                                "a resumed operation failed, and its next attempt comes later"
-                            );
-                            done.failed += 1;
+                    Ok(Ok(Some(resumed))) => {
+                        retry = FIRST_RETRY;
+                        match resumed.result {
+                            Ok(_) => done.completed += 1,
+                            Err(error) => {
+                                tracing::warn!(
+                                    operation = self.operation,
+                                    error = %format_args!("{error:#}"),
+                                    "a resumed operation failed, and its next attempt comes later"
+                                );
+                                done.failed += 1;
+                            }
                         }
-                    },
-                    Err(error) => {
+                    }
+                    Ok(Err(error)) => {
                         tracing::error!(
                             operation = self.operation,
                             error = &error as &dyn std::error::Error,
                             "a search for operations to resume failed and is tried again"
                         );
-                        let pause = jittered(retry);
-                        retry = (retry * 2).min(self.interval.max(FIRST_RETRY));
-                        break pause;
+                        break pause(&mut retry);
+                    }
+                    Err(_) => {
+                        tracing::error!(
+                            operation = self.operation,
+                            "a resumed operation panicked, and its next attempt comes later"
+                        );
+                        done.failed += 1;
+                        break pause(&mut retry);
                     }
                 }
                 if is_ready(&mut shutdown).await {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use crate::record::{Broken, Distribution};
+use crate::record::{Broken, Distribution, Stranger};
 use crate::session::in_any_transaction;
 use crate::{Error, migrate, record};
 
@@ -64,6 +64,15 @@ pub enum Warning {
         /// The name of the table or partition, with its schema.
         table: String,
     },
+    /// A role owns a part of the schema, and is neither a superuser nor the owner of the database, nor related to it or to
+    /// the asking role by membership. The role can run its code in the transactions of all callers, with their rights. It
+    /// may have created the schema before you did.
+    ForeignOwner {
+        /// The role.
+        role: String,
+        /// What it owns, separated by commas.
+        objects: String,
+    },
     /// Records break a rule of `migrations/strict.sql`: they were edited by hand, or there is a bug. Only
     /// [`deep_health`] checks these rules.
     BrokenRule {
@@ -100,6 +109,7 @@ impl Warning {
             Self::Replica => "replica",
             Self::AutovacuumOff => "autovacuum_off",
             Self::TableAutovacuumOff { .. } => "table_autovacuum_off",
+            Self::ForeignOwner { .. } => "foreign_owner",
             Self::BrokenRule { .. } => "broken_rule",
             Self::SweepLags { .. } => "sweep_lags",
         }
@@ -157,6 +167,11 @@ impl std::fmt::Display for Warning {
                 f,
                 "autovacuum is off for the table {table}: dead rows accumulate and slow down every claim; \
                  alter table {table} reset (autovacuum_enabled)"
+            ),
+            Self::ForeignOwner { role, objects } => write!(
+                f,
+                "the role {role:?} owns {objects}, so its code can run as every caller; if it is the role that migrates, grant \
+                 it to the owner of the database; if not, drop the schema or give it another owner"
             ),
             Self::BrokenRule { rule, records, scope, operation } => write!(
                 f,
@@ -264,6 +279,8 @@ async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>
     warnings.extend((!setup.autovacuum).then_some(Warning::AutovacuumOff));
     let tables = record::without_autovacuum(conn).await?;
     warnings.extend(tables.into_iter().map(|table| Warning::TableAutovacuumOff { table }));
+    let foreign = |Stranger { role, objects }| Warning::ForeignOwner { role, objects };
+    warnings.extend(record::strangers(conn).await?.into_iter().map(foreign));
     let oldest = record::oldest_due(conn, Duration::ZERO).await?.filter(|oldest| *oldest > lag);
     warnings.extend(oldest.map(|oldest| Warning::SweepLags { oldest }));
     Ok(warnings)

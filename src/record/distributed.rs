@@ -11,7 +11,7 @@ use sqlx::{Executor as _, PgConnection, Row as _};
 
 use super::citus::is_distributed;
 use super::claim::{Claim, Terms};
-use super::fragment::{forget_claim, note_claim, step_in_doubt};
+use super::fragment::{forget_claim, note_claim, readable, step_in_doubt};
 use super::look::{Found, LeaseState, Look, Standing};
 use super::statement::{Record, Response, changes_a_row, draw_token, interval};
 use crate::{Deployment, Error, Fingerprint, Mode};
@@ -110,13 +110,11 @@ impl Record<'_> {
             .query(concat! {
                 "
                 select
-                    mode, fingerprint, token, attempt, claimed_at, last_error,
+                    mode, fingerprint, token, attempt, last_error, ", readable!("claimed_at"), " as claimed_at,
                     steps is not null as has_steps, ", step_in_doubt!(), " as step_in_doubt,
                     completed_at is not null as completed,
                     lease_until = '-infinity' as released,
-                    -- A client cannot read an infinity, which somebody may have set by hand.
-                    case when lease_until > '-infinity' then least(lease_until, '9999-12-31') end as lease_until,
-                    greatest(least(expires_at, '9999-12-31'), 'epoch') as expires_at,
+                    ", readable!("lease_until"), " as lease_until, ", readable!("expires_at"), " as expires_at,
                     response_status, response_headers::text as response_headers, response_body
                 from idempotency.record
                 where scope = $1::text and operation = $2::text and key = $3::text
@@ -144,18 +142,18 @@ impl Record<'_> {
     /// written to the shard of the record.
     pub(super) async fn select_first_distributed(self, conn: &mut PgConnection, mode: Mode) -> Option<PgRow> {
         let row = self
-            .query(
+            .query(concat! {
                 "
                 select
                     fingerprint, response_status, response_headers::text as response_headers, response_body,
-                    greatest(least(expires_at, '9999-12-31'), 'epoch') as expires_at
+                    ", readable!("expires_at"), " as expires_at
                 from idempotency.record
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and mode = $4::text
                     and completed_at is not null
                     and pg_catalog.pg_current_xact_id_if_assigned() is null
                 ",
-            )
+            })
             .bind(mode.as_str())
             .fetch_optional(&mut *conn)
             .await

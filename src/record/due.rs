@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use sqlx::postgres::PgRow;
 
-use super::fragment::{counts_by_kind, expired_at};
+use super::fragment::{counts_by_kind, expired_at, readable};
 use super::statement::interval;
 use super::sweep::Batch;
 use crate::Error;
@@ -34,8 +34,8 @@ pub(crate) async fn oldest_due(conn: &mut PgConnection, grace: Duration) -> Resu
         "
         select extract(epoch from
             pg_catalog.statement_timestamp()
-            -- Somebody may have set -infinity by hand, which has no age in seconds: count from the claim.
-            - case when isfinite(expires_at) then expires_at else claimed_at end)::float8
+            -- Somebody may have set -infinity by hand: count from the claim.
+            - case when isfinite(expires_at) then expires_at else ", readable!("claimed_at"), " end)::float8
         from idempotency.record
         where ", expired_at!("pg_catalog.statement_timestamp() - $1::interval"), "
         order by expires_at

@@ -65,6 +65,37 @@ macro_rules! expired_when_asked {
     };
 }
 
+/// A time that a client may read, or subtract another time from. **Every statement that does either with a time of the
+/// table reads it through this fragment.** A person who pins a key sets `infinity`, which neither chrono nor a
+/// subtraction takes; chrono ends before the largest times of PostgreSQL, too. Null stays null.
+macro_rules! readable {
+    ($time:literal) => {
+        concat!(
+            "case when ",
+            $time,
+            " > '9999-12-31 00:00:00+00' then '9999-12-31 00:00:00+00'::timestamptz when ",
+            $time,
+            " < '0001-01-01 00:00:00+00' then '0001-01-01 00:00:00+00'::timestamptz else ",
+            $time,
+            " end"
+        )
+    };
+}
+
+/// A place in the order of `expires_at`, at which a later statement goes on. Null for a time that is not [`readable`]:
+/// many records may share it, and the statement that goes on must not lose them.
+macro_rules! readable_place {
+    ($time:literal) => {
+        concat!(
+            "case when ",
+            $time,
+            " between '0001-01-01 00:00:00+00' and '9999-12-31 00:00:00+00' then ",
+            $time,
+            " end"
+        )
+    };
+}
+
 /// The name of a step that was begun and has no result: nobody knows whether it took effect.
 macro_rules! step_in_doubt {
     () => {
@@ -118,5 +149,5 @@ macro_rules! counts_by_kind {
 
 pub(super) use {
     claimed_here, counts_by_kind, expired_at, expired_when_asked, forget_claim, no_live_lease, no_step_in_doubt,
-    note_claim, state, step_in_doubt, table_or_leaf,
+    note_claim, readable, readable_place, state, step_in_doubt, table_or_leaf,
 };

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{claimed_here, expired_at, step_in_doubt};
+use super::fragment::{claimed_here, expired_at, readable, step_in_doubt};
 use super::statement::{Record, Response};
 use crate::mode::UnknownMode;
 use crate::{Error, Mode};
@@ -70,10 +70,10 @@ impl Record<'_> {
             select
                 asked.at as asked,
                 case when record.token is null then pg_catalog.pg_try_advisory_xact_lock($4::int8) end as mine,
-                mode, fingerprint, token, attempt, claimed_at, last_error,
+                mode, fingerprint, token, attempt, last_error, ", readable!("claimed_at"), " as claimed_at,
                 ", claimed_here!("token"), " as claimed_by_this_transaction,
                 case when lease_until > pg_catalog.statement_timestamp()
-                    then extract(epoch from lease_until - pg_catalog.statement_timestamp())::float8
+                    then extract(epoch from (", readable!("lease_until"), ") - pg_catalog.statement_timestamp())::float8
                 end as lease_left,
                 lease_until = '-infinity' as released,
                 completed_at is not null as completed,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{no_live_lease, state};
+use super::fragment::{no_live_lease, readable, state};
 use super::statement::{Record, changes_a_row, known_mode};
 use super::step::ShownStep;
 use crate::{Error, Key, Mode};
@@ -27,7 +27,7 @@ pub struct Shown {
     pub claimed_at: DateTime<Utc>,
     /// When it was completed.
     pub completed_at: Option<DateTime<Utc>>,
-    /// When its retention ends.
+    /// When its retention ends. The end of the year 9999 if somebody has set it to `infinity`.
     pub expires_at: DateTime<Utc>,
     /// The rest of its retention; zero once that has ended.
     pub retention_left: Duration,
@@ -80,12 +80,14 @@ impl Record<'_> {
         self.query(concat! {
             "
             select
-                mode, fingerprint, token, attempt, claimed_at, completed_at, expires_at, last_error,
+                mode, fingerprint, token, attempt, last_error,
+                ", readable!("claimed_at"), " as claimed_at, ", readable!("completed_at"), " as completed_at,
+                ", readable!("expires_at"), " as expires_at,
                 steps::text as steps, request is not null as resumable,
                 pg_catalog.octet_length(response_body) as response_bytes,
-                extract(epoch from expires_at - pg_catalog.statement_timestamp())::float8 as seconds_left,
+                extract(epoch from (", readable!("expires_at"), ") - pg_catalog.statement_timestamp())::float8 as seconds_left,
                 case when lease_until > pg_catalog.statement_timestamp()
-                    then extract(epoch from lease_until - pg_catalog.statement_timestamp())::float8
+                    then extract(epoch from (", readable!("lease_until"), ") - pg_catalog.statement_timestamp())::float8
                 end as lease_seconds_left,
                 ", state!(), " as state
             from idempotency.record

@@ -5,7 +5,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::citus::{is_distributed, size_of_shards};
-use super::fragment::{state, table_or_leaf};
+use super::fragment::{readable, state, table_or_leaf};
 use crate::Error;
 
 /// The sizes and counts that the server keeps.
@@ -89,7 +89,7 @@ pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<
                 else 4
             end as age,
             count(*) as records,
-            min(claimed_at) as oldest
+            ", readable!("min(claimed_at)"), " as oldest
         from idempotency.record tablesample system ($1::float4)
         group by 1, 2, 3, 4
         order by 2, 3, 4, 1

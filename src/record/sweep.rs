@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 
-use super::fragment::{counts_by_kind, expired_at, table_or_leaf};
+use super::fragment::{counts_by_kind, expired_at, readable_place, table_or_leaf};
 use super::statement::interval;
 use crate::Error;
 
@@ -73,9 +73,7 @@ pub(crate) async fn sweep(
             returning mode, completed_at, expires_at
         )
         select
-            ", counts_by_kind!(), ",
-            -- A client cannot read -infinity, which somebody may have set by hand.
-            nullif(max(expires_at), '-infinity') as until
+            ", counts_by_kind!(), ", ", readable_place!("max(expires_at)"), " as until
         from deleted
         "
         },
@@ -126,8 +124,7 @@ pub(crate) async fn sweep_distributed(
         returning
             mode = 'mark' as marks,
             mode <> 'mark' and completed_at is not null as completed,
-            -- A client cannot read -infinity, which somebody may have set by hand.
-            nullif(expires_at, '-infinity') as expires_at
+            ", readable_place!("expires_at"), " as expires_at
         ",
     })
     .persistent(false)

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{state, step_in_doubt};
+use super::fragment::{readable, readable_place, state, step_in_doubt};
 use super::statement::known_mode;
 use crate::{Error, Key, Mode};
 
@@ -28,7 +28,8 @@ pub struct Unsettled {
     pub attempt: u32,
     /// When it was last claimed.
     pub claimed_at: DateTime<Utc>,
-    /// Until this moment repeats are refused. **After it, a repeat is performed.**
+    /// Until this moment repeats are refused. **After it, a repeat is performed.** The end of the year 9999 if somebody
+    /// has set it to `infinity`.
     pub expires_at: DateTime<Utc>,
     /// Why the last attempt failed.
     pub last_error: Option<String>,
@@ -51,7 +52,8 @@ pub struct UnsettledPart {
     pub next: Option<DateTime<Utc>>,
 }
 
-/// The end of the retention of the `records`-th record after this moment, and how many records there are up to it. The
+/// The end of the retention of the `records`-th record after this moment, and how many records there are up to it.
+/// `None` if this part is the last one. The
 /// order is that of an index, and nearly that of the table's pages, because records of one retention expire in the
 /// order of their claims.
 pub(crate) async fn end_of_part(
@@ -59,9 +61,9 @@ pub(crate) async fn end_of_part(
     after: Option<DateTime<Utc>>,
     records: i64,
 ) -> Result<(Option<DateTime<Utc>>, u64), Error> {
-    sqlx::query(
+    sqlx::query(concat! {
         "
-        select max(expires_at) as until, count(*) as read
+        select ", readable_place!("max(expires_at)"), " as until, count(*) as read
         from (
             select expires_at
             from idempotency.record
@@ -70,7 +72,7 @@ pub(crate) async fn end_of_part(
             limit $2::int8
         ) as part
         ",
-    )
+    })
     .persistent(false)
     .bind(after)
     .bind(records)
@@ -96,7 +98,8 @@ pub(crate) async fn unsettled(
     sqlx::query(concat! {
         "
         select
-            mode, scope, operation, key, fingerprint, token, attempt, claimed_at, expires_at, last_error,
+            mode, scope, operation, key, fingerprint, token, attempt, last_error,
+            ", readable!("claimed_at"), " as claimed_at, ", readable!("expires_at"), " as expires_at,
             ", step_in_doubt!(), " as step,
             ", state!(), " as state
         from idempotency.record
@@ -111,7 +114,7 @@ pub(crate) async fn unsettled(
                     and lease_until <= pg_catalog.statement_timestamp()
                     and attempt >= $2::int4)
             )
-        order by claimed_at, scope, operation, key
+        order by record.claimed_at, scope, operation, key
         limit $1::int8
         ",
     })

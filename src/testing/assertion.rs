@@ -57,8 +57,8 @@ pub fn assert_completed<'a>(pool: &'a PgPool, key: &'a Key) -> impl Future<Outpu
     async move {
         match state(pool, key, at).await.as_deref() {
             Some("completed" | "mark") => {}
-            Some(state) => panic!("{key:?} is {state}, not completed; asserted at {at}"),
-            None => panic!("{key:?} has no record, so it is not completed; asserted at {at}"),
+            Some(state) => panic!("{} is {state}, not completed; asserted at {at}", named(key)),
+            None => panic!("{} has no record, so it is not completed; asserted at {at}", named(key)),
         }
     }
 }
@@ -73,9 +73,14 @@ pub fn assert_no_trace<'a>(pool: &'a PgPool, key: &'a Key) -> impl Future<Output
     let at = Location::caller();
     async move {
         if let Some(state) = state(pool, key, at).await {
-            panic!("{key:?} has a record, which is {state}; asserted at {at}");
+            panic!("{} has a record, which is {state}; asserted at {at}", named(key));
         }
     }
+}
+
+/// In full: the keys of a test are no secrets, and `Debug` of a key hides two of its parts.
+fn named(key: &Key) -> String {
+    format!("the key {:?}", (key.scope(), key.operation(), key.value()))
 }
 
 async fn state(pool: &PgPool, key: &Key, at: &Location<'_>) -> Option<String> {
@@ -83,7 +88,11 @@ async fn state(pool: &PgPool, key: &Key, at: &Location<'_>) -> Option<String> {
     match shown {
         Ok(shown) => shown.map(|shown| shown.state),
         Err(error) => {
-            panic!("{key:?} cannot be looked at: {error}: {:?}; asserted at {at}", std::error::Error::source(&error))
+            panic!(
+                "{} cannot be looked at: {error}: {:?}; asserted at {at}",
+                named(key),
+                std::error::Error::source(&error)
+            )
         }
     }
 }

@@ -106,7 +106,7 @@ impl Idempotency {
     /// - **Each call that finds the key taken writes an ERROR to the server's log**, with SQLSTATE IK001 and the key.
     ///   Such a call is a duplicate, or the record is expired or released. It takes one or two round trips more than
     ///   without the option, but a replay takes two fewer.
-    /// - The text of a statement contains the response, in hexadecimal digits. PostgreSQL logs this text if the
+    /// - The text of a statement contains the key, and the response in hexadecimal digits. PostgreSQL logs this text if the
     ///   statement fails (`log_min_error_statement`) or is slow, `pg_stat_activity` shows it, and sqlx logs it at DEBUG
     ///   or, if slow, at WARN. **Do not use the option if a response must not appear in logs.** Responses over 16 KiB
     ///   are stored by a statement of their own.

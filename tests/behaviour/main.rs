@@ -27,6 +27,7 @@ mod transaction {
 mod lease {
     mod fencing;
     pub(crate) mod leases;
+    mod panics;
     mod renewal;
     mod resume;
     pub(crate) mod steps;
@@ -48,6 +49,7 @@ mod claim {
 
 mod record {
     mod operator;
+    mod pinned;
     mod rules;
 }
 

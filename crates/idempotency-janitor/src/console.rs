@@ -11,7 +11,6 @@ mod search;
 mod text;
 
 use std::collections::VecDeque;
-use std::future::{Future, IntoFuture as _};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -32,13 +31,12 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 use sqlx::PgPool;
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::arguments::{ConsoleOptions, duration};
 use crate::connection::{CONNECT_TIMEOUT, Database};
 use crate::failure::{Failure, of, of_connecting, printable};
+use crate::server::Server;
 use crate::settle::{Decision, in_doubt, json, look};
 use crate::sweep::{Signals, log};
 use crate::{Ending, print};
@@ -50,8 +48,6 @@ use search::Search;
 const CONNECTIONS: u32 = 4;
 /// How long a page waits for a connection before it reports that the database is lost.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long the end waits for open requests: longer than any action takes. A browser may never close its connection.
-const GRACE: Duration = Duration::from_secs(10);
 /// How many opened keys the console remembers. Their links stay valid after they have left the list.
 const OPENED: usize = 1000;
 /// Makes shares accurate to about one per cent, in less than a tenth of a second on a table of any size.
@@ -65,7 +61,7 @@ type Page = Result<Markup, Refusal>;
 struct Console {
     pool: PgPool,
     access: Access,
-    search: Search,
+    search: Arc<Search>,
     read_only: bool,
     max_lag: Duration,
     /// With their links.
@@ -76,24 +72,22 @@ struct Console {
 pub(crate) async fn run(address: SocketAddr, options: &ConsoleOptions, database: &Database) -> Result<Ending, Failure> {
     let mut signals = Signals::listen()?;
     log();
-    let end = serve(address, options, database).await?;
+    let server = serve(address, options, database).await?;
     signals.received().await;
-    end.await;
+    server.stop().await;
     print("stopped\n")
 }
 
-/// Starts to serve, and prints the address, because port 0 is any free port. The future that it returns stops the
-/// console and waits for the open requests.
+/// Starts to serve, and prints the address, because port 0 is any free port.
 pub(crate) async fn serve(
     address: SocketAddr,
     options: &ConsoleOptions,
     database: &Database,
-) -> Result<impl Future<Output = ()> + use<>, Failure> {
-    let unavailable = |source| Failure::Listen { address, source };
+) -> Result<Server, Failure> {
     let console = Arc::new(Console {
         pool: database.pool_of(CONNECTIONS, PATIENCE)?,
         access: Access::new(address, options)?,
-        search: Search::new(database.clone(), options.max_attempts),
+        search: Arc::new(Search::new(database.clone(), options.max_attempts)),
         read_only: options.read_only,
         max_lag: options.max_lag,
         opened: Mutex::default(),
@@ -109,17 +103,10 @@ pub(crate) async fn serve(
         .layer(from_fn(in_time))
         .layer(from_fn_with_state(console.clone(), guard))
         .with_state(console.clone());
-    let listener = TcpListener::bind(address).await.map_err(unavailable)?;
-    let address = listener.local_addr().map_err(unavailable)?;
-    print(&format!("console on http://{address}/\n"))?;
-    tokio::spawn(async move { console.search.run().await });
-    let (stop, stopped) = oneshot::channel::<()>();
-    let server = axum::serve(listener, router).with_graceful_shutdown(async move { drop(stopped.await) });
-    let server = tokio::spawn(server.into_future());
-    Ok(async move {
-        drop(stop);
-        let _ = timeout(GRACE, server).await;
-    })
+    let server = Server::start(address, router).await?;
+    print(&format!("console on http://{}/\n", server.address))?;
+    tokio::spawn(console.search.clone().run());
+    Ok(server)
 }
 
 /// Gives up a page that only reads if the database does not answer. An action is never cut off.

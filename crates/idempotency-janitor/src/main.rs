@@ -11,6 +11,7 @@ mod failure;
 mod health;
 mod keys;
 mod serve;
+mod server;
 mod settle;
 mod stats;
 mod sweep;

@@ -9,12 +9,12 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use sqlx::{Connection as _, PgConnection};
-use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
 use crate::connection::Database;
 use crate::failure::Failure;
 use crate::print;
+use crate::server::Server;
 
 /// As often as the exporter's own server does it.
 const UPKEEP: Duration = Duration::from_secs(5);
@@ -22,13 +22,13 @@ const UPKEEP: Duration = Duration::from_secs(5);
 /// Below the time-outs of common probes.
 const PROBE: Duration = Duration::from_secs(2);
 
-/// Serves until the process ends. Prints where, since port 0 is anybody's.
-pub(crate) async fn metrics(address: SocketAddr, database: &Database) -> Result<(), Failure> {
-    let unavailable = |source| Failure::Listen { address, source };
+/// Prints where it serves, since port 0 is anybody's.
+pub(crate) async fn metrics(address: SocketAddr, database: &Database) -> Result<Server, Failure> {
     let recorder = PrometheusBuilder::new().build_recorder();
     let (exported, kept_up) = (recorder.handle(), recorder.handle());
     // There is one recorder in a process, and this is the only place that sets it.
-    metrics::set_global_recorder(recorder).map_err(|error| unavailable(std::io::Error::other(error.to_string())))?;
+    metrics::set_global_recorder(recorder)
+        .map_err(|error| Failure::Listen { address, source: std::io::Error::other(error.to_string()) })?;
     let probe = Arc::new(Probe { database: database.clone(), kept: Mutex::new(None) });
     let router = Router::new().route("/metrics", get(async move || exported.render())).route(
         "/healthz",
@@ -37,9 +37,8 @@ pub(crate) async fn metrics(address: SocketAddr, database: &Database) -> Result<
             _ => (StatusCode::SERVICE_UNAVAILABLE, "the database does not answer\n"),
         }),
     );
-    let listener = TcpListener::bind(address).await.map_err(unavailable)?;
-    let address = listener.local_addr().map_err(unavailable)?;
-    print(&format!("metrics on http://{address}/metrics\n"))?;
+    let server = Server::start(address, router).await?;
+    print(&format!("metrics on http://{}/metrics\n", server.address))?;
     tokio::spawn(async move {
         // Histograms grow until somebody drains them, and nobody may ever scrape.
         loop {
@@ -47,8 +46,7 @@ pub(crate) async fn metrics(address: SocketAddr, database: &Database) -> Result<
             kept_up.run_upkeep();
         }
     });
-    tokio::spawn(async move { axum::serve(listener, router).await });
-    Ok(())
+    Ok(server)
 }
 
 /// One connection for all probes, since each new one is a process of the server's. Not the sweep's: behind its batch a

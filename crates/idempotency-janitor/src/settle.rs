@@ -114,7 +114,10 @@ impl Decision {
             }
             Self::ResolveStep { step, result } => {
                 lease::resolve_step(pool, key, token, step, result).await.map_err(of_settling)?;
-                return Ok(format!("resolved: the step {step:?} of {key:?}, which is released, because {reason}"));
+                return Ok(format!(
+                    "resolved: the step {step:?} of {}, which is released, because {reason}",
+                    named(key)
+                ));
             }
             Self::Release => lease::release(pool, key, token, reason).await.map(|()| "released"),
             Self::Forget => {
@@ -123,7 +126,7 @@ impl Decision {
             }
         };
         let done = done.map_err(of_settling)?;
-        Ok(format!("{done}: {key:?}, which was {}, because {reason}", shown.state))
+        Ok(format!("{done}: {}, which was {}, because {reason}", named(key), shown.state))
     }
 
     /// To resolve must not shorten the protection that the service asked for, unless somebody means it.
@@ -230,4 +233,17 @@ fn of_settling(error: Error) -> Failure {
         Error::LeaseLost => Failure::Changed,
         error => of(error),
     }
+}
+
+/// The key for the log of decisions: a later reader has to find out which one was settled.
+fn named(key: &Key) -> String {
+    let (value, bytes) = (beginning(key.value()), key.value().len());
+    format!("scope {:?}, operation {:?}, value {:?} ({bytes} bytes)", key.scope(), key.operation(), format!("{value}…"))
+}
+
+/// The first characters of a value, because the whole value gives access to the response: four of at least sixteen
+/// bytes, so that the rest keeps enough entropy.
+pub(crate) fn beginning(value: &str) -> &str {
+    let shown = if value.len() >= 16 { value.floor_char_boundary(4) } else { 0 };
+    &value[..shown]
 }

@@ -77,16 +77,17 @@ pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Fai
     let mut signals = Signals::listen()?;
     log();
     let janitor = janitor(database.patient_pool()?, &options.pace)?.with_interval(options.interval)?;
-    if let Some(address) = options.metrics_addr {
-        serve::metrics(address, database).await?;
-    }
+    let metrics = match options.metrics_addr {
+        Some(address) => Some(serve::metrics(address, database).await?),
+        None => None,
+    };
     let console = match options.console_addr {
         Some(address) => Some(console::serve(address, &options.console, database).await?),
         None => None,
     };
     janitor.run(signals.received()).await;
-    if let Some(end) = console {
-        end.await;
+    for server in metrics.into_iter().chain(console) {
+        server.stop().await;
     }
     print("stopped\n")
 }

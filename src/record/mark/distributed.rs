@@ -10,6 +10,7 @@ use sqlx::{Arguments as _, PgConnection, Postgres, QueryBuilder, Row as _};
 
 use super::{MarkBatch, MarkOf, Marking, index, take_over_locked};
 use crate::record::distributed::note_claim;
+use crate::record::fragment::readable;
 use crate::record::statement::{draw_token, interval};
 use crate::{Error, Mode};
 
@@ -65,20 +66,18 @@ impl MarkBatch<'_> {
 
     async fn look_distributed(&self, conn: &mut PgConnection, asked: Option<DateTime<Utc>>) -> Result<Marking, Error> {
         let rows = self
-            .of_keys(
+            .of_keys(concat! {
                 "
                 select
-                    asked.place, record.mode,
-                    -- A client cannot read an infinity, which somebody may have set by hand.
-                    greatest(least(record.expires_at, '9999-12-31'), 'epoch') as expires_at,
-                    case when record.lease_until > '-infinity' then least(record.lease_until, '9999-12-31') end as lease_until
+                    asked.place, record.mode, ", readable!("record.expires_at"), " as expires_at,
+                    ", readable!("record.lease_until"), " as lease_until
                 from unnest($1::text[], $2::text[], $3::text[]) with ordinality as asked (scope, operation, key, place)
                 join idempotency.record
                     on record.scope = asked.scope and record.operation = asked.operation and record.key = asked.key
                 -- Shards without a scope of the batch are not asked.
                 where record.scope = any ($1::text[])
                 ",
-            )
+            })
             .fetch_all(&mut *conn)
             .await
             .map_err(Error::of_statement)?;

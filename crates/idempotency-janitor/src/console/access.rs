@@ -3,6 +3,7 @@
 use std::fs::read_to_string;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Form;
 use axum::body::to_bytes;
@@ -18,6 +19,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
+use tokio::time::timeout;
 
 use super::Console;
 use super::refusal::Refusal;
@@ -25,6 +27,9 @@ use crate::arguments::ConsoleOptions;
 use crate::failure::Failure;
 
 const COOKIE: &str = "idempotency-console";
+/// A form is small, and a browser sends it in one piece. Without a limit, a client that does not end its form would keep
+/// its connection.
+const FORM_TIME: Duration = Duration::from_secs(5);
 
 /// A page loads only the style sheet, runs no script, sends forms only to the console, and cannot be framed.
 const HEADERS: [(HeaderName, &str); 7] = [
@@ -91,7 +96,12 @@ impl Access {
             name = Some(user);
         }
         if let Some(header) = &self.user_header {
-            let user = headers.get(header).map(|value| String::from_utf8_lossy(value.as_bytes()).trim().to_owned());
+            let mut users = headers.get_all(header).iter();
+            let user = users.next().map(|value| String::from_utf8_lossy(value.as_bytes()).trim().to_owned());
+            // A client's own, beside the proxy's.
+            if users.next().is_some() {
+                return Err(Refusal::SeveralUsers(header.clone()));
+            }
             name = Some(user.filter(|user| !user.is_empty()).ok_or_else(|| Refusal::NoUser(header.clone()))?);
         }
         let csrf = Sha256::new_with_prefix(&self.secret).chain_update(session).finalize();
@@ -171,7 +181,8 @@ impl<T: DeserializeOwned> FromRequest<Arc<Console>> for Posted<T> {
 
     async fn from_request(request: Request, console: &Arc<Console>) -> Result<Self, Refusal> {
         let visitor = request.extensions().get::<Visitor>().cloned();
-        let form = Form::from_request(request, console).await;
+        let slow = |_| Refusal::Malformed(StatusCode::REQUEST_TIMEOUT, "the form took too long to arrive".to_owned());
+        let form = timeout(FORM_TIME, Form::from_request(request, console)).await.map_err(slow)?;
         let Form(Signed { csrf, form }) =
             form.map_err(|rejection| Refusal::Malformed(StatusCode::BAD_REQUEST, rejection.body_text()))?;
         let visitor = visitor.filter(|visitor| csrf.as_bytes().ct_eq(visitor.csrf.as_bytes()).into());

@@ -21,6 +21,10 @@ pub(super) enum Refusal {
     NotSignedIn,
     #[error("the request has no header {0} with a name; open the console through the reverse proxy that sets it")]
     NoUser(HeaderName),
+    #[error(
+        "the request has the header {0} more than once; the reverse proxy has to overwrite it, and not to add its own"
+    )]
+    SeveralUsers(HeaderName),
     #[error("nothing was done: this form is from another session of the browser; go back, reload its page, and repeat")]
     Forged,
     #[error("nothing was done: this console is read-only; settle the key on the command line, or at another console")]
@@ -60,7 +64,9 @@ impl Refusal {
                 | Failure::Idempotency(Error::SchemaMissing { .. }) => StatusCode::SERVICE_UNAVAILABLE,
                 _ => StatusCode::INTERNAL_SERVER_ERROR,
             },
-            Self::Host | Self::NoUser(_) | Self::Forged | Self::ReadOnly => StatusCode::FORBIDDEN,
+            Self::Host | Self::NoUser(_) | Self::SeveralUsers(_) | Self::Forged | Self::ReadOnly => {
+                StatusCode::FORBIDDEN
+            }
             Self::NotSignedIn => StatusCode::UNAUTHORIZED,
             Self::UnknownLink => StatusCode::NOT_FOUND,
             Self::Empty(_) => StatusCode::BAD_REQUEST,

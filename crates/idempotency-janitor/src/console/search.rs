@@ -4,7 +4,7 @@
 //! last search, so it need not wait for one.
 
 use std::num::NonZeroU32;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -68,11 +68,19 @@ impl Search {
     }
 
     /// Searches whenever a page asks for it, and never returns.
-    pub(super) async fn run(&self) {
+    pub(super) async fn run(self: Arc<Self>) {
         loop {
             self.wanted.notified().await;
             let began = Instant::now();
-            let error = self.search().await.err().map(|failure| failure.in_one_line());
+            // In a task, so that a search that panics is not the last one.
+            let searching = tokio::spawn({
+                let search = self.clone();
+                async move { search.search().await }
+            });
+            let error = match searching.await {
+                Ok(searched) => searched.err().map(|failure| failure.in_one_line()),
+                Err(panic) => Some(format!("the console has a bug: {panic}")),
+            };
             self.found().error = error;
             self.ended.notify_waiters();
             // Searches take at most half of the time, however often people reload the list.

@@ -5,6 +5,8 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use pg_idempotency::operator::StoredResponse;
 
+use crate::settle::beginning;
+
 /// Escapes control characters, zero-width characters and marks that change the direction of writing, so that no text
 /// looks like another.
 pub(super) fn visible(text: &str) -> String {
@@ -24,10 +26,9 @@ fn escaped(text: &str, plain: &[char]) -> String {
     seen
 }
 
-/// Shortens a value as `Debug` of [`pg_idempotency::Key`] does, because the value gives access to the response.
+/// Shortens a value, because the whole value gives access to the response.
 pub(super) fn shortened(value: &str) -> String {
-    let shown = if value.len() >= 16 { value.floor_char_boundary(4) } else { 0 };
-    format!("{}… ({} bytes)", visible(&value[..shown]), value.len())
+    format!("{}… ({} bytes)", visible(beginning(value)), value.len())
 }
 
 /// The body as text if its content type is textual, otherwise its first bytes as hexadecimal digits.

@@ -428,6 +428,8 @@ async fn an_open_address_is_refused_and_a_token_or_a_proxy_signs_in(
     let console = Console::start(&options, &["--user-header", "X-User"]);
     let response = client.get(&console.url).send().await?;
     assert_eq!((response.status().as_u16(), response.text().await?.contains("x-user")), (403, true));
+    let twice = client.get(&console.url).header("X-User", "a client's own").header("X-User", "grace").send().await?;
+    assert_eq!((twice.status().as_u16(), twice.text().await?.contains("more than once")), (403, true));
     let proxied = reqwest::header::HeaderMap::from_iter([("x-user".parse()?, "grace@example".parse()?)]);
     let client =
         reqwest::Client::builder().no_proxy().default_headers(proxied).redirect(reqwest::redirect::Policy::none());
@@ -536,6 +538,37 @@ async fn the_list_is_filtered_and_paged(_: PgPoolOptions, options: PgConnectOpti
 }
 
 /// Beside the sweep.
+/// `infinity` is no time that a client can read.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_pinned_key_hides_no_other_and_can_be_settled(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    testing::completed(&mut *pool.acquire().await?, &key("completed"), "body", &1).await?;
+    lapsed(&pool, &key("pinned"), AT_MOST_ONCE).await?;
+    sqlx::query("update idempotency.record set expires_at = 'infinity'").execute(&pool).await?;
+    lapsed(&pool, &key("waiting"), AT_MOST_ONCE).await?;
+    for arguments in [&["unsettled"][..], &["stats"], &["show", "user:1", "POST /texts", "pinned"], &["sweep"]] {
+        let output = janitor_on(&options, arguments);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
+    }
+    let console = Console::start(&options, &[]);
+    let visitor = Visitor::of(&console.url).await?;
+    let started = std::time::Instant::now();
+    loop {
+        let (_, list) = visitor.get("/waiting").await?;
+        if list.contains("1 to 2 of 2") && !list.contains("Incomplete") {
+            break;
+        }
+        assert!(started.elapsed() < testing::PATIENCE, "{list}");
+    }
+    let (link, page) = visitor.look_up(&key("pinned")).await?;
+    assert!(page.1.contains("9999-12-31"), "{page:?}");
+    assert_eq!(visitor.settle(&link, &page.1, "forget", "").await?.0, 200);
+    Ok(())
+}
+
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_daemon_serves_it_too(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let mut command = command_on(&options);

@@ -180,3 +180,68 @@ async fn deep_health_finds_records_that_break_a_rule(
     }
     Ok(())
 }
+
+/// Whether this role's `health` names the other one, as the owner of something.
+fn names(server: &Server, role: &str, owner: &str) -> bool {
+    let url = server.url.replace("postgres@", &format!("{role}@"));
+    let output = command().args(["health", "--json"]).env("DATABASE_URL", url).output().expect("the binary runs");
+    let warnings = json(&output)["warnings"].as_array().expect("warnings").clone();
+    let named = warnings.iter().find(|warning| warning["name"] == "foreign_owner");
+    assert_eq!(output.status.code(), Some(i32::from(!warnings.is_empty())), "{warnings:?}");
+    assert_eq!(warnings.len(), usize::from(named.is_some()), "{warnings:?}");
+    named.is_some_and(|warning| warning["message"].as_str().is_some_and(|said| said.contains(&format!("{owner:?}"))))
+}
+
+/// On a server of its own, because roles belong to all databases of a server.
+#[tokio::test]
+async fn health_and_migrate_notice_a_schema_that_somebody_else_has_created() -> anyhow::Result<()> {
+    let server = Server::start(None)?;
+    let mut conn = PgConnection::connect(&server.url).await?;
+    for prepare in [
+        "create role shop_deploy login",
+        "create role shop_janitor login",
+        "create role eve login",
+        "grant create on database postgres to shop_deploy, eve",
+        "grant shop_deploy to postgres",
+    ] {
+        sqlx::raw_sql(prepare).execute(&mut conn).await?;
+    }
+    let as_role = async |role: &str| PgConnection::connect(&server.url.replace("postgres@", &format!("{role}@"))).await;
+    let grants: String = include_str!("../../../../docs/operating.md")
+        .lines()
+        .filter(|line| line.starts_with("grant ") && line.contains("shop_janitor"))
+        .map(|line| format!("{} to shop_janitor;", line.split(" to ").next().unwrap_or_default()))
+        .collect();
+
+    // As documented: a role of its own migrates, and the database's owner is a member of it.
+    pg_idempotency::migrate(&mut as_role("shop_deploy").await?).await?;
+    sqlx::raw_sql(AssertSqlSafe(&*grants)).execute(&mut conn).await?;
+    assert!(!names(&server, "shop_janitor", "shop_deploy"));
+    assert!(!names(&server, "postgres", "shop_deploy"));
+
+    // A part of it is somebody else's: a function that runs as each caller.
+    sqlx::raw_sql(
+        "create function trap() returns trigger language plpgsql as 'begin return new; end';
+         alter function trap() owner to eve;
+         create trigger trap before insert on idempotency.record for each row execute function trap()",
+    )
+    .execute(&mut conn)
+    .await?;
+    assert!(names(&server, "shop_janitor", "eve"));
+    sqlx::raw_sql("drop function trap() cascade; drop schema idempotency cascade").execute(&mut conn).await?;
+
+    // Before anybody migrates: the schema alone, and then all of it.
+    let mut eve = as_role("eve").await?;
+    sqlx::raw_sql("create schema idempotency; grant all on schema idempotency to public").execute(&mut eve).await?;
+    let error = pg_idempotency::migrate(&mut as_role("shop_deploy").await?).await.expect_err("eve's schema");
+    let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    assert!(cause.contains("\"eve\" owns schema idempotency"), "{error}: {cause}");
+    sqlx::raw_sql("drop schema idempotency").execute(&mut eve).await?;
+    sqlx::raw_sql(AssertSqlSafe(pg_idempotency::schema_sql())).execute(&mut eve).await?;
+    sqlx::raw_sql(AssertSqlSafe(&*grants)).execute(&mut eve).await?;
+    // Up to PostgreSQL 15 a role may grant itself.
+    let _ = sqlx::raw_sql("grant eve to postgres, shop_janitor").execute(&mut eve).await;
+    assert!(names(&server, "shop_janitor", "eve"));
+    assert!(names(&server, "postgres", "eve"));
+    Ok(())
+}

@@ -16,6 +16,7 @@ mod migrate;
 mod probes;
 mod roles;
 mod settle;
+mod slow_clients;
 mod stats;
 mod sweep;
 mod unsettled;

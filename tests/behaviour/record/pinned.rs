@@ -1,0 +1,130 @@
+//! Times that only a person sets: `infinity` for a key that they pin, and others that a client cannot read.
+
+use std::time::Duration;
+
+use pg_idempotency::dedup::{Marked, mark, mark_many};
+use pg_idempotency::lease::{Acquired, Leasing, Policy, release, resolve};
+use pg_idempotency::operator::{deep_health, forget, health, show, stats, unsettled, unsettled_part};
+use pg_idempotency::testing::Fixture;
+use pg_idempotency::{Error, Janitor, Key, Outcome};
+use sqlx::{AssertSqlSafe, Executor as _, PgPool};
+
+use crate::support::{WAYS, key, rejecting};
+
+const LEASE: Duration = Duration::from_secs(40);
+const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
+const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: LEASE };
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What somebody may do to a record by hand.
+const EDITS: [&str; 5] = [
+    "expires_at = 'infinity'",
+    // Later than the last year of chrono.
+    "expires_at = '290000-01-01'",
+    "expires_at = 'infinity', claimed_at = '-infinity'",
+    "expires_at = 'infinity', claimed_at = 'infinity', completed_at = case when completed_at is not null then 'infinity'::timestamptz end",
+    "expires_at = 'infinity', lease_until = case when lease_until > now() then 'infinity'::timestamptz else lease_until end",
+];
+
+/// One key of each kind, all edited.
+async fn edited(pool: &PgPool, edit: &str) -> anyhow::Result<()> {
+    pool.execute("truncate idempotency.record").await?;
+    Fixture::completed(&key("completed"), "body", "response")?.write(pool).await?;
+    Fixture::marked(&key("mark")).write(pool).await?;
+    Fixture::leased(&key("live"), "body", AT_LEAST_ONCE)?.write(pool).await?;
+    Fixture::lapsed(&key("lapsed"), "body", AT_LEAST_ONCE)?.write(pool).await?;
+    Fixture::lapsed(&key("resolved"), "body", AT_MOST_ONCE)?.write(pool).await?;
+    Fixture::lapsed(&key("let go"), "body", AT_MOST_ONCE)?.write(pool).await?;
+    Fixture::indeterminate(&key("forgotten"), "body")?.write(pool).await?;
+    pool.execute(AssertSqlSafe(format!("update idempotency.record set {edit}"))).await?;
+    Ok(())
+}
+
+async fn acquire(pool: &PgPool, key: &Key, policy: Policy) -> Result<Acquired<String>, Error> {
+    Leasing::new(policy)?.acquire(pool, key, "body").await
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn operators_see_and_settle_a_record_that_somebody_has_pinned(pool: PgPool) -> anyhow::Result<()> {
+    for edit in EDITS {
+        edited(&pool, edit).await?;
+        let mut conn = pool.acquire().await?;
+        let mut waiting: Vec<_> = unsettled(&mut conn, 100, None).await?.into_iter().map(|found| found.value).collect();
+        waiting.sort();
+        assert_eq!(waiting, ["forgotten", "let go", "resolved"], "{edit}");
+        for value in ["completed", "mark", "live", "lapsed", "resolved", "let go", "forgotten"] {
+            let shown = show(&mut conn, &key(value)).await?.expect(value);
+            assert!(shown.retention_left > DAY * 365_000, "{edit}, {value}: {shown:?}");
+            assert_eq!(shown.lease_left.is_some(), value == "live", "{edit}, {value}: {shown:?}");
+        }
+        stats(&mut conn, None).await?;
+        assert_eq!(deep_health(&mut conn).await?, []);
+        health(&mut conn, DAY).await?;
+        assert_eq!(Janitor::new(pool.clone()).sweep_once(100).await?.rows(), 0, "{edit}");
+        let token = async |value| anyhow::Ok(show(&mut *pool.acquire().await?, &key(value)).await?.expect("it").token);
+        resolve(&pool, &key("resolved"), token("resolved").await?, &"by hand".to_owned(), DAY).await?;
+        release(&pool, &key("let go"), token("let go").await?, "no effect").await?;
+        let shown = show(&mut conn, &key("forgotten")).await?.expect("it waits");
+        forget(&mut conn, &key("forgotten"), &shown).await?;
+        assert!(unsettled(&mut conn, 100, None).await?.is_empty(), "{edit}");
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn callers_get_the_usual_answers_for_a_record_that_somebody_has_pinned(pool: PgPool) -> anyhow::Result<()> {
+    for edit in EDITS {
+        edited(&pool, edit).await?;
+        let perform = async |_: &mut sqlx::PgConnection| Ok::<_, Error>("performed".to_owned());
+        for way in WAYS {
+            let replayed = way.run(&pool, &key("completed"), "body", perform).await?;
+            assert_eq!(replayed, Outcome::Replayed("response".to_owned()), "{edit}");
+            let reused = way.run(&pool, &key("completed"), "another body", perform).await;
+            assert!(matches!(reused, Err(Error::KeyReused { .. })), "{edit}: {reused:?}");
+            let indeterminate = way.run(&pool, &key("forgotten"), "body", perform).await;
+            assert!(matches!(indeterminate, Err(Error::Indeterminate { .. })), "{edit}: {indeterminate:?}");
+        }
+        let mut tx = pool.begin().await?;
+        assert_eq!(mark(&mut tx, &key("mark"), DAY).await?, Marked::Duplicate, "{edit}");
+        assert_eq!(mark_many(&mut tx, &[key("mark"), key(edit)], DAY).await?, [Marked::Duplicate, Marked::First]);
+        tx.rollback().await?;
+        let live = acquire(&pool, &key("live"), AT_LEAST_ONCE).await;
+        assert!(matches!(&live, Err(Error::InFlight { .. })), "{edit}: {live:?}");
+        let lapsed = acquire(&pool, &key("resolved"), AT_MOST_ONCE).await;
+        assert!(matches!(&lapsed, Err(Error::Indeterminate { .. })), "{edit}: {lapsed:?}");
+        match acquire(&pool, &key("lapsed"), AT_LEAST_ONCE).await? {
+            Acquired::Lease(lease) => {
+                assert_eq!(lease.attempt(), 2);
+                lease.complete(&"done".to_owned()).await?;
+            }
+            Acquired::Replayed(response) => panic!("{edit}: {response}"),
+        }
+        let replayed = rejecting().run(&pool, &key("completed"), "body", perform).await?;
+        assert_eq!(replayed, Outcome::Replayed("response".to_owned()));
+    }
+    Ok(())
+}
+
+/// Each part would end at the same moment, and the next one would begin there.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_search_in_parts_finds_all_pinned_keys_and_ends(pool: PgPool) -> anyhow::Result<()> {
+    for n in 0..7 {
+        let fixture = Fixture::indeterminate(&key(&n.to_string()), "body")?;
+        fixture.write(&pool).await?;
+    }
+    pool.execute("update idempotency.record set expires_at = 'infinity' where key > '1'").await?;
+    let mut conn = pool.acquire().await?;
+    let (mut found, mut after) = (Vec::new(), None);
+    for part in 1.. {
+        assert!(part <= 7, "the search does not end");
+        let part = unsettled_part(&mut conn, after, 1, None).await?;
+        found.extend(part.found.into_iter().map(|record| record.value));
+        after = part.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    found.sort();
+    assert_eq!(found, ["0", "1", "2", "3", "4", "5", "6"]);
+    Ok(())
+}
