@@ -51,7 +51,7 @@ impl Refusal {
                 }
                 Failure::Leased { .. }
                 | Failure::NotToBeSettled { .. }
-                | Failure::StepInDoubt { .. }
+                | Failure::StepsInDoubt { .. }
                 | Failure::StepNotInDoubt { .. }
                 | Failure::Changed => StatusCode::CONFLICT,
                 Failure::Connection(_)
