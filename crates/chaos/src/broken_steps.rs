@@ -161,7 +161,7 @@ impl Owner<'_> {
             "update idempotency.record
             set steps = coalesce(steps, '{}') || jsonb_build_object($3::text, jsonb_build_object('begun', now(), 'attempt', attempt))
             where operation = 'chaos' and key = $1::text and (token = $2::int8 or $5::bool) and completed_at is null
-                and steps -> $3::text is null
+                and steps -> $3::text -> 'begun' is null and steps -> $3::text -> 'result' is null
                 and case when $4::bool then set_config('synchronous_commit', 'off', true) = 'off' else true end",
         )
         .bind(self.attempt.key)

@@ -273,7 +273,7 @@ async fn each_of_several_steps_in_doubt_is_settled_for_itself(
     assert!(!page.contains("disabled"), "{page}");
     assert_eq!(visitor.settle(&link, &page, "no_effect 2", "").await?.0, 400, "there are two");
     let (status, done) = visitor.settle(&link, &page, "no_effect 0", "").await?;
-    assert_eq!((status, done.contains("released: the step \"email\"")), (200, true), "{done}");
+    assert_eq!((status, done.contains("released: the step &quot;email&quot;")), (200, true), "{done}");
     assert!(done.contains("which still waits for"), "{done}");
     assert_eq!(state(&pool, &key).await?.as_deref(), Some("indeterminate"));
     for action in ["took_effect 1", "no_effect 1", "forget"] {
