@@ -31,7 +31,9 @@ create table idempotency.record (
     -- Why the last attempt was released.
     last_error       text,
     -- In mode 'in_steps': {"<name>": {"result": "<JSON text>", "attempt": n, "at": time}}, or {"begun": time, "attempt": n} while
-    -- nobody knows whether the step took effect. The result is a string, because jsonb refuses \u0000 and loses -0.0.
+    -- nobody knows whether the step took effect. The result is a string, because jsonb refuses \u0000 and loses -0.0. An operator
+    -- who settles a step leaves {"settled": token}, with a result or without one: while the record has this token, the next
+    -- attempt is permitted.
     steps            jsonb,
     -- The JSON of the request, so that a resumer can do the work if no caller comes back.
     request          bytea,

@@ -60,7 +60,7 @@ pub enum Error {
         "the operation was claimed at {claimed_at} (attempt {attempt}, token {token}) and never completed{}{}; \
          find out whether it took effect, then resolve or release it",
         last_error.as_deref().map(|error| format!(" ({error})")).unwrap_or_default(),
-        step.as_deref().map(|step| format!(", and its step {step:?} was begun")).unwrap_or_default()
+        if steps.is_empty() { String::new() } else { format!(", and is in doubt at {steps:?}") }
     )]
     #[non_exhaustive]
     Indeterminate {
@@ -73,9 +73,9 @@ pub enum Error {
         /// The fencing token of the claim, for [`resolve`](crate::lease::resolve()) and
         /// [`release`](crate::lease::release()).
         token: i64,
-        /// The step that was begun and has no result, in an operation in steps. See
-        /// [`resolve_step`](crate::lease::resolve_step()).
-        step: Option<String>,
+        /// The names of all steps that were begun and have no result, in an operation in steps, in the order of their
+        /// bytes. See [`resolve_step`](crate::lease::resolve_step()).
+        steps: Vec<String>,
     },
 
     /// An [at-most-once step](crate::lease::Lease::step_at_most_once) was begun in this attempt, and nobody knows
@@ -241,6 +241,11 @@ pub enum Error {
     /// the other owner, or will have it.
     #[error("the lease was lost, so the response was not stored; ask again with the same key to get the stored one")]
     LeaseLost,
+
+    /// The record is not as the operator saw it: another claim has it, somebody has settled, completed or deleted it, it
+    /// is under a live lease, or other steps are in doubt. Nothing was changed. Look again, and decide again.
+    #[error("the record has changed since it was looked at, or is under a live lease, so nothing was done; look again")]
+    Changed,
 
     /// The operation has used up its attempts. All of them failed or lapsed, so it is a poison message. The operation
     /// stays exhausted until an operator resolves or forgets it, or its retention ends.

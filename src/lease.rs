@@ -73,7 +73,7 @@ pub(crate) use protocol::unless_lost;
 pub use protocol::{Acquired, ensure_leased};
 pub use resume::{NotResumable, Resumed};
 pub use resumer::{Resumer, Resumptions};
-pub use settle::{release, resolve, resolve_step};
+pub use settle::{release, release_step, resolve, resolve_step};
 pub use step::{InvalidStep, Step};
 #[cfg(feature = "http")]
 pub(crate) use steps::Steps;

@@ -304,7 +304,7 @@ async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyh
     let warnings: Vec<_> = text.lines().filter(|line| line.contains("waits for an operator")).collect();
     let [warning] = warnings[..] else { panic!("{warnings:?}") };
     for field in
-        [r#""kind": "indeterminate""#, r#""operation": "POST /texts""#, r#""step": "text""#, &token.to_string()]
+        [r#""kind": "indeterminate""#, r#""operation": "POST /texts""#, r#""steps": "[\"text\"]""#, &token.to_string()]
     {
         assert!(warning.contains(field), "{field}: {warning}");
     }

@@ -54,14 +54,14 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
     match (found.completed, found.lease) {
         (true, _) => Ok(Answer::Replay(found.response)),
         (false, LeaseState::Live(left)) => Err(Error::InFlight { retry_after: left }),
-        (false, LeaseState::Released) if found.step_in_doubt.is_none() => next_attempt(&found, terms),
-        (false, LeaseState::Lapsed) if mode.repeats() && found.step_in_doubt.is_none() => next_attempt(&found, terms),
+        (false, LeaseState::Released) if found.steps_in_doubt.is_empty() => next_attempt(&found, terms),
+        (false, LeaseState::Lapsed) if mode.repeats() && found.steps_in_doubt.is_empty() => next_attempt(&found, terms),
         (false, _) => Err(Error::Indeterminate {
             attempt: found.attempt.unsigned_abs(),
             claimed_at: found.claimed_at,
             last_error: found.last_error,
             token: found.token,
-            step: found.step_in_doubt,
+            steps: found.steps_in_doubt,
         }),
     }
 }
@@ -76,10 +76,11 @@ fn may_follow(stored: Mode, completed: bool, asked: Mode) -> bool {
     }
 }
 
+/// An operator who settles a step wants the operation to go on. So the attempt that follows is always permitted.
 fn next_attempt(found: &Found, terms: &Terms) -> Result<Answer, Error> {
     let attempts = found.attempt.unsigned_abs();
     match terms.max_attempts {
-        Some(most) if attempts >= most.get() => {
+        Some(most) if attempts >= most.get() && !found.settled_by_an_operator => {
             Err(Error::Exhausted { attempts, last_error: found.last_error.clone(), token: found.token })
         }
         _ => Ok(Answer::TakeOver { attempt: found.attempt.saturating_add(1) }),

@@ -62,8 +62,8 @@ pub enum Rejection {
     Indeterminate {
         /// The fencing token of its claim, by which an operator settles it.
         token: i64,
-        /// The step in doubt, if the operation is in steps.
-        step: Option<String>,
+        /// The names of all steps in doubt, if the operation is in steps.
+        steps: Vec<String>,
     },
     /// `exhausted`, 409: the operation has failed as often as it may.
     #[error("the operation failed {attempts} times, which is the limit; it is not tried again")]
@@ -222,7 +222,7 @@ impl Rejection {
         match error {
             Error::KeyReused { .. } => Self::KeyReused,
             Error::InFlight { retry_after } => Self::InFlight { retry_after },
-            Error::Indeterminate { token, step, .. } => Self::Indeterminate { token, step },
+            Error::Indeterminate { token, steps, .. } => Self::Indeterminate { token, steps },
             Error::Exhausted { attempts, token, .. } => Self::Exhausted { attempts, token },
             Error::Undecodable { .. } => Self::NotReplayable { status: None },
             Error::InvalidBody { source } => Self::InvalidBody(source),

@@ -155,15 +155,15 @@ impl Protection {
 }
 
 fn warn_of_unsettled(operation: &str, rejection: &Rejection) {
-    let (token, step) = match rejection {
-        Rejection::Indeterminate { token, step } => (token, step.as_deref()),
-        Rejection::Exhausted { token, .. } => (token, None),
+    let (token, steps) = match rejection {
+        Rejection::Indeterminate { token, steps } => (token, &**steps),
+        Rejection::Exhausted { token, .. } => (token, &[][..]),
         _ => return,
     };
     tracing::warn!(
         operation,
         token,
-        step,
+        steps = (!steps.is_empty()).then(|| tracing::field::debug(steps)),
         kind = rejection.kind(),
         "a request met an operation that waits for an operator"
     );

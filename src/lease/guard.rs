@@ -187,8 +187,8 @@ impl Lease {
 
     /// Performs a step outside the database at most once. Before the effect, the record stores durably that the step
     /// was begun. After a crash in its middle, **nobody knows whether it took effect**: later calls return
-    /// [`Indeterminate`](Error::Indeterminate) with the name of the step, until an operator finds out and calls
-    /// [`resolve_step`](super::resolve_step) or [`release`](super::release()).
+    /// [`Indeterminate`](Error::Indeterminate) with the names of all steps in doubt, until an operator finds out about
+    /// each and calls [`resolve_step`](super::resolve_step) or [`release_step`](super::release_step).
     ///
     /// # Errors
     ///
@@ -254,11 +254,13 @@ impl Lease {
                 "an operation completed without asking for steps that an earlier attempt had stored; was a step renamed?"
             );
         }
-        if self.steps.in_doubt() {
+        let in_doubt = self.steps.in_doubt();
+        if !in_doubt.is_empty() {
             tracing::warn!(
                 operation = self.owner.key.operation(),
                 token = self.owner.token,
-                "an operation completed with a step in doubt, which nobody can settle now; return the error of the step"
+                steps = ?in_doubt,
+                "an operation completed with steps in doubt, which nobody can settle now; return the error of a step"
             );
         }
         observe::outcome(policy.mode(), self.owner.key.operation(), observe::PERFORMED);
@@ -279,7 +281,7 @@ impl Lease {
     /// The claim is released, or lapses.
     pub async fn release(mut self, reason: &str) -> Result<(), Error> {
         let giving_up = committed(&self.pool, Opening::Plain, async |conn| {
-            self.record().release_lease(conn, self.owner.token, reason, Actor::Owner).await
+            self.record().release_lease(conn, self.owner.token, reason).await
         });
         let released = self.for_a_lease(giving_up).await;
         self.settled = released.is_ok() || matches!(released, Err(Error::LeaseLost));
@@ -292,7 +294,7 @@ impl Lease {
         observe::outcome(self.leasing.policy.mode(), self.owner.key.operation(), observe::FAILED);
         let may_repeat = self.mode().repeats() || self.not_performed.load(Ordering::Relaxed);
         // A step in doubt must be remembered for the whole retention.
-        if may_repeat && !self.steps.in_doubt() {
+        if may_repeat && self.steps.in_doubt().is_empty() {
             let _ = self.release(reason).await;
             return;
         }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use tokio::time::{Instant, timeout};
 
-use super::step::encode_result;
+use super::step::{MAX_STEPS_BYTES, encode_result, too_large};
 use crate::limits::{RETENTION, within};
 use crate::outcome::encode;
 use crate::record::{Actor, Record};
@@ -24,11 +24,12 @@ const TRIES: u32 = 3;
 const PAUSES: u32 = 20;
 
 /// Stores the response of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation. Every
-/// repeat gets the response from now on, for `retention`. `token` is the token in that error.
+/// repeat gets the response from now on, for `retention`. `token` is the token in that error. No step of the operation
+/// is performed any more, and none of those in doubt.
 ///
 /// # Errors
 ///
-/// [`Error::LeaseLost`] if the record has another token by now, is completed, or is under a live lease;
+/// [`Error::Changed`] if the record has another token by now, is completed, or is under a live lease;
 /// [`Error::Unencodable`]; errors of the database.
 ///
 /// # Cancellation
@@ -43,55 +44,101 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
 ) -> Result<(), Error> {
     let retention = within("retention", retention, RETENTION)?;
     let encoded = encode(response)?;
-    let record = Record { key, deployment: UNPREPARED };
-    committed(pool, Opening::DurableOnWorkers, async |conn| {
-        record.complete_lease(conn, token, &encoded, retention, Actor::Operator).await
+    decided(pool, async |conn| {
+        let resolved = record(key).complete_lease(conn, token, &encoded, retention, Actor::Operator).await?;
+        Ok(resolved.then_some(()))
     })
     .await
 }
 
 /// Releases an [indeterminate](Error::Indeterminate) operation that did not take effect. The next caller may claim it
-/// at once, under any policy. Of an operation in steps, it forgets the step in doubt and keeps the finished ones.
-/// `token` is the token in that error. The record keeps `reason` for the next operator.
+/// at once, under any policy. `token` is the token in that error, and `steps` are the names in it: of an operation in
+/// steps, this decides that **none of these steps** took effect, so the next attempt performs them. Finished steps stay.
+/// If other steps are in doubt by now, nothing changes. To decide about one of several steps, call [`release_step`] or
+/// [`resolve_step`].
+///
+/// The record keeps `reason` for the next operator.
 ///
 /// **Looking the effect up is not enough if its process may only be suspended**: when it wakes, it may still send the
 /// request. Let the other service withdraw the request, or make sure that the process is gone.
 ///
 /// # Errors
 ///
-/// As [`resolve`].
+/// As [`resolve`], and [`Error::Changed`] unless exactly `steps` are in doubt.
 ///
 /// # Cancellation
 ///
 /// Done or not done.
-pub async fn release(pool: &PgPool, key: &Key, token: i64, reason: &str) -> Result<(), Error> {
-    let record = Record { key, deployment: UNPREPARED };
-    committed(pool, Opening::DurableOnWorkers, async |conn| {
-        record.release_lease(conn, token, reason, Actor::Operator).await
+pub async fn release(pool: &PgPool, key: &Key, token: i64, steps: &[String], reason: &str) -> Result<(), Error> {
+    decided(pool, async |conn| {
+        let released = record(key).release_unperformed(conn, token, steps, reason).await?;
+        Ok(released.then_some(()))
     })
     .await
 }
 
-/// Stores the result of an at-most-once [step](Error::Indeterminate) that was begun and took effect, and releases the
-/// operation: the next attempt continues after this step. `token` is the token in that error.
+/// Decides that one at-most-once [step](Error::Indeterminate) in doubt took no effect: a later attempt performs it.
+/// Otherwise as [`resolve_step`]. The record keeps `reason` for the next operator.
 ///
-/// If the step took no effect, call [`release`], which keeps the finished steps.
+/// The warning at [`release`] applies to a step, too.
 ///
 /// # Errors
 ///
-/// [`Error::LeaseLost`] if the record has another token by now, is completed, is under a live lease, or if this step is
-/// not in doubt; [`Error::InvalidStep`] for a result over 64 KiB; [`Error::Unencodable`]; errors of the database.
+/// As [`resolve_step`].
 ///
 /// # Cancellation
 ///
 /// Done or not done.
-pub async fn resolve_step<T>(pool: &PgPool, key: &Key, token: i64, step: &str, result: &T) -> Result<(), Error>
+pub async fn release_step(pool: &PgPool, key: &Key, token: i64, step: &str, reason: &str) -> Result<i64, Error> {
+    decided(pool, async |conn| record(key).settle_step(conn, token, step, None, Some(reason)).await).await
+}
+
+/// Stores the result of one at-most-once [step](Error::Indeterminate) that was begun and took effect: the next attempt
+/// continues after it. `token` is the token in that error. If the step took no effect, call [`release_step`].
+///
+/// Other steps in doubt stay in doubt, and have to be settled too, with the token that this returns. After the last one
+/// the operation is released. The attempt that follows is permitted even if it exceeds
+/// [`with_max_attempts`](super::Leasing::with_max_attempts).
+///
+/// # Errors
+///
+/// [`Error::Changed`] if the record has another token by now, is completed, is under a live lease, or if this step is
+/// not in doubt; [`Error::InvalidStep`] for a result over 64 KiB, or if all results would exceed 256 KiB;
+/// [`Error::Unencodable`]; errors of the database.
+///
+/// # Cancellation
+///
+/// Done or not done.
+pub async fn resolve_step<T>(pool: &PgPool, key: &Key, token: i64, step: &str, result: &T) -> Result<i64, Error>
 where
     T: Serialize + DeserializeOwned,
 {
     let result = encode_result(step, result)?;
-    let record = Record { key, deployment: UNPREPARED };
-    committed(pool, Opening::DurableOnWorkers, async |conn| record.resolve_step(conn, token, step, &result).await).await
+    decided(pool, async |conn| {
+        let settled = record(key).settle_step(conn, token, step, Some(&result), None).await?;
+        // After the update, which has locked the record. An error rolls it back.
+        if let Some(token) = settled
+            && let Some(steps) = record(key).steps(conn, token).await?
+            && steps.bytes() > MAX_STEPS_BYTES
+        {
+            return Err(too_large(step));
+        }
+        Ok(settled)
+    })
+    .await
+}
+
+fn record(key: &Key) -> Record<'_> {
+    Record { key, deployment: UNPREPARED }
+}
+
+/// Runs the statements of an operator's decision in their own transaction. `None` means that the record is not as the
+/// operator saw it.
+async fn decided<R>(
+    pool: &PgPool,
+    decision: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<R>, Error>,
+) -> Result<R, Error> {
+    in_pooled_transaction(pool, Opening::DurableOnWorkers, decision).await?.ok_or(Error::Changed)
 }
 
 /// Tries a statement again after an error of the database, for the length of one lease: the work is done, and one
@@ -118,7 +165,7 @@ where
 /// Runs one fenced statement in its own transaction.
 pub(super) async fn committed<F>(pool: &PgPool, opening: Opening, statement: F) -> Result<(), Error>
 where
-    F: AsyncFnOnce(&mut sqlx::PgConnection) -> Result<bool, Error>,
+    F: AsyncFnOnce(&mut PgConnection) -> Result<bool, Error>,
 {
     if in_pooled_transaction(pool, opening, statement).await? { Ok(()) } else { Err(Error::LeaseLost) }
 }

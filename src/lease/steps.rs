@@ -31,7 +31,16 @@ pub(crate) struct Steps {
     leasing: Leasing,
     pool: PgPool,
     owner: Owner,
-    known: Arc<Mutex<BTreeMap<String, Known>>>,
+    asked: Arc<Mutex<BTreeMap<String, Entry>>>,
+}
+
+/// One step in the memory of the attempt.
+#[derive(Debug)]
+struct Entry {
+    known: Known,
+    /// The size of the result that the record has, or may have. It is set before the result is stored, so steps side by
+    /// side keep the limit of all results. It stays if nobody knows whether the result was stored.
+    bytes: usize,
 }
 
 /// What this attempt knows of a step.
@@ -41,8 +50,8 @@ enum Known {
     Stored(String),
     /// It is being performed. At most once, it is `begun` from the moment at which the record may say so.
     Performing { begun: bool },
-    /// Its result, of this size, has been returned.
-    Returned(usize),
+    /// Its result has been returned.
+    Returned,
     /// It failed, or its future was dropped. The record may have a result.
     Ended,
     /// It may have taken effect, and must not be performed again.
@@ -78,22 +87,25 @@ impl<E: From<Error>> From<Error> for Unfinished<E> {
 
 impl Steps {
     pub(super) fn new(leasing: Leasing, pool: &PgPool, owner: Owner, stored: record::Steps) -> Self {
-        let known = stored.0.into_iter().map(|(name, step)| match step {
-            StoredStep::Result(result) => (name, Known::Stored(result)),
-            StoredStep::Begun => (name, Known::InDoubt),
+        let entries = stored.0.into_iter().map(|(name, step)| match step {
+            StoredStep::Result(result) => (name, Entry { bytes: result.len(), known: Known::Stored(result) }),
+            StoredStep::Begun => (name, Entry { bytes: 0, known: Known::InDoubt }),
         });
-        Self { leasing, pool: pool.clone(), owner, known: Arc::new(Mutex::new(known.collect())) }
+        Self { leasing, pool: pool.clone(), owner, asked: Arc::new(Mutex::new(entries.collect())) }
     }
 
-    /// Whether a step may have taken effect and has no result.
-    pub(super) fn in_doubt(&self) -> bool {
-        self.known().values().any(|known| matches!(known, Known::InDoubt | Known::Performing { begun: true }))
+    /// The names of the steps that may have taken effect and have no result.
+    pub(super) fn in_doubt(&self) -> Vec<String> {
+        self.names(|known| matches!(known, Known::InDoubt | Known::Performing { begun: true }))
     }
 
     /// The names of stored steps that this attempt has not asked for.
     pub(super) fn not_asked_for(&self) -> Vec<String> {
-        let known = self.known();
-        known.iter().filter(|(_, known)| matches!(known, Known::Stored(_))).map(|(name, _)| name.clone()).collect()
+        self.names(|known| matches!(known, Known::Stored(_)))
+    }
+
+    fn names(&self, which: impl Fn(&Known) -> bool) -> Vec<String> {
+        self.entries().iter().filter(|(_, step)| which(&step.known)).map(|(name, _)| name.clone()).collect()
     }
 
     pub(crate) async fn in_database<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
@@ -111,7 +123,7 @@ impl Steps {
             let result = self.encoded(name, &value)?;
             // Last, because it locks the record, and a heartbeat would wait for it.
             if self.record().finish_step(conn, self.owner.token, self.attempt(), name, &result).await? {
-                Ok((value, result.len()))
+                Ok(value)
             } else if record::is_open(conn).await? {
                 Err(Unfinished::NotStored)
             } else {
@@ -119,8 +131,8 @@ impl Steps {
             }
         });
         match unless_lost(&self.owner, finished).await.unwrap_or(Err(Error::LeaseLost.into())) {
-            Ok((value, bytes)) => {
-                asked.performed(bytes);
+            Ok(value) => {
+                asked.performed();
                 Ok(value)
             }
             Err(Unfinished::NotStored) => match self.stored(&mut asked).await? {
@@ -159,7 +171,7 @@ impl Steps {
         };
         // From here on the record may say that the step was begun.
         asked.ended = Known::InDoubt;
-        self.known().insert(name.to_owned(), Known::Performing { begun: true });
+        note(&mut self.entries(), name, Known::Performing { begun: true });
         let begun = unless_lost(&self.owner, self.begin(name)).await.unwrap_or(Err(Error::LeaseLost));
         if !matches!(begun, Ok(true)) || self.owner.is_lost() {
             return match begun {
@@ -203,24 +215,30 @@ impl Steps {
             return refused(InvalidStep::Nested);
         }
         let before = {
-            let mut known = self.known();
-            let before = match known.get(name) {
-                Some(Known::Performing { .. } | Known::Returned(_)) => return refused(InvalidStep::Repeated),
-                Some(Known::Stored(result)) => {
-                    let value = decoded(name, result)?;
-                    let bytes = result.len();
-                    known.insert(name.to_owned(), Known::Returned(bytes));
-                    observe::step(self.owner.key.operation(), observe::REPLAYED);
-                    return Ok(Asking::Replayed(value));
+            let mut entries = self.entries();
+            let before = match entries.get_mut(name) {
+                Some(Entry { known: Known::Performing { .. } | Known::Returned, .. }) => {
+                    return refused(InvalidStep::Repeated);
                 }
-                Some(Known::Ended) => Some(Known::Ended),
-                Some(Known::InDoubt) => Some(Known::InDoubt),
+                Some(step) => match &step.known {
+                    Known::Stored(result) => {
+                        let value = decoded(name, result)?;
+                        step.known = Known::Returned;
+                        observe::step(self.owner.key.operation(), observe::REPLAYED);
+                        return Ok(Asking::Replayed(value));
+                    }
+                    Known::InDoubt => Some(Known::InDoubt),
+                    _ => Some(Known::Ended),
+                },
                 None => None,
             };
-            if known.values().filter(|known| !matches!(known, Known::Ended)).count() >= MAX_STEPS {
+            // A step that has ended, and may have a stored result, is one of them.
+            let counts =
+                |other: &str, step: &Entry| other != name && (step.bytes > 0 || !matches!(step.known, Known::Ended));
+            if entries.iter().filter(|(other, step)| counts(other, step)).count() >= MAX_STEPS {
                 return refused(InvalidStep::TooLarge);
             }
-            known.insert(name.to_owned(), Known::Performing { begun: false });
+            note(&mut entries, name, Known::Performing { begun: false });
             before
         };
         let Some(before) = before else {
@@ -241,10 +259,14 @@ impl Steps {
             self.record().steps(conn, token).await
         });
         let mut steps = stored.await?.ok_or(Error::LeaseLost)?;
-        match steps.0.remove(asked.name) {
+        let found = steps.0.remove(asked.name);
+        self.entries().entry(asked.name.to_owned()).and_modify(|step| {
+            step.bytes = if let Some(StoredStep::Result(result)) = &found { result.len() } else { 0 };
+        });
+        match found {
             Some(StoredStep::Result(result)) => {
                 let value = decoded(asked.name, &result)?;
-                asked.ended = Known::Returned(result.len());
+                asked.ended = Known::Returned;
                 observe::step(self.owner.key.operation(), observe::REPLAYED);
                 Ok(Some(value))
             }
@@ -278,7 +300,7 @@ impl Steps {
             })
         });
         if is_new.await? {
-            asked.performed(result.len());
+            asked.performed();
             return Ok(value);
         }
         self.stored(&mut asked).await?.ok_or(Error::LeaseLost)
@@ -298,19 +320,24 @@ impl Steps {
         .await
     }
 
-    /// The result as JSON text, unless the operation would become too large.
+    /// The result as JSON text. Reserves its size, or refuses it if the operation would become too large.
     fn encoded<T: Serialize + DeserializeOwned>(&self, name: &str, value: &T) -> Result<String, Error> {
         let result = encode_result(name, value)?;
-        let others: usize = self.known().values().map(Known::bytes).sum();
-        if others + result.len() > MAX_STEPS_BYTES { Err(too_large(name)) } else { Ok(result) }
+        let mut entries = self.entries();
+        let others: usize = entries.iter().filter(|(other, _)| *other != name).map(|(_, step)| step.bytes).sum();
+        if others + result.len() > MAX_STEPS_BYTES {
+            return Err(too_large(name));
+        }
+        entries.entry(name.to_owned()).and_modify(|step| step.bytes = result.len());
+        Ok(result)
     }
 
     fn step(&self, name: &str) -> Step {
         Step { name: name.to_owned(), downstream_key: self.owner.downstream_key_of(name), took_no_effect: false.into() }
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn durable(&self) -> Opening {
@@ -326,19 +353,15 @@ impl Steps {
     }
 }
 
-impl Known {
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Stored(result) => result.len(),
-            Self::Returned(bytes) => *bytes,
-            Self::Performing { .. } | Self::Ended | Self::InDoubt => 0,
-        }
-    }
+/// Replaces what the attempt knows of a step. Its size stays.
+fn note(entries: &mut BTreeMap<String, Entry>, name: &str, known: Known) {
+    let bytes = entries.get(name).map_or(0, |step| step.bytes);
+    entries.insert(name.to_owned(), Entry { known, bytes });
 }
 
 impl Asked<'_> {
-    fn performed(&mut self, bytes: usize) {
-        self.ended = Known::Returned(bytes);
+    fn performed(&mut self) {
+        self.ended = Known::Returned;
         observe::step(self.steps.owner.key.operation(), observe::PERFORMED);
     }
 }
@@ -350,6 +373,6 @@ impl Drop for Asked<'_> {
         if matches!(ended, Known::InDoubt) {
             observe::step(self.steps.owner.key.operation(), observe::IN_DOUBT);
         }
-        self.steps.known().insert(self.name.to_owned(), ended);
+        note(&mut self.steps.entries(), self.name, ended);
     }
 }

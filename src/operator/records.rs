@@ -109,7 +109,7 @@ pub async fn response(
 ///
 /// # Errors
 ///
-/// - [`Error::LeaseLost`]: the record is under a live lease, belongs to another claim by now, has been completed since,
+/// - [`Error::Changed`]: the record is under a live lease, belongs to another claim by now, has been completed since,
 ///   or is gone.
 /// - [`Error::SchemaMissing`], [`Error::Database`].
 ///
@@ -119,6 +119,6 @@ pub async fn response(
 pub async fn forget(conn: &mut PgConnection, key: &Key, shown: &Shown) -> Result<(), Error> {
     match in_any_transaction(conn, async |conn| Record::unprepared(key).forget(conn, shown).await).await? {
         true => Ok(()),
-        false => Err(Error::LeaseLost),
+        false => Err(Error::Changed),
     }
 }

@@ -11,9 +11,10 @@ use sqlx::{Executor as _, PgConnection, Row as _};
 
 use super::citus::is_distributed;
 use super::claim::{Claim, Terms};
-use super::fragment::{forget_claim, note_claim, readable, step_in_doubt};
+use super::fragment::{forget_claim, has_steps, note_claim, readable, settled_by_an_operator, steps_in_doubt};
 use super::look::{Found, LeaseState, Look, Standing};
 use super::statement::{Record, Response, changes_a_row, draw_token, interval};
+use super::step::in_doubt;
 use crate::{Deployment, Error, Fingerprint, Mode};
 
 /// The coordinator's answer to a statement without a table.
@@ -111,7 +112,8 @@ impl Record<'_> {
                 "
                 select
                     mode, fingerprint, token, attempt, last_error, ", readable!("claimed_at"), " as claimed_at,
-                    steps is not null as has_steps, ", step_in_doubt!(), " as step_in_doubt,
+                    ", has_steps!(), " as has_steps, ", steps_in_doubt!(), "::text as steps_in_doubt,
+                    ", settled_by_an_operator!(), " as settled_by_an_operator,
                     completed_at is not null as completed,
                     lease_until = '-infinity' as released,
                     ", readable!("lease_until"), " as lease_until, ", readable!("expires_at"), " as expires_at,
@@ -238,7 +240,8 @@ impl Found {
             response: Response::of(row)?,
             last_error: row.try_get("last_error")?,
             has_steps: row.try_get("has_steps")?,
-            step_in_doubt: row.try_get("step_in_doubt")?,
+            steps_in_doubt: in_doubt(row)?,
+            settled_by_an_operator: row.try_get("settled_by_an_operator")?,
         })
     }
 }

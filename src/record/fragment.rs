@@ -96,10 +96,10 @@ macro_rules! readable_place {
     };
 }
 
-/// The name of a step that was begun and has no result: nobody knows whether it took effect.
-macro_rules! step_in_doubt {
+/// The names of the steps that were begun and have no result: nobody knows whether they took effect.
+macro_rules! steps_in_doubt {
     () => {
-        "pg_catalog.jsonb_path_query_first(steps, '$.keyvalue() ? (exists (@.value.begun)).key') #>> '{}'"
+        "pg_catalog.jsonb_path_query_array(steps, '$.keyvalue() ? (exists (@.value.begun)).key')"
     };
 }
 
@@ -107,6 +107,23 @@ macro_rules! step_in_doubt {
 macro_rules! no_step_in_doubt {
     () => {
         "pg_catalog.jsonb_path_exists(steps, '$.*.begun') is not true"
+    };
+}
+
+/// Some step is finished or in doubt. An operator may have said of all others that they took no effect.
+macro_rules! has_steps {
+    () => {
+        "pg_catalog.jsonb_path_exists(steps, '$.* ? (exists (@.result) || exists (@.begun))') is true"
+    };
+}
+
+/// An operator has settled a step since the last claim. Their statement has drawn this token, and the next claim draws
+/// another.
+macro_rules! settled_by_an_operator {
+    () => {
+        "(steps is not null and pg_catalog.jsonb_path_exists(
+            steps, '$.*.settled ? (@ == $token)', pg_catalog.jsonb_build_object('token', token)
+        ))"
     };
 }
 
@@ -148,6 +165,7 @@ macro_rules! counts_by_kind {
 }
 
 pub(super) use {
-    claimed_here, counts_by_kind, expired_at, expired_when_asked, forget_claim, no_live_lease, no_step_in_doubt,
-    note_claim, readable, readable_place, state, step_in_doubt, table_or_leaf,
+    claimed_here, counts_by_kind, expired_at, expired_when_asked, forget_claim, has_steps, no_live_lease,
+    no_step_in_doubt, note_claim, readable, readable_place, settled_by_an_operator, state, steps_in_doubt,
+    table_or_leaf,
 };

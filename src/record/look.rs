@@ -6,8 +6,9 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{claimed_here, expired_at, readable, step_in_doubt};
+use super::fragment::{claimed_here, expired_at, has_steps, readable, settled_by_an_operator, steps_in_doubt};
 use super::statement::{Record, Response};
+use super::step::in_doubt;
 use crate::mode::UnknownMode;
 use crate::{Error, Mode};
 
@@ -43,8 +44,10 @@ pub(crate) struct Found {
     pub(crate) response: Response,
     pub(crate) last_error: Option<String>,
     pub(crate) has_steps: bool,
-    /// The name of a step that was begun and has no result.
-    pub(crate) step_in_doubt: Option<String>,
+    /// The names of the steps that were begun and have no result.
+    pub(crate) steps_in_doubt: Vec<String>,
+    /// An operator has settled a step of the last attempt.
+    pub(crate) settled_by_an_operator: bool,
 }
 
 /// The state of a record's `lease_until`.
@@ -78,7 +81,8 @@ impl Record<'_> {
                 lease_until = '-infinity' as released,
                 completed_at is not null as completed,
                 ", expired_at!("asked.at"), " as expired,
-                steps is not null as has_steps, ", step_in_doubt!(), " as step_in_doubt,
+                ", has_steps!(), " as has_steps, ", steps_in_doubt!(), "::text as steps_in_doubt,
+                ", settled_by_an_operator!(), " as settled_by_an_operator,
                 response_status, response_headers::text as response_headers, response_body
             -- The smaller, because the clock may have jumped back: a record must not expire before its time.
             from (select least($5::timestamptz, pg_catalog.statement_timestamp()) as at) as asked
@@ -122,7 +126,8 @@ impl Found {
             response: Response::of(row)?,
             last_error: row.try_get("last_error")?,
             has_steps: row.try_get("has_steps")?,
-            step_in_doubt: row.try_get("step_in_doubt")?,
+            steps_in_doubt: in_doubt(row)?,
+            settled_by_an_operator: row.try_get("settled_by_an_operator")?,
         })
     }
 }

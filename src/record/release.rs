@@ -6,10 +6,8 @@ use sqlx::PgConnection;
 
 use super::claim::Claim;
 use super::distributed;
-use super::fragment::{forget_claim, no_live_lease};
-use super::lease::Actor;
+use super::fragment::{forget_claim, no_live_lease, steps_in_doubt};
 use super::statement::{Record, changes_a_row, draw_token, interval};
-use super::step::Steps;
 use crate::Error;
 
 impl Record<'_> {
@@ -38,39 +36,62 @@ impl Record<'_> {
         Ok(())
     }
 
-    /// Releases the claim of a lease, and stores the reason. Steps with a result stay. A step in doubt stays if the
-    /// owner releases, and is forgotten if an operator does. Because of the new token, a heartbeat that is on its way
-    /// cannot revive the claim. `false` means that the claim is gone.
-    pub(crate) async fn release_lease(
+    /// Releases the claim of a lease, as its owner, and stores the reason. All steps stay, also those in doubt. Because
+    /// of the new token, a heartbeat that is on its way cannot revive the claim. `false` means that the claim is gone.
+    pub(crate) async fn release_lease(self, conn: &mut PgConnection, token: i64, reason: &str) -> Result<bool, Error> {
+        let update = self
+            .query(
+                "
+                update idempotency.record
+                set lease_until = '-infinity', token = $5::int8, last_error = $6::text
+                where scope = $1::text and operation = $2::text and key = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                ",
+            )
+            .bind(token)
+            .bind(draw_token()?)
+            .bind(storable(reason));
+        changes_a_row(conn, update).await
+    }
+
+    /// Releases the claim of an owner that is gone, as an operator, who says that the operation, or these steps of it,
+    /// took no effect. `false` means that the record has changed, is under a live lease, or that other steps are in
+    /// doubt.
+    ///
+    /// The operator's decision is about the steps that they saw. An owner that was only suspended still has the token,
+    /// and may have stored the result of one, or begun another. The update waits for its transaction, and compares the
+    /// names after that.
+    pub(crate) async fn release_unperformed(
         self,
         conn: &mut PgConnection,
         token: i64,
+        steps: &[String],
         reason: &str,
-        actor: Actor,
     ) -> Result<bool, Error> {
-        let forgotten = match actor {
-            Actor::Owner => Vec::new(),
-            // They say that these steps took no effect. Locked, because an owner that was suspended could store the
-            // result of one in this moment, and the update would delete it.
-            Actor::Operator => self.lock_steps(conn, token).await?.map(Steps::in_doubt).unwrap_or_default(),
-        };
+        let new_token = draw_token()?;
+        let settled: serde_json::Map<_, _> =
+            steps.iter().map(|name| (name.clone(), serde_json::json!({ "settled": new_token }))).collect();
         let update = self
             .query(concat! {
                 "
                 update idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
-                    steps = nullif(steps - $8::text[], '{}')
+                    steps = nullif(coalesce(steps, '{}') || $7::text::jsonb, '{}')
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
                     and completed_at is null
-                    and ($7::bool or ", no_live_lease!(), ")
+                    and ", no_live_lease!(), "
+                    -- The same names, in any order.
+                    and coalesce(", steps_in_doubt!(), ", '[]') @> $8::text::jsonb
+                    and coalesce(", steps_in_doubt!(), ", '[]') <@ $8::text::jsonb
                 ",
             })
             .bind(token)
-            .bind(draw_token()?)
+            .bind(new_token)
             .bind(storable(reason))
-            .bind(actor == Actor::Owner)
-            .bind(forgotten);
+            .bind(serde_json::Value::Object(settled).to_string())
+            .bind(serde_json::json!(steps).to_string());
         changes_a_row(conn, update).await
     }
 
@@ -106,6 +127,6 @@ impl Record<'_> {
 
 /// The reason without NUL characters, which a `text` column refuses, and cut to 2000 characters, which is more than an
 /// operator reads.
-fn storable(reason: &str) -> String {
+pub(super) fn storable(reason: &str) -> String {
     reason.chars().filter(|character| *character != '\0').take(2000).collect()
 }

@@ -50,6 +50,14 @@ pub struct Shown {
 }
 
 impl Shown {
+    /// The names of all steps in doubt, in the order of their bytes, for [`lease::release`](crate::lease::release).
+    #[must_use]
+    pub fn steps_in_doubt(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.steps.iter().filter(|step| step.in_doubt).map(|step| step.name.clone()).collect();
+        names.sort_unstable();
+        names
+    }
+
     /// The [downstream key](crate::lease::Step::downstream_key) of a step with this name, also of a step that is not
     /// stored: one that was being performed when its process died, or one of a completed operation. `None` outside
     /// lease mode.

@@ -9,6 +9,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::fragment::no_live_lease;
+use super::release::storable;
 use super::statement::{Record, changes_a_row, draw_token};
 use crate::Error;
 
@@ -58,9 +59,13 @@ impl Steps {
         Ok(Self(steps))
     }
 
-    /// The names of the steps in doubt.
-    pub(super) fn in_doubt(self) -> Vec<String> {
-        self.0.into_iter().filter(|(_, step)| matches!(step, StoredStep::Begun)).map(|(name, _)| name).collect()
+    /// The size of all results.
+    pub(crate) fn bytes(&self) -> usize {
+        let size = |step: &StoredStep| match step {
+            StoredStep::Result(result) => result.len(),
+            StoredStep::Begun => 0,
+        };
+        self.0.values().map(size).sum()
     }
 }
 
@@ -69,7 +74,7 @@ impl ShownStep {
     pub(super) fn all(row: &PgRow, downstream_key: impl Fn(&str) -> String) -> sqlx::Result<Vec<Self>> {
         let entries = entries(row)?.into_iter();
         let mut steps: Vec<Self> = entries.map(|(name, step)| Self::of(downstream_key(&name), name, &step)).collect();
-        steps.sort_by_key(|step| step.at);
+        steps.sort_by(|a, b| (a.at, &a.name).cmp(&(b.at, &b.name)));
         Ok(steps)
     }
 
@@ -93,20 +98,21 @@ impl ShownStep {
 
 fn entries(row: &PgRow) -> sqlx::Result<serde_json::Map<String, Value>> {
     let Some(steps) = row.try_get::<Option<&str>, _>("steps")? else { return Ok(serde_json::Map::new()) };
-    serde_json::from_str(steps).map_err(|error| sqlx::Error::Decode(error.into()))
+    let mut steps: serde_json::Map<String, Value> =
+        serde_json::from_str(steps).map_err(|error| sqlx::Error::Decode(error.into()))?;
+    // An operator has said of the others that they took no effect.
+    steps.retain(|_, step| step.get("result").is_some() || step.get("begun").is_some());
+    Ok(steps)
 }
 
-macro_rules! steps_under_token {
-    () => {
-        "
-        select steps::text as steps
-        from idempotency.record
-        where scope = $1::text and operation = $2::text and key = $3::text
-            and token = $4::int8
-            and completed_at is null
-        "
-    };
+/// Reads [`steps_in_doubt`](super::fragment::steps_in_doubt), as text: the names in the order of their bytes.
+pub(super) fn in_doubt(row: &PgRow) -> sqlx::Result<Vec<String>> {
+    let Some(names) = row.try_get::<Option<&str>, _>("steps_in_doubt")? else { return Ok(Vec::new()) };
+    let mut names: Vec<String> = serde_json::from_str(names).map_err(|error| sqlx::Error::Decode(error.into()))?;
+    names.sort_unstable();
+    Ok(names)
 }
+
 impl Record<'_> {
     /// Stores the result of a step. `false` means that a result is stored already, or that the claim is gone.
     ///
@@ -160,7 +166,8 @@ impl Record<'_> {
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
                     and completed_at is null
-                    and steps -> $5::text is null
+                    and steps -> $5::text -> 'begun' is null
+                    and steps -> $5::text -> 'result' is null
                 ",
             )
             .bind(token)
@@ -186,26 +193,29 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// Stores the result of a step in doubt, as an operator, and releases the claim. `false` means that the record has
-    /// changed, is under a live lease, or that this step is not in doubt.
-    pub(crate) async fn resolve_step(
+    /// Settles one step in doubt, as an operator: with its result, or, without one, as a step that took no effect.
+    /// Releases the claim; other steps stay in doubt. Returns the new token, which fences an owner that was only
+    /// suspended. `None` means that the record has changed, is under a live lease, or that this step is not in doubt.
+    pub(crate) async fn settle_step(
         self,
         conn: &mut PgConnection,
         token: i64,
         name: &str,
-        result: &str,
-    ) -> Result<bool, Error> {
+        result: Option<&str>,
+        reason: Option<&str>,
+    ) -> Result<Option<i64>, Error> {
+        let new_token = draw_token()?;
         let update = self
             .query(concat! {
                 "
                 update idempotency.record
-                set lease_until = '-infinity', token = $5::int8,
-                    steps = pg_catalog.jsonb_set(
-                        steps, array[$6::text],
-                        ((steps -> $6::text) - 'begun') || pg_catalog.jsonb_build_object(
-                            'result', $7::text, 'at', pg_catalog.statement_timestamp()
+                set lease_until = '-infinity', token = $5::int8, last_error = coalesce($8::text, last_error),
+                    steps = steps || pg_catalog.jsonb_build_object($6::text, pg_catalog.jsonb_strip_nulls(
+                        pg_catalog.jsonb_build_object(
+                            'result', $7::text, 'attempt', steps -> $6::text -> 'attempt',
+                            'at', pg_catalog.statement_timestamp(), 'settled', $5::int8
                         )
-                    )
+                    ))
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -214,29 +224,29 @@ impl Record<'_> {
                 ",
             })
             .bind(token)
-            .bind(draw_token()?)
+            .bind(new_token)
             .bind(name)
-            .bind(result);
-        changes_a_row(conn, update).await
+            .bind(result)
+            .bind(reason.map(storable));
+        Ok(changes_a_row(conn, update).await?.then_some(new_token))
     }
 
     /// The steps that are stored under this token. `None` means that the claim is gone.
     pub(crate) async fn steps(self, conn: &mut PgConnection, token: i64) -> Result<Option<Steps>, Error> {
-        self.steps_by(conn, concat!(steps_under_token!()), token).await
-    }
-
-    /// As [`steps`](Self::steps), and they stay as they are until the transaction ends.
-    pub(super) async fn lock_steps(self, conn: &mut PgConnection, token: i64) -> Result<Option<Steps>, Error> {
-        self.steps_by(conn, concat!(steps_under_token!(), " for update"), token).await
-    }
-
-    async fn steps_by(self, conn: &mut PgConnection, sql: &'static str, token: i64) -> Result<Option<Steps>, Error> {
-        self.query(sql)
-            .bind(token)
-            .try_map(|row: PgRow| Steps::of(&row))
-            .fetch_optional(conn)
-            .await
-            .map_err(Error::of_statement)
+        self.query(
+            "
+            select steps::text as steps
+            from idempotency.record
+            where scope = $1::text and operation = $2::text and key = $3::text
+                and token = $4::int8
+                and completed_at is null
+            ",
+        )
+        .bind(token)
+        .try_map(|row: PgRow| Steps::of(&row))
+        .fetch_optional(conn)
+        .await
+        .map_err(Error::of_statement)
     }
 }
 

@@ -4,8 +4,9 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{readable, readable_place, state, step_in_doubt};
+use super::fragment::{readable, readable_place, settled_by_an_operator, state, steps_in_doubt};
 use super::statement::known_mode;
+use super::step::in_doubt;
 use crate::{Error, Key, Mode};
 
 /// A record that remains as it is until an operator settles it, or its retention ends.
@@ -33,11 +34,13 @@ pub struct Unsettled {
     pub expires_at: DateTime<Utc>,
     /// Why the last attempt failed.
     pub last_error: Option<String>,
-    /// The step that is in doubt.
-    pub step: Option<String>,
-    /// The key under which the next service saw the step in doubt, or, without one, the operation, as in
-    /// [`Shown::downstream_key`](crate::operator::Shown::downstream_key).
+    /// The names of all steps in doubt, in the order of their bytes.
+    pub steps: Vec<String>,
+    /// The key under which the next service saw the operation, as in
+    /// [`Shown::downstream_key`](crate::operator::Shown::downstream_key). Each step has
+    /// [its own](Self::step_downstream_key).
     pub downstream_key: Option<String>,
+    fingerprint: Option<Vec<u8>>,
 }
 
 /// One part of a search for unsettled records.
@@ -100,7 +103,7 @@ pub(crate) async fn unsettled(
         select
             mode, scope, operation, key, fingerprint, token, attempt, last_error,
             ", readable!("claimed_at"), " as claimed_at, ", readable!("expires_at"), " as expires_at,
-            ", step_in_doubt!(), " as step,
+            ", steps_in_doubt!(), "::text as steps_in_doubt,
             ", state!(), " as state
         from idempotency.record
         where completed_at is null
@@ -112,7 +115,8 @@ pub(crate) async fn unsettled(
                 or (pg_catalog.jsonb_path_exists(steps, '$.*.begun') and lease_until <= pg_catalog.statement_timestamp())
                 or (mode in ('at_least_once', 'in_steps', 'at_most_once')
                     and lease_until <= pg_catalog.statement_timestamp()
-                    and attempt >= $2::int4)
+                    and attempt >= $2::int4
+                    and not ", settled_by_an_operator!(), ")
             )
         order by record.claimed_at, scope, operation, key
         limit $1::int8
@@ -130,29 +134,31 @@ pub(crate) async fn unsettled(
 }
 
 impl Unsettled {
+    /// The [downstream key](crate::lease::Step::downstream_key) of a step with this name. `None` outside lease mode.
+    #[must_use]
+    pub fn step_downstream_key(&self, step: &str) -> Option<String> {
+        let fingerprint = self.fingerprint.as_deref().filter(|_| self.mode.is_leased())?;
+        Some(Key::new(&*self.scope, &*self.operation, &*self.value).ok()?.downstream(fingerprint, step))
+    }
+
     fn of(row: &PgRow) -> sqlx::Result<Self> {
         let mode = known_mode(row)?;
-        let [scope, operation, value]: [String; 3] =
-            [row.try_get("scope")?, row.try_get("operation")?, row.try_get("key")?];
-        let step: Option<String> = row.try_get("step")?;
-        let fingerprint: Option<Vec<u8>> = row.try_get("fingerprint")?;
-        let downstream_key = fingerprint.filter(|_| mode.is_leased()).and_then(|fingerprint| {
-            let key = Key::new(&*scope, &*operation, &*value).ok()?;
-            Some(key.downstream(&fingerprint, step.as_deref().unwrap_or_default()))
-        });
-        Ok(Self {
+        let mut unsettled = Self {
             mode,
             state: row.try_get("state")?,
-            scope,
-            operation,
-            value,
+            scope: row.try_get("scope")?,
+            operation: row.try_get("operation")?,
+            value: row.try_get("key")?,
             token: row.try_get("token")?,
             attempt: row.try_get::<i32, _>("attempt")?.unsigned_abs(),
             claimed_at: row.try_get("claimed_at")?,
             expires_at: row.try_get("expires_at")?,
             last_error: row.try_get("last_error")?,
-            step,
-            downstream_key,
-        })
+            steps: in_doubt(row)?,
+            downstream_key: None,
+            fingerprint: row.try_get("fingerprint")?,
+        };
+        unsettled.downstream_key = unsettled.step_downstream_key("");
+        Ok(unsettled)
     }
 }

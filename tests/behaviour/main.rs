@@ -26,6 +26,7 @@ mod transaction {
 
 mod lease {
     mod fencing;
+    mod in_doubt;
     pub(crate) mod leases;
     mod panics;
     mod renewal;

@@ -114,13 +114,13 @@ async fn what_may_not_repeat_is_indeterminate_until_it_is_settled() -> anyhow::R
         let unknown = leasing(NEVER_REPEATS).acquire::<String, _>(&citus.pool, &key, "body").await;
         let Err(Error::Indeterminate { token, .. }) = unknown else { panic!("{unknown:?}") };
         let wrong = resolve(&citus.pool, &key, token + 1, &"no".to_owned(), LEASE * 9).await;
-        assert!(matches!(wrong, Err(Error::LeaseLost)), "{wrong:?}");
+        assert!(matches!(wrong, Err(Error::Changed)), "{wrong:?}");
         if resolves {
             resolve(&citus.pool, &key, token, &"found".to_owned(), LEASE * 9).await?;
             let again = resolve(&citus.pool, &key, token, &"found".to_owned(), LEASE * 9).await;
-            assert!(matches!(again, Err(Error::LeaseLost)), "an operator's is settled once: {again:?}");
+            assert!(matches!(again, Err(Error::Changed)), "an operator's is settled once: {again:?}");
         } else {
-            release(&citus.pool, &key, token, "it did nothing").await?;
+            release(&citus.pool, &key, token, &[], "it did nothing").await?;
         }
         let next = leasing(NEVER_REPEATS).acquire::<String, _>(&citus.pool, &key, "body").await?;
         assert_eq!(matches!(next, Acquired::Replayed(_)), resolves);
@@ -171,7 +171,7 @@ async fn an_operator_waits_for_a_locked_record_as_long_as_the_session_allows() -
         let settled = async {
             match settle {
                 "resolve" => resolve(&pool, &key, token, &"found".to_owned(), LEASE * 9).await,
-                _ => release(&pool, &key, token, "it did nothing").await,
+                _ => release(&pool, &key, token, &[], "it did nothing").await,
             }
         };
         let settled = tokio::time::timeout(testing::PATIENCE, settled).await.expect("in time");
@@ -181,7 +181,7 @@ async fn an_operator_waits_for_a_locked_record_as_long_as_the_session_allows() -
     }
     pool.close().await;
     locker.rollback().await?;
-    release(&citus.pool, &key, token, "it did nothing").await?;
+    release(&citus.pool, &key, token, &[], "it did nothing").await?;
     Ok(())
 }
 

@@ -85,7 +85,7 @@ async fn a_record_is_shown_listed_and_forgotten() -> anyhow::Result<()> {
     let mut other = shown.clone();
     other.token += 1;
     let wrong = operator::forget(&mut conn, &key, &other).await;
-    assert!(matches!(wrong, Err(Error::LeaseLost)), "{wrong:?}");
+    assert!(matches!(wrong, Err(Error::Changed)), "{wrong:?}");
     operator::forget(&mut conn, &key, &shown).await?;
     assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
     Ok(())

@@ -144,11 +144,11 @@ async fn ask(app: &Router) -> Answer {
 async fn assert_indeterminate(pool: &PgPool, app: &Router) -> i64 {
     let answer = ask(app).await;
     assert_eq!((answer.status, &*answer.problem()), (StatusCode::CONFLICT, "indeterminate"));
-    let Some(Rejection::Indeterminate { token, step, .. }) = answer.rejection else { panic!("{answer:?}") };
-    assert_eq!(step.as_deref(), Some("text"));
+    let Some(Rejection::Indeterminate { token, steps, .. }) = answer.rejection else { panic!("{answer:?}") };
+    assert_eq!(steps, ["text"]);
     let found = pg_idempotency::operator::unsettled(&mut pool.acquire().await.expect("a connection"), 10, None).await;
     let [found] = &found.expect("a list")[..] else { panic!("one record") };
-    assert_eq!((found.token, found.step.as_deref()), (token, Some("text")));
+    assert_eq!((found.token, &found.steps), (token, &steps));
     token
 }
 
@@ -229,7 +229,7 @@ async fn a_step_that_fails_in_doubt_is_performed_again_once_an_operator_releases
     assert_eq!((failed.status, &*failed.body), (StatusCode::BAD_GATEWAY, &b"the gateway did not answer"[..]));
     let token = assert_indeterminate(&pool, &app).await;
     assert_eq!(world.texts(), 1);
-    release(&pool, &key(), token, "the gateway has no such text").await?;
+    release(&pool, &key(), token, &["text".to_owned()], "the gateway has no such text").await?;
     assert_eq!(ask(&app).await.status, StatusCode::CREATED);
     assert_eq!((effects(&pool).await, world.charges().len(), world.texts()), (1, 1, 2));
     Ok(())

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use crate::history::What;
 use crate::lease::Leased;
 use crate::mutant::Mutant;
-use crate::stepped::{Attempt, CHARGE, Plan, ROW, TEXT};
+use crate::stepped::{Attempt, CHARGE, EMAIL, Plan, ROW, TEXT};
 use crate::subject::Failure;
 use crate::world::World;
 
@@ -64,8 +64,9 @@ pub(crate) async fn call(
     let attempt = Attempt { key: value, call, number: claimed.get::<i32, _>("attempt").unsigned_abs() };
     let outside = world.outside_or(pool);
     let owner = Owner { mutant, pool, outside, attempt, token, plan, steps: parsed(claimed.get("steps")) };
-    let (row, charge, text) = (|| owner.row(), || owner.charge(), || owner.text());
-    let responding = plan.respond(plan.ask(ROW, row), plan.ask(CHARGE, charge), plan.ask(TEXT, text));
+    let (row, charge) = (|| owner.row(), || owner.charge());
+    let (text, email) = (plan.ask(TEXT, || owner.message(TEXT)), plan.ask(EMAIL, || owner.message(EMAIL)));
+    let responding = plan.respond(plan.ask(ROW, row), plan.ask(CHARGE, charge), text, email);
     let responded = tokio::select! {
         responded = responding => responded,
         error = owner.renew(leased.lease) => Err(error),
@@ -135,37 +136,37 @@ impl Owner<'_> {
         self.stored(CHARGE).await
     }
 
-    async fn text(&self) -> Result<String, Failure> {
-        if let Some(result) = result_of(&self.steps, TEXT) {
+    async fn message(&self, name: &str) -> Result<String, Failure> {
+        if let Some(result) = result_of(&self.steps, name) {
             return Ok(result);
         }
         let seen = self.seen().await?;
-        if self.mutant != Mutant::BegunNotWritten && !self.begin().await? {
-            return self.stored(TEXT).await;
+        if self.mutant != Mutant::BegunNotWritten && !self.begin(name).await? {
+            return self.stored(name).await;
         }
         sleep(self.plan.pause).await;
-        self.plan.check(TEXT)?;
-        if !self.attempt.send(self.outside, self.attempt.key).await? {
+        self.plan.check(name)?;
+        if !self.attempt.send(self.outside, name, self.attempt.key).await? {
             return Err(Failure::Mutant("withdrawn"));
         }
         sleep(self.plan.pause).await;
-        if self.finish(self.pool, TEXT, &seen).await? {
+        if self.finish(self.pool, name, &seen).await? {
             return Ok(self.attempt.call.to_owned());
         }
-        self.stored(TEXT).await
+        self.stored(name).await
     }
 
-    async fn begin(&self) -> Result<bool, Failure> {
+    async fn begin(&self, name: &str) -> Result<bool, Failure> {
         let begun = sqlx::query(
             "update idempotency.record
             set steps = coalesce(steps, '{}') || jsonb_build_object($3::text, jsonb_build_object('begun', now(), 'attempt', attempt))
             where operation = 'chaos' and key = $1::text and (token = $2::int8 or $5::bool) and completed_at is null
-                and steps -> $3::text is null
+                and steps -> $3::text -> 'begun' is null and steps -> $3::text -> 'result' is null
                 and case when $4::bool then set_config('synchronous_commit', 'off', true) = 'off' else true end",
         )
         .bind(self.attempt.key)
         .bind(self.token)
-        .bind(TEXT)
+        .bind(name)
         .bind(self.mutant == Mutant::BegunNotDurable)
         .bind(self.mutant == Mutant::StepWithoutFence)
         .execute(self.pool)

@@ -7,7 +7,7 @@ use crate::history::{Event, What, calls};
 use crate::lease_checker::{Promise, check};
 use crate::release_checker::violations_beside_a_newer_release;
 use crate::step_checker::{self, Part};
-use crate::stepped::{CHARGE, OVERTAKEN, ROW, TEXT};
+use crate::stepped::{CHARGE, EMAIL, OVERTAKEN, ROW, TEXT};
 
 /// A world with one key in it.
 #[derive(Default)]
@@ -258,11 +258,11 @@ fn a_result_without_the_effect_is_caught() {
     World::default().stored(1, Some("a")).lease_must_be_caught(Promise::AtLeastOnce, "without an effect");
 }
 
-/// `a` was killed after two steps, and `b` has done the third.
+/// `a` was killed after two steps, and `b` has done the others.
 fn in_steps() -> World {
-    let response = || "a a b".to_owned();
+    let response = || "a a b b".to_owned();
     let world = World::default().invoked("a").invoked("b").then("b", What::Performed(response()));
-    world.part(ROW, "a").part(CHARGE, "a").part(TEXT, "b").stored(1, Some(&response()))
+    world.part(ROW, "a").part(CHARGE, "a").part(TEXT, "b").part(EMAIL, "b").stored(1, Some(&response()))
 }
 
 #[test]
@@ -275,8 +275,9 @@ fn an_operation_in_steps_passes_and_its_charges_may_repeat_under_one_key() {
 fn a_second_effect_of_a_step_is_caught() {
     in_steps().part(ROW, "b").step_must_be_caught("2 rows");
     in_steps().part(TEXT, "a").step_must_be_caught("2 texts");
+    in_steps().part(EMAIL, "a").step_must_be_caught("2 emails");
     let mut charged = in_steps().part(CHARGE, "b");
-    charged.parts[3].downstream_key = Some("another".to_owned());
+    charged.parts[4].downstream_key = Some("another".to_owned());
     charged.step_must_be_caught("2 charges");
 }
 
@@ -289,7 +290,7 @@ fn a_row_of_an_overtaken_attempt_is_caught() {
 fn a_stored_step_without_its_effect_is_caught() {
     let mut world = in_steps();
     world.parts.pop();
-    world.step_must_be_caught("0 texts");
+    world.step_must_be_caught("0 emails");
     let mut world = in_steps();
     world.parts[0].call = "b".to_owned();
     world.step_must_be_caught("has no effect");
@@ -297,8 +298,8 @@ fn a_stored_step_without_its_effect_is_caught() {
 
 #[test]
 fn another_answer_of_an_operation_in_steps_is_caught() {
-    in_steps().invoked("c").replayed("c", "a b b").step_must_be_caught("the answer has changed");
-    in_steps().invoked("c").then("c", What::Performed("a a b".to_owned())).step_must_be_caught("2 completions");
+    in_steps().invoked("c").replayed("c", "a b b b").step_must_be_caught("the answer has changed");
+    in_steps().invoked("c").then("c", What::Performed("a a b b".to_owned())).step_must_be_caught("2 completions");
 }
 
 #[test]

@@ -193,7 +193,7 @@ async fn decide(pool: &PgPool, value: &str) -> anyhow::Result<()> {
         .await?;
     match happened {
         Some(response) => resolve(pool, &key, token, &response, DEFAULT_RETENTION).await?,
-        None => release(pool, &key, token, "nothing happened").await?,
+        None => release(pool, &key, token, &[], "nothing happened").await?,
     }
     Ok(())
 }

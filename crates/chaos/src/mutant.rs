@@ -56,6 +56,8 @@ pub(crate) enum Mutant {
     BegunNotDurable,
     /// Steps: the client writes the document with all steps, as it was when the step began.
     StepsByTheClient,
+    /// Steps: an operator finds out about one step in doubt, and their release forgets all.
+    SettlesAllInDoubt,
     /// A COMMIT without an answer is taken for one that failed, and the operation repeated under another claim.
     LostAnswerIsFailure,
     /// Commits are acknowledged before they are on disk.
@@ -99,6 +101,7 @@ const NAMES: &[(Mutant, &str)] = &[
     (BegunNotWritten, "begun-not-written"),
     (BegunNotDurable, "begun-not-durable"),
     (StepsByTheClient, "steps-by-the-client"),
+    (SettlesAllInDoubt, "settles-all-in-doubt"),
     (LostAnswerIsFailure, "lost-answer-is-failure"),
     (SynchronousCommitOff, "synchronous-commit-off"),
     (UnloggedRecord, "unlogged-record"),

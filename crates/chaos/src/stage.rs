@@ -127,7 +127,7 @@ impl Finding {
             .note(format!("{} operations in steps", after.records.len()))
             .note(format!("{resumed} operations finished by a resumer"))
             .note(format!("{} charges recognised by their key", checked.deduplicated))
-            .note(format!("texts in doubt: {sent} sent, {withdrawn} not sent")))
+            .note(format!("messages in doubt: {sent} sent, {withdrawn} not sent")))
     }
 
     pub(crate) fn with(world: &World, violations: Vec<String>) -> Self {

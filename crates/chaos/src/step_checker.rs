@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use crate::checker::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers, somebody_was_answered};
 use crate::history::{Call, What};
 use crate::release_checker::SCHEMA_MISSING;
-use crate::stepped::{CHARGE, OVERTAKEN, ROW, TEXT};
+use crate::stepped::{CHARGE, EMAIL, OVERTAKEN, ROW, TEXT};
 
 /// The effect of one step.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
@@ -33,7 +33,8 @@ pub(crate) fn check(calls: &[Call], after: &Aftermath, parts: &[Part]) -> Checke
         let of_key: Vec<_> = parts.iter().filter(|part| part.key == key).collect();
         let of = |step: &str| -> Vec<_> { of_key.iter().filter(|part| part.step == step).collect() };
         let charges: HashSet<_> = of(CHARGE).iter().map(|part| &part.downstream_key).collect();
-        for (what, count) in [("rows", of(ROW).len()), ("charges", charges.len()), ("texts", of(TEXT).len())] {
+        let (rows, texts, emails) = (of(ROW).len(), of(TEXT).len(), of(EMAIL).len());
+        for (what, count) in [("rows", rows), ("charges", charges.len()), ("texts", texts), ("emails", emails)] {
             if count != 1 {
                 say(format!("{count} {what} for one operation"));
             }
@@ -57,8 +58,8 @@ fn one_answer_is_stored(one: &OneKey<'_>, parts: &[&Part], say: &mut impl FnMut(
     };
     // The result of each step is the name of the call that had its effect.
     let results: Vec<_> = stored.split(' ').collect();
-    let have_effects = results.len() == 3
-        && [ROW, CHARGE, TEXT]
+    let have_effects = results.len() == 4
+        && [ROW, CHARGE, TEXT, EMAIL]
             .iter()
             .zip(&results)
             .all(|(step, call)| parts.iter().any(|part| part.step == *step && part.call == *call));

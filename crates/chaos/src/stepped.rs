@@ -1,12 +1,12 @@
-//! Callers of an operation in steps: a row in the database, a charge that the outside deduplicates by its key, and a
-//! text that it does not. Beside the callers, in the same processes, resumers and operators.
+//! Callers of an operation in steps: a row in the database, a charge that the outside deduplicates by its key, and two
+//! messages, a text and an email, that it does not. Beside the callers, in the same processes, resumers and operators.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use pg_idempotency::lease::{Lease, Leasing, Step, release, resolve_step};
-use pg_idempotency::operator::unsettled;
+use pg_idempotency::lease::{Lease, Leasing, Step, release, release_step, resolve_step};
+use pg_idempotency::operator::{Unsettled, unsettled};
 use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Deployment, Error, Outcome};
 use sqlx::{Executor as _, PgConnection, PgExecutor, PgPool};
@@ -24,33 +24,37 @@ use crate::world::{PAUSE, World};
 
 pub(crate) const ROW: &str = "row";
 pub(crate) const CHARGE: &str = "charge";
+/// The messages are sent side by side, so both can be in doubt.
 pub(crate) const TEXT: &str = "text";
+pub(crate) const EMAIL: &str = "email";
+const NOT_SENT: &str = "the message was not sent, and will not be";
 /// Not a step: a row that was committed when a later attempt had claimed the operation.
 pub(crate) const OVERTAKEN: &str = "overtaken";
 
-/// The effects, without any unique constraint, and the gateway of the texts. It sends a text for an attempt until the
-/// operator withdraws that attempt: a worker that wakes after that must not send it. Most rows of an overtaken attempt do
+/// The effects, without any unique constraint, and the gateway of the messages. It sends a message for an attempt until
+/// the operator withdraws it: a worker that wakes after that must not send it. Most rows of an overtaken attempt do
 /// no harm, because the later attempt finds that the step has a result, so the database notes them.
 const TABLES: &str = "
     create table part (
         key text collate \"C\" not null, call text not null, step text not null, downstream_key text, attempt int not null
     );
-    create table withdrawn (key text not null, attempt int not null);
-    create function send(the_key text, the_call text, the_downstream_key text, the_attempt int) returns boolean
+    create table withdrawn (key text not null, step text not null, attempt int not null);
+    create function send(the_key text, the_call text, the_step text, the_downstream_key text, the_attempt int)
+    returns boolean
     language plpgsql as $$
     begin
         lock table withdrawn in row exclusive mode;
         insert into part
-        select the_key, the_call, 'text', the_downstream_key, the_attempt
-        where not exists (select from withdrawn where key = the_key and attempt = the_attempt);
+        select the_key, the_call, the_step, the_downstream_key, the_attempt
+        where not exists (select from withdrawn where key = the_key and step = the_step and attempt = the_attempt);
         return found;
     end $$;
-    create function withdraw(the_key text, the_attempt int) returns text
+    create function withdraw(the_key text, the_step text, the_attempt int) returns text
     language plpgsql as $$
     begin
         lock table withdrawn in share row exclusive mode;
-        insert into withdrawn values (the_key, the_attempt);
-        return (select call from part where key = the_key and attempt = the_attempt and step = 'text' limit 1);
+        insert into withdrawn values (the_key, the_step, the_attempt);
+        return (select call from part where key = the_key and attempt = the_attempt and step = the_step limit 1);
     end $$";
 
 /// On a server that can have a trigger on the table.
@@ -91,7 +95,8 @@ pub(crate) struct Plan {
     drops: Option<(&'static str, usize)>,
     /// A step that returns an error.
     fails: Option<&'static str>,
-    /// How many steps run side by side. A text that has begun keeps everybody from taking over.
+    /// How many steps run side by side: the messages always do, and the others before them or with them. A message that
+    /// has begun keeps everybody from taking over.
     abreast: u8,
     /// How long each step takes, before its effect and after it.
     pub(crate) pause: Duration,
@@ -101,10 +106,10 @@ impl Plan {
     /// A mutant that the fault must reveal has no mishaps.
     pub(crate) fn new(random: &mut Random, leased: Leased, subject: Subject) -> Self {
         let mishaps = !matches!(subject, Subject::Mutant(mutant) if mutant.needs_the_fault());
-        // Each dropped text takes an operator.
-        let dropped = random.of(&[ROW, ROW, CHARGE, TEXT]);
+        // Each dropped message takes an operator.
+        let dropped = random.of(&[ROW, ROW, CHARGE, TEXT, EMAIL]);
         let polls = usize::try_from(random.below(20)).unwrap_or_default();
-        let failing = random.of(&[ROW, CHARGE, TEXT]);
+        let failing = random.of(&[ROW, CHARGE, TEXT, EMAIL]);
         let drops = (random.one_in(4) && mishaps).then_some((dropped, polls));
         Self {
             // Only a row that is dropped at its COMMIT, and asked for again, reveals this mutant.
@@ -140,16 +145,22 @@ impl Plan {
         row: impl Future<Output = Result<String, E>>,
         charge: impl Future<Output = Result<String, E>>,
         text: impl Future<Output = Result<String, E>>,
+        email: impl Future<Output = Result<String, E>>,
     ) -> Result<String, E> {
-        let (row, charge, text) = match self.abreast {
-            1 => (row.await?, charge.await?, text.await?),
+        let (row, charge, text, email) = match self.abreast {
+            1 => {
+                let (row, charge) = (row.await?, charge.await?);
+                let (text, email) = try_join!(text, email)?;
+                (row, charge, text, email)
+            }
             2 => {
                 let (row, charge) = try_join!(row, charge)?;
-                (row, charge, text.await?)
+                let (text, email) = try_join!(text, email)?;
+                (row, charge, text, email)
             }
-            _ => try_join!(row, charge, text)?,
+            _ => try_join!(row, charge, text, email)?,
         };
-        Ok(format!("{row} {charge} {text}"))
+        Ok(format!("{row} {charge} {text} {email}"))
     }
 }
 
@@ -175,11 +186,12 @@ impl Attempt<'_> {
             .map(drop)
     }
 
-    /// `false` means that the operator has withdrawn the text.
-    pub(crate) async fn send(self, outside: &PgPool, downstream: &str) -> sqlx::Result<bool> {
-        sqlx::query_scalar("select send($1::text, $2::text, $3::text, $4::int4)")
+    /// Sends a text or an email. `false` means that the operator has withdrawn it.
+    pub(crate) async fn send(self, outside: &PgPool, step: &str, downstream: &str) -> sqlx::Result<bool> {
+        sqlx::query_scalar("select send($1::text, $2::text, $3::text, $4::text, $5::int4)")
             .bind(self.key)
             .bind(self.call)
+            .bind(step)
             .bind(downstream)
             .bind(i32::try_from(self.number).unwrap_or(i32::MAX))
             .fetch_one(outside)
@@ -207,18 +219,19 @@ async fn work(outside: &PgPool, lease: &Lease, value: &str, call: &str, plan: Pl
             Ok(call.to_owned())
         })
     };
-    let text = || {
-        lease.step_at_most_once(TEXT, async |step: &Step| {
+    let message = |name: &'static str| {
+        lease.step_at_most_once(name, async move |step: &Step| {
             sleep(plan.pause).await;
-            plan.check(TEXT).map_err(|error| step.not_performed(error))?;
-            if !attempt.send(outside, &step.downstream_key()).await? {
+            plan.check(name).map_err(|error| step.not_performed(error))?;
+            if !attempt.send(outside, name, &step.downstream_key()).await? {
                 return Err(step.not_performed(Failure::AskedFor));
             }
             sleep(plan.pause).await;
             Ok(call.to_owned())
         })
     };
-    plan.respond(plan.ask(ROW, row), plan.ask(CHARGE, charge), plan.ask(TEXT, text)).await
+    let (text, email) = (plan.ask(TEXT, || message(TEXT)), plan.ask(EMAIL, || message(EMAIL)));
+    plan.respond(plan.ask(ROW, row), plan.ask(CHARGE, charge), text, email).await
 }
 
 fn leasing(world: &World, leased: Leased) -> Result<Leasing, Error> {
@@ -281,37 +294,74 @@ async fn resume_one(
     Ok(true)
 }
 
-/// Settles the texts in doubt.
+/// Settles the messages in doubt.
 pub(crate) async fn operator(world: Arc<World>, pool: PgPool, name: String) {
     let mut random = world.random(&name);
     while !world.is_over() {
-        // After an error, and after a kill, the next round finds the same texts in doubt.
+        // After an error, and after a kill, the next round finds the same messages in doubt.
         let _ = settle_in_doubt(&world, &pool).await;
         sleep(random.millis(5..25)).await;
     }
 }
 
-/// Asks the gateway whether each text in doubt was sent, and withdraws it: its worker may only be suspended.
+/// Asks the gateway whether each message in doubt was sent, and withdraws it: its worker may only be suspended.
 pub(crate) async fn settle_in_doubt(world: &World, pool: &PgPool) -> Result<(), Error> {
     let found = unsettled(&mut *pool.acquire().await?, 100, None).await?;
-    for found in found {
-        let Some(step) = &found.step else { continue };
-        let sent: Option<String> = sqlx::query_scalar("select withdraw($1::text, $2::int4)")
-            .bind(&found.value)
-            .bind(i32::try_from(found.attempt).unwrap_or(i32::MAX))
-            .fetch_one(world.outside_or(pool))
-            .await?;
-        let key = key(&found.value);
-        let settled = match sent {
-            Some(call) => resolve_step(pool, &key, found.token, step, &call).await,
-            None => release(pool, &key, found.token, "the text was not sent, and will not be").await,
+    for found in found.into_iter().filter(|found| !found.steps.is_empty()) {
+        let settled = if world.subject == Subject::Mutant(Mutant::SettlesAllInDoubt) {
+            settle_as_if_one(world, pool, &found).await
+        } else {
+            settle_each(world, pool, &found).await
         };
         // Another operator was faster, or the owner was only suspended.
-        if !matches!(settled, Err(Error::LeaseLost)) {
+        if !matches!(settled, Err(Error::Changed)) {
             settled?;
         }
     }
     Ok(())
+}
+
+async fn settle_each(world: &World, pool: &PgPool, found: &Unsettled) -> Result<(), Error> {
+    let key = key(&found.value);
+    let mut sent = Vec::new();
+    for step in &found.steps {
+        sent.push((step, withdraw(world, pool, found, step).await?));
+    }
+    if sent.iter().all(|(_, sent)| sent.is_none()) {
+        return release(pool, &key, found.token, &found.steps, NOT_SENT).await;
+    }
+    let mut token = found.token;
+    for (step, sent) in sent {
+        token = match sent {
+            Some(call) => resolve_step(pool, &key, token, step, &call).await?,
+            None => release_step(pool, &key, token, step, NOT_SENT).await?,
+        };
+    }
+    Ok(())
+}
+
+/// The mutant: asks about one message, and its release is about all that are in doubt.
+async fn settle_as_if_one(world: &World, pool: &PgPool, found: &Unsettled) -> Result<(), Error> {
+    if let Some(call) = withdraw(world, pool, found, &found.steps[0]).await? {
+        return resolve_step(pool, &key(&found.value), found.token, &found.steps[0], &call).await.map(drop);
+    }
+    let release = "
+        update idempotency.record
+        set lease_until = '-infinity', token = token + 1,
+            steps = steps - array(select jsonb_path_query(steps, '$.keyvalue() ? (exists (@.value.begun)).key') #>> '{}')
+        where operation = 'chaos' and key = $1::text and token = $2::int8
+            and completed_at is null and lease_until <= statement_timestamp()";
+    sqlx::query(release).bind(&found.value).bind(found.token).execute(pool).await?;
+    Ok(())
+}
+
+async fn withdraw(world: &World, pool: &PgPool, found: &Unsettled, step: &str) -> sqlx::Result<Option<String>> {
+    sqlx::query_scalar("select withdraw($1::text, $2::text, $3::int4)")
+        .bind(&found.value)
+        .bind(step)
+        .bind(i32::try_from(found.attempt).unwrap_or(i32::MAX))
+        .fetch_one(world.outside_or(pool))
+        .await
 }
 
 /// When the fault is over: resumers and operators finish every operation, and no caller helps. Returns how many they
@@ -358,13 +408,15 @@ pub(crate) async fn parts(world: &World) -> sqlx::Result<Vec<Part>> {
     Ok(parts)
 }
 
-/// How many texts in doubt an operator has looked up: those that were sent, and the others.
+/// How many messages in doubt an operator has looked up: those that were sent, and the others.
 pub(crate) async fn looked_up(world: &World) -> sqlx::Result<(i64, i64)> {
     sqlx::query_as(
         "select count(*) filter (where sent), count(*) filter (where not sent)
         from (
-            select exists (select from part where step = 'text' and part.key = one.key and part.attempt = one.attempt) as sent
-            from (select distinct key, attempt from withdrawn) as one
+            select exists (
+                select from part where part.step = one.step and part.key = one.key and part.attempt = one.attempt
+            ) as sent
+            from (select distinct key, step, attempt from withdrawn) as one
         ) as withdrawn",
     )
     .fetch_one(world.outside_or(&world.observer))

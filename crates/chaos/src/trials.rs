@@ -45,6 +45,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     trial(StepStoredAgain, "killed-steps", "rows for one operation"),
     trial(BegunNotWritten, "killed-steps", "texts for one operation"),
     trial(StepsByTheClient, "killed-steps", "rows for one operation"),
+    trial(SettlesAllInDoubt, "killed-steps", "texts for one operation"),
     trial(StepWithoutFence, "suspended-steps", "an overtaken attempt"),
     trial(BegunNotDurable, "killed-server-steps", "texts for one operation"),
     trial(UnloggedRecord, "weak-durability", "effects, of"),

@@ -64,6 +64,9 @@ pub(crate) enum Command {
     Release {
         #[command(flatten)]
         key: KeyArguments,
+        /// This step took no effect; the operation is released when no other step is in doubt
+        #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
+        step: Option<String>,
         /// Why; it is kept with the record as its last error, which callers may be told
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
@@ -209,8 +212,8 @@ pub(crate) struct Resolve {
     pub(crate) key: KeyArguments,
     #[command(flatten)]
     pub(crate) response: ResponseArguments,
-    /// Store the JSON as the result of this step, which is in doubt, and release the operation: the next call continues
-    /// after it
+    /// Store the JSON as the result of this step, which is in doubt: the next call continues after it when no other step
+    /// is in doubt
     #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     pub(crate) step: Option<String>,
     /// How long repeats get the response, from now on [default: 24h, or what is left of the record's own where that is

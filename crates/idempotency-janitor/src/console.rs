@@ -37,7 +37,7 @@ use crate::arguments::{ConsoleOptions, duration};
 use crate::connection::{CONNECT_TIMEOUT, Database};
 use crate::failure::{Failure, of, of_connecting, printable};
 use crate::server::Server;
-use crate::settle::{Decision, in_doubt, json, look};
+use crate::settle::{Decision, json, look};
 use crate::sweep::{Signals, log};
 use crate::{Ending, print};
 use access::{Access, Posted, Visitor, guard};
@@ -217,7 +217,9 @@ async fn settle(State(console): App, Path(link): Path<String>, Posted(order, vis
         let done = decision.carry_out(&console.pool, &key, &shown, &order.reason).await;
         let done = done.map_err(|failure| Refusal::Failure(Some(link.clone()), failure))?;
         console.search.settled(&link);
-        print(&format!("{} {}: {}\n", Utc::now().to_rfc3339(), printable(&order.operator), printable(&done)))?;
+        tracing::info!(operator = %printable(&order.operator), "{}", printable(&done));
+        // It is done, and it is in the log of the process. Standard output may have no reader, or a full disk.
+        let _ = print(&format!("{} {}: {}\n", Utc::now().to_rfc3339(), printable(&order.operator), printable(&done)));
         Ok(pages::settled(&link, &done))
     });
     done.await.map_err(|error| Failure::Output(std::io::Error::other(error)))?
@@ -270,7 +272,7 @@ impl Console {
             Ok(_) | Err(Failure::NoRecord) => return Err(of_key(Failure::Changed)),
             Err(failure) => return Err(of_key(failure)),
         };
-        let json = if order.action == TOOK_EFFECT { json(&order.response).map_err(of_key)? } else { Box::default() };
+        let json = if order.gives_json() { json(&order.response).map_err(of_key)? } else { Box::default() };
         let decision = decision(&order.action, &shown, json)
             .ok_or_else(|| Refusal::Malformed(StatusCode::BAD_REQUEST, format!("{:?} is no action", order.action)))?;
         for (field, text) in [("Your name", &order.operator), ("Reason", &order.reason)] {
@@ -285,21 +287,36 @@ impl Console {
 
 const TOOK_EFFECT: &str = "took_effect";
 
-/// The decision of this name, about the record as it is now.
+impl Order {
+    /// Whether the decision stores the JSON of the form.
+    fn gives_json(&self) -> bool {
+        self.action.starts_with(TOOK_EFFECT)
+    }
+}
+
+/// The decision of this name, about the record as it is now. A number behind the name is the place of the step among
+/// those in doubt. Its own name could not be sent: a browser changes line breaks.
 fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Option<Decision> {
-    match (action, in_doubt(shown)) {
-        (TOOK_EFFECT, Some(step)) => Some(Decision::ResolveStep { step: step.to_owned(), result: json }),
-        (TOOK_EFFECT, None) => Some(Decision::Resolve { response: json, retention: None }),
-        ("no_effect", _) => Some(Decision::Release),
+    let (action, place) = action.split_once(' ').unwrap_or((action, "0"));
+    let in_doubt = shown.steps_in_doubt();
+    let whole = in_doubt.is_empty();
+    let step = in_doubt.into_iter().nth(place.parse().ok()?);
+    match (action, step) {
+        (TOOK_EFFECT, Some(step)) => Some(Decision::ResolveStep { step, result: json }),
+        (TOOK_EFFECT, None) if whole => Some(Decision::Resolve { response: json, retention: None }),
+        ("no_effect", Some(step)) => Some(Decision::ReleaseStep { step }),
+        ("no_effect", None) if whole => Some(Decision::Release),
         ("forget", _) => Some(Decision::Forget),
         _ => None,
     }
 }
 
-/// What a decision refers to. The token alone is not enough: a suspended owner may finish its step or the whole
-/// operation with the same token.
+/// What a decision refers to. The token alone is not enough: a suspended owner may finish its step, begin another, or
+/// finish the whole operation with the same token.
 fn version(shown: &Shown) -> String {
-    format!("{} {} {}", shown.token, shown.state, in_doubt(shown).unwrap_or_default())
+    // A browser changes the line breaks of a name.
+    let in_doubt = BASE64_URL_SAFE_NO_PAD.encode(format!("{:?}", shown.steps_in_doubt()));
+    format!("{} {} {in_doubt}", shown.token, shown.state)
 }
 
 /// The link of a key: a digest, because the value may be a secret.

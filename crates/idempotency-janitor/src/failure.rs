@@ -40,10 +40,11 @@ pub(crate) enum Failure {
     #[error("nothing was done: the record's state is {state}; {why}")]
     NotToBeSettled { state: String, why: &'static str },
     #[error(
-        "nothing was done: the step {step:?} is in doubt; look up its downstream key, which `show` prints, at the service \
-         that it called; if it took effect, `resolve --step {step:?}` with its result, otherwise `release`"
+        "nothing was done: in doubt {}; look up the downstream key of each, which `show` prints, at the service that it \
+         called; if it took effect, `resolve --step NAME` with its result, otherwise `release --step NAME`",
+        if let [step] = &steps[..] { format!("is the step {step:?}") } else { format!("are the steps {steps:?}") }
     )]
-    StepInDoubt { step: String },
+    StepsInDoubt { steps: Vec<String> },
     #[error("nothing was done: the step {step:?} is not in doubt: {why}; `show` lists the steps")]
     StepNotInDoubt { step: String, why: &'static str },
     #[error("nothing was done: the record has changed since it was shown; look again")]

@@ -148,7 +148,10 @@ fn list_in_json(found: &[operator::Unsettled], more_left: bool) -> String {
                 "claimed_at": record.claimed_at.to_rfc3339(),
                 "expires_at": record.expires_at.to_rfc3339(),
                 "last_error": record.last_error,
-                "step": record.step,
+                "steps": record.steps.iter().map(|step| json!({
+                    "name": step,
+                    "downstream_key": record.step_downstream_key(step),
+                })).collect::<Vec<_>>(),
                 "downstream_key": record.downstream_key,
             })
         })
@@ -165,7 +168,7 @@ fn list_in_text(found: &[operator::Unsettled], more_left: bool) -> String {
         "scope operation value",
         "mode",
         "state",
-        "step in doubt",
+        "steps in doubt",
         "attempt",
         "token",
         "claimed at",
@@ -177,7 +180,7 @@ fn list_in_text(found: &[operator::Unsettled], more_left: bool) -> String {
             [&record.scope, &record.operation, &record.value].map(|part| as_argument(part)).join(" "),
             record.mode.to_string(),
             record.state.clone(),
-            record.step.as_deref().map(as_argument).unwrap_or_default(),
+            record.steps.iter().map(|step| as_argument(step)).collect::<Vec<_>>().join(" "),
             record.attempt.to_string(),
             record.token.to_string(),
             record.claimed_at.format("%Y-%m-%d %H:%M:%SZ").to_string(),

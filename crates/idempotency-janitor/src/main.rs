@@ -66,7 +66,7 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
         Command::Show { key, response, step, json } => keys::show(&database, key, response, step, json).await,
         Command::Console { listen, options } => console::run(listen, &options, &database).await,
         Command::Resolve(options) => settle::resolve(&database, options).await,
-        Command::Release { key, reason, yes } => settle::release(&database, key, &reason, yes).await,
+        Command::Release { key, step, reason, yes } => settle::release(&database, key, step, &reason, yes).await,
         Command::Forget { key, reason, yes } => settle::forget(&database, key, &reason, yes).await,
     }
 }

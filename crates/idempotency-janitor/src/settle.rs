@@ -25,12 +25,16 @@ pub(crate) enum Decision {
         response: Box<RawValue>,
         retention: Option<Duration>,
     },
-    /// The step in doubt took effect, and returned this result.
+    /// This step in doubt took effect, and returned this result.
     ResolveStep {
         step: String,
         result: Box<RawValue>,
     },
-    /// It, or its step in doubt, took no effect.
+    /// This step in doubt took no effect.
+    ReleaseStep {
+        step: String,
+    },
+    /// It, or its only step in doubt, took no effect.
     Release,
     Forget,
 }
@@ -46,12 +50,12 @@ impl Decision {
             return refused("a completed operation cannot be settled; to have it performed again, forget the key");
         }
         match self {
-            Self::Resolve { .. } => match in_doubt(shown) {
-                Some(step) => Err(Failure::StepInDoubt { step: step.to_owned() }),
-                None => Ok(()),
+            Self::Resolve { .. } => match &shown.steps_in_doubt()[..] {
+                [] => Ok(()),
+                steps => Err(Failure::StepsInDoubt { steps: steps.to_vec() }),
             },
-            Self::ResolveStep { .. } | Self::Release if shown.state == "expired" => refused(EXPIRED),
-            Self::ResolveStep { step, .. } => {
+            _ if shown.state == "expired" && !matches!(self, Self::Forget) => refused(EXPIRED),
+            Self::ResolveStep { step, .. } | Self::ReleaseStep { step } => {
                 let not_in_doubt = |why| Err(Failure::StepNotInDoubt { step: step.clone(), why });
                 match shown.steps.iter().find(|stored| stored.name == *step) {
                     None => not_in_doubt("the record has no step of this name"),
@@ -60,39 +64,49 @@ impl Decision {
                 }
             }
             Self::Release if shown.state == "released" => refused(
-                "the next call performs the operation; if that call is refused as exhausted, resolve or forget the key",
+                "the next call performs the operation; if that call is refused as exhausted, raise the service's limit of \
+                 attempts, or resolve the key",
             ),
+            // They did not all go the same way, or nobody has said so.
+            Self::Release if shown.steps_in_doubt().len() > 1 => {
+                Err(Failure::StepsInDoubt { steps: shown.steps_in_doubt() })
+            }
             Self::Release | Self::Forget => Ok(()),
         }
     }
 
     /// What follows, and the question.
     pub(crate) fn means(&self, shown: &Shown) -> String {
-        match (self, in_doubt(shown)) {
-            (Self::Resolve { response, .. }, _) => format!(
+        let in_doubt = shown.steps_in_doubt();
+        match self {
+            Self::Resolve { response, .. } => format!(
                 "Resolving it means that it took effect: every repeat gets this response of {} bytes for {:.1} hours, and \
                  nothing is performed. Resolve it?",
                 response.get().len(),
                 self.retention(shown).as_secs_f64() / 3600.0
             ),
-            (Self::ResolveStep { step, result }, _) => format!(
-                "Resolving the step {step:?} means that it took effect: its result is these {} bytes, and the next call with \
-                 this key continues after it. Resolve it?",
-                result.get().len()
+            Self::ResolveStep { step, result } => format!(
+                "Resolving the step {step:?} means that it took effect: its result is these {} bytes, and {}. Resolve it?",
+                result.get().len(),
+                follows(shown, step, "the next call with this key continues after it")
             ),
-            (Self::Release, Some(step)) => format!(
-                "Releasing it means that the step {step:?} took no effect: the next call with this key performs it. Steps \
-                 that are finished stay. Release it?"
-            ),
-            (Self::Release, None) if shown.steps.is_empty() => {
-                "Releasing it means that it took no effect: the next call with this key performs it. Release it?"
-                    .to_owned()
-            }
-            (Self::Release, None) => "Releasing it means that the next call with this key performs it, except for the \
-                                      steps that are finished. Release it?"
-                .to_owned(),
-            (Self::Forget, _) => {
-                let steps = if shown.steps.is_empty() { "" } else { ", with all of its steps" };
+            Self::ReleaseStep { step } => took_no_effect(shown, step),
+            Self::Release => match &in_doubt[..] {
+                [step] => took_no_effect(shown, step),
+                _ if shown.steps.is_empty() => {
+                    "Releasing it means that it took no effect: the next call with this key performs it. Release it?"
+                        .to_owned()
+                }
+                _ => "Releasing it means that the next call with this key performs it, except for the steps that are \
+                      finished. Release it?"
+                    .to_owned(),
+            },
+            Self::Forget => {
+                let steps = match (shown.steps.is_empty(), in_doubt.is_empty()) {
+                    (true, _) => String::new(),
+                    (false, true) => ", with all of its steps".to_owned(),
+                    (false, false) => format!(", with all of its steps, and those in doubt are {in_doubt:?}"),
+                };
                 format!("Forgetting it means that the next call with this key is performed again{steps}. Forget it?")
             }
         }
@@ -114,12 +128,15 @@ impl Decision {
             }
             Self::ResolveStep { step, result } => {
                 lease::resolve_step(pool, key, token, step, result).await.map_err(of_settling)?;
-                return Ok(format!(
-                    "resolved: the step {step:?} of {}, which is released, because {reason}",
-                    named(key)
-                ));
+                return Ok(settled("resolved", shown, step, key, reason));
             }
-            Self::Release => lease::release(pool, key, token, reason).await.map(|()| "released"),
+            Self::ReleaseStep { step } => {
+                lease::release_step(pool, key, token, step, reason).await.map_err(of_settling)?;
+                return Ok(settled("released", shown, step, key, reason));
+            }
+            Self::Release => {
+                lease::release(pool, key, token, &shown.steps_in_doubt(), reason).await.map(|()| "released")
+            }
             Self::Forget => {
                 let mut conn = pool.acquire().await.map_err(of_connecting)?;
                 operator::forget(&mut conn, key, shown).await.map(|()| "forgotten")
@@ -156,10 +173,12 @@ pub(crate) async fn resolve(database: &Database, arguments: Resolve) -> Result<E
 pub(crate) async fn release(
     database: &Database,
     arguments: KeyArguments,
+    step: Option<String>,
     reason: &str,
     yes: bool,
 ) -> Result<Ending, Failure> {
-    settle(database, &key(arguments)?, &Decision::Release, reason, yes).await
+    let decision = step.map_or(Decision::Release, |step| Decision::ReleaseStep { step });
+    settle(database, &key(arguments)?, &decision, reason, yes).await
 }
 
 pub(crate) async fn forget(
@@ -182,7 +201,12 @@ async fn settle(
     let shown = look(&pool, key).await?;
     decision.check(&shown)?;
     confirm(&shown, &decision.means(&shown), yes)?;
-    print(&format!("{}\n", decision.carry_out(&pool, key, &shown, reason).await?))
+    let done = decision.carry_out(&pool, key, &shown, reason).await?;
+    // It is done. An exit code of a failure would be wrong, also if the disk with the log is full.
+    if print(&format!("{done}\n")).is_err() {
+        let _ = writeln!(stderr(), "{done}");
+    }
+    Ok(Ending::Done)
 }
 
 pub(crate) async fn look(pool: &PgPool, key: &Key) -> Result<Shown, Failure> {
@@ -190,9 +214,32 @@ pub(crate) async fn look(pool: &PgPool, key: &Key) -> Result<Shown, Failure> {
     operator::show(&mut conn, key).await.map_err(of)?.ok_or(Failure::NoRecord)
 }
 
-/// The step that may have taken effect and has no result.
-pub(crate) fn in_doubt(shown: &Shown) -> Option<&str> {
-    shown.steps.iter().find(|step| step.in_doubt).map(|step| step.name.as_str())
+/// The other steps in doubt.
+fn others(shown: &Shown, step: &str) -> Vec<String> {
+    shown.steps_in_doubt().into_iter().filter(|other| other != step).collect()
+}
+
+/// What follows if a step is settled: nobody continues while others are in doubt.
+fn follows(shown: &Shown, step: &str, if_last: &str) -> String {
+    match &others(shown, step)[..] {
+        [] => if_last.to_owned(),
+        others => format!("nobody continues before these steps, which are in doubt too, are settled: {others:?}"),
+    }
+}
+
+fn took_no_effect(shown: &Shown, step: &str) -> String {
+    let follows = follows(shown, step, "the next call with this key performs it");
+    format!(
+        "Releasing it means that the step {step:?} took no effect: {follows}. Steps that are finished stay. Release it?"
+    )
+}
+
+fn settled(done: &str, shown: &Shown, step: &str, key: &Key, reason: &str) -> String {
+    let left = match &others(shown, step)[..] {
+        [] => "which is released".to_owned(),
+        others => format!("which still waits for {others:?}"),
+    };
+    format!("{done}: the step {step:?} of {}, {left}, because {reason}", named(key))
 }
 
 /// The response as it was given, to the byte: a parsed number would lose digits, and a parsed object its order.
@@ -230,7 +277,7 @@ fn confirm(shown: &Shown, means: &str, yes: bool) -> Result<(), Failure> {
 /// The record was there with this token a moment ago.
 fn of_settling(error: Error) -> Failure {
     match error {
-        Error::LeaseLost => Failure::Changed,
+        Error::Changed => Failure::Changed,
         error => of(error),
     }
 }

@@ -96,7 +96,13 @@ pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Fai
 pub(crate) fn log() {
     // Lossy: a RUST_LOG that is meant for others, or mistyped, should not keep the table from being swept.
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_ansi(stderr().is_terminal()).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(stderr)
+        .with_ansi(stderr().is_terminal())
+        // It would report an error of standard error on standard error, and panic.
+        .log_internal_errors(false)
+        .init();
 }
 
 /// On a terminal only: a log has no use for it.

@@ -91,7 +91,7 @@ async fn a_lapsed_claim_is_indeterminate_at_most_once_until_resolved(pool: PgPoo
     let lease = acquired(&pool, AT_MOST_ONCE).await;
     let held = lease.token();
     let early = resolve(&pool, &key("a"), held, &"sent".to_owned(), LEASE).await.expect_err("under a live lease");
-    assert!(matches!(early, Error::LeaseLost), "{early:?}");
+    assert!(matches!(early, Error::Changed), "{early:?}");
     drop(lease);
     lapse(&pool, &key("a")).await?;
     for _ in 0..2 {
@@ -100,11 +100,11 @@ async fn a_lapsed_claim_is_indeterminate_at_most_once_until_resolved(pool: PgPoo
         assert_eq!((attempt, token), (1, held));
     }
     let other = resolve(&pool, &key("a"), held + 1, &"sent".to_owned(), LEASE).await.expect_err("another token");
-    assert!(matches!(other, Error::LeaseLost), "{other:?}");
+    assert!(matches!(other, Error::Changed), "{other:?}");
     resolve(&pool, &key("a"), held, &"sent".to_owned(), LEASE).await?;
     assert_eq!(work(&pool, AT_MOST_ONCE, "second").await?, Outcome::Replayed("sent".to_owned()));
     let again = resolve(&pool, &key("a"), held, &"not sent".to_owned(), LEASE).await.expect_err("one result");
-    assert!(matches!(again, Error::LeaseLost), "{again:?}");
+    assert!(matches!(again, Error::Changed), "{again:?}");
     Ok(())
 }
 
@@ -122,10 +122,10 @@ async fn an_operator_never_touches_a_completed_record(pool: PgPool) -> anyhow::R
     let before = row().await?;
     for response in ["sent", "not sent"] {
         let error = resolve(&pool, &key("a"), token, &response.to_owned(), LEASE).await.expect_err("it is completed");
-        assert!(matches!(error, Error::LeaseLost), "{error:?}");
+        assert!(matches!(error, Error::Changed), "{error:?}");
     }
-    let error = release(&pool, &key("a"), token, "looked it up").await.expect_err("it is completed");
-    assert!(matches!(error, Error::LeaseLost), "{error:?}");
+    let error = release(&pool, &key("a"), token, &[], "looked it up").await.expect_err("it is completed");
+    assert!(matches!(error, Error::Changed), "{error:?}");
     assert_eq!(row().await?, before);
     Ok(())
 }
@@ -133,10 +133,10 @@ async fn an_operator_never_touches_a_completed_record(pool: PgPool) -> anyhow::R
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_indeterminate_operation_can_be_released(pool: PgPool) -> anyhow::Result<()> {
     let held = acquired(&pool, AT_MOST_ONCE).await.token();
-    let early = release(&pool, &key("a"), held, "too early").await.expect_err("under a live lease");
-    assert!(matches!(early, Error::LeaseLost), "{early:?}");
+    let early = release(&pool, &key("a"), held, &[], "too early").await.expect_err("under a live lease");
+    assert!(matches!(early, Error::Changed), "{early:?}");
     lapse(&pool, &key("a")).await?;
-    release(&pool, &key("a"), held, "the gateway has no such charge").await?;
+    release(&pool, &key("a"), held, &[], "the gateway has no such charge").await?;
     let kept: String = sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await?;
     assert_eq!(kept, "the gateway has no such charge");
     assert_eq!(acquired(&pool, AT_MOST_ONCE).await.attempt(), 2);
@@ -163,7 +163,7 @@ async fn an_indeterminate_transaction_can_be_resolved_and_released(pool: PgPool)
             resolve(&pool, &key("a"), token, &17_i64, LEASE).await?;
             assert_eq!(once(&pool, &key("a"), "body").await?, Outcome::Replayed(17));
         } else {
-            release(&pool, &key("a"), token, "looked it up").await?;
+            release(&pool, &key("a"), token, &[], "looked it up").await?;
             assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
         }
     }
@@ -194,7 +194,7 @@ async fn a_failure_draws_a_new_token_too(pool: PgPool) -> anyhow::Result<()> {
     let error = acquire(&pool, AT_MOST_ONCE, "body").await.expect_err("indeterminate");
     let Error::Indeterminate { token, .. } = error else { panic!("{error:?}") };
     assert_ne!(token, held);
-    release(&pool, &key("a"), token, "looked it up").await?;
+    release(&pool, &key("a"), token, &[], "looked it up").await?;
     Ok(())
 }
 

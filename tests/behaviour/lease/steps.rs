@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, release, resolve, resolve_step};
-use pg_idempotency::operator::{show, unsettled};
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy};
+use pg_idempotency::operator::show;
 use pg_idempotency::testing::{PATIENCE, cancel_after, expire, lapse, until_blocked};
 use pg_idempotency::{Error, Idempotency, InvalidStep, Outcome, dedup};
 use serde::Serialize;
@@ -20,11 +20,11 @@ use crate::support::{create_effects, effects, key, leave_effect, until, wide_poo
 const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
 
-async fn acquire(pool: &PgPool, body: &str) -> Result<Acquired<String>, Error> {
+pub(crate) async fn acquire(pool: &PgPool, body: &str) -> Result<Acquired<String>, Error> {
     Leasing::new(IN_STEPS)?.acquire(pool, &key("a"), body).await
 }
 
-async fn acquired(pool: &PgPool) -> Lease {
+pub(crate) async fn acquired(pool: &PgPool) -> Lease {
     match acquire(pool, "body").await.expect("acquired") {
         Acquired::Lease(lease) => lease,
         Acquired::Replayed(response) => panic!("replayed {response}"),
@@ -32,13 +32,13 @@ async fn acquired(pool: &PgPool) -> Lease {
 }
 
 /// The next attempt after a crash.
-async fn after_a_crash(pool: &PgPool, lease: Lease) -> Lease {
+pub(crate) async fn after_a_crash(pool: &PgPool, lease: Lease) -> Lease {
     drop(lease);
     lapse(pool, &key("a")).await.expect("a lapsed lease");
     acquired(pool).await
 }
 
-async fn steps(pool: &PgPool) -> Option<serde_json::Value> {
+pub(crate) async fn steps(pool: &PgPool) -> Option<serde_json::Value> {
     sqlx::query_scalar::<_, Option<String>>("select steps::text from idempotency.record")
         .fetch_one(pool)
         .await
@@ -50,10 +50,10 @@ fn assert_in_doubt<T: std::fmt::Debug>(result: Result<T, Error>) {
     assert!(matches!(&result, Err(Error::StepInDoubt { step, .. }) if step == "text"), "{result:?}");
 }
 
-async fn assert_indeterminate(pool: &PgPool, attempt: u32) -> i64 {
+pub(crate) async fn assert_indeterminate(pool: &PgPool, attempt: u32) -> i64 {
     match acquire(pool, "body").await {
-        Err(Error::Indeterminate { step: Some(step), attempt: told, token, .. }) => {
-            assert_eq!((step.as_str(), told), ("text", attempt));
+        Err(Error::Indeterminate { steps, attempt: told, token, .. }) => {
+            assert_eq!((steps, told), (vec!["text".to_owned()], attempt));
             token
         }
         other => panic!("{other:?}"),
@@ -62,7 +62,7 @@ async fn assert_indeterminate(pool: &PgPool, attempt: u32) -> i64 {
 
 /// The three kinds, with an effect that is counted outside the database, or left in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     InDatabase,
     AtLeastOnce,
     AtMostOnce,
@@ -70,7 +70,7 @@ enum Kind {
 const KINDS: [Kind; 3] = [Kind::InDatabase, Kind::AtLeastOnce, Kind::AtMostOnce];
 
 impl Kind {
-    async fn step<T>(self, lease: &Lease, name: &str, value: T) -> Result<T, Error>
+    pub(crate) async fn step<T>(self, lease: &Lease, name: &str, value: T) -> Result<T, Error>
     where
         T: Serialize + DeserializeOwned,
     {
@@ -89,7 +89,7 @@ impl Kind {
     }
 
     /// Fails inside the step.
-    async fn failing(self, lease: &Lease, name: &str) -> Result<i64, WorkError> {
+    pub(crate) async fn failing(self, lease: &Lease, name: &str) -> Result<i64, WorkError> {
         match self {
             Self::InDatabase => {
                 lease
@@ -522,91 +522,6 @@ async fn an_answer_to_commit_that_is_lost_is_found_again(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()> {
-    for took_effect in [true, false] {
-        pool.execute("truncate idempotency.record").await?;
-        let lease = acquired(&pool).await;
-        Kind::AtLeastOnce.step(&lease, "ride", 1).await?;
-        let mut sent = String::new();
-        let text = lease.step_at_most_once("text", async |step| -> Result<i64, WorkError> {
-            sent = step.downstream_key();
-            Err(WorkError::Gateway)
-        });
-        assert!(text.await.is_err());
-        let held = lease.token();
-        let settle = async |token, step: &str| match took_effect {
-            true => resolve_step(&pool, &key("a"), token, step, &7).await,
-            false => release(&pool, &key("a"), token, "not sent").await,
-        };
-        assert!(matches!(settle(held, "text").await, Err(Error::LeaseLost)), "under a live lease");
-        drop(lease);
-        lapse(&pool, &key("a")).await?;
-        let mut conn = pool.acquire().await?;
-        let shown = show(&mut conn, &key("a")).await?.expect("a record");
-        assert_eq!(shown.state, "indeterminate");
-        let names: Vec<_> = shown.steps.iter().map(|step| (step.name.as_str(), step.in_doubt, step.attempt)).collect();
-        assert_eq!(names, [("ride", false, 1), ("text", true, 1)]);
-        assert!(shown.steps.iter().all(|step| step.at.is_some()));
-        assert_eq!(shown.steps[1].downstream_key, sent, "what the gateway saw");
-        let waiting = unsettled(&mut conn, 10, None).await?;
-        assert_eq!(waiting.len(), 1);
-        assert_eq!((waiting[0].state.as_str(), waiting[0].step.as_deref()), ("indeterminate", Some("text")));
-        assert!(matches!(settle(held + 1, "text").await, Err(Error::LeaseLost)), "another token");
-        if took_effect {
-            assert!(matches!(settle(held, "ride").await, Err(Error::LeaseLost)), "a finished step");
-        }
-        settle(held, "text").await?;
-        assert!(matches!(settle(held, "text").await, Err(Error::LeaseLost)), "settled before");
-        assert_eq!(show(&mut conn, &key("a")).await?.expect("a record").state, "released");
-        assert!(unsettled(&mut conn, 10, None).await?.is_empty());
-
-        let lease = acquired(&pool).await;
-        assert_eq!(lease.attempt(), 2);
-        assert_eq!(Kind::AtLeastOnce.step(&lease, "ride", 2).await?, 1, "finished steps stay");
-        assert_eq!(Kind::AtMostOnce.step(&lease, "text", 8).await?, if took_effect { 7 } else { 8 });
-        lease.complete(&"done".to_owned()).await?;
-    }
-    Ok(())
-}
-
-/// The owner was suspended in the step, and stores its result in the moment in which an operator releases.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the coordinator does not show that a statement waits on a worker")]
-async fn a_release_keeps_a_result_that_is_stored_meanwhile(pool: PgPool) -> anyhow::Result<()> {
-    let lease = acquired(&pool).await;
-    assert!(Kind::AtMostOnce.failing(&lease, "text").await.is_err());
-    let token = lease.token();
-    drop(lease);
-    lapse(&pool, &key("a")).await?;
-    let mut owner = pool.begin().await?;
-    owner.execute(r#"update idempotency.record set steps = '{"text": {"result": "7", "attempt": 1}}'"#).await?;
-    let releasing = tokio::spawn({
-        let pool = pool.clone();
-        async move { release(&pool, &key("a"), token, "not sent").await }
-    });
-    until_blocked(&pool, 1).await?;
-    owner.commit().await?;
-    releasing.await??;
-    let lease = acquired(&pool).await;
-    assert_eq!(Kind::AtMostOnce.step(&lease, "text", 8).await?, 7);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_owners_release_keeps_the_doubt(pool: PgPool) -> anyhow::Result<()> {
-    let lease = acquired(&pool).await;
-    assert!(Kind::AtMostOnce.failing(&lease, "text").await.is_err());
-    lease.release("by mistake").await?;
-    let token = assert_indeterminate(&pool, 1).await;
-    let mut conn = pool.acquire().await?;
-    assert_eq!(show(&mut conn, &key("a")).await?.expect("a record").state, "indeterminate");
-    assert_eq!(unsettled(&mut conn, 10, None).await?.len(), 1);
-    resolve(&pool, &key("a"), token, &"sent".to_owned(), Duration::from_secs(3600)).await?;
-    assert!(matches!(acquire(&pool, "body").await?, Acquired::Replayed(_)));
-    Ok(())
-}
-
 /// Nothing of an operation is left for another one under the same key.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn steps_end_with_their_operation(pool: PgPool) -> anyhow::Result<()> {
@@ -734,6 +649,59 @@ async fn a_step_is_refused_above_the_limits(pool: PgPool) -> anyhow::Result<()> 
         Kind::AtLeastOnce.step(&lease, &n.to_string(), n).await?;
     }
     assert_eq!(problem(Kind::AtLeastOnce.step(&lease, "100", 1).await), InvalidStep::TooLarge);
+    Ok(())
+}
+
+/// The results of steps side by side count before they are stored.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn steps_side_by_side_keep_the_limit_of_all_results(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    const STEPS: usize = 8;
+    let pool = wide_pool(&server, 4).await;
+    create_effects(&pool).await;
+    for kind in KINDS {
+        pool.execute("truncate idempotency.record, effect").await?;
+        let lease = acquired(&pool).await;
+        let largest = "x".repeat(64 * 1024 - 2);
+        let step = async |name: String| match kind.step(&lease, &name, largest.clone()).await {
+            Ok(_) => true,
+            Err(Error::InvalidStep { problem: InvalidStep::TooLarge, .. }) => false,
+            Err(error) => panic!("{kind:?}: {error:?}"),
+        };
+        let stored = futures_util::future::join_all((0..STEPS).map(|n| step(n.to_string()))).await;
+        assert_eq!(stored.iter().filter(|stored| **stored).count(), 4, "{kind:?}: {stored:?}");
+        let bytes: i64 = sqlx::query_scalar(
+            "select sum(octet_length(step.value ->> 'result')) from idempotency.record, jsonb_each(steps) as step",
+        )
+        .fetch_one(&pool)
+        .await?;
+        assert_eq!(bytes, 256 * 1024, "{kind:?}");
+    }
+    Ok(())
+}
+
+/// Nobody knows whether the result of a step that was dropped is stored, so its size stays reserved.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the coordinator does not show that a statement waits on a worker")]
+async fn a_step_that_is_dropped_while_it_is_stored_counts(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool).await;
+    let largest = "x".repeat(64 * 1024 - 2);
+    for n in 0..4 {
+        let mut row = pool.begin().await?;
+        row.execute("select from idempotency.record for update").await?;
+        let name = n.to_string();
+        tokio::select! {
+            stored = Kind::AtLeastOnce.step(&lease, &name, largest.clone()) => panic!("the record is locked: {stored:?}"),
+            blocked = until_blocked(&pool, 1) => blocked?,
+        }
+        row.commit().await?;
+    }
+    assert_eq!(problem(Kind::AtLeastOnce.step(&lease, "one more", 1).await), InvalidStep::TooLarge);
+    // Asked for again, it has a size that is known.
+    assert_eq!(Kind::AtLeastOnce.step(&lease, "3", "small".to_owned()).await?, "small");
+    assert_eq!(Kind::AtLeastOnce.step(&lease, "one more", 1).await?, 1);
     Ok(())
 }
 

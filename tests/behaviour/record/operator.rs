@@ -66,24 +66,30 @@ async fn a_search_in_parts_finds_each_record_once(pool: PgPool) -> anyhow::Resul
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_list_names_the_downstream_key_of_the_lease_or_its_step(pool: PgPool) -> anyhow::Result<()> {
+async fn a_list_names_the_downstream_key_of_the_lease_and_of_each_step(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = pool.acquire().await?;
     Fixture::lapsed(&key(1), "body", lease::Policy::AtMostOnce { lease: Duration::from_secs(40) })?
         .write(&mut *conn)
         .await?;
     Fixture::lapsed(&key(2), "body", lease::Policy::InSteps { lease: Duration::from_secs(40) })?
         .with_step_in_doubt("text")
+        .with_step_in_doubt("email")
         .write(&mut *conn)
         .await?;
     Fixture::indeterminate(&key(3), "body")?.write(&mut *conn).await?;
     let listed = operator::unsettled(&mut conn, 10, None).await?;
-    let named = |n| listed.iter().find(|record| record.value == key(n).value()).expect("listed").downstream_key.clone();
+    let named = |n| listed.iter().find(|record| record.value == key(n).value()).expect("listed");
     for n in [1, 2] {
         let shown = operator::show(&mut conn, &key(n)).await?.expect("a record");
-        let downstream = shown.steps.first().map(|step| step.downstream_key.clone()).or(shown.downstream_key);
-        assert_eq!(named(n), downstream);
+        assert_eq!(named(n).downstream_key, shown.downstream_key);
+        assert_eq!(named(n).steps, shown.steps_in_doubt());
+        for step in &shown.steps {
+            assert_eq!(named(n).step_downstream_key(&step.name).as_ref(), Some(&step.downstream_key));
+        }
     }
-    assert_eq!(named(3), None, "transaction mode calls no other service");
+    assert_eq!(named(2).steps.len(), 2);
+    assert_eq!(named(3).downstream_key, None, "transaction mode calls no other service");
+    assert_eq!(named(3).step_downstream_key("text"), None);
     Ok(())
 }
 
@@ -120,7 +126,7 @@ async fn what_was_completed_after_it_was_shown_is_not_forgotten(pool: PgPool) ->
     let unfinished = operator::show(&mut conn, &key(1)).await?.expect("a record");
     lease::resolve(&pool, &key(1), unfinished.token, &1, Duration::from_secs(60)).await?;
     let forgotten = operator::forget(&mut conn, &key(1), &unfinished).await;
-    assert!(matches!(forgotten, Err(Error::LeaseLost)), "{forgotten:?}");
+    assert!(matches!(forgotten, Err(Error::Changed)), "{forgotten:?}");
     let completed = operator::show(&mut conn, &key(1)).await?.expect("a record");
     assert_eq!(completed.token, unfinished.token);
     operator::forget(&mut conn, &key(1), &completed).await?;

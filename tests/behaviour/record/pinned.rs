@@ -63,7 +63,7 @@ async fn operators_see_and_settle_a_record_that_somebody_has_pinned(pool: PgPool
         assert_eq!(Janitor::new(pool.clone()).sweep_once(100).await?.rows(), 0, "{edit}");
         let token = async |value| anyhow::Ok(show(&mut *pool.acquire().await?, &key(value)).await?.expect("it").token);
         resolve(&pool, &key("resolved"), token("resolved").await?, &"by hand".to_owned(), DAY).await?;
-        release(&pool, &key("let go"), token("let go").await?, "no effect").await?;
+        release(&pool, &key("let go"), token("let go").await?, &[], "no effect").await?;
         let shown = show(&mut conn, &key("forgotten")).await?.expect("it waits");
         forget(&mut conn, &key("forgotten"), &shown).await?;
         assert!(unsettled(&mut conn, 100, None).await?.is_empty(), "{edit}");

@@ -137,7 +137,7 @@ async fn steps_and_a_stored_request_are_as_an_attempt_leaves_them(pool: PgPool) 
 
     lapsed()?.with_step_in_doubt("text").with_age(HOUR).write(&pool).await?;
     let refused = leasing.acquire::<String, _>(&pool, &key, "body").await;
-    assert!(matches!(&refused, Err(Error::Indeterminate { step: Some(step), .. }) if step == "text"), "{refused:?}");
+    assert!(matches!(&refused, Err(Error::Indeterminate { steps, .. }) if *steps == ["text"]), "{refused:?}");
     let shown = show(&mut *pool.acquire().await?, &key).await?.expect("a record");
     let steps: Vec<_> = shown.steps.iter().map(|step| (step.name.as_str(), step.in_doubt, step.at.is_some())).collect();
     assert_eq!(steps, [("ride", false, true), ("text", true, true)]);

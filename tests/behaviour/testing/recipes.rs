@@ -101,7 +101,7 @@ async fn each_file_gets_the_answer_that_it_announces(pool: PgPool) -> anyhow::Re
     }
     let in_steps = Leasing::new(Policy::InSteps { lease })?.with_max_attempts(NonZeroU32::MAX);
     let in_doubt = in_steps.acquire::<u32, _>(&pool, &key("lapsed in a step"), &body).await;
-    assert!(matches!(&in_doubt, Err(Error::Indeterminate { step: Some(step), .. }) if step == "text"), "{in_doubt:?}");
+    assert!(matches!(&in_doubt, Err(Error::Indeterminate { steps, .. }) if *steps == ["text"]), "{in_doubt:?}");
     let resumed = in_steps.resume_one(&pool, "POST /orders", async |lease: &Lease, order: Value| {
         let receipt =
             lease.step_at_most_once("charge", async |_| -> Result<String, Error> { panic!("charged") }).await?;

@@ -66,7 +66,7 @@ pub(crate) async fn decide(pool: &PgPool, way: &Way, value: &str) -> anyhow::Res
         .await?;
     match outside.effects().iter().find(|effect| effect.key == value) {
         Some(effect) => resolve(pool, &key(value), token, &effect.call, DEFAULT_RETENTION).await?,
-        None => release(pool, &key(value), token, "nothing happened").await?,
+        None => release(pool, &key(value), token, &[], "nothing happened").await?,
     }
     Ok(())
 }

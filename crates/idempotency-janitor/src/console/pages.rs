@@ -11,7 +11,6 @@ use super::access::Visitor;
 use super::search::{Found, MOST};
 use super::text::{age, body, count, lines, shortened, span, time, visible};
 use super::{Agreed, Filter, TOOK_EFFECT, decision, version};
-use crate::settle::in_doubt;
 use crate::stats::size;
 
 /// The rows on one page of the list.
@@ -151,10 +150,15 @@ fn row((link, record): &&(String, Unsettled)) -> Vec<Markup> {
         html! {
             (record.state)
             @if record.state != "indeterminate" { ", exhausted" }
-            @if let Some(step) = &record.step { ", step in doubt: " bdi { (visible(step)) } }
+            @for step in &record.steps { ", step in doubt: " bdi { (visible(step)) } }
         },
         html! { (record.attempt) },
-        html! { code { (record.downstream_key.as_deref().unwrap_or("the business table")) } },
+        html! {
+            @for step in &record.steps { code { (record.step_downstream_key(step).unwrap_or_default()) } " " }
+            @if record.steps.is_empty() {
+                code { (record.downstream_key.as_deref().unwrap_or("the business table")) }
+            }
+        },
         html! { @if let Some(error) = &record.last_error { (visible(error)) } },
     ]
 }
@@ -240,17 +244,33 @@ fn step(step: &ShownStep) -> Vec<Markup> {
 
 /// The form with the actions that the record allows. It explains why it does not allow the others.
 pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
-    let took_effect = match in_doubt(shown) {
-        Some(_) => "The step in doubt took effect, and its result is the JSON below",
-        None => "It took effect, and its response is the JSON below",
-    };
-    let choices = [
-        (TOOK_EFFECT, took_effect),
-        ("no_effect", "It took no effect: release it"),
-        ("forget", "Forget it: the next call begins anew"),
-    ];
-    let refused = choices.map(|(action, _)| decision(action, shown, Box::default())?.check(shown).err());
-    if let [Some(_), Some(_), Some(why)] = &refused {
+    let no_effect = "It took no effect: release it";
+    let mut choices = Vec::new();
+    match &shown.steps_in_doubt()[..] {
+        [] => {
+            choices.push((TOOK_EFFECT.to_owned(), "It took effect, and its response is the JSON below".to_owned()));
+            choices.push(("no_effect".to_owned(), no_effect.to_owned()));
+        }
+        [_] => {
+            let took_effect = "The step in doubt took effect, and its result is the JSON below";
+            choices.push((TOOK_EFFECT.to_owned(), took_effect.to_owned()));
+            choices.push(("no_effect".to_owned(), no_effect.to_owned()));
+        }
+        steps => {
+            for (place, step) in steps.iter().enumerate() {
+                let step = visible(step);
+                let took_effect = format!("The step {step} took effect, and its result is the JSON below");
+                choices.push((format!("{TOOK_EFFECT} {place}"), took_effect));
+                choices.push((format!("no_effect {place}"), format!("The step {step} took no effect")));
+            }
+        }
+    }
+    choices.push(("forget".to_owned(), "Forget it: the next call begins anew".to_owned()));
+    let check = |action: &str| decision(action, shown, Box::default())?.check(shown).err();
+    let refused: Vec<_> = choices.iter().map(|(action, _)| check(action)).collect();
+    if let Some(Some(why)) = refused.last()
+        && refused.iter().all(Option::is_some)
+    {
         return html! { p { (lines(&why.to_string())) } };
     }
     html! {
@@ -301,7 +321,7 @@ pub(super) fn confirm(link: &str, agreed: &Agreed, visitor: &Visitor) -> Markup 
                 dt { "Reason" } dd { (visible(&order.reason)) }
                 dt { "Your name" } dd { (visible(&order.operator)) }
             }
-            @if order.action == TOOK_EFFECT { pre tabindex="0" { (lines(&order.response)) } }
+            @if order.gives_json() { pre tabindex="0" { (lines(&order.response)) } }
             form method="post" action={ "/key/" (link) "/settle" } {
                 (hidden(&fields))
                 button { "Yes" }

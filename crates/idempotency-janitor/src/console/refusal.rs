@@ -55,7 +55,7 @@ impl Refusal {
                 }
                 Failure::Leased { .. }
                 | Failure::NotToBeSettled { .. }
-                | Failure::StepInDoubt { .. }
+                | Failure::StepsInDoubt { .. }
                 | Failure::StepNotInDoubt { .. }
                 | Failure::Changed => StatusCode::CONFLICT,
                 Failure::Connection(_)

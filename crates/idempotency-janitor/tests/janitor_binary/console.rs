@@ -11,7 +11,8 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgPool};
 
 use crate::support::{
-    AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, command_on, committed_after_an_error, in_doubt, janitor_on, lapsed, text,
+    AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, command_on, committed_after_an_error, in_doubt, in_doubt_at, janitor_on,
+    lapsed, text,
 };
 
 /// The console as a process of its own. It ends with this value, and also when the test is killed.
@@ -19,18 +20,18 @@ pub(crate) struct Console {
     process: Child,
     watcher: Child,
     pub(crate) url: String,
-    output: BufReader<std::process::ChildStdout>,
+    output: Option<BufReader<std::process::ChildStdout>>,
 }
 
 impl Console {
     pub(crate) fn start(options: &PgConnectOptions, arguments: &[&str]) -> Self {
         let mut command = command_on(options);
-        command.args(["console", "--listen", "127.0.0.1:0"]).args(arguments);
-        Self::of(command)
+        command.args(["console", "--listen", "127.0.0.1:0"]).args(arguments).stderr(Stdio::null());
+        Self::of(&mut command)
     }
 
-    fn of(mut command: Command) -> Self {
-        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary runs");
+    fn of(command: &mut Command) -> Self {
+        let mut process = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
         // Its own process group, since a test runner that is killed takes its group with it.
         let mut watcher = Command::new("sh");
         watcher.args(["-c", "cat >/dev/null; kill -KILL $1", "watcher", &process.id().to_string()]).process_group(0);
@@ -39,7 +40,7 @@ impl Console {
         let mut line = String::new();
         output.read_line(&mut line).expect("UTF-8");
         let url = line.trim().strip_prefix("console on ").unwrap_or_else(|| panic!("{line}")).trim_end_matches('/');
-        Self { process, watcher, url: url.to_owned(), output }
+        Self { process, watcher, url: url.to_owned(), output: Some(output) }
     }
 
     /// Ends it as its service manager does, and gives what it has printed since.
@@ -47,7 +48,7 @@ impl Console {
         let process = self.process.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &process]).status().expect("kill runs").success());
         let mut printed = String::new();
-        self.output.read_to_string(&mut printed).expect("UTF-8");
+        self.output.take().expect("read by nobody else").read_to_string(&mut printed).expect("UTF-8");
         assert_eq!(self.process.wait().expect("it ends").code(), Some(0), "{printed}");
         printed
     }
@@ -244,6 +245,86 @@ async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgCo
     Ok(())
 }
 
+/// The page has two answers for each step in doubt, and settles one of them at a time.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn each_of_several_steps_in_doubt_is_settled_for_itself(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let key = key("two steps in doubt");
+    // A browser changes line breaks.
+    in_doubt_at(&pool, &key, &["text\nto <Bob>", "email"]).await?;
+    let console = Console::start(&options, &[]);
+    let visitor = Visitor::of(&console.url).await?;
+    let (_, list) = visitor.get("/waiting").await?;
+    assert_eq!(list.matches("step in doubt: ").count(), 2, "{list}");
+
+    let (link, (_, page)) = visitor.look_up(&key).await?;
+    for label in [
+        "The step email took effect, and its result is the JSON below",
+        "The step email took no effect",
+        "The step text\\nto &lt;Bob&gt; took effect, and its result is the JSON below",
+        "The step text\\nto &lt;Bob&gt; took no effect",
+    ] {
+        assert!(page.contains(label), "{label}: {page}");
+    }
+    assert_eq!(page.matches("type=\"radio\"").count(), 5, "and to forget it: {page}");
+    assert!(!page.contains("disabled"), "{page}");
+    assert_eq!(visitor.settle(&link, &page, "no_effect 2", "").await?.0, 400, "there are two");
+    let (status, done) = visitor.settle(&link, &page, "no_effect 0", "").await?;
+    assert_eq!((status, done.contains("released: the step &quot;email&quot;")), (200, true), "{done}");
+    assert!(done.contains("which still waits for"), "{done}");
+    assert_eq!(state(&pool, &key).await?.as_deref(), Some("indeterminate"));
+    for action in ["took_effect 1", "no_effect 1", "forget"] {
+        assert_eq!(visitor.settle(&link, &page, action, "7").await?.0, 409, "{action}: the page is of before");
+    }
+    let (_, page) = visitor.get(&link).await?;
+    assert_eq!(page.matches("type=\"radio\"").count(), 3, "{page}");
+    // A suspended owner begins another step under the same token.
+    let begin =
+        "update idempotency.record set steps = steps || '{\"more\": {\"begun\": \"2026-01-01\", \"attempt\": 1}}'";
+    sqlx::query(begin).execute(&pool).await?;
+    assert_eq!(visitor.settle(&link, &page, "no_effect", "").await?.0, 409, "it would be about another step");
+    let (_, page) = visitor.get(&link).await?;
+    assert_eq!(visitor.settle(&link, &page, "no_effect 0", "").await?.0, 200);
+    let (_, page) = visitor.get(&link).await?;
+    let (status, done) = visitor.settle(&link, &page, "took_effect", "\"sms-17\"").await?;
+    assert_eq!((status, done.contains("which is released")), (200, true), "{done}");
+    assert_eq!(state(&pool, &key).await?.as_deref(), Some("released"));
+    let shown = operator::show(&mut *pool.acquire().await?, &key).await?.expect("a record");
+    let names: Vec<_> = shown.steps.iter().map(|step| (&*step.name, step.in_doubt)).collect();
+    assert_eq!(names, [("ride", false), ("text\nto <Bob>", false)]);
+    Ok(())
+}
+
+/// The reader of standard output is gone. The decision is made, the page shows it, and the log of the process has it.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_decision_that_was_made_is_shown_and_logged(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let released = key("released");
+    lapsed(&pool, &released, AT_MOST_ONCE).await?;
+    let log = std::env::temp_dir().join(format!("console-{}", uuid::Uuid::new_v4()));
+    let mut command = command_on(&options);
+    command.args(["console", "--listen", "127.0.0.1:0"]).stderr(std::fs::File::create(&log)?);
+    let mut console = Console::of(&mut command);
+    drop(console.output.take());
+    let visitor = Visitor::of(&console.url).await?;
+    let (link, (_, page)) = visitor.look_up(&released).await?;
+    let (status, done) = visitor.settle(&link, &page, "no_effect", "").await?;
+    assert_eq!((status, done.contains("released: Key")), (200, true), "{done}");
+    assert_eq!(state(&pool, &released).await?.as_deref(), Some("released"));
+    let logged = std::fs::read_to_string(&log)?;
+    std::fs::remove_file(&log)?;
+    for part in ["released: Key", "ticket 4711", "Ada"] {
+        assert!(logged.contains(part), "{part}: {logged}");
+    }
+    Ok(())
+}
+
 /// Another claim, a finished step, a live lease, a deleted record: the console refuses each, and nothing changes.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
@@ -405,7 +486,7 @@ async fn an_open_address_is_refused_and_a_token_or_a_proxy_signs_in(
     std::fs::write(&file, "correct horse battery\n")?;
     let mut command = command_on(&options);
     command.args(["console", "--listen", "0.0.0.0:0", "--token-file", path]);
-    let console = Console::of(command);
+    let console = Console::of(command.stderr(Stdio::null()));
     std::fs::remove_dir_all(&directory)?;
     let url = console.url.replace("0.0.0.0", "127.0.0.1");
     let client = reqwest::Client::builder().no_proxy().build()?;
@@ -573,7 +654,7 @@ async fn a_pinned_key_hides_no_other_and_can_be_settled(
 async fn the_daemon_serves_it_too(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let mut command = command_on(&options);
     command.args(["run", "--console-addr", "127.0.0.1:0"]);
-    let console = Console::of(command);
+    let console = Console::of(command.stderr(Stdio::null()));
     assert_eq!(Visitor::of(&console.url).await?.get("/waiting").await?.0, 200);
     assert_eq!(console.terminate(), "stopped\n");
     Ok(())

@@ -9,8 +9,8 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions as _, PgPool};
 
 use crate::support::{
-    AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS, assert_fails, committed_after_an_error, in_doubt, janitor, janitor_on,
-    lapsed, text,
+    AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS, assert_fails, command_on, committed_after_an_error, in_doubt, in_doubt_at,
+    janitor, janitor_on, json, lapsed, text,
 };
 
 const NAMED: [&str; 3] = ["user:1", "POST /texts", "abc"];
@@ -138,7 +138,7 @@ async fn a_step_in_doubt_is_resolved_or_released(_: PgPoolOptions, options: PgCo
         (release(&["--yes"]), "which was indeterminate", "8"),
     ] {
         in_doubt(&pool, &key()).await?;
-        assert_fails(&janitor_on(&options, &resolve("7", &["--yes"])), 1, "resolve --step \"text\"");
+        assert_fails(&janitor_on(&options, &resolve("7", &["--yes"])), 1, "is the step \"text\"");
         assert_fails(&janitor_on(&options, &step("ride", "2")), 1, "its result is stored");
         assert_fails(&janitor_on(&options, &step("none", "2")), 1, "no step of this name");
         assert_fails(&janitor_on(&options, &resolve("2", &["--step", "text"])), 2, "--yes");
@@ -160,6 +160,59 @@ async fn a_step_in_doubt_is_resolved_or_released(_: PgPoolOptions, options: PgCo
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
     assert_fails(&janitor_on(&options, &step("text", "1")), 1, "no step of this name");
+    Ok(())
+}
+
+/// The owner died in two steps. The email was not sent and the text was, and nothing decides about both at once.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn each_of_several_steps_in_doubt_is_settled_by_its_name(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    in_doubt_at(&pool, &key(), &["text", "email"]).await?;
+    let both = r#"the steps ["email", "text"]"#;
+    assert_fails(&janitor_on(&options, &release(&["--yes"])), 1, both);
+    assert_fails(&janitor_on(&options, &resolve("7", &["--yes"])), 1, both);
+    let listed = text(&janitor_on(&options, &["unsettled"]).stdout);
+    assert!(listed.contains("email text"), "{listed}");
+    let report = json(&janitor_on(&options, &["unsettled", "--json"]));
+    let names: Vec<_> =
+        report["records"][0]["steps"].as_array().expect("steps").iter().map(|step| &step["name"]).collect();
+    assert_eq!(names, ["email", "text"], "{report}");
+
+    assert_fails(&janitor_on(&options, &release(&["--step", "ride", "--yes"])), 1, "its result is stored");
+    assert_fails(&janitor_on(&options, &release(&["--step", "none", "--yes"])), 1, "no step of this name");
+    assert_fails(&janitor_on(&options, &release(&["--step", "email"])), 2, "--yes");
+    for (command, said) in [
+        (release(&["--step", "email", "--yes"]), r#"released: the step "email""#),
+        (resolve("7", &["--step", "text", "--yes"]), "which is released"),
+    ] {
+        let output = janitor_on(&options, &command);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        assert!(text(&output.stdout).contains(said), "{}", text(&output.stdout));
+        let waits = text(&output.stdout).contains(r#"which still waits for ["text"]"#);
+        assert_eq!(waits, command[0] == "release", "{}", text(&output.stdout));
+        let again = janitor_on(&options, &release(&["--step", "email", "--yes"]));
+        assert_fails(&again, 1, "no step of this name");
+    }
+    let acquired = Leasing::new(IN_STEPS)?.acquire::<i64, _>(&pool, &key(), "body").await?;
+    let Acquired::Lease(lease) = acquired else { panic!("released") };
+    for (step, result) in [("email", 8), ("text", 7)] {
+        assert_eq!(lease.step_at_most_once(step, async |_| anyhow::Ok(8)).await?, result, "{step}");
+    }
+    Ok(())
+}
+
+/// A full disk takes the line that says what was done. It is done.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_decision_that_was_made_is_no_failure(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    lapsed(&pool, &key(), AT_MOST_ONCE).await?;
+    let full = std::fs::File::create("/dev/full")?;
+    let output = command_on(&options).args(release(&["--yes"])).stdout(full).output()?;
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).starts_with("released: Key"), "{}", text(&output.stderr));
     Ok(())
 }
 
@@ -281,8 +334,18 @@ async fn a_terminal_is_asked_and_a_changed_record_is_left_alone(
         for (meanwhile, answer, code, says) in [
             ("select 1", "n\n", 2, "was not answered with yes"),
             ("update idempotency.record set token = token + 1", "y\n", 1, "has changed since"),
+            (
+                // The owner was only suspended, and begins a step under the token that was shown.
+                "update idempotency.record set mode = 'in_steps', steps = '{\"text\": {\"begun\": \"2026-01-01\", \"attempt\": 1}}'",
+                "y\n",
+                1,
+                "has changed since",
+            ),
             ("select 1", "y\n", 0, "which was indeterminate"),
         ] {
+            if meanwhile.contains("in_steps") && command[0] != "release" {
+                continue;
+            }
             sqlx::query("delete from idempotency.record").execute(&pool).await?;
             lapsed(&pool, &key(), AT_MOST_ONCE).await?;
             let terminal = Command::new("script")

@@ -89,6 +89,13 @@ pub(crate) async fn in_doubt(pool: &PgPool, key: &Key) -> anyhow::Result<String>
     Ok(sent)
 }
 
+/// An operation in steps whose owner died in several steps at once. The step `ride` is finished.
+pub(crate) async fn in_doubt_at(pool: &PgPool, key: &Key, steps: &[&str]) -> anyhow::Result<()> {
+    let lapsed = testing::Fixture::lapsed(key, "body", IN_STEPS)?.with_step("ride", &1)?;
+    let lapsed = steps.iter().fold(lapsed, |lapsed, step| lapsed.with_step_in_doubt(*step));
+    Ok(lapsed.write(pool).await?)
+}
+
 /// A caller who commits after an error: indeterminate, in transaction mode.
 pub(crate) async fn committed_after_an_error(pool: &PgPool, key: &Key) -> anyhow::Result<()> {
     let mut tx = pool.begin().await?;

@@ -15,14 +15,15 @@ fn key(value: &str) -> Key {
 }
 
 /// One of each kind, claimed in this order.
-async fn one_of_each(pool: &PgPool) -> anyhow::Result<()> {
+/// Gives the downstream key of the step in doubt.
+async fn one_of_each(pool: &PgPool) -> anyhow::Result<String> {
     committed_after_an_error(pool, &key("transaction")).await?;
     lapsed(pool, &key("at most once"), AT_MOST_ONCE).await?;
     lapsed(pool, &key("past its retention"), AT_MOST_ONCE).await?;
     sqlx::query("update idempotency.record set expires_at = now() where key = 'past its retention'")
         .execute(pool)
         .await?;
-    in_doubt(pool, &key("in steps")).await?;
+    let sent = in_doubt(pool, &key("in steps")).await?;
     lapsed(pool, &key("lapsed once"), AT_LEAST_ONCE).await?;
     for _ in 0..3 {
         lapsed(pool, &key("lapsed thrice"), AT_LEAST_ONCE).await?;
@@ -41,7 +42,7 @@ async fn one_of_each(pool: &PgPool) -> anyhow::Result<()> {
     // Its renewals stop, and its lease goes on.
     drop(lease);
     testing::completed(&mut *pool.acquire().await?, &key("completed"), "body", &0).await?;
-    Ok(())
+    Ok(sent)
 }
 
 fn values(report: &serde_json::Value) -> Vec<&str> {
@@ -53,13 +54,14 @@ fn values(report: &serde_json::Value) -> Vec<&str> {
 async fn lists_what_is_indeterminate_or_exhausted(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     assert_eq!(text(&janitor_on(&options, &["unsettled"]).stdout), "nothing is unsettled\n");
-    one_of_each(&pool).await?;
+    let sent = one_of_each(&pool).await?;
 
     let report = json(&janitor_on(&options, &["unsettled", "--json"]));
     assert_eq!(values(&report), ["transaction", "at most once", "in steps"], "{report}");
     assert_eq!(report["more_left"], false);
-    let steps: Vec<_> = report["records"].as_array().expect("records").iter().map(|record| &record["step"]).collect();
-    assert_eq!(steps, [&serde_json::Value::Null, &serde_json::Value::Null, &"text".into()]);
+    let steps: Vec<_> = report["records"].as_array().expect("records").iter().map(|record| &record["steps"]).collect();
+    let sent = serde_json::json!([{"name": "text", "downstream_key": sent}]);
+    assert_eq!(steps, [&serde_json::json!([]), &serde_json::json!([]), &sent]);
     assert_eq!(report["records"][2]["state"], "indeterminate");
     let record = &report["records"][1];
     let token: i64 =

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::Context as _;
-use pg_idempotency::lease::{release, resolve_step};
+use anyhow::{Context as _, bail};
+use pg_idempotency::lease::{release_step, resolve_step};
 use pg_idempotency::operator::{Unsettled, show, unsettled};
 use pg_idempotency::{Error, Key};
 use tokio::time::sleep;
@@ -29,7 +29,7 @@ pub(crate) async fn settle(rides: &Rides, decided: &Decided) -> anyhow::Result<(
         for found in found.iter().filter(|found| found.operation == rides.operation) {
             match settle_one(rides, found, decided).await {
                 // It was settled meanwhile, or its owner was only suspended and has changed it since.
-                Err(error) if matches!(error.downcast_ref(), Some(Error::LeaseLost)) => {}
+                Err(error) if matches!(error.downcast_ref(), Some(Error::Changed)) => {}
                 settled => settled?,
             }
         }
@@ -38,7 +38,8 @@ pub(crate) async fn settle(rides: &Rides, decided: &Decided) -> anyhow::Result<(
 }
 
 async fn settle_one(rides: &Rides, found: &Unsettled, decided: &Decided) -> anyhow::Result<()> {
-    let step = found.step.as_deref().context("a ride has used up its attempts")?;
+    // A ride has one step that can be in doubt: the text.
+    let [step] = &found.steps[..] else { bail!("a ride has used up its attempts") };
     let key = Key::new(&found.scope, &found.operation, &found.value)?;
     let Some(shown) = show(&mut *rides.pool.acquire().await?, &key).await? else { return Ok(()) };
     // The gateway is asked about the attempt that the token stands for.
@@ -57,7 +58,8 @@ async fn settle_one(rides: &Rides, found: &Unsettled, decided: &Decided) -> anyh
             decided.resolved.fetch_add(1, Ordering::Relaxed);
         }
         None => {
-            release(&rides.pool, &key, found.token, "the gateway has not sent the text, and will not").await?;
+            release_step(&rides.pool, &key, found.token, step, "the gateway has not sent the text, and will not")
+                .await?;
             decided.released.fetch_add(1, Ordering::Relaxed);
         }
     }

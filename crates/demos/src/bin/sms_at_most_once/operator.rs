@@ -23,7 +23,7 @@ pub(crate) struct Decided {
 /// Decides every case there is. The jobs go back to the workers, who hear what became of the text, or send it.
 ///
 /// The token says which claim was looked into. Should another operator have been faster, nothing is changed, and this
-/// ends with `LeaseLost`.
+/// ends with `Changed`.
 pub(crate) async fn decide(jobs: &Jobs, sms: &Sms, run: &str) -> anyhow::Result<Decided> {
     let mut decided = Decided::default();
     println!("\nfor the operator:");
@@ -38,7 +38,7 @@ pub(crate) async fn decide(jobs: &Jobs, sms: &Sms, run: &str) -> anyhow::Result<
                 "resolve: was sent"
             }
             None => {
-                release(&jobs.pool, &key, found.token, "the gateway has no such text").await?;
+                release(&jobs.pool, &key, found.token, &[], "the gateway has no such text").await?;
                 decided.released += 1;
                 "release: was not sent"
             }

@@ -1,0 +1,418 @@
+//! Steps in doubt: an operator's decision is about the steps that they saw, and each step is settled for itself.
+
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use pg_idempotency::lease::{Acquired, Lease, Leasing, release, release_step, resolve, resolve_step};
+use pg_idempotency::operator::{show, unsettled};
+use pg_idempotency::testing::{Fixture, lapse, until_blocked};
+use pg_idempotency::{Error, InvalidStep};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Executor as _, PgPool};
+
+use crate::lease::leases::WorkError;
+use crate::lease::steps::{IN_STEPS, Kind, acquire, acquired, after_a_crash, assert_indeterminate, steps};
+use crate::support::{key, wide_pool};
+
+fn names_of<const N: usize>(names: [&str; N]) -> Vec<String> {
+    names.map(str::to_owned).to_vec()
+}
+
+/// All steps in doubt, as a caller learns of them, with the token.
+async fn in_doubt(pool: &PgPool) -> (i64, Vec<String>) {
+    match acquire(pool, "body").await {
+        Err(Error::Indeterminate { token, steps, .. }) => (token, steps),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Crashes in at-most-once steps of these names, side by side.
+async fn crash_in(pool: &PgPool, names: &[&str]) -> i64 {
+    let lease = acquired(pool).await;
+    let failed = futures_util::future::join_all(names.iter().map(|name| Kind::AtMostOnce.failing(&lease, name))).await;
+    assert!(failed.iter().all(Result::is_err), "{failed:?}");
+    let token = lease.token();
+    drop(lease);
+    lapse(pool, &key("a")).await.expect("a lapsed lease");
+    token
+}
+
+/// The next attempt asks for the steps of these names. Returns those that it performed.
+async fn performed_next(pool: &PgPool, names: &[&str]) -> Vec<String> {
+    let lease = acquired(pool).await;
+    let mut performed = Vec::new();
+    for name in names {
+        let asked = lease.step_at_most_once(name, async |step| {
+            performed.push(step.name().to_owned());
+            Ok::<_, Error>(8)
+        });
+        asked.await.expect("it is not in doubt");
+    }
+    lease.complete(&"done".to_owned()).await.expect("completed");
+    performed
+}
+
+fn assert_changed<T: std::fmt::Debug>(result: Result<T, Error>, why: &str) {
+    let error = result.expect_err(why);
+    assert!(matches!(error, Error::Changed) && !error.is_transient(), "{why}: {error:?}");
+}
+
+async fn record(pool: &PgPool) -> String {
+    sqlx::query_scalar("select record::text from idempotency.record").fetch_one(pool).await.expect("a record")
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()> {
+    for took_effect in [true, false] {
+        pool.execute("truncate idempotency.record").await?;
+        let lease = acquired(&pool).await;
+        Kind::AtLeastOnce.step(&lease, "ride", 1).await?;
+        let mut sent = String::new();
+        let text = lease.step_at_most_once("text", async |step| -> Result<i64, WorkError> {
+            sent = step.downstream_key();
+            Err(WorkError::Gateway)
+        });
+        assert!(text.await.is_err());
+        let held = lease.token();
+        let settle = async |token, step: &str| match took_effect {
+            true => resolve_step(&pool, &key("a"), token, step, &7).await,
+            false => release_step(&pool, &key("a"), token, step, "not sent").await,
+        };
+        assert!(matches!(settle(held, "text").await, Err(Error::Changed)), "under a live lease");
+        drop(lease);
+        lapse(&pool, &key("a")).await?;
+        let mut conn = pool.acquire().await?;
+        let shown = show(&mut conn, &key("a")).await?.expect("a record");
+        assert_eq!(shown.state, "indeterminate");
+        let names: Vec<_> = shown.steps.iter().map(|step| (step.name.as_str(), step.in_doubt, step.attempt)).collect();
+        assert_eq!(names, [("ride", false, 1), ("text", true, 1)]);
+        assert!(shown.steps.iter().all(|step| step.at.is_some()));
+        assert_eq!(shown.steps[1].downstream_key, sent, "what the gateway saw");
+        let waiting = unsettled(&mut conn, 10, None).await?;
+        assert_eq!(waiting.len(), 1);
+        assert_eq!((waiting[0].state.as_str(), &waiting[0].steps[..]), ("indeterminate", &names_of(["text"])[..]));
+        assert!(matches!(settle(held + 1, "text").await, Err(Error::Changed)), "another token");
+        for other in ["ride", "no step"] {
+            assert!(matches!(settle(held, other).await, Err(Error::Changed)), "{other} is not in doubt");
+        }
+        settle(held, "text").await?;
+        assert!(matches!(settle(held, "text").await, Err(Error::Changed)), "settled before");
+        assert_eq!(show(&mut conn, &key("a")).await?.expect("a record").state, "released");
+        assert!(unsettled(&mut conn, 10, None).await?.is_empty());
+
+        let lease = acquired(&pool).await;
+        assert_eq!(lease.attempt(), 2);
+        assert_eq!(Kind::AtLeastOnce.step(&lease, "ride", 2).await?, 1, "finished steps stay");
+        assert_eq!(Kind::AtMostOnce.step(&lease, "text", 8).await?, if took_effect { 7 } else { 8 });
+        lease.complete(&"done".to_owned()).await?;
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_owners_release_keeps_the_doubt(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool).await;
+    assert!(Kind::AtMostOnce.failing(&lease, "text").await.is_err());
+    lease.release("by mistake").await?;
+    let token = assert_indeterminate(&pool, 1).await;
+    let mut conn = pool.acquire().await?;
+    assert_eq!(show(&mut conn, &key("a")).await?.expect("a record").state, "indeterminate");
+    assert_eq!(unsettled(&mut conn, 10, None).await?.len(), 1);
+    resolve(&pool, &key("a"), token, &"sent".to_owned(), Duration::from_secs(3600)).await?;
+    assert!(matches!(acquire(&pool, "body").await?, Acquired::Replayed(_)));
+    Ok(())
+}
+
+/// Two steps side by side, or one after the other by code that goes on after an error. The order is that of the names,
+/// and neither that of `jsonb` (the shorter name first) nor that of the time.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn every_step_in_doubt_is_named(pool: PgPool) -> anyhow::Result<()> {
+    for side_by_side in [true, false] {
+        pool.execute("truncate idempotency.record").await?;
+        let lease = acquired(&pool).await;
+        Kind::AtLeastOnce.step(&lease, "ride", 1).await?;
+        let failing = async |name| Kind::AtMostOnce.failing(&lease, name).await;
+        let failed = if side_by_side {
+            tokio::join!(failing("text"), failing("email"))
+        } else {
+            (failing("text").await, failing("email").await)
+        };
+        assert!(failed.0.is_err() && failed.1.is_err());
+        drop(lease);
+        lapse(&pool, &key("a")).await?;
+        let (token, steps) = in_doubt(&pool).await;
+        assert_eq!(steps, ["email", "text"], "side by side: {side_by_side}");
+        let error = acquire(&pool, "body").await.expect_err("in doubt").to_string();
+        assert!(error.contains(r#"["email", "text"]"#), "{error}");
+        let mut conn = pool.acquire().await?;
+        let [waiting] = &unsettled(&mut conn, 10, None).await?[..] else { panic!("one record") };
+        assert_eq!((waiting.token, &waiting.steps), (token, &steps));
+        let shown = show(&mut conn, &key("a")).await?.expect("a record");
+        assert_eq!(shown.steps_in_doubt(), steps);
+        for step in shown.steps.iter().filter(|step| step.in_doubt) {
+            assert_eq!(waiting.step_downstream_key(&step.name).as_ref(), Some(&step.downstream_key));
+        }
+        assert_eq!(waiting.downstream_key, shown.downstream_key);
+    }
+    Ok(())
+}
+
+/// The email was sent and the text was not. An operator who knows of one step must not decide about the other.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_release_that_does_not_name_exactly_the_steps_in_doubt_changes_nothing(pool: PgPool) -> anyhow::Result<()> {
+    let token = crash_in(&pool, &["email", "text"]).await;
+    let before = record(&pool).await;
+    for names in [vec![], names_of(["text"]), names_of(["email"]), names_of(["email", "text", "more"])] {
+        assert_changed(release(&pool, &key("a"), token, &names, "not sent").await, &format!("{names:?}"));
+        assert_eq!(record(&pool).await, before, "{names:?}");
+    }
+    // In any order, and named twice, they are the same steps.
+    release(&pool, &key("a"), token, &names_of(["text", "email", "text"]), "neither was sent").await?;
+    assert_eq!(show(&mut *pool.acquire().await?, &key("a")).await?.expect("a record").state, "released");
+    assert_eq!(performed_next(&pool, &["email", "text"]).await, ["email", "text"]);
+    Ok(())
+}
+
+/// An operator settles each of several steps by its name, and what happened to it. Nothing happens twice.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> anyhow::Result<()> {
+    for email_first in [true, false] {
+        pool.execute("truncate idempotency.record").await?;
+        let looked_up = crash_in(&pool, &["email", "text"]).await;
+        let email = async |token| resolve_step(&pool, &key("a"), token, "email", &7).await;
+        let text = async |token| release_step(&pool, &key("a"), token, "text", "the gateway has no text").await;
+        let after_first = if email_first { email(looked_up).await? } else { text(looked_up).await? };
+        assert_ne!(after_first, looked_up, "an owner that was suspended is fenced");
+        let (token, left) = in_doubt(&pool).await;
+        assert_eq!((token, left), (after_first, names_of([if email_first { "text" } else { "email" }])));
+        assert_eq!(show(&mut *pool.acquire().await?, &key("a")).await?.expect("a record").state, "indeterminate");
+        // Another operator, who has looked before.
+        for stale in [email(looked_up).await, text(looked_up).await] {
+            assert_changed(stale, "settled by another operator");
+        }
+        assert_changed(if email_first { email(token).await } else { text(token).await }, "settled before");
+        let after_second = if email_first { text(token).await? } else { email(token).await? };
+        let shown = show(&mut *pool.acquire().await?, &key("a")).await?.expect("a record");
+        assert_eq!((&*shown.state, shown.token), ("released", after_second));
+        assert_eq!(shown.last_error.as_deref(), Some("the gateway has no text"));
+        assert_eq!(shown.steps.len(), 1, "{:?}", shown.steps);
+        assert!(unsettled(&mut *pool.acquire().await?, 10, None).await?.is_empty());
+        assert_eq!(performed_next(&pool, &["email", "text"]).await, ["text"]);
+    }
+    Ok(())
+}
+
+/// The owner was suspended, or the clock has jumped. The operator looks, the owner stores the result of the one step and
+/// begins another under the same token, and then the operator decides about what they saw.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_decision_is_not_about_a_step_that_a_resumed_owner_has_begun_since(pool: PgPool) -> anyhow::Result<()> {
+    let sent = AtomicU32::new(0);
+    let send = async |lease: &Lease, name: &str| {
+        lease
+            .step_at_most_once(name, async |_| {
+                sent.fetch_add(1, Ordering::SeqCst);
+                Err::<i64, _>(WorkError::Gateway)
+            })
+            .await
+    };
+    for stores_the_first in [true, false] {
+        pool.execute("truncate idempotency.record").await?;
+        sent.store(0, Ordering::SeqCst);
+        let owner = acquired(&pool).await;
+        let mut looked = None;
+        let first = owner.step_at_most_once("a", async |_| {
+            lapse(&pool, &key("a")).await?;
+            looked = Some(in_doubt(&pool).await);
+            if stores_the_first { Ok(1) } else { Err(WorkError::Gateway) }
+        });
+        assert_eq!(first.await.is_ok(), stores_the_first);
+        let (token, seen) = looked.expect("the operator has looked");
+        assert_eq!((token, &seen), (owner.token(), &names_of(["a"])));
+        assert!(send(&owner, "b").await.is_err());
+        assert_changed(release(&pool, &key("a"), token, &seen, "a was not sent").await, "b is in doubt, too");
+        if stores_the_first {
+            assert_changed(release_step(&pool, &key("a"), token, "a", "not sent").await, "it has a result");
+            assert_eq!(in_doubt(&pool).await, (token, names_of(["b"])));
+        } else {
+            release_step(&pool, &key("a"), token, "a", "not sent").await?;
+            assert_eq!(in_doubt(&pool).await.1, ["b"]);
+            // The decision has fenced the owner: it can begin nothing, and store nothing.
+            assert!(matches!(Kind::AtMostOnce.step(&owner, "c", 1).await, Err(Error::LeaseLost)));
+        }
+        assert_eq!(sent.load(Ordering::SeqCst), 1, "b was sent once");
+        for kind in [Kind::AtMostOnce, Kind::AtLeastOnce] {
+            assert!(kind.step(&owner, "b", 1).await.is_err());
+        }
+    }
+    Ok(())
+}
+
+/// The owner stores the result of one step, or begins another, in the moment in which an operator decides.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the coordinator does not show that a statement waits on a worker")]
+async fn a_decision_waits_for_the_owner_and_then_compares(pool: PgPool) -> anyhow::Result<()> {
+    let finished = r#"{"text": {"result": "7", "attempt": 1}}"#;
+    let another = r#"{"text": {"begun": "2026-01-01", "attempt": 1}, "email": {"begun": "2026-01-01", "attempt": 1}}"#;
+    for (meanwhile, of_one_step) in [(finished, true), (finished, false), (another, true), (another, false)] {
+        pool.execute("truncate idempotency.record").await?;
+        let token = crash_in(&pool, &["text"]).await;
+        let mut owner = pool.begin().await?;
+        sqlx::query("update idempotency.record set steps = $1::text::jsonb")
+            .bind(meanwhile)
+            .execute(&mut *owner)
+            .await?;
+        let deciding = tokio::spawn({
+            let pool = pool.clone();
+            async move {
+                if of_one_step {
+                    release_step(&pool, &key("a"), token, "text", "not sent").await.map(drop)
+                } else {
+                    release(&pool, &key("a"), token, &names_of(["text"]), "not sent").await
+                }
+            }
+        });
+        until_blocked(&pool, 1).await?;
+        owner.commit().await?;
+        let decided = deciding.await?;
+        if meanwhile == another && of_one_step {
+            decided?;
+            assert_eq!(in_doubt(&pool).await.1, ["email"]);
+        } else {
+            assert_changed(decided, meanwhile);
+            let stored: serde_json::Value = serde_json::from_str(meanwhile)?;
+            assert_eq!(steps(&pool).await, Some(stored));
+        }
+    }
+    Ok(())
+}
+
+/// Two operators decide about the same steps at the same moment.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn of_two_operators_one_decides(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = wide_pool(&server, 6).await;
+    for round in 0..30 {
+        pool.execute("truncate idempotency.record").await?;
+        let token = crash_in(&pool, &["email", "text"]).await;
+        let (key, both) = (key("a"), names_of(["email", "text"]));
+        let decided = tokio::join!(
+            resolve_step(&pool, &key, token, "email", &7),
+            release_step(&pool, &key, token, "text", "not sent"),
+            async { release(&pool, &key, token, &both, "not sent").await.map(|()| 0) },
+        );
+        let decided = [decided.0, decided.1, decided.2];
+        assert_eq!(decided.iter().filter(|decided| decided.is_ok()).count(), 1, "round {round}: {decided:?}");
+        for late in decided.into_iter().filter(Result::is_err) {
+            assert_changed(late, "another operator was faster");
+        }
+    }
+    Ok(())
+}
+
+/// After the retention the key is new. A decision about the old operation changes nothing of the new one.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_decision_about_an_operation_that_has_expired_and_was_taken_over_changes_nothing(
+    pool: PgPool,
+) -> anyhow::Result<()> {
+    let token = crash_in(&pool, &["text"]).await;
+    pg_idempotency::testing::expire(&pool, &key("a")).await?;
+    let again = crash_in(&pool, &["text"]).await;
+    let before = record(&pool).await;
+    assert_changed(release(&pool, &key("a"), token, &names_of(["text"]), "not sent").await, "release");
+    assert_changed(release_step(&pool, &key("a"), token, "text", "not sent").await, "release_step");
+    assert_changed(resolve_step(&pool, &key("a"), token, "text", &7).await, "resolve_step");
+    assert_changed(resolve(&pool, &key("a"), token, &7, Duration::from_secs(60)).await, "resolve");
+    assert_eq!(record(&pool).await, before);
+    assert_eq!(in_doubt(&pool).await.0, again);
+    Ok(())
+}
+
+/// An operator who settles a step wants the operation to go on. One attempt follows each decision, and not more.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_attempt_after_a_settled_step_is_permitted(pool: PgPool) -> anyhow::Result<()> {
+    let most = NonZeroU32::new(2).expect("two");
+    let key = key("a");
+    let leasing = Leasing::new(IN_STEPS)?.with_max_attempts(most).with_resume_after(Duration::ZERO)?;
+    let next = async || leasing.acquire::<String, _>(&pool, &key, "body").await;
+    for way in ["resolve_step", "release_step", "release"] {
+        let settle_all = async || -> anyhow::Result<()> {
+            let (mut token, names) = in_doubt(&pool).await;
+            if way == "release" {
+                return Ok(release(&pool, &key, token, &names, "not sent").await?);
+            }
+            for name in &names {
+                token = match way {
+                    "resolve_step" => resolve_step(&pool, &key, token, name, &7).await?,
+                    _ => release_step(&pool, &key, token, name, "not sent").await?,
+                };
+            }
+            Ok(())
+        };
+        let waiting = async || unsettled(&mut *pool.acquire().await?, 10, Some(most)).await.map(|list| list.len());
+        Fixture::lapsed(&key, "body", IN_STEPS)?
+            .with_attempt(2)
+            .with_step_in_doubt("email")
+            .with_step_in_doubt("text")
+            .with_stored_request("body")?
+            .write(&pool)
+            .await?;
+        assert_eq!(waiting().await?, 1, "{way}");
+        settle_all().await?;
+        assert_eq!(waiting().await?, 0, "{way}");
+        let Acquired::Lease(lease) = next().await? else { panic!("not completed") };
+        assert_eq!(lease.attempt(), 3, "{way}");
+        assert!(Kind::AtMostOnce.failing(&lease, "more").await.is_err());
+        drop(lease);
+        lapse(&pool, &key).await?;
+        settle_all().await?;
+        // A resumer may make this attempt, too. It fails, and no operator settles a step of it.
+        let failing = leasing.resume_one(&pool, key.operation(), async |lease: &Lease, _: String| {
+            assert_eq!(lease.attempt(), 4, "{way}");
+            Err::<String, _>(WorkError::Gateway)
+        });
+        assert!(failing.await?.is_some_and(|resumed| resumed.result.is_err()), "{way}");
+        assert!(matches!(next().await, Err(Error::Exhausted { attempts: 4, .. })), "{way}");
+        assert_eq!(waiting().await?, 1, "{way}");
+        let none = leasing.resume_one(&pool, key.operation(), async |_: &Lease, _: String| -> Result<(), Error> {
+            panic!("exhausted")
+        });
+        assert!(none.await?.is_none(), "{way}");
+    }
+    Ok(())
+}
+
+/// A step that took no effect is no stored step: another body may have the key, as if it had not begun.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_released_step_leaves_nothing_that_counts(pool: PgPool) -> anyhow::Result<()> {
+    let token = crash_in(&pool, &["text"]).await;
+    release(&pool, &key("a"), token, &names_of(["text"]), "not sent").await?;
+    assert!(show(&mut *pool.acquire().await?, &key("a")).await?.expect("a record").steps.is_empty());
+    let Acquired::Lease(lease) = acquire(&pool, "another body").await? else { panic!("new") };
+    assert_eq!((lease.attempt(), steps(&pool).await), (1, None));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_operators_result_keeps_the_limits(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool).await;
+    let largest = "x".repeat(64 * 1024 - 2);
+    for n in 0..4 {
+        let value = if n < 3 { largest.clone() } else { largest[10..].to_owned() };
+        Kind::AtLeastOnce.step(&lease, &n.to_string(), value).await?;
+    }
+    assert!(Kind::AtMostOnce.failing(&lease, "text").await.is_err());
+    drop(lease);
+    lapse(&pool, &key("a")).await?;
+    let before = record(&pool).await;
+    let (token, _) = in_doubt(&pool).await;
+    for result in [largest.clone(), largest.clone() + "x", "123456789".to_owned()] {
+        let error = resolve_step(&pool, &key("a"), token, "text", &result).await.expect_err("too large");
+        assert!(matches!(&error, Error::InvalidStep { problem: InvalidStep::TooLarge, .. }), "{error:?}");
+        assert_eq!(record(&pool).await, before);
+    }
+    resolve_step(&pool, &key("a"), token, "text", &"12345678".to_owned()).await?;
+    let lease = acquired(&pool).await;
+    let lease = after_a_crash(&pool, lease).await;
+    assert_eq!(Kind::AtMostOnce.step(&lease, "text", String::new()).await?, "12345678");
+    Ok(())
+}
