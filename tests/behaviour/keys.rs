@@ -73,12 +73,10 @@ fn control_characters_are_refused_and_named() {
 }
 
 #[test]
-fn debug_does_not_print_the_value_in_full() {
-    for value in ["secret", "5a1d93c2-8f6e-4a34-9f50-0f0b9f1c9a11"] {
-        let printed = format!("{:?}", make_value(value).expect("valid"));
-        assert!(!printed.contains(value), "{printed}");
-        assert!(printed.contains("bytes"), "{printed}");
-    }
+fn debug_prints_the_operation_alone() -> anyhow::Result<()> {
+    let key = Key::new("tenant", "POST /orders", "5a1d93c2-8f6e-4a34-9f50-0f0b9f1c9a11")?;
+    assert_eq!(format!("{key:?}"), r#"Key { operation: "POST /orders", .. }"#);
+    Ok(())
 }
 
 fn make_value(text: &str) -> Result<Key, InvalidKey> {
