@@ -1,9 +1,12 @@
 //! Tests that compare the table of errors in the documentation with the code.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use chrono::DateTime;
+use sqlx::error::{DatabaseError, ErrorKind};
 
+use super::sqlstate;
 use crate::{BoxError, Error, InvalidBody, InvalidStep, Key, Mode, NotResumable};
 
 /// The name of its row. A new variant does not compile before it has one.
@@ -15,6 +18,7 @@ fn row(error: &Error) -> &'static str {
         Error::Exhausted { .. } => "Exhausted",
         Error::LeaseLost => "LeaseLost",
         Error::Retryable(_) => "Retryable",
+        Error::Database(cause) if ended_by_the_server(cause) => "Database, 57014 or 55P03",
         Error::Database(_) if error.is_transient() => "Database, transient",
         Error::Database(_) => "Database, any other",
         Error::SchemaMissing { .. } => "SchemaMissing",
@@ -42,6 +46,41 @@ fn row(error: &Error) -> &'static str {
     }
 }
 
+fn ended_by_the_server(error: &sqlx::Error) -> bool {
+    matches!(sqlstate(error).as_deref(), Some("57014" | "55P03"))
+}
+
+/// An error of the server with this SQLSTATE.
+#[derive(Debug, thiserror::Error)]
+#[error("an error of the server")]
+struct Sqlstate(&'static str);
+
+impl DatabaseError for Sqlstate {
+    fn message(&self) -> &str {
+        "an error of the server"
+    }
+
+    fn code(&self) -> Option<Cow<'_, str>> {
+        Some(self.0.into())
+    }
+
+    fn as_error(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
+        self
+    }
+
+    fn as_error_mut(&mut self) -> &mut (dyn std::error::Error + Send + Sync + 'static) {
+        self
+    }
+
+    fn into_error(self: Box<Self>) -> BoxError {
+        self
+    }
+
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::Other
+    }
+}
+
 fn samples() -> Vec<Error> {
     let key = || Key::new("scope", "operation", "value").expect("a key");
     let cause = || sqlx::Error::RowNotFound;
@@ -54,6 +93,7 @@ fn samples() -> Vec<Error> {
         Error::LeaseLost,
         Error::Retryable(cause()),
         Error::Database(sqlx::Error::PoolTimedOut),
+        Error::Database(Sqlstate("57014").into()),
         Error::Database(cause()),
         Error::SchemaMissing { source: cause() },
         Error::WrongDeployment { source: undone() },
@@ -89,10 +129,13 @@ fn table() -> Vec<[&'static str; 4]> {
 #[test]
 fn a_connection_that_is_lost_is_transient() {
     let io = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+    for state in ["08006", "25P03", "53300", "55P03", "57014", "57P01"] {
+        assert!(Error::Database(Sqlstate(state).into()).is_transient(), "{state}");
+    }
     for lost in [sqlx::Error::PoolTimedOut, sqlx::Error::PoolClosed, sqlx::Error::Protocol(String::new()), io.into()] {
         assert!(Error::Database(lost).is_transient());
     }
-    for refused in [sqlx::Error::RowNotFound, sqlx::Error::ColumnNotFound(String::new())] {
+    for refused in [sqlx::Error::RowNotFound, sqlx::Error::ColumnNotFound(String::new()), Sqlstate("42501").into()] {
         assert!(!Error::Database(refused).is_transient());
     }
 }

@@ -186,7 +186,7 @@ async fn a_failed_begin_leaves_its_connection_outside_a_transaction(_: PgPoolOpt
     let app = app(transactional(&pool));
     for attempt in 0..3 {
         let answer = post_to(&app, "/effects", &format!("key-{attempt}"), "x").await;
-        assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
         let asked = sqlx::raw_sql("select now() = statement_timestamp()").fetch_one(&pool).await.expect("it is usable");
         let idle: bool = asked.try_get(0).expect("an answer");
         assert!(idle, "no transaction is open on it");
