@@ -327,7 +327,7 @@ pub enum Error {
 impl Error {
     /// Whether the same call may succeed in a moment without a change. Examples of the cause: another caller is in
     /// flight; a serialization failure or a deadlock; a connection that broke or was not available; a server that
-    /// restarts or is full. Over HTTP, answer such an error with a 409 or 503 and `Retry-After`.
+    /// restarts or is full; its `statement_timeout` or `lock_timeout`. Over HTTP, answer such an error with a 409 or 503 and `Retry-After`.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -365,18 +365,20 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// Whether the connection was lost or not available, or the server has no room. If a connection is lost at COMMIT, only
-/// another call with the same key shows whether the COMMIT took effect.
+/// Whether the connection was lost or not available, the server has no room, or a time-out of the server has ended the
+/// statement. If a connection is lost at COMMIT, only another call with the same key shows whether the COMMIT took
+/// effect. After 57014 at COMMIT, from a cancel request, nothing is committed, and the same call shows that too.
 fn is_lost(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Io, PoolClosed, PoolTimedOut, Protocol, Tls};
     match error {
         Io(_) | Tls(_) | Protocol(_) | PoolTimedOut | PoolClosed => true,
         // 08: connection exceptions. 53: insufficient resources. 57P: the server shuts down or starts up. 25P03 and
-        // 25P04: a time-out has ended the session. XX000: an internal error, which is what Citus calls many losses of a
+        // 25P04: a time-out has ended the session. 57014 and 55P03: `statement_timeout` or a cancel request has ended the
+        // statement, or `lock_timeout` its wait; with less load it succeeds. XX000: an internal error, which is what Citus calls many losses of a
         // worker.
         error => sqlstate(error).is_some_and(|state| {
             ["08", "53", "57P"].iter().any(|class| state.starts_with(class))
-                || matches!(&*state, "25P03" | "25P04" | "XX000")
+                || matches!(&*state, "25P03" | "25P04" | "55P03" | "57014" | "XX000")
         }),
     }
 }

@@ -94,8 +94,9 @@
 //!
 //! A run outlives its client, so no limit further out bounds runs: without one, clients that hang up and continue with
 //! another key would leave any number of them behind, each with its body. The layer bounds their
-//! [number](IdempotencyLayer::with_max_runs) and their [time](IdempotencyLayer::with_run_timeout). A graceful shutdown
-//! of the server does not wait for them either: after it, wait for [`Runs::finished`].
+//! [number](IdempotencyLayer::with_max_runs) and their [time](IdempotencyLayer::with_run_timeout), which includes the
+//! layer's own statements. A graceful shutdown of the server does not wait for them either: after it, wait for
+//! [`Runs::finished`].
 //!
 //! # Costs
 //!

@@ -1,5 +1,6 @@
 //! The connections and transactions that the crate owns, and the COMMIT of a caller's transaction.
 
+mod bounded;
 mod commit;
 mod deployment;
 mod own;
@@ -9,9 +10,15 @@ mod poll;
 mod pooled;
 mod savepoint;
 
+#[cfg(feature = "http")]
+pub(crate) use bounded::unanswered;
+pub(crate) use bounded::{ANSWER, answered, or_closed};
 pub use commit::commit;
 pub use deployment::Deployment;
-pub(crate) use own::{Attempt, NotBegun, Opening, begin_and_lend, in_any_transaction, in_own_transaction};
+pub(crate) use own::{
+    Attempt, COMMIT_OUTERMOST, NotBegun, Opening, begin_and_lend, commit_outermost, in_any_transaction,
+    in_own_transaction,
+};
 #[cfg(feature = "http")]
 pub(crate) use owned::{begin_pooled, commit_unclaimed};
 pub(crate) use poll::{Polls, jittered};

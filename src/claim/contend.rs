@@ -1,6 +1,8 @@
 //! How a call wins or loses a claim. It first tries to claim. If that fails, or if the table is distributed, it looks at
 //! the record, and does what the answer says. If an open transaction has the key, it waits for the owner, and looks again.
 
+use std::time::{Duration, Instant};
+
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
@@ -12,6 +14,29 @@ use crate::record::{Awaited, Claim, Record, Response, Standing, TakeOver, Terms,
 /// How often a call looks without waiting. Each look but the first means that another owner began or ended between two
 /// statements of this call, or that a sweep has locked the row. If that goes on, the caller should retry later.
 const LOOKS: usize = 10;
+
+/// When a call was made. A record is judged as of this moment: if it expires while the call waits, for a connection or
+/// for another request, it is still the call's answer.
+pub(crate) struct Asked {
+    /// By the clock of this process, which shows how long the call has waited.
+    since: Instant,
+    /// By the database's clock, from the first look.
+    at: Option<DateTime<Utc>>,
+}
+
+impl Asked {
+    pub(crate) fn since(since: Instant) -> Self {
+        Self { since, at: None }
+    }
+
+    pub(crate) fn now() -> Self {
+        Self::since(Instant::now())
+    }
+
+    fn waited(&self) -> Duration {
+        self.since.elapsed()
+    }
+}
 
 /// The end of a claim.
 pub(crate) enum Claimed<W = Claim> {
@@ -36,15 +61,14 @@ enum Held {
     Row,
 }
 
-/// Claims the key, or finds the response of an earlier call with the key. `asked` is the time of the call's first look,
-/// by the database's clock: a record that expires while a duplicate waits is still that duplicate's answer.
+/// Claims the key, or finds the response of an earlier call with the key.
 ///
 /// No claim waits for another claim. [`Record::await_key`] and [`wait_for_row`] wait within the limit of the terms, and the transaction is usable after them.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,
     terms: &Terms,
-    asked: &mut Option<DateTime<Utc>>,
+    asked: &mut Asked,
 ) -> Result<Claimed, Error> {
     // On a distributed table a claim cannot look by itself, so a look comes first. It serves a replay too.
     if !record.deployment.distributed
@@ -66,7 +90,7 @@ pub(crate) async fn contend(
             // The transaction that has locked the row ends soon, and may leave no record. So look again.
             (Held::Row, None) => continue,
             (Held::Row, Some(_)) => wait_for_row(conn, record.deployment).await?,
-            (Held::Key, Some(left)) => match record.await_key(conn, left, *asked).await? {
+            (Held::Key, Some(left)) => match record.await_key(conn, left, asked.at).await? {
                 Awaited::Look => {}
                 Awaited::Claim => {
                     if let Some(claim) = record.claim(conn, terms).await? {
@@ -86,10 +110,10 @@ async fn look_and_answer(
     conn: &mut PgConnection,
     record: Record<'_>,
     terms: &Terms,
-    asked: &mut Option<DateTime<Utc>>,
+    asked: &mut Asked,
 ) -> Result<Step, Error> {
-    let look = record.look(conn, *asked).await?;
-    *asked = Some(look.asked);
+    let look = record.look(conn, asked.at, asked.waited()).await?;
+    asked.at = Some(look.asked);
     let found = match look.standing {
         Standing::Found(found) => found,
         Standing::Held => return Ok(Step::Held(Held::Key)),

@@ -1,9 +1,12 @@
 //! Tests that compare the table of errors in the documentation with the code.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use chrono::DateTime;
+use sqlx::error::{DatabaseError, ErrorKind};
 
+use super::sqlstate;
 use crate::{BoxError, Error, InvalidBody, InvalidStep, Key, Mode, NotResumable};
 
 /// The name of its row. A new variant does not compile before it has one.
@@ -16,6 +19,7 @@ fn row(error: &Error) -> &'static str {
         Error::LeaseLost => "LeaseLost",
         Error::Changed => "Changed",
         Error::Retryable(_) => "Retryable",
+        Error::Database(cause) if ended_by_the_server(cause) => "Database, 57014 or 55P03",
         Error::Database(_) if error.is_transient() => "Database, transient",
         Error::Database(_) => "Database, any other",
         Error::SchemaMissing { .. } => "SchemaMissing",
@@ -47,6 +51,41 @@ fn row(error: &Error) -> &'static str {
 const SCOPE: &str = "tenant-of-nobody-else";
 const VALUE: &str = "value-that-is-a-secret";
 
+fn ended_by_the_server(error: &sqlx::Error) -> bool {
+    matches!(sqlstate(error).as_deref(), Some("57014" | "55P03"))
+}
+
+/// An error of the server with this SQLSTATE.
+#[derive(Debug, thiserror::Error)]
+#[error("an error of the server")]
+struct Sqlstate(&'static str);
+
+impl DatabaseError for Sqlstate {
+    fn message(&self) -> &str {
+        "an error of the server"
+    }
+
+    fn code(&self) -> Option<Cow<'_, str>> {
+        Some(self.0.into())
+    }
+
+    fn as_error(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
+        self
+    }
+
+    fn as_error_mut(&mut self) -> &mut (dyn std::error::Error + Send + Sync + 'static) {
+        self
+    }
+
+    fn into_error(self: Box<Self>) -> BoxError {
+        self
+    }
+
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::Other
+    }
+}
+
 fn samples() -> Vec<Error> {
     let key = || Key::new(SCOPE, "operation", VALUE).expect("a key");
     let cause = || sqlx::Error::RowNotFound;
@@ -66,6 +105,7 @@ fn samples() -> Vec<Error> {
         Error::Changed,
         Error::Retryable(cause()),
         Error::Database(sqlx::Error::PoolTimedOut),
+        Error::Database(Sqlstate("57014").into()),
         Error::Database(cause()),
         Error::SchemaMissing { source: cause() },
         Error::WrongDeployment { source: undone() },
@@ -124,10 +164,13 @@ fn no_text_of_an_error_contains_the_scope_or_the_value_of_a_key() {
 #[test]
 fn a_connection_that_is_lost_is_transient() {
     let io = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+    for state in ["08006", "25P03", "53300", "55P03", "57014", "57P01"] {
+        assert!(Error::Database(Sqlstate(state).into()).is_transient(), "{state}");
+    }
     for lost in [sqlx::Error::PoolTimedOut, sqlx::Error::PoolClosed, sqlx::Error::Protocol(String::new()), io.into()] {
         assert!(Error::Database(lost).is_transient());
     }
-    for refused in [sqlx::Error::RowNotFound, sqlx::Error::ColumnNotFound(String::new())] {
+    for refused in [sqlx::Error::RowNotFound, sqlx::Error::ColumnNotFound(String::new()), Sqlstate("42501").into()] {
         assert!(!Error::Database(refused).is_transient());
     }
 }

@@ -16,9 +16,9 @@ use super::leased::Leased;
 use super::service::{IdempotencyService, Protection};
 use super::settings::{Denied, Settings};
 use super::transactional::Transactional;
-use crate::InvalidDuration;
 use crate::lease::{Leasing, Policy};
-use crate::limits::{RETENTION, within};
+use crate::limits::{RETENTION, checked, in_flight_within, within};
+use crate::{DEFAULT_RETENTION, InFlight, InvalidDuration};
 
 /// Makes the requests that pass through it idempotent. The [module documentation](super) describes the behaviour.
 ///
@@ -51,7 +51,12 @@ impl IdempotencyLayer<Transactional> {
         pool: PgPool,
         scope: impl Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
     ) -> Self {
-        let mode = Transactional { transaction_required: true, select_first: false, fewest_round_trips: false };
+        let mode = Transactional {
+            retention: DEFAULT_RETENTION,
+            transaction_required: true,
+            select_first: false,
+            fewest_round_trips: false,
+        };
         Self { settings: Settings::new(pool, Arc::new(scope)), mode }
     }
 
@@ -83,10 +88,23 @@ impl IdempotencyLayer<Transactional> {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting::Duration`] under a millisecond or over ten years.
+    /// [`InvalidSetting::Duration`] under a millisecond or over ten years, or not longer than the
+    /// [wait](Self::with_in_flight).
     pub fn with_retention(self, retention: Duration) -> Result<Self, InvalidSetting> {
         within("retention", retention, RETENTION)?;
-        Ok(self.with(|settings| settings.retention = retention))
+        in_flight_within(Some(self.settings.in_flight), retention)?;
+        Ok(Self { mode: Transactional { retention, ..self.mode }, ..self })
+    }
+
+    /// Whether a request is refused while the first request with its key is not finished, which is the default, or
+    /// waits for the response of the first. A request that waits polls, and holds no connection between two polls.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::Duration`] for a wait under a millisecond or over an hour, or not shorter than the retention.
+    pub fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidSetting> {
+        let in_flight = in_flight_within(Some(checked(in_flight)?), self.mode.retention)?;
+        Ok(self.with(|settings| settings.in_flight = in_flight))
     }
 }
 
@@ -125,11 +143,22 @@ impl IdempotencyLayer<Leased> {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting::Duration`] under a millisecond, under twice the lease, or over ten years.
+    /// [`InvalidSetting::Duration`] under a millisecond, under twice the lease, or over ten years, or not longer than the
+    /// wait.
     pub fn with_retention(self, retention: Duration) -> Result<Self, InvalidSetting> {
         let leasing = self.mode.leasing.with_retention(retention)?;
-        let layer = Self { mode: Leased { leasing, ..self.mode }, ..self };
-        Ok(layer.with(|settings| settings.retention = retention))
+        in_flight_within(Some(self.settings.in_flight), retention)?;
+        Ok(Self { mode: Leased { leasing, ..self.mode }, ..self })
+    }
+
+    /// As [in transactional mode](IdempotencyLayer::<Transactional>::with_in_flight).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidSetting> {
+        let in_flight = in_flight_within(Some(checked(in_flight)?), self.mode.leasing.retention())?;
+        Ok(self.with(|settings| settings.in_flight = in_flight))
     }
 }
 

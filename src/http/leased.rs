@@ -1,7 +1,6 @@
 //! The run of a leased layer: claim, call the handler, store its response. The handler sees the lease.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use http::Extensions;
@@ -15,6 +14,7 @@ use super::rejection::Rejection;
 use super::replay::replay;
 use super::request::Ticket;
 use super::settings::Settings;
+use crate::claim::Asked;
 use crate::lease::{Acquired, Leasing, Owner, Step, Steps, unless_lost};
 use crate::{Error, Key, observe};
 
@@ -32,14 +32,15 @@ impl Leased {
         let key = &ticket.key;
         let leasing = self.leasing.with_deployment(settings.deployment);
         let leasing = leasing.with_wait_for(ticket.wait).map_err(Error::from)?;
-        let lease = match leasing.acquire_stored(&settings.pool, key, ticket.fingerprint, None).await? {
+        let asked = Asked::since(ticket.arrived);
+        let lease = match leasing.acquire_stored(&settings.pool, key, ticket.fingerprint, None, asked).await? {
             Acquired::Lease(lease) => lease,
             Acquired::Replayed(stored) => return Ok(replay(key, stored, settings.seal.as_deref())?),
         };
         let handlers_lease = IdempotentLease {
             owner: lease.owner().clone(),
             steps: lease.steps().clone(),
-            begun: Arc::new((!self.explicit_begin).into()),
+            begun: Arc::new(if self.explicit_begin { OnceLock::new() } else { OnceLock::from(true) }),
         };
         handler.extensions_mut().insert(handlers_lease.clone());
         let _registered = settings.local.register(key, ticket.fingerprint);
@@ -61,7 +62,9 @@ impl Leased {
             }
             Some(Err(error)) => (false, reason(&error).to_owned(), Err(error)),
         };
-        if not_performed || !handlers_lease.begun.load(Ordering::Relaxed) {
+        // From here on, a task of the handler cannot begin.
+        let begun = *handlers_lease.begun.get_or_init(|| false);
+        if not_performed || !begun {
             lease.not_performed(());
         }
         lease.fail(&reason).await;
@@ -87,8 +90,9 @@ fn reason<E>(error: &Unanswered<E>) -> &'static str {
 pub struct IdempotentLease {
     owner: Owner,
     steps: Steps,
-    /// Whether the effect counts as begun.
-    begun: Arc<AtomicBool>,
+    /// Whether the effect counts as begun. The first of the handler and the layer decides: the handler when it begins, the
+    /// layer when the handler has failed.
+    begun: Arc<OnceLock<bool>>,
 }
 
 /// No leased layer is in front of this handler, or the layer does not cover this method, or the request has no key.
@@ -108,8 +112,14 @@ impl IdempotentLease {
 
     /// Declares that the effect begins now: from here on a failure may leave an effect behind. This matters only in a
     /// layer with [`with_explicit_begin`](super::IdempotencyLayer::with_explicit_begin).
-    pub fn begin(&self) {
-        self.begun.store(true, Ordering::Relaxed);
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LeaseLost`]: the lease is lost, or has ended with the handler's response. Another request may perform by
+    /// now, so the effect must not begin. A task that the handler has spawned can meet this error.
+    pub fn begin(&self) -> Result<(), Error> {
+        let begun = *self.begun.get_or_init(|| true);
+        if begun && !self.is_lost() { Ok(()) } else { Err(Error::LeaseLost) }
     }
 
     /// The key.

@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -21,6 +20,13 @@ type Keys = HashMap<Key, (Fingerprint, watch::Receiver<()>)>;
 #[derive(Clone, Debug, Default)]
 pub(super) struct LocalInFlight(Arc<Mutex<Keys>>);
 
+/// No request of this process performs the key.
+pub(super) enum Free {
+    AtOnce,
+    /// This request has waited for another one with the key, which has ended.
+    AfterAWait,
+}
+
 /// While this value lives, duplicates of its request are refused or delayed.
 pub(super) struct Registered {
     local: LocalInFlight,
@@ -29,10 +35,9 @@ pub(super) struct Registered {
 }
 
 impl LocalInFlight {
-    /// Returns once no request of this process performs the key. Waits for such a request for at most `wait`, and
-    /// returns the rest of that.
-    pub(super) async fn until_free(&self, key: &Key, asked: Fingerprint, wait: Duration) -> Result<Duration, Error> {
-        let deadline = Instant::now() + wait;
+    /// Returns once no request of this process performs the key. Waits for such a request until the deadline.
+    pub(super) async fn until_free(&self, key: &Key, asked: Fingerprint, deadline: Instant) -> Result<Free, Error> {
+        let mut free = Free::AtOnce;
         let find = || self.keys().get(key).cloned();
         while let Some((first, mut ended)) = find() {
             if first != asked {
@@ -42,8 +47,9 @@ impl LocalInFlight {
             if timeout_at(deadline, ended.changed()).await.is_err() {
                 return Err(Error::InFlight { retry_after: RETRY_AFTER });
             }
+            free = Free::AfterAWait;
         }
-        Ok(deadline.saturating_duration_since(Instant::now()))
+        Ok(free)
     }
 
     /// Registers a request that performs. Call it only after the claim is won, so that replays of one key do not wait

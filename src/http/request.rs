@@ -1,6 +1,6 @@
 //! Which requests the layer covers, and which key they have.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::Request;
@@ -26,6 +26,8 @@ pub(super) struct Ticket {
     pub(super) fingerprint: Fingerprint,
     /// How long to wait for another request with the key. Zero: not at all.
     pub(super) wait: Duration,
+    /// A record is judged as of this moment.
+    pub(super) arrived: Instant,
 }
 
 /// Reads the request and makes its ticket. Nothing is claimed yet, so a slow or broken upload costs no connection.
@@ -33,6 +35,7 @@ pub(super) async fn admit<B, E>(settings: &Settings, request: Request<B>) -> Res
 where
     B: http_body::Body<Data = Bytes>,
 {
+    let arrived = Instant::now();
     if !settings.methods.contains(request.method()) {
         return Ok(Admission::NotCovered(request.map(LayerBody::untouched)));
     }
@@ -67,7 +70,7 @@ where
                 InFlight::Reject => Duration::ZERO,
                 InFlight::Wait(limit) => limit,
             };
-            Some(Ticket { key, fingerprint, wait })
+            Some(Ticket { key, fingerprint, wait, arrived })
         }
         None if settings.key_required => return Err(Rejection::MissingKey.into()),
         None => None,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
 
 /// Counts the runs of a layer. Take it from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and wait for
 /// [`finished`](Self::finished) at the end of a graceful shutdown. For several layers, pass one `Runs::default()` to
@@ -38,6 +39,18 @@ impl Runs {
             fits
         });
         begun.then(|| CountedRun(self.clone()))
+    }
+
+    /// As [`begin`](Self::begin), and waits for a place until the deadline.
+    pub(super) async fn begin_until(&self, most: usize, deadline: Instant) -> Option<CountedRun> {
+        // Subscribed before the try, so that a run that ends in between is seen.
+        let mut ended = self.count.subscribe();
+        loop {
+            if let Some(counted) = self.begin(most) {
+                return Some(counted);
+            }
+            timeout_at(deadline, ended.changed()).await.ok()?.ok()?;
+        }
     }
 }
 

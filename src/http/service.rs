@@ -10,17 +10,18 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::{Request, Response, header};
+use tokio::time::Instant;
 use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::body::LayerBody;
 use super::handler::{Answer, Handler, ServiceCall, Unanswered};
 use super::leased::Leased;
+use super::local_in_flight::Free;
 use super::rejection::Rejection;
 use super::request::{Admission, Ticket, admit};
 use super::settings::{Denied, Settings};
 use super::transactional::Transactional;
-use crate::limits::in_flight_within;
 use crate::{BoxError, Mode, observe};
 
 /// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes of an inner service.
@@ -120,13 +121,19 @@ impl Protection {
         mut ticket: Option<Ticket>,
         handler: H,
     ) -> Answer<H> {
-        in_flight_within(Some(settings.in_flight), settings.retention).map_err(crate::Error::from)?;
-        if let Some(ticket) = &mut ticket {
-            let free = settings.local.until_free(&ticket.key, ticket.fingerprint, ticket.wait).await;
-            ticket.wait = free.inspect_err(|error| observe::failure(self.mode(), ticket.key.operation(), error))?;
-        }
         let limit = settings.max_runs;
-        let counted = settings.runs.begin(limit).ok_or(Rejection::Overloaded { limit })?;
+        let mut counted = None;
+        if let Some(ticket) = &mut ticket {
+            let deadline = Instant::now() + ticket.wait;
+            let free = settings.local.until_free(&ticket.key, ticket.fingerprint, deadline).await;
+            match free.inspect_err(|error| observe::failure(self.mode(), ticket.key.operation(), error))? {
+                Free::AtOnce => {}
+                // All duplicates of the first request are here at the same moment.
+                Free::AfterAWait => counted = settings.runs.begin_until(limit, deadline).await,
+            }
+            ticket.wait = deadline.saturating_duration_since(Instant::now());
+        }
+        let counted = counted.or_else(|| settings.runs.begin(limit)).ok_or(Rejection::Overloaded { limit })?;
         let settings = settings.clone();
         let run = async move {
             let answer = self.run(&settings, ticket, handler).await;

@@ -13,7 +13,8 @@ use super::local_in_flight::LocalInFlight;
 use super::rejection::{Rejection, problem};
 use super::replay::{REPLAYED, Seal};
 use super::runs::Runs;
-use crate::{DEFAULT_RETENTION, Deployment, InFlight};
+use crate::session::ANSWER;
+use crate::{Deployment, InFlight};
 
 /// The default limit of a body. Two copies of it are in memory during a run.
 const BODY_LIMIT: usize = 1024 * 1024;
@@ -50,7 +51,6 @@ pub(super) struct Settings {
     pub(super) rejection: Arc<ResponseOf>,
     pub(super) documentation: Option<HeaderValue>,
     // The bounds.
-    pub(super) retention: Duration,
     pub(super) in_flight: InFlight,
     pub(super) local: LocalInFlight,
     pub(super) request_limit: usize,
@@ -61,6 +61,12 @@ pub(super) struct Settings {
 }
 
 impl Settings {
+    /// The longest wait for the database, before and after the handler. It is not longer than the handler may take, but a
+    /// busy server has a second.
+    pub(super) fn answer_time(&self) -> Duration {
+        self.run_timeout.clamp(Duration::from_secs(1), ANSWER)
+    }
+
     pub(super) fn new(pool: PgPool, scope: Arc<ScopeOf>) -> Self {
         let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX);
         Self {
@@ -79,7 +85,6 @@ impl Settings {
             seal: None,
             rejection: Arc::new(problem),
             documentation: None,
-            retention: DEFAULT_RETENTION,
             in_flight: InFlight::Reject,
             local: LocalInFlight::default(),
             request_limit: BODY_LIMIT,

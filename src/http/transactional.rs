@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::Response;
-use sqlx::{PgPool, PgTransaction};
+use sqlx::PgTransaction;
 use tokio::time::{Instant, timeout};
 
 use super::body::LayerBody;
@@ -14,10 +14,13 @@ use super::rejection::{Misconfigured, Rejection};
 use super::replay::replay;
 use super::request::Ticket;
 use super::settings::Settings;
-use crate::claim::{Claimed, contend};
+use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{call_span, spanned};
 use crate::record::{self, Claim, Record, Terms, compare};
-use crate::session::{NotBegun, Opening, Polls, Savepoint, begin_pooled, commit_unclaimed};
+use crate::session::{
+    NotBegun, Opening, Polls, Savepoint, answered, begin_pooled, commit_outermost, commit_unclaimed, or_closed,
+    unanswered,
+};
 use crate::transaction::{claiming, complete_and_commit};
 use crate::{Error, InFlight, Key, Mode, observe};
 
@@ -31,6 +34,7 @@ const ROLLBACK_TIME: Duration = Duration::from_secs(1);
 /// [`IdempotencyLayer::transactional`](super::IdempotencyLayer::transactional).
 #[derive(Clone, Copy, Debug)]
 pub struct Transactional {
+    pub(super) retention: Duration,
     pub(super) transaction_required: bool,
     pub(super) select_first: bool,
     pub(super) fewest_round_trips: bool,
@@ -43,16 +47,18 @@ struct Ran<R> {
     response: Response<LayerBody<R>>,
 }
 
-/// A key that the transaction of a run holds.
-struct Held<'r> {
-    key: &'r Key,
+/// The transaction that holds a key.
+struct Won {
+    transaction: PgTransaction<'static>,
+    held: Held,
+}
+
+/// What the transaction of a run holds.
+struct Held {
     claim: Claim,
     /// The state before the handler, if some errors are stored.
     savepoint: Option<Savepoint>,
 }
-
-/// The transaction that holds the key, and the claim in it.
-type Won = (PgTransaction<'static>, Claim);
 
 type Ending<H> = Result<Ran<<H as Handler>::Body>, Unanswered<<H as Handler>::Error>>;
 
@@ -61,7 +67,8 @@ impl Transactional {
     /// key, the handler has a transaction of its own.
     pub(super) async fn run<H: Handler>(self, settings: &Settings, ticket: Option<&Ticket>, handler: H) -> Answer<H> {
         let Some(ticket) = ticket else {
-            let transaction = begin_pooled(&settings.pool, &Opening::Plain).await.map_err(Error::from)?;
+            let begun = async { Ok(begin_pooled(&settings.pool, &Opening::Plain).await?) };
+            let transaction = answered(claim_limit(settings), begun).await?;
             return Ok(self.perform(settings, transaction, None, handler).await?.response);
         };
         let counted = async {
@@ -78,7 +85,7 @@ impl Transactional {
         let started = Instant::now();
         let claimed = self.claim(settings, ticket).await;
         observe::claimed(Mode::Transaction, key.operation(), started.elapsed());
-        let (mut transaction, claim) = match claimed? {
+        let Won { transaction, held } = match claimed? {
             Claimed::Won(won) => won,
             Claimed::Replayed(stored) => {
                 let response = replay(key, stored, settings.seal.as_deref())?;
@@ -86,53 +93,51 @@ impl Transactional {
             }
         };
         let _registered = settings.local.register(key, ticket.fingerprint);
-        let savepoint = match settings.stored_errors.is_empty() {
-            true => None,
-            false => Some(Savepoint::set(&mut transaction, claim.token).await?),
-        };
-        self.perform(settings, transaction, Some(Held { key, claim, savepoint }), handler).await
+        self.perform(settings, transaction, Some((key, held)), handler).await
     }
 
     /// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.
     async fn claim(self, settings: &Settings, ticket: &Ticket) -> Result<Claimed<Won>, Error> {
-        let pool = &settings.pool;
         let mut polls = Polls::until(Instant::now() + ticket.wait);
         let record = Record { key: &ticket.key, deployment: settings.deployment };
         let terms = Terms {
             mode: Mode::Transaction,
             fingerprint: Some(ticket.fingerprint),
-            retention: settings.retention,
+            retention: self.retention,
             in_flight: InFlight::Reject,
             lease: None,
             max_attempts: None,
         };
-        if self.select_first
-            && let Some(stored) = record.select_first(&mut *pool.acquire().await?, &terms).await
-        {
-            return Ok(Claimed::Replayed(stored));
-        }
-        if self.fewest_round_trips
-            && !settings.deployment.distributed
-            && let Some(claimed) = claim_with_begin(pool, record, &terms).await?
-        {
+        let limit = claim_limit(settings);
+        if let Some(claimed) = answered(limit, self.claim_in_one_trip(settings, record, &terms)).await? {
             return Ok(claimed);
         }
-        let (mut retries, mut asked) = (0, None);
+        let (mut retries, mut asked) = (0, Asked::since(ticket.arrived));
         loop {
-            let mut transaction = begin_pooled(pool, &Opening::Plain).await?;
-            let lost = match contend(&mut transaction, record, &terms, &mut asked).await {
-                Ok(Claimed::Won(claim)) => return Ok(Claimed::Won((transaction, claim))),
-                Ok(Claimed::Replayed(stored)) => Ok(Claimed::Replayed(stored)),
-                Err(error) => Err(error),
-            };
-            // The connection is free before the response is sent.
-            roll_back(transaction).await;
-            match lost {
+            match answered(limit, claim_once(settings, record, &terms, &mut asked)).await {
                 Err(Error::Retryable(_)) if retries < RETRIES => retries += 1,
                 Err(Error::InFlight { .. }) if polls.rest().await => {}
-                lost => return lost,
+                claimed => return claimed,
             }
         }
+    }
+
+    /// Under the settings that save round trips. `None` means that the plain way has to find out.
+    async fn claim_in_one_trip(
+        self,
+        settings: &Settings,
+        record: Record<'_>,
+        terms: &Terms,
+    ) -> Result<Option<Claimed<Won>>, Error> {
+        if self.select_first
+            && let Some(stored) = record.select_first(&mut *settings.pool.acquire().await?, terms).await
+        {
+            return Ok(Some(Claimed::Replayed(stored)));
+        }
+        if self.fewest_round_trips && !settings.deployment.distributed {
+            return claim_with_begin(settings, record, terms).await;
+        }
+        Ok(None)
     }
 
     /// Lends the transaction to the handler, takes it back, and commits it with the response or rolls it back.
@@ -140,10 +145,10 @@ impl Transactional {
         self,
         settings: &Settings,
         transaction: PgTransaction<'static>,
-        held: Option<Held<'_>>,
+        held: Option<(&Key, Held)>,
         mut handler: H,
     ) -> Ending<H> {
-        let key = held.as_ref().map(|held| held.key);
+        let key = held.as_ref().map(|(key, _)| *key);
         let loan = Loan::of(transaction, handler.extensions_mut());
         let started = Instant::now();
         let answered = handler.call(settings.run_timeout).await;
@@ -161,18 +166,22 @@ impl Transactional {
                 // Without a key, nothing commits with the effects. A chosen error may come before the handler needs the
                 // transaction, and undoes its writes anyway.
                 let required = self.transaction_required && key.is_some() && !undo;
-                let transaction = committable(lent, required).await?;
-                match held {
-                    None => commit_unclaimed(transaction).await.map_err(Rejection::of_completion)?,
-                    Some(held) => self.commit(settings, transaction, held, &stored, undo).await?,
-                }
+                let transaction = committable(settings, lent, required).await?;
+                let committing = async move {
+                    match held {
+                        None => commit_unclaimed(transaction).await.map_err(Rejection::of_completion),
+                        Some((key, held)) => self.commit(settings, transaction, key, held, &stored, undo).await,
+                    }
+                };
+                let committed = or_closed(settings.answer_time(), committing).await;
+                committed.unwrap_or_else(|| Err(Rejection::of(unanswered())))?;
                 return Ok(Ran { outcome: observe::PERFORMED, response });
             }
             Ok(Conclusion::Free { response }) => Ok(Ran { outcome: observe::FAILED, response }),
             Err(error) => Err(error),
         };
         if let Some(lent) = lent {
-            roll_back(lent.transaction).await;
+            roll_back(settings, lent.transaction).await;
         }
         undone
     }
@@ -182,7 +191,8 @@ impl Transactional {
         self,
         settings: &Settings,
         mut transaction: PgTransaction<'static>,
-        Held { key, claim, savepoint }: Held<'_>,
+        key: &Key,
+        Held { claim, savepoint }: Held,
         stored: &record::Response,
         undo: bool,
     ) -> Result<(), Rejection> {
@@ -199,22 +209,60 @@ impl Transactional {
             Err(error) => Err(error),
         };
         if let Err(error) = completed {
-            roll_back(transaction).await;
+            roll_back(settings, transaction).await;
             return Err(Rejection::of_completion(error));
         }
-        transaction.commit().await.map_err(|error| Rejection::of(Error::from(error)))
+        commit_outermost(transaction).await.map_err(Rejection::of)
     }
+}
+
+impl Won {
+    async fn of(settings: &Settings, mut transaction: PgTransaction<'static>, claim: Claim) -> Result<Self, Error> {
+        let savepoint = match settings.stored_errors.is_empty() {
+            true => None,
+            false => Some(Savepoint::set(&mut transaction, claim.token).await?),
+        };
+        Ok(Self { transaction, held: Held { claim, savepoint } })
+    }
+}
+
+/// The longest time for one try to claim: the pool's own time for a connection, and as much as the statements may take.
+fn claim_limit(settings: &Settings) -> Duration {
+    settings.pool.options().get_acquire_timeout().saturating_add(settings.answer_time())
+}
+
+/// Claims the plain way, without waiting for another request.
+async fn claim_once(
+    settings: &Settings,
+    record: Record<'_>,
+    terms: &Terms,
+    asked: &mut Asked,
+) -> Result<Claimed<Won>, Error> {
+    let mut transaction = begin_pooled(&settings.pool, &Opening::Plain).await?;
+    let lost = match contend(&mut transaction, record, terms, asked).await {
+        Ok(Claimed::Won(claim)) => return Won::of(settings, transaction, claim).await.map(Claimed::Won),
+        Ok(Claimed::Replayed(stored)) => Ok(Claimed::Replayed(stored)),
+        Err(error) => Err(error),
+    };
+    // The connection is free before the response is sent.
+    roll_back(settings, transaction).await;
+    lost
 }
 
 /// Claims in the message that begins. If the key is taken, looks for a stored response. `None` means that the plain way
 /// has to find out.
-async fn claim_with_begin(pool: &PgPool, record: Record<'_>, terms: &Terms) -> Result<Option<Claimed<Won>>, Error> {
+async fn claim_with_begin(
+    settings: &Settings,
+    record: Record<'_>,
+    terms: &Terms,
+) -> Result<Option<Claimed<Won>>, Error> {
+    let pool = &settings.pool;
     let (claim, opening) = claiming(record, terms)?;
     match begin_pooled(pool, &opening).await {
         Ok(mut transaction) => match compare(&mut transaction, record.deployment).await {
-            Ok(()) => Ok(Some(Claimed::Won((transaction, claim)))),
+            Ok(()) => Won::of(settings, transaction, claim).await.map(|won| Some(Claimed::Won(won))),
             Err(error) => {
-                roll_back(transaction).await;
+                roll_back(settings, transaction).await;
                 Err(error)
             }
         },
@@ -232,10 +280,12 @@ async fn claim_with_begin(pool: &PgPool, record: Record<'_>, terms: &Terms) -> R
 /// A failure to roll back means a broken connection, whose transaction the server rolls back.
 ///
 /// If the handler has dropped the future of a statement, by a time-out of its own, the statement still runs, and the
-/// ROLLBACK waits behind it. The answer does not wait for longer than the limit. After that the pool waits, and the key
-/// stays in flight for as long as the statement runs.
-async fn roll_back(transaction: PgTransaction<'static>) {
-    let _ = timeout(ROLLBACK_TIME, transaction.rollback()).await;
+/// ROLLBACK waits behind it. The answer does not wait for longer than [`ROLLBACK_TIME`]. A task waits on, because this
+/// connection may also have vanished. At the end of the answer time it closes the connection. The key stays in flight
+/// for as long as the statement runs.
+async fn roll_back(settings: &Settings, transaction: PgTransaction<'static>) {
+    let rolling_back = tokio::spawn(or_closed(settings.answer_time(), transaction.rollback()));
+    let _ = timeout(ROLLBACK_TIME, rolling_back).await;
 }
 
 fn outcome<R, E>(ran: &Result<Ran<R>, Unanswered<E>>) -> &'static str {
@@ -247,13 +297,17 @@ fn outcome<R, E>(ran: &Result<Ran<R>, Unanswered<E>>) -> &'static str {
 }
 
 /// The transaction, unless the handler did something with it that must not be committed.
-async fn committable(lent: Option<Lent>, required: bool) -> Result<PgTransaction<'static>, Misconfigured> {
+async fn committable(
+    settings: &Settings,
+    lent: Option<Lent>,
+    required: bool,
+) -> Result<PgTransaction<'static>, Misconfigured> {
     let Lent { transaction, stage } = lent.ok_or(Misconfigured::TransactionKept)?;
     let mistake = match stage {
         Stage::Untouched if required => Misconfigured::TransactionNotTaken,
         Stage::AskedForAgain => Misconfigured::TransactionTakenAgain,
         Stage::Untouched | Stage::Taken => return Ok(transaction),
     };
-    roll_back(transaction).await;
+    roll_back(settings, transaction).await;
     Err(mistake)
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{PgConnection, PgPool};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::leasing::Leasing;
 use super::owner::Owner;
@@ -19,7 +19,7 @@ use super::steps::Steps;
 use crate::observe::{call_span, outcome_of, spanned};
 use crate::outcome::encode;
 use crate::record::{self, Actor, Claim, Record, Response};
-use crate::session::Opening;
+use crate::session::{ANSWER, Opening, answered};
 use crate::{Error, Fingerprint, Key, Mode, observe};
 
 /// The right and the duty to do the work of one key. It renews itself until it is settled, lost or dropped.
@@ -270,7 +270,8 @@ impl Lease {
     /// Releases the claim: the next caller may claim at once, under either policy. Only for work that did nothing, or
     /// whose effect may repeat. The record keeps `reason`.
     ///
-    /// This tries once, for at most the length of one lease. If that fails, the claim lapses.
+    /// Clones of the lease, such as an [`IdempotentLease`](crate::http::IdempotentLease), are lost before the release is
+    /// sent. This tries once, for at most the length of one lease, or for a minute if that is shorter. If that fails, the claim lapses.
     ///
     /// # Errors
     ///
@@ -280,6 +281,8 @@ impl Lease {
     ///
     /// The claim is released, or lapses.
     pub async fn release(mut self, reason: &str) -> Result<(), Error> {
+        // Another owner may work as soon as the release has committed, which this owner may learn later.
+        self.owner.deadline.end();
         let giving_up = committed(&self.pool, Opening::Plain, async |conn| {
             self.record().release_lease(conn, self.owner.token, reason).await
         });
@@ -291,6 +294,7 @@ impl Lease {
     /// Releases or ends the claim of work that failed, as the policy says. Ignores an error of this statement: the
     /// caller needs the error of the work, and the claim lapses.
     pub(crate) async fn fail(mut self, reason: &str) {
+        self.owner.deadline.end();
         observe::outcome(self.leasing.policy.mode(), self.owner.key.operation(), observe::FAILED);
         let may_repeat = self.mode().repeats() || self.not_performed.load(Ordering::Relaxed);
         // A step in doubt must be remembered for the whole retention.
@@ -306,11 +310,10 @@ impl Lease {
         self.settled = lapsed.is_ok();
     }
 
-    /// Stops waiting for a statement after the length of one lease. If the network drops all packets, the wait would
+    /// Stops waiting for a statement after the length of one lease, or after a minute. If the network drops all packets, the wait would
     /// last until TCP gives up, and the claim lapses meanwhile.
     async fn for_a_lease(&self, statement: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
-        let timed_out = || Err(Error::Database(sqlx::Error::PoolTimedOut));
-        timeout(self.leasing.policy.lease(), statement).await.unwrap_or_else(|_| timed_out())
+        answered(self.leasing.policy.lease().min(ANSWER * 2), statement).await
     }
 
     #[cfg(feature = "http")]

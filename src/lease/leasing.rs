@@ -51,6 +51,11 @@ impl Leasing {
         self.policy.mode()
     }
 
+    #[cfg(feature = "http")]
+    pub(crate) fn retention(&self) -> Duration {
+        self.retention
+    }
+
     /// How long a result is remembered, counted from its completion, and how long an unfinished claim is remembered,
     /// counted from the claim. After that the key is new.
     ///

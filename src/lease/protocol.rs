@@ -18,11 +18,11 @@ use super::owner::Owner;
 use super::policy::Policy;
 use super::resume::NotResumable;
 use crate::caught::caught;
-use crate::claim::{Claimed, contend};
+use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{Failure, call_span, outcome_of, outcome_of_call, spanned};
 use crate::outcome::{decode, encode};
 use crate::record::{Claim, Record, Response, Steps, Terms};
-use crate::session::{Opening, Polls, in_pooled_transaction};
+use crate::session::{ANSWER, Opening, Polls, answered, in_pooled_transaction};
 use crate::{Body, Error, Fingerprint, InFlight, InvalidBody, Key, Mode, Outcome, observe};
 
 /// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
@@ -147,7 +147,8 @@ impl Leasing {
             Some(json) if self.stored_request => Some(json.map_err(InvalidBody::custom)?),
             _ => None,
         };
-        match self.acquire_stored(pool, key, body.fingerprint()?, request).await? {
+        let asked = Asked::now();
+        match self.acquire_stored(pool, key, body.fingerprint()?, request, asked).await? {
             Acquired::Lease(lease) => Ok(Acquired::Lease(lease)),
             Acquired::Replayed(stored) => Ok(Acquired::Replayed(decode(&stored)?)),
         }
@@ -160,6 +161,7 @@ impl Leasing {
         key: &Key,
         fingerprint: Fingerprint,
         request: Option<Vec<u8>>,
+        asked: Asked,
     ) -> Result<Acquired<Response>, Error> {
         if self.stored_request {
             self.check_resumable()?;
@@ -168,7 +170,7 @@ impl Leasing {
             }
         }
         let span = call_span!("lease.acquire", self.policy.mode(), key);
-        spanned(span, self.claim_when_free(pool, key, fingerprint, request), |acquired| {
+        spanned(span, self.claim_when_free(pool, key, fingerprint, request, asked), |acquired| {
             outcome_of(acquired, |acquired| match acquired {
                 Acquired::Lease(_) => observe::CLAIMED,
                 Acquired::Replayed(_) => observe::REPLAYED,
@@ -203,12 +205,20 @@ impl Leasing {
         Ok(record.steps(conn, claim.token).await?.unwrap_or_default())
     }
 
+    /// The longest time for one try to claim: the pool's own time for a connection, and as much as the statements may
+    /// take. A claim that takes longer than its lease is lost before the work begins.
+    pub(super) fn claim_limit(&self, pool: &PgPool) -> Duration {
+        let statements = self.policy.lease().clamp(CLAIM_WAIT * 2, ANSWER);
+        pool.options().get_acquire_timeout().saturating_add(statements)
+    }
+
     async fn claim_when_free(
         self,
         pool: &PgPool,
         key: &Key,
         fingerprint: Fingerprint,
         request: Option<Vec<u8>>,
+        mut asked: Asked,
     ) -> Result<Acquired<Response>, Error> {
         let _ = tokio::runtime::Handle::current();
         self.check_wait()?;
@@ -216,11 +226,10 @@ impl Leasing {
         let record = Record { key, deployment: self.deployment };
         let started = Instant::now();
         let mut polls = Polls::until(started + self.wait_for);
-        let mut asked = None;
         let (claimed_at, claimed) = loop {
             // Read before the claim is sent, because the owner's deadline must come before the database's.
             let claimed_at = Instant::now();
-            let claimed = in_pooled_transaction(pool, Opening::durable(self.deployment), async |conn| {
+            let claiming = in_pooled_transaction(pool, Opening::durable(self.deployment), async |conn| {
                 let claim = match contend(conn, record, &terms, &mut asked).await? {
                     Claimed::Won(claim) => claim,
                     Claimed::Replayed(response) => return Ok(Claimed::Replayed(response)),
@@ -229,8 +238,8 @@ impl Leasing {
                     record.store_request(conn, claim.token, request).await?;
                 }
                 Ok(Claimed::Won((claim, self.earlier_steps(conn, record, claim).await?)))
-            })
-            .await;
+            });
+            let claimed = answered(self.claim_limit(pool), claiming).await;
             if !matches!(claimed, Err(Error::InFlight { .. })) || !polls.rest().await {
                 break (claimed_at, claimed);
             }

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::record::Record;
-use crate::session::{Opening, in_pooled_transaction};
+use crate::session::{Opening, in_pooled_transaction, or_closed};
 use crate::{Deployment, Error, Key};
 
 /// The owner stops when a tenth of the lease is left. This spare time is for the part of the work that is under way,
@@ -89,16 +89,16 @@ pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadli
         }
         sleep_until(next.min(at)).await;
         let sent_at = Instant::now();
-        match timeout_at(at, heartbeat(&claim)).await {
-            Ok(Ok(true)) => {
+        match or_closed(at.saturating_duration_since(sent_at), heartbeat(&claim)).await {
+            Some(Ok(true)) => {
                 next = sent_at + claim.lease / RENEWALS;
                 deadline.set(Some(sent_at + claim.lease - claim.lease / SPARE));
             }
-            Ok(Ok(false)) => {
+            Some(Ok(false)) => {
                 deadline.set(None);
                 return;
             }
-            Ok(Err(error)) => {
+            Some(Err(error)) => {
                 tracing::warn!(
                     operation = claim.key.operation(),
                     token = claim.token,
@@ -107,7 +107,7 @@ pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadli
                 );
                 next = Instant::now() + claim.lease / (RENEWALS * 4);
             }
-            Err(_) => return,
+            None => return,
         }
     }
 }

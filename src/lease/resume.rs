@@ -10,10 +10,10 @@ use tokio::time::Instant;
 use super::guard::Lease;
 use super::leasing::Leasing;
 use super::protocol::work_and_complete;
-use crate::claim::{Claimed, contend};
+use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{Failure, outcome_of_work};
 use crate::record::{Candidate, Record};
-use crate::session::{Opening, in_pooled_transaction};
+use crate::session::{Opening, answered, in_pooled_transaction};
 use crate::{Error, InFlight, Key, observe};
 
 /// An operation that was resumed, and how it ended.
@@ -136,16 +136,17 @@ impl Leasing {
         // An error rolls the claim back.
         let changed = || Error::InFlight { retry_after: self.resume_after };
         let claimed_at = Instant::now();
-        let (claim, steps, request) = in_pooled_transaction(pool, Opening::durable(self.deployment), async |conn| {
-            let Claimed::Won(claim) = contend(conn, record, &terms, &mut None).await? else { return Err(changed()) };
+        let claiming = in_pooled_transaction(pool, Opening::durable(self.deployment), async |conn| {
+            let claimed = contend(conn, record, &terms, &mut Asked::now()).await?;
+            let Claimed::Won(claim) = claimed else { return Err(changed()) };
             // Another attempt has ended since, or the retention has: then this claim is the first of a new operation.
             if claim.attempt != candidate.attempt + 1 {
                 return Err(changed());
             }
             let request = record.request(conn, claim.token).await?.ok_or_else(changed)?;
             Ok((claim, self.earlier_steps(conn, record, claim).await?, request))
-        })
-        .await?;
+        });
+        let (claim, steps, request) = answered(self.claim_limit(pool), claiming).await?;
         Ok((Lease::new(self, pool, &candidate.key, candidate.fingerprint, claim, claimed_at, steps), request))
     }
 }

@@ -5,13 +5,13 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{PgConnection, PgPool};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::step::{MAX_STEPS_BYTES, encode_result, too_large};
 use crate::limits::{RETENTION, within};
 use crate::outcome::encode;
 use crate::record::{Actor, Record};
-use crate::session::{Opening, in_pooled_transaction, jittered};
+use crate::session::{ANSWER, Opening, answered, in_pooled_transaction, jittered};
 use crate::{Deployment, Error, Key};
 
 /// An operator sends a statement once, so it is not worth preparing. Its form is the same for every deployment, and it
@@ -151,13 +151,12 @@ where
     let deadline = Instant::now() + lease;
     loop {
         // A network that drops all packets must not take the time of the next try.
-        match timeout(lease / TRIES, statement()).await {
-            Ok(Ok(value)) => return Ok(value),
+        match answered((lease / TRIES).min(ANSWER * 2), statement()).await {
+            Ok(value) => return Ok(value),
             // Another try would get the same error.
-            Ok(Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. }))) => return Err(error),
-            Ok(Err(error)) if Instant::now() >= deadline => return Err(error),
-            Err(_) if Instant::now() >= deadline => return Err(Error::Database(sqlx::Error::PoolTimedOut)),
-            _ => tokio::time::sleep(jittered(lease / PAUSES)).await,
+            Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. })) => return Err(error),
+            Err(error) if Instant::now() >= deadline => return Err(error),
+            Err(_) => tokio::time::sleep(jittered(lease / PAUSES)).await,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use sqlx::{Connection as _, PgConnection};
 
 use super::Dedup;
-use crate::claim::{Claimed, contend};
+use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{call_span, outcome_of, spanned};
 use crate::record::{Record, Terms};
 use crate::{Error, Key, Mode, observe};
@@ -82,7 +82,7 @@ impl Dedup {
             max_attempts: None,
         };
         let record = Record { key, deployment: self.deployment };
-        Ok(match contend(conn, record, &terms, &mut None).await? {
+        Ok(match contend(conn, record, &terms, &mut Asked::now()).await? {
             Claimed::Won(_) => Marked::First,
             Claimed::Replayed(_) => Marked::Duplicate,
         })

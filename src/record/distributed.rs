@@ -5,7 +5,9 @@
 //! lock. An INSERT of VALUES goes to one shard and needs no two-phase commit; `insert … select` would need one over all
 //! shards.
 
-use chrono::{DateTime, Utc};
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{Executor as _, PgConnection, Row as _};
 
@@ -106,6 +108,7 @@ impl Record<'_> {
         self,
         conn: &mut PgConnection,
         asked: Option<DateTime<Utc>>,
+        waited: Duration,
     ) -> Result<Look, Error> {
         let row = self
             .query(concat! {
@@ -131,7 +134,8 @@ impl Record<'_> {
             pass_on_lock_timeout(conn).await?;
         }
         // The smaller, because the clock may have jumped back: a record must not expire before its time.
-        let asked = asked.map_or(coordinator.at, |first| first.min(coordinator.at));
+        let called = coordinator.at - TimeDelta::from_std(waited).unwrap_or_default();
+        let asked = asked.map_or(called, |first| first.min(called));
         let standing = match (row, coordinator.mine) {
             (Some(row), _) => Standing::Found(Found::at(&row, asked, &coordinator).map_err(Error::of_statement)?),
             (None, Some(true)) => Standing::Free,

@@ -7,14 +7,14 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::fragment::{claimed_here, expired_at, has_steps, readable, settled_by_an_operator, steps_in_doubt};
-use super::statement::{Record, Response};
+use super::statement::{Record, Response, interval};
 use super::step::in_doubt;
 use crate::mode::UnknownMode;
 use crate::{Error, Mode};
 
 /// The result of a look.
 pub(crate) struct Look {
-    /// When the caller first asked, by the database's clock.
+    /// When the call was made, by the database's clock.
     pub(crate) asked: DateTime<Utc>,
     pub(crate) standing: Standing,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Found {
     pub(crate) claimed_by_this_transaction: bool,
     pub(crate) lease: LeaseState,
     pub(crate) completed: bool,
-    /// The retention had ended when the caller first asked, and no live lease protects the record.
+    /// The retention had ended when the call was made, and no live lease protects the record.
     pub(crate) expired: bool,
     pub(crate) response: Response,
     pub(crate) last_error: Option<String>,
@@ -61,12 +61,17 @@ pub(crate) enum LeaseState {
 
 impl Record<'_> {
     /// Looks in a snapshot of its own, because an owner may have committed since the claim's snapshot. `asked` is the
-    /// time of this call's first look.
+    /// time of the call as an earlier look found it. `waited` is the time since the call, by the clock of this process.
     ///
     /// A look that finds a record takes no lock, because the caller's transaction would hold the lock to its end.
-    pub(crate) async fn look(self, conn: &mut PgConnection, asked: Option<DateTime<Utc>>) -> Result<Look, Error> {
+    pub(crate) async fn look(
+        self,
+        conn: &mut PgConnection,
+        asked: Option<DateTime<Utc>>,
+        waited: Duration,
+    ) -> Result<Look, Error> {
         if self.deployment.distributed {
-            return self.look_distributed(conn, asked).await;
+            return self.look_distributed(conn, asked, waited).await;
         }
         self.query(concat! {
             "
@@ -85,12 +90,15 @@ impl Record<'_> {
                 ", settled_by_an_operator!(), " as settled_by_an_operator,
                 response_status, response_headers::text as response_headers, response_body
             -- The smaller, because the clock may have jumped back: a record must not expire before its time.
-            from (select least($5::timestamptz, pg_catalog.statement_timestamp()) as at) as asked
+            from (
+                select least($5::timestamptz, pg_catalog.statement_timestamp() - $6::interval) as at
+            ) as asked
             left join idempotency.record on scope = $1::text and operation = $2::text and key = $3::text
             ",
         })
         .bind(self.key.lock_id())
         .bind(asked)
+        .bind(interval(waited))
         .try_map(|row: PgRow| {
             let standing = match row.try_get("mine")? {
                 None => Standing::Found(Found::of(&row)?),

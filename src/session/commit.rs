@@ -38,6 +38,10 @@ const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempoten
 /// raw COMMIT or ROLLBACK that is followed by a raw BEGIN. Send none of these on a connection whose transaction sqlx
 /// has begun. Inside `perform` the crate notices them.
 ///
+/// A nested transaction (`tx.begin()`) whose guard was forgotten (`std::mem::forget`, a leak) is invisible, too. sqlx
+/// still counts it. So sqlx releases a savepoint in place of the COMMIT, and **this function returns `Ok` although nothing
+/// is committed**.
+///
 /// # Errors
 ///
 /// - [`Error::TransactionAborted`]: a statement had failed before. Nothing was saved, and the transaction is rolled

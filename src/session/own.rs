@@ -68,6 +68,8 @@ const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
     end $$"
 );
 
+pub(crate) const COMMIT_OUTERMOST: &str = "commit and chain";
+
 /// Ends a transaction that the crate has begun, after the future of the `begin` was dropped. If the check has aborted a
 /// foreign transaction, the first statement fails and the ROLLBACK is not reached. So the foreign transaction stays
 /// aborted, and its owner's next statement fails.
@@ -180,6 +182,20 @@ where
         }),
         ended => ended,
     }
+}
+
+/// Commits a transaction that the crate has begun, whatever sqlx counts. If the caller's code has begun a nested
+/// transaction and forgotten its guard, sqlx's own `commit` releases a savepoint in place of the COMMIT, and returns `Ok`.
+///
+/// AND CHAIN, because sqlx still counts a transaction. The chained transaction is empty and holds neither lock nor
+/// snapshot. sqlx queues a ROLLBACK for it, which the pool's ping at the connection's return sends, so no caller waits for
+/// it. If a guard was forgotten, sqlx queues a ROLLBACK TO SAVEPOINT. This fails, and the pool closes the connection.
+pub(crate) async fn commit_outermost(mut transaction: PgTransaction<'_>) -> Result<(), Error> {
+    transaction.execute(COMMIT_OUTERMOST).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
+        // The caller's code has ended the transaction.
+        Some("25P01") => Error::NotInTransaction,
+        _ => error.into(),
+    })
 }
 
 /// Begins a transaction and lends it to `work`, which ends it.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{Connection as _, Executor as _, PgPool, PgTransaction};
 
-use super::own::{Attempt, NotBegun, Opening, in_own_transaction};
+use super::own::{Attempt, NotBegun, Opening, commit_outermost, in_own_transaction};
 use super::pooled::FOREIGN_TRANSACTIONS;
 use crate::Error;
 use crate::error::sqlstate;
@@ -35,14 +35,14 @@ pub(crate) async fn begin_pooled(pool: &PgPool, opening: &Opening) -> Result<PgT
 }
 
 /// Commits a transaction without a claim. Such a transaction has no completion that could fail. But if it is aborted,
-/// COMMIT succeeds and saves nothing. And if a cancelled nested `begin` has ended the transaction, sqlx sends no
-/// COMMIT.
+/// COMMIT succeeds and saves nothing. And a cancelled nested `begin` may have ended the transaction.
 pub(crate) async fn commit_unclaimed(mut transaction: PgTransaction<'static>) -> Result<(), Error> {
     if !transaction.is_in_transaction() {
         return Err(Error::NotInTransaction);
     }
+    // In an aborted transaction the first statement fails.
     transaction.execute("select 1").await?;
-    Ok(transaction.commit().await?)
+    commit_outermost(transaction).await
 }
 
 /// Closes the idle connections that have a foreign transaction. If the pool's `begin_with` fails on a connection, it

@@ -63,7 +63,14 @@ impl<'p> Connections<'p> {
                     work = uncalled;
                     conn = self.replace(conn).await?;
                 }
-                attempt => return attempt.into_result(),
+                attempt => {
+                    if conn.is_in_transaction() {
+                        // The work has forgotten a guard of sqlx. The next user of the pool would take sqlx's count for a
+                        // transaction of their own.
+                        close(conn).await;
+                    }
+                    return attempt.into_result();
+                }
             }
         }
     }

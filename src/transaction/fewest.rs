@@ -14,7 +14,7 @@ use super::protocol::Call;
 use crate::error::sqlstate;
 use crate::outcome::{Outcome, decode, encode};
 use crate::record::{Claim, Record, Response, Terms, compare, draw_token};
-use crate::session::{Attempt, Connections, NotBegun, Opening, begin_and_lend};
+use crate::session::{Attempt, COMMIT_OUTERMOST, Connections, NotBegun, Opening, begin_and_lend, commit_outermost};
 use crate::{Error, Fingerprint, Key};
 
 /// The SQLSTATEs with which `idempotency.complete` fails.
@@ -79,10 +79,8 @@ impl Call<'_> {
 
 /// Stores the response and commits: in one message if the response is short. If either fails, rolls back.
 ///
-/// In one message, an error of the first statement keeps the server from reaching the COMMIT. The message commits with
-/// AND CHAIN, because sqlx still counts a transaction. The chained transaction is empty and holds neither lock nor
-/// snapshot. sqlx queues a ROLLBACK for the chained transaction. The pool's ping at the connection's return sends this
-/// ROLLBACK, so no caller waits for it.
+/// In one message, an error of the first statement keeps the server from reaching the COMMIT, which is that of
+/// [`commit_outermost`].
 pub(crate) async fn complete_and_commit(
     mut transaction: PgTransaction<'_>,
     record: Record<'_>,
@@ -92,11 +90,11 @@ pub(crate) async fn complete_and_commit(
     let length = response.body.as_ref().map_or(0, Vec::len) + response.headers.as_ref().map_or(0, String::len);
     let mut completed = if length > MOST_INLINE || record.deployment.distributed {
         match record.complete(&mut transaction, claim, response).await {
-            Ok(()) => return Ok(transaction.commit().await?),
+            Ok(()) => return commit_outermost(transaction).await,
             Err(error) => Err(error),
         }
     } else {
-        let sql = format!("{}; commit and chain", complete_text(record.key, claim, response));
+        let sql = format!("{}; {COMMIT_OUTERMOST}", complete_text(record.key, claim, response));
         transaction.execute(AssertSqlSafe(sql)).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
             Some(NOT_IN_TRANSACTION) => Error::NotInTransaction,
             Some(OUTLIVED_RETENTION) => Error::OutlivedRetention,

@@ -6,7 +6,7 @@ use sqlx::PgConnection;
 
 use super::protocol::Call;
 use crate::Error;
-use crate::claim::{Claimed, contend};
+use crate::claim::{Asked, Claimed, contend};
 use crate::outcome::{Outcome, Verdict, decode, encode};
 use crate::record::Claim;
 use crate::session::Savepoint;
@@ -19,7 +19,7 @@ impl Call<'_> {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
-        let claim = match contend(conn, self.record, &self.terms, &mut None).await? {
+        let claim = match contend(conn, self.record, &self.terms, &mut Asked::since(self.since)).await? {
             Claimed::Replayed(response) => return Ok(Outcome::Replayed(decode(&response)?)),
             Claimed::Won(claim) => claim,
         };

@@ -1,11 +1,13 @@
 //! The protocol of transaction mode: claim, perform, complete; or replay.
 
+use std::time::Instant;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
 use super::Idempotency;
-use crate::claim::{Claimed, contend};
+use crate::claim::{Asked, Claimed, contend};
 use crate::outcome::{Outcome, decode, encode};
 use crate::record::{Record, Terms};
 use crate::{Body, Error, Key, Mode};
@@ -15,6 +17,8 @@ pub(super) struct Call<'k> {
     pub(super) record: Record<'k>,
     pub(super) terms: Terms,
     pub(super) select_first: bool,
+    /// When the call was made. On a pool it then waits for a connection.
+    pub(super) since: Instant,
 }
 
 impl<'k> Call<'k> {
@@ -30,6 +34,7 @@ impl<'k> Call<'k> {
                 max_attempts: None,
             },
             select_first: options.select_first,
+            since: Instant::now(),
         })
     }
 
@@ -40,7 +45,7 @@ impl<'k> Call<'k> {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        match contend(conn, self.record, &self.terms, &mut None).await? {
+        match contend(conn, self.record, &self.terms, &mut Asked::since(self.since)).await? {
             Claimed::Won(claim) => {
                 let response = perform(&mut *conn).await?;
                 self.record.complete(conn, claim, &encode(&response)?).await?;

@@ -3,6 +3,7 @@
 #[path = "../support/answers.rs"]
 mod answers;
 #[path = "../support/proxy.rs"]
+#[allow(dead_code, reason = "the other tests use more of it")]
 mod proxy;
 #[path = "../support/strict.rs"]
 mod strict;

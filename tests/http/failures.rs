@@ -8,13 +8,16 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
-use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
+use pg_idempotency::Error;
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Rejection};
 use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::Gate;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgPool};
 
-use crate::support::{Answer, app, create_effects, effects, insert, post_to, records, request, send, transactional};
+use crate::support::{
+    Answer, app, create_effects, effects, insert, post_to, records, request, send, transactional, until,
+};
 
 /// The answer tells the client to stop: it has no `Retry-After` and is not retryable.
 fn assert_permanent(answer: &Answer) {
@@ -30,6 +33,14 @@ fn assert_transient(answer: &Answer) {
     assert!(answer.rejection.as_ref().is_some_and(|rejection| rejection.is_retryable()));
 }
 
+/// A transient answer with this SQLSTATE as its cause.
+fn assert_unavailable(answer: &Answer, state: &str) {
+    assert_transient(answer);
+    let Some(Rejection::Unavailable(error)) = &answer.rejection else { panic!("{answer:?}") };
+    let Error::Database(error) = &**error else { panic!("{error:?}") };
+    assert_eq!(error.as_database_error().and_then(|error| error.code()).as_deref(), Some(state));
+}
+
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_constraint_that_fails_at_commit_is_a_500(pool: PgPool) {
     create_effects(&pool).await;
@@ -42,6 +53,60 @@ async fn a_constraint_that_fails_at_commit_is_a_500(pool: PgPool) {
         assert_permanent(&send(&app, request("POST", "/fail-to-commit", key, "x")).await);
     }
     assert_eq!(records(&pool).await, 0);
+}
+
+/// 57014 and 55P03: with less load the same request succeeds.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(
+    idempotency_distributed,
+    ignore = "a distributed table has no deferred triggers, and its locks are elsewhere"
+)]
+async fn a_time_out_of_the_server_is_a_503(_: PgPoolOptions, options: PgConnectOptions) {
+    let pool = PgPool::connect_with(options.clone()).await.expect("a pool");
+    create_effects(&pool).await;
+    for (setting, state) in [("statement_timeout", "57014"), ("lock_timeout", "55P03")] {
+        let limited = PgPool::connect_with(options.clone().options([(setting, "300ms")])).await.expect("a pool");
+        let app = app(transactional(&limited).with_optional_key(true));
+        let mut locked = pool.begin().await.expect("begun");
+        sqlx::raw_sql("lock table idempotency.record in exclusive mode").execute(&mut *locked).await.expect("locked");
+        assert_unavailable(&post_to(&app, "/effects", "key-1", "x").await, state);
+        locked.rollback().await.expect("unlocked");
+        assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+        assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED, "the retry");
+        sqlx::raw_sql("delete from effect; delete from idempotency.record").execute(&pool).await.expect("deleted");
+    }
+}
+
+/// `statement_timeout` does not apply to a COMMIT, but a cancel request does, here in a deferred trigger.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "a distributed table has no deferred triggers")]
+async fn a_commit_that_is_cancelled_is_a_503(pool: PgPool) {
+    create_effects(&pool).await;
+    sqlx::raw_sql(
+        "create function linger() returns trigger language plpgsql as $$
+            begin if new.note = 'slow' then perform pg_sleep(60); end if; return null; end $$;
+         create constraint trigger linger after insert on effect deferrable initially deferred
+            for each row execute function linger()",
+    )
+    .execute(&pool)
+    .await
+    .expect("a trigger");
+    let app = app(transactional(&pool).with_optional_key(true));
+    for key in [Some("key-1"), None] {
+        let first = tokio::spawn({
+            let app = app.clone();
+            async move { send(&app, request("POST", "/effects", key, "slow")).await }
+        });
+        until(
+            &pool,
+            "select count(pg_cancel_backend(pid)) = 1 from pg_stat_activity
+             where datname = current_database() and wait_event = 'PgSleep'",
+        )
+        .await;
+        assert_unavailable(&first.await.expect("joined"), "57014");
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED, "the key is free");
 }
 
 /// 42501: the role may not write the record, until a person grants it the privilege.

@@ -1,16 +1,20 @@
 //! Duplicates of a request that is not finished.
 
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::http::StatusCode;
 use pg_idempotency::InFlight;
 use pg_idempotency::http::IdempotencyLayer;
-use pg_idempotency::testing::Gate;
+use pg_idempotency::lease::Policy;
+use pg_idempotency::testing::{Gate, cancel_after};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{app_without_layer, create_effects, effects, post_to, request, send, stops_at, transactional};
+use crate::support::{
+    app_without_layer, create_effects, effects, post_to, request, send, stops_at, transactional, until,
+};
 
 fn app(gate: &Gate, layer: IdempotencyLayer) -> Router {
     stops_at(gate).merge(app_without_layer()).layer(layer)
@@ -148,6 +152,109 @@ async fn a_duplicate_in_the_same_process_needs_no_connection(_: PgPoolOptions, o
         assert!(post("x").await.expect("joined").is_replayed(), "it is forgotten when it has ended");
     }
     assert_eq!(effects(&pool).await, 2);
+}
+
+/// A trigger lets the completion take a while, and moves the end of the retention to its end. The duplicate asked before.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "a distributed table has no triggers")]
+async fn a_record_that_expires_while_a_duplicate_waits_in_the_process_is_its_answer(pool: PgPool) {
+    create_effects(&pool).await;
+    sqlx::raw_sql(
+        "create function expire() returns trigger language plpgsql as $$
+            begin perform pg_sleep(0.3); new.expires_at := clock_timestamp(); return new; end $$;
+         create trigger expire before update on idempotency.record
+            for each row when (new.completed_at is not null) execute function expire()",
+    )
+    .execute(&pool)
+    .await
+    .expect("a trigger");
+    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
+    let leased = IdempotencyLayer::leased(pool.clone(), crate::support::user, policy).expect("a lease");
+    let (gate, wait) = (Gate::new(), InFlight::Wait(Duration::from_secs(20)));
+    let gated = gate.clone();
+    let handler = async move || {
+        gated.pass().await;
+        "sent"
+    };
+    let apps = [
+        app(&gate, waiting(&pool, Duration::from_secs(20))),
+        Router::new().route("/gate", axum::routing::post(handler)).layer(leased.with_in_flight(wait).expect("a wait")),
+    ];
+    for (number, app) in apps.into_iter().enumerate() {
+        let key = format!("key-{number}");
+        let first = tokio::spawn({
+            let (app, key) = (app.clone(), key.clone());
+            async move { post_to(&app, "/gate", &key, "x").await }
+        });
+        gate.reached().await;
+        let mut duplicate = pin!(post_to(&app, "/gate", &key, "x"));
+        // One poll reads the request, and waits for the first one.
+        assert!(cancel_after(1, duplicate.as_mut()).await.is_none());
+        gate.open();
+        assert_eq!(first.await.expect("joined").status, StatusCode::OK);
+        // Performed again, it would wait at the gate.
+        assert!(duplicate.await.is_replayed());
+    }
+}
+
+/// The duplicate has asked, and waits for the only connection.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_record_that_expires_while_a_duplicate_waits_for_a_connection_is_its_answer(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) {
+    let other = PgPool::connect_with(options.clone()).await.expect("a pool");
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.expect("a pool");
+    create_effects(&other).await;
+    let layer = transactional(&pool);
+    let runs = layer.runs();
+    let app = app_without_layer().layer(layer);
+    let first = post_to(&app, "/effects", "key-1", "x").await;
+    let held = pool.acquire().await.expect("the only connection");
+    let duplicate = tokio::spawn({
+        let app = app.clone();
+        async move { post_to(&app, "/effects", "key-1", "x").await }
+    });
+    while runs.count() == 0 {
+        tokio::task::yield_now().await;
+    }
+    sqlx::raw_sql("update idempotency.record set expires_at = statement_timestamp() + '300 ms'")
+        .execute(&other)
+        .await
+        .expect("expires");
+    until(&other, "select expires_at < statement_timestamp() from idempotency.record").await;
+    drop(held);
+    let duplicate = duplicate.await.expect("joined");
+    assert_eq!((duplicate.is_replayed(), duplicate.body), (true, first.body));
+    // A request that comes later performs.
+    assert!(!post_to(&app, "/effects", "key-1", "x").await.is_replayed());
+    assert_eq!(effects(&other).await, 2);
+}
+
+/// They all ask at the moment at which the first request ends, and are more than may run.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn duplicates_that_have_waited_wait_for_a_place_too(_: PgPoolOptions, options: PgConnectOptions) {
+    let pool = PgPoolOptions::new().max_connections(3).connect_with(options).await.expect("a pool");
+    create_effects(&pool).await;
+    let layer = waiting(&pool, Duration::from_secs(25)).with_max_runs(96);
+    let (gate, runs) = (Gate::new(), layer.runs());
+    let app = app(&gate, layer);
+    let post = || {
+        let app = app.clone();
+        tokio::spawn(async move { post_to(&app, "/gate", "key-1", "x").await })
+    };
+    let first = post();
+    gate.reached().await;
+    let duplicates: Vec<_> = (0..300).map(|_| post()).collect();
+    // On this runtime, every duplicate is polled once, and then waits.
+    tokio::task::yield_now().await;
+    gate.open();
+    let first = first.await.expect("joined");
+    for duplicate in duplicates {
+        let duplicate = duplicate.await.expect("joined");
+        assert_eq!((duplicate.is_replayed(), &duplicate.body), (true, &first.body), "{duplicate:?}");
+    }
+    assert_eq!((effects(&pool).await, runs.count()), (1, 0));
 }
 
 /// Many duplicates of one slow request meet few connections. Other keys are served meanwhile, whether the duplicates

@@ -1,8 +1,8 @@
 //! Handlers with effects outside the database, under a lease.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::extract::Path;
@@ -10,12 +10,13 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
 use axum::routing::post;
 use axum::{Extension, Router};
+use pg_idempotency::Error;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentLease, Leased, NotPerformed, Rejection};
 use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::Gate;
 use sqlx::PgPool;
 
-use crate::support::{post_to, request, send, user};
+use crate::support::{post_to, request, send, until, user};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -98,7 +99,7 @@ async fn a_failure_before_the_effect_begins_frees_the_key(pool: PgPool) {
         match number {
             0 => panic!("before"),
             1 => return StatusCode::BAD_REQUEST,
-            _ => lease.begin(),
+            _ => lease.begin().expect("the lease is live"),
         }
         StatusCode::BAD_GATEWAY
     };
@@ -119,6 +120,48 @@ async fn a_failure_before_the_effect_begins_frees_the_key(pool: PgPool) {
         .await
         .expect("a token");
     assert!(matches!(repeat.rejection, Some(Rejection::Indeterminate { token: told, .. }) if told == token));
+}
+
+/// A task that the handler has spawned keeps a clone of the lease. The row is locked, so the release is sent and has no
+/// answer.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_lease_that_has_ended_is_lost_before_its_release_is_sent_and_cannot_begin(pool: PgPool) {
+    let declared = (StatusCode::BAD_REQUEST, Some(Extension(NotPerformed)));
+    let failed = (StatusCode::BAD_GATEWAY, None);
+    for (number, (explicit, (status, extension))) in
+        [(true, failed), (true, declared), (false, declared), (false, failed)].into_iter().enumerate()
+    {
+        let clones = Arc::new(Mutex::new(None));
+        let kept = clones.clone();
+        let gate = Gate::new();
+        let gated = gate.clone();
+        let handler = async move |lease: IdempotentLease| {
+            *kept.lock().expect("not poisoned") = Some(lease);
+            gated.pass().await;
+            (extension, status).into_response()
+        };
+        let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE }).with_explicit_begin(explicit);
+        let app = Router::new().route("/send", post(handler)).layer(layer);
+        let first = tokio::spawn(async move { post_to(&app, "/send", &format!("key-{number}"), "x").await });
+        gate.reached().await;
+        let lease = clones.lock().expect("not poisoned").take().expect("a lease");
+        assert!(!lease.is_lost());
+        let mut locked = pool.begin().await.expect("begun");
+        sqlx::raw_sql("select from idempotency.record for update").execute(&mut *locked).await.expect("locked");
+        gate.open();
+        until(
+            &pool,
+            "select count(*) = 1 from pg_stat_activity
+             where datname = current_database() and wait_event_type = 'Lock' and query like '%update idempotency.record%'",
+        )
+        .await;
+        assert!(!first.is_finished());
+        assert!(lease.is_lost(), "{number}");
+        assert!(matches!(lease.begin(), Err(Error::LeaseLost)), "{number}");
+        locked.rollback().await.expect("unlocked");
+        assert_eq!(first.await.expect("joined").status, status);
+        assert!(matches!(lease.begin(), Err(Error::LeaseLost)), "{number}");
+    }
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

@@ -24,3 +24,4 @@ mod steps;
 mod strict;
 mod support;
 mod transactional;
+mod vanished;

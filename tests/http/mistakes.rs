@@ -43,6 +43,39 @@ async fn a_connection_returned_with_a_forgotten_transaction_does_not_fail_the_ne
     assert_eq!(notes, ["x", "x"]);
 }
 
+/// sqlx would release a savepoint in place of the COMMIT, and return `Ok`.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_success_with_a_forgotten_nested_transaction_is_committed(_: PgPoolOptions, options: PgConnectOptions) {
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await.expect("a pool");
+    let other = PgPool::connect_with(options).await.expect("a pool");
+    create_effects(&other).await;
+    let forgets = async |mut tx: IdempotentTx, body: Bytes| {
+        insert(&mut tx, "outside").await;
+        let mut nested = tx.begin().await.expect("a savepoint");
+        sqlx::query("insert into effect (note) values ('nested')").execute(&mut *nested).await.expect("an effect");
+        std::mem::forget(nested);
+        "x".repeat(str::from_utf8(&body).expect("text").parse().expect("a number"))
+    };
+    let mut performed = 0;
+    for layer in [false, true].map(|fewest| transactional(&pool).with_fewest_round_trips(fewest)) {
+        let app = Router::new().route("/forgets", post(forgets)).layer(layer.with_optional_key(true));
+        // A response over 16 KiB does not go into the message with the COMMIT.
+        for (key, bytes) in [(Some("short"), "1"), (Some("long"), "20000"), (None, "1")] {
+            let key = key.map(|key| format!("{key}-{performed}"));
+            let answer = send(&app, request("POST", "/forgets", key.as_deref(), bytes)).await;
+            assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+            performed += 1;
+            assert_eq!(effects(&other).await, 2 * performed, "acknowledged, so committed: {key:?}");
+            until(&other, NOTHING_OPEN).await;
+            if key.is_some() {
+                let repeat = send(&app, request("POST", "/forgets", key.as_deref(), bytes)).await;
+                assert_eq!((repeat.is_replayed(), repeat.body), (true, answer.body));
+            }
+        }
+    }
+    assert_eq!(records(&other).await, 4);
+}
+
 /// Dropping a query does not cancel it, so the ROLLBACK waits behind it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_time_out_inside_the_handler_is_answered_while_its_statement_still_runs(pool: PgPool) {

@@ -26,6 +26,17 @@ async fn invalid_settings_are_refused(pool: PgPool) {
     assert_eq!(too_long, Some(InvalidSetting::RouteTooLong { bytes: 248, most: 247 }));
     assert!(matches!(layer().with_retention(Duration::ZERO), Err(InvalidSetting::Duration(_))));
     assert!(matches!(layer().with_in_flight(InFlight::Wait(Duration::ZERO)), Err(InvalidSetting::Duration(_))));
+    // A wait that is not shorter than the retention, whichever comes first.
+    let (half, whole) = (Duration::from_secs(30 * 60), InFlight::Wait(Duration::from_secs(60 * 60)));
+    let short = layer().with_retention(half).expect("a retention");
+    assert!(matches!(short.with_in_flight(whole), Err(InvalidSetting::Duration(_))));
+    let waiting = layer().with_in_flight(whole).expect("a wait");
+    assert!(matches!(waiting.with_retention(half), Err(InvalidSetting::Duration(_))));
+    let lease = Duration::from_secs(60);
+    let short = leased(lease).expect("a lease").with_retention(half).expect("a retention");
+    assert!(matches!(short.with_in_flight(whole), Err(InvalidSetting::Duration(_))));
+    let waiting = leased(lease).expect("a lease").with_in_flight(whole).expect("a wait");
+    assert!(matches!(waiting.with_retention(half), Err(InvalidSetting::Duration(_))));
     assert!(leased(Duration::ZERO).is_err());
     let minute = leased(Duration::from_secs(60)).expect("a lease");
     assert!(matches!(minute.with_retention(Duration::from_secs(60)), Err(InvalidSetting::Duration(_))));

@@ -1,5 +1,6 @@
 //! A network between client and server. It passes the bytes on, counts the round trips, and can vanish.
 
+use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,6 +20,8 @@ struct Wire {
     /// The server sends one `ReadyForQuery` for each time the client waits.
     round_trips: Arc<AtomicUsize>,
     vanished: Arc<AtomicBool>,
+    /// How often all connections were lost.
+    losses: Arc<AtomicUsize>,
 }
 
 impl Proxy {
@@ -48,6 +51,12 @@ impl Proxy {
         self.wire.round_trips.swap(0, Ordering::SeqCst)
     }
 
+    /// From now on every byte of the present connections is swallowed, in both directions, and none of them is closed. New
+    /// connections work.
+    pub(crate) fn lose_connections(&self) {
+        self.wire.losses.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// From now on every byte is swallowed, in both directions, and no connection is closed.
     pub(crate) fn vanish(&self) {
         self.wire.vanished.store(true, Ordering::SeqCst);
@@ -75,13 +84,17 @@ async fn relay(
     wire: Wire,
 ) -> std::io::Result<()> {
     client.set_nodelay(true)?;
+    let begun = wire.losses.load(Ordering::SeqCst);
+    let swallows = || wire.vanished.load(Ordering::SeqCst) || wire.losses.load(Ordering::SeqCst) > begun;
     let (mut from_client, mut to_client) = client.into_split();
     let up = async {
         let mut bytes = [0; 8192];
         loop {
             match from_client.read(&mut bytes).await? {
+                // Nor does the server hear of the end of a lost connection.
+                0 if swallows() => return pending().await,
                 0 => return Ok(()),
-                _ if wire.vanished.load(Ordering::SeqCst) => {}
+                _ if swallows() => {}
                 read => to_server.write_all(&bytes[..read]).await?,
             }
         }
@@ -95,7 +108,7 @@ async fn relay(
             message[0] = kind;
             message[1..5].copy_from_slice(&length.to_be_bytes());
             from_server.read_exact(&mut message[5..]).await?;
-            if wire.vanished.load(Ordering::SeqCst) {
+            if swallows() {
                 continue;
             }
             if kind == b'Z' {

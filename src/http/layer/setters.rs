@@ -14,8 +14,8 @@ use crate::http::rejection::Rejection;
 use crate::http::replay::{NEVER_REPLAYED, Seal};
 use crate::http::runs::Runs;
 use crate::http::settings::{Denied, KeyFrom, Settings};
-use crate::limits::{RETENTION, checked, within};
-use crate::{Deployment, Fingerprint, InFlight, InvalidBody, MAX_PART_BYTES};
+use crate::limits::{RETENTION, within};
+use crate::{Deployment, Fingerprint, InvalidBody, MAX_PART_BYTES};
 
 /// OPTIONS, the longest common method, and a space.
 const LONGEST_METHOD: usize = 8;
@@ -187,17 +187,6 @@ impl<M> IdempotencyLayer<M> {
         self.with(|settings| settings.deployment = deployment)
     }
 
-    /// Whether a request is refused while the first request with its key is not finished, which is the default, or
-    /// waits for the response of the first. A request that waits polls, and holds no connection between two polls.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidSetting::Duration`] for a wait under a millisecond or over an hour.
-    pub fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidSetting> {
-        let in_flight = checked(in_flight)?;
-        Ok(self.with(|settings| settings.in_flight = in_flight))
-    }
-
     /// The largest request body, in bytes. The default is 1 MiB.
     pub fn with_request_limit(self, bytes: usize) -> Self {
         self.with(|settings| settings.request_limit = bytes)
@@ -214,7 +203,8 @@ impl<M> IdempotencyLayer<M> {
     /// second. Raise the limit for a leased layer whose handlers wait for other services, without a connection.
     ///
     /// A replay counts as a run, and so does a duplicate that waits for a request of another process. A duplicate that
-    /// waits for a request of this process does not: it ends with its client.
+    /// waits for a request of this process does not: it ends with its client. When that request has ended, the duplicate
+    /// waits for a place, within its [wait](IdempotencyLayer::with_in_flight).
     pub fn with_max_runs(self, runs: usize) -> Self {
         self.with(|settings| settings.max_runs = runs)
     }
@@ -224,7 +214,15 @@ impl<M> IdempotencyLayer<M> {
     /// a longer time than the time-outs further out, which answer the client and leave the run alone.
     ///
     /// Dropping a handler stops neither its statement nor a task that it has spawned. PostgreSQL ends the statement by
-    /// its own `statement_timeout`, and the transaction and its connection are in use until then.
+    /// its own `statement_timeout`, and the transaction is open until then.
+    ///
+    /// The layer's own statements are bounded, too, because a connection can vanish without a word. In a transactional
+    /// layer, a claim may take the pool's `acquire_timeout` and 30 seconds; the completion with its COMMIT, or the ROLLBACK,
+    /// may take 30 seconds. If this limit is shorter than 30 seconds, it applies to each of them, with at least a second.
+    /// After that the answer is [`Unavailable`](Rejection::Unavailable), the key is free in this process, and the
+    /// connection is closed and leaves the pool. **After a COMMIT it is unknown whether the operation took effect.** Under a
+    /// lease, a claim may take the pool's `acquire_timeout` and the length of the lease, but at least 2 and at most 30
+    /// seconds more; a response is stored by tries for the length of one lease.
     ///
     /// # Errors
     ///

@@ -302,3 +302,34 @@ async fn a_nested_transaction_whose_guard_is_forgotten_is_not_acknowledged(pool:
     assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
     Ok(())
 }
+
+/// As above, in every way, with a response that goes into the message with the COMMIT and with one that does not.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_success_with_a_forgotten_nested_transaction_is_committed(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
+    let other = PgPool::connect_with(options).await?;
+    create_effects(&other).await;
+    for way in WAYS {
+        for bytes in [1, 20_000] {
+            clear(&other).await;
+            let answered = way
+                .run(&pool, &key("a"), "body", async |conn| -> Result<String, Error> {
+                    let mut nested = conn.begin().await?;
+                    leave_effect(&mut nested, "nested").await?;
+                    std::mem::forget(nested);
+                    Ok("x".repeat(bytes))
+                })
+                .await;
+            let records: i64 = sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(&other).await?;
+            let expected = i64::from(answered.is_ok());
+            assert_eq!((effects(&other).await, records), (expected, expected), "{way:?} {answered:?}");
+            let mut conn = pool.acquire().await?;
+            let idle: bool = conn.fetch_one("select now() = statement_timestamp()").await?.try_get(0)?;
+            assert!(idle && !conn.is_in_transaction(), "{way:?}: the pool has a connection outside a transaction");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,66 @@
+//! Waits for the server that end, also if the network drops all packets.
+//!
+//! sqlx sets no TCP keepalive. If a connection vanishes without a word, a statement on it waits until TCP gives up, which
+//! takes a quarter of an hour. If TCP has acknowledged the statement, the wait has no end.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::runtime;
+use tokio::time::timeout;
+
+use crate::Error;
+
+/// The longest wait for a claim, or for a completion with its COMMIT. A server that takes longer for one of them is as
+/// good as away. A shorter limit would leave more sessions behind on a server whose COMMIT waits for a standby.
+pub(crate) const ANSWER: Duration = Duration::from_secs(30);
+
+/// Runs `work` for at most `limit`, and returns an [error of the connection](unanswered) after that. The work is then
+/// dropped, and so are its connections, without a return to their pool. Nobody knows what the server has done.
+pub(crate) fn answered<R>(
+    limit: Duration,
+    work: impl Future<Output = Result<R, Error>>,
+) -> impl Future<Output = Result<R, Error>> {
+    let answered = or_closed(limit, work);
+    async { answered.await.unwrap_or_else(|| Err(unanswered())) }
+}
+
+/// As [`answered`], for any work. `None` if the time is over.
+pub(crate) fn or_closed<R>(limit: Duration, work: impl Future<Output = R>) -> impl Future<Output = Option<R>> {
+    // Boxed before the first await: otherwise the caller's future would have room for the work several times.
+    let mut work = Box::pin(work);
+    async move {
+        let ended = timeout(limit, work.as_mut()).await;
+        if ended.is_err() {
+            outside_the_pool(|| drop(work));
+        }
+        ended.ok()
+    }
+}
+
+/// The error of a wait that took too long.
+pub(crate) fn unanswered() -> Error {
+    Error::Database(io::Error::new(io::ErrorKind::TimedOut, "the database did not answer in time").into())
+}
+
+/// Calls `drop_them`, which drops connections of a pool, and closes these connections.
+///
+/// When a connection is dropped, sqlx spawns a task, which pings the server and returns the connection to the pool. On a
+/// vanished connection this ping has no end, and the connection would keep its place in the pool. A [`PgTransaction`]
+/// does not give its connection back, so nobody can close it or detach it. But the task is spawned on the current
+/// runtime. Here this is a runtime that never runs, so the task is dropped with its connection: the socket is closed, no
+/// word is sent, nothing is awaited, and the place is free.
+///
+/// [`PgTransaction`]: sqlx::PgTransaction
+fn outside_the_pool(drop_them: impl FnOnce()) {
+    match runtime::Builder::new_current_thread().build() {
+        Ok(never_run) => {
+            let entered = never_run.enter();
+            drop_them();
+            drop(entered);
+            // Dropping it would panic inside another runtime.
+            never_run.shutdown_background();
+        }
+        Err(_) => drop_them(),
+    }
+}

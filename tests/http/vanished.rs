@@ -1,0 +1,193 @@
+//! A connection to the database that vanishes: nothing is refused and nothing is answered, and TCP takes a quarter of an
+//! hour to notice, or does not notice at all. The run ends all the same, and the connection leaves the pool.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::post;
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Runs};
+use pg_idempotency::lease::Policy;
+use pg_idempotency::testing::{Gate, PATIENCE};
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use tokio::time::timeout;
+
+use crate::proxy::Proxy;
+use crate::support::{
+    Answer, app_without_layer, create_effects, effects, insert, request, send, stops_at, transactional, until, user,
+};
+
+/// Long enough for a request on a busy machine.
+const LIMIT: Duration = Duration::from_secs(2);
+const LEASE: Duration = Duration::from_secs(6);
+
+/// A pool behind a network. It has one place, so the next request shows whether the place is free.
+struct Behind {
+    /// Without the network.
+    server: PgPool,
+    proxy: Proxy,
+    pool: PgPool,
+}
+
+impl Behind {
+    async fn of(server: PgConnectOptions) -> Self {
+        let proxy = Proxy::before(&server).await.expect("a proxy");
+        // Without the ping, so that the statement meets the vanished connection.
+        let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(LIMIT).test_before_acquire(false);
+        let pool = pool.connect_with(proxy.options.clone()).await.expect("a pool");
+        let server = PgPool::connect_with(server).await.expect("a pool");
+        create_effects(&server).await;
+        Self { server, proxy, pool }
+    }
+
+    /// The server notices that the connections are gone, which may take it hours.
+    async fn end_lost_sessions(&self) {
+        sqlx::query(
+            "select pg_terminate_backend(pid) from pg_stat_activity
+             where datname = current_database() and pid <> pg_backend_pid() and state like 'idle in%'",
+        )
+        .execute(&self.server)
+        .await
+        .expect("ended");
+        until(
+            &self.server,
+            "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'",
+        )
+        .await;
+    }
+
+    /// The connection that waits in the pool vanishes.
+    async fn lose_idle_connection(&self) {
+        timeout(PATIENCE, async {
+            while self.pool.num_idle() == 0 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .expect("it returns to the pool");
+        self.proxy.lose_connections();
+    }
+
+    fn layers(&self) -> [IdempotencyLayer; 2] {
+        [false, true].map(|fewest| {
+            let layer = transactional(&self.pool).with_fewest_round_trips(fewest).with_optional_key(true);
+            layer.with_run_timeout(LIMIT).expect("a time-out")
+        })
+    }
+}
+
+async fn post_once(app: &Router, uri: &str, key: Option<&str>) -> Answer {
+    timeout(PATIENCE, send(app, request("POST", uri, key, "x"))).await.expect("in time")
+}
+
+fn assert_unavailable(answer: &Answer, kind: &str, runs: &Runs) {
+    assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, kind));
+    assert_eq!(answer.headers["retry-after"], "1");
+    assert_eq!(runs.count(), 0);
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_connection_that_vanishes_before_the_commit_frees_the_key_and_its_place(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) {
+    let behind = Behind::of(server).await;
+    for (done, layer) in behind.layers().into_iter().enumerate() {
+        let (gate, runs) = (Gate::new(), layer.runs());
+        let app = stops_at(&gate).merge(app_without_layer()).layer(layer);
+        let key = format!("key-{done}");
+        for key in [Some(&*key), None] {
+            let first = tokio::spawn({
+                let (app, key) = (app.clone(), key.map(str::to_owned));
+                async move { post_once(&app, "/gate", key.as_deref()).await }
+            });
+            gate.reached().await;
+            behind.proxy.lose_connections();
+            gate.open();
+            assert_unavailable(&first.await.expect("joined"), "unavailable", &runs);
+        }
+        // Only the server still has the transaction.
+        let answer = post_once(&app, "/gate", Some(&key)).await;
+        assert_eq!(answer.problem(), "in-flight");
+        behind.end_lost_sessions().await;
+        gate.open();
+        assert_eq!(post_once(&app, "/gate", Some(&key)).await.status, StatusCode::OK);
+        assert_eq!(effects(&behind.server).await, 1 + i64::try_from(done).expect("small"));
+    }
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_connection_that_vanishes_before_the_claim_is_replaced(_: PgPoolOptions, server: PgConnectOptions) {
+    let behind = Behind::of(server).await;
+    for (done, layer) in behind.layers().into_iter().enumerate() {
+        let runs = layer.runs();
+        let app = app_without_layer().layer(layer);
+        let key = format!("key-{done}");
+        for key in [Some(&*key), None] {
+            behind.lose_idle_connection().await;
+            assert_unavailable(&post_once(&app, "/effects", key).await, "unavailable", &runs);
+            assert_eq!(post_once(&app, "/effects", key).await.status, StatusCode::CREATED);
+        }
+    }
+    assert_eq!(effects(&behind.server).await, 4);
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_connection_that_vanishes_under_the_handler_is_replaced(_: PgPoolOptions, server: PgConnectOptions) {
+    let behind = Behind::of(server).await;
+    let [layer, _] = behind.layers();
+    let (proxy, runs) = (behind.proxy.clone(), layer.runs());
+    let loses = async move |mut tx: IdempotentTx| {
+        insert(&mut tx, "before").await;
+        proxy.lose_connections();
+        insert(&mut tx, "never").await;
+        "never"
+    };
+    let app = app_without_layer().route("/loses", post(loses)).layer(layer);
+    for key in [Some("key-1"), None] {
+        assert_unavailable(&post_once(&app, "/loses", key).await, "timed-out", &runs);
+        assert_eq!(post_once(&app, "/effects", Some("key-2")).await.status, StatusCode::CREATED);
+    }
+    assert_eq!(effects(&behind.server).await, 1);
+}
+
+fn leased(behind: &Behind) -> IdempotencyLayer<pg_idempotency::http::Leased> {
+    IdempotencyLayer::leased(behind.pool.clone(), user, Policy::AtMostOnce { lease: LEASE }).expect("a lease")
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_connection_that_vanishes_before_a_lease_is_claimed_is_replaced(_: PgPoolOptions, server: PgConnectOptions) {
+    let behind = Behind::of(server).await;
+    let layer = leased(&behind);
+    let runs = layer.runs();
+    let app = Router::new().route("/sms", post(async || "sent")).layer(layer);
+    assert_eq!(post_once(&app, "/sms", Some("key-1")).await.status, StatusCode::OK);
+    behind.lose_idle_connection().await;
+    assert_unavailable(&post_once(&app, "/sms", Some("key-2")).await, "unavailable", &runs);
+    assert_eq!(post_once(&app, "/sms", Some("key-2")).await.status, StatusCode::OK);
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_connection_that_vanishes_before_a_lease_is_completed_is_replaced(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) {
+    let behind = Behind::of(server).await;
+    let gate = Gate::new();
+    let gated = gate.clone();
+    let handler = async move || {
+        gated.pass().await;
+        "sent"
+    };
+    let app = Router::new().route("/sms", post(handler)).layer(leased(&behind));
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { post_once(&app, "/sms", Some("key-1")).await }
+    });
+    gate.reached().await;
+    behind.lose_idle_connection().await;
+    gate.open();
+    assert_eq!(first.await.expect("joined").status, StatusCode::OK);
+    assert!(post_once(&app, "/sms", Some("key-1")).await.is_replayed());
+}
