@@ -40,8 +40,10 @@ enum Held {
 /// Claims the key, or finds the response of an earlier call with the key. `asked` is the time of the call's first look,
 /// by the database's clock: a record that expires while a duplicate waits is still that duplicate's answer.
 ///
-/// No claim waits for another claim, except for that of a large batch of marks. [`Record::await_key`] and
-/// [`wait_for_row`] wait within the limit of the terms, and the transaction is usable after them.
+/// No claim waits for another claim, with two exceptions: that of a large batch of marks, and that of a lease whose owner
+/// committed after this claim's snapshot and is already writing the record again. Only the session's `lock_timeout`
+/// bounds these waits. [`Record::await_key`] and [`wait_for_row`] wait within the limit of the terms, and the transaction
+/// is usable after them.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,

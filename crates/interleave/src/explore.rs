@@ -4,7 +4,8 @@ use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{Hash as _, Hasher as _};
 
-use crate::scenarios::Scenario;
+use crate::actors;
+use crate::scenarios::{Effects, Scenario};
 use crate::statement;
 use crate::world::{Choice, Sight, World, letter};
 
@@ -18,6 +19,8 @@ pub(crate) struct Found {
     pub(crate) ends: BTreeSet<String>,
     /// What must not be, with the first schedule that showed it.
     pub(crate) violations: BTreeMap<String, String>,
+    /// The texts of the statements that were sent, and their names.
+    pub(crate) texts: BTreeMap<String, &'static str>,
 }
 
 /// A state with more than one choice, on the way to the present one.
@@ -54,13 +57,32 @@ impl<'w> Search<'w> {
                 }
             }
             if self.path.is_empty() {
+                self.found.texts = self.world.board.lock().texts.clone();
                 return Ok(self.found);
             }
         }
     }
 
+    /// Runs one schedule, and goes on with the first choices. Returns its trace.
+    pub(crate) async fn run_one(mut self, schedule: &str) -> anyhow::Result<(String, Found)> {
+        let mut letters = schedule.chars();
+        while let Some(kind) = letters.next() {
+            let actor = if kind.is_ascii_lowercase() { letters.next().unwrap_or('A') } else { kind };
+            let actor = usize::from(actor as u8 - b'A');
+            let choice = match kind {
+                't' => Choice::TimeOut(actor),
+                'd' => Choice::Drop(actor),
+                'k' => Choice::Kill(actor),
+                _ => Choice::Go(actor),
+            };
+            self.path.push(Node { choices: vec![choice], at: 0 });
+        }
+        let trace = self.play().await?;
+        Ok((trace.to_string(), self.found))
+    }
+
     /// One schedule: the choices of the path, and then the first of each new state.
-    async fn play(&mut self) -> anyhow::Result<()> {
+    async fn play(&mut self) -> anyhow::Result<Trace> {
         self.world.begin(self.scenario).await?;
         let mut trace = Trace::default();
         let mut faulty = false;
@@ -74,7 +96,8 @@ impl<'w> Search<'w> {
                 self.found.schedules += 1;
                 let sight = self.world.look().await?;
                 self.check_on_the_way(&sight, &fresh, &trace);
-                return self.check_end(&sight, &trace).await;
+                self.check_end(&sight, &trace).await?;
+                return Ok(trace);
             }
             if depth == self.path.len() {
                 let sight = self.world.look().await?;
@@ -83,7 +106,8 @@ impl<'w> Search<'w> {
                 (self.world.state(&sight), faulty).hash(&mut state);
                 if self.scenario.merged && !self.states.insert(state.finish()) {
                     self.found.merged += 1;
-                    return self.world.run_free().await;
+                    self.world.run_free().await?;
+                    return Ok(trace);
                 }
                 let choices = self.world.choices(self.scenario, faulty);
                 anyhow::ensure!(!choices.is_empty(), "nobody can go on after {trace}");
@@ -95,7 +119,7 @@ impl<'w> Search<'w> {
             trace.push(choice, name);
             last = Some(choice);
         }
-        Ok(())
+        unreachable!("a schedule ends")
     }
 
     /// The actors whose calls have returned since the last step.
@@ -133,7 +157,12 @@ impl<'w> Search<'w> {
             let board = self.world.board.lock();
             board.players.iter().map(|player| player.answer.clone().or(player.end.clone())).collect()
         };
-        let performs = |actor: &usize| answers[*actor].as_deref().is_none_or(|answer| answer.starts_with("performed"));
+        // A call that has not returned may yet perform, and one that has failed has the key until its rollback.
+        let idle = ["replayed", "duplicate", "InFlight", "KeyReused"];
+        let performs = |actor: &usize| {
+            let answer = answers[*actor].as_deref().unwrap_or_default();
+            !idle.iter().any(|idle| answer.starts_with(idle))
+        };
         if sight.response_is_live && self.scenario.one_key {
             for holder in sight.holders.iter().filter(|holder| !performs(holder)) {
                 let answer = answers[*holder].as_deref().unwrap_or_default();
@@ -159,21 +188,27 @@ impl<'w> Search<'w> {
         for holder in &sight.holders {
             self.violation(format!("{} has ended and still holds a lock", letter(*holder)), trace);
         }
+        let effects = self.scenario.effects;
+        if sight.bystander_is_hurt {
+            self.violation("the record of another key has changed".to_owned(), trace);
+        }
         let mut told = Vec::new();
         for (at, end) in ends.iter().enumerate() {
             if !end.is_empty() {
                 told.push(format!("{} {end}", letter(at)));
             }
-            if let Some(response) = end.strip_prefix("replayed ")
-                && !sight.effects.iter().any(|(_, who)| who == response)
-                && response != crate::scenarios::EARLIER
+            let of = |who: &str| sight.effects.iter().any(|(what, by)| what.is_empty() && by == who);
+            if let Some(response) = end.strip_prefix("replayed ").and_then(|response| response.get(..1))
+                && effects != Effects::Unlike
+                && !of(response)
+                && ![actors::EARLIER, actors::OPERATORS].contains(&response)
             {
                 self.violation(format!("{} {end}, and this effect is not there", letter(at)), trace);
             }
-            let performed = sight.effects.iter().any(|(what, who)| what.is_empty() && *who == letter(at).to_string());
-            let may_differ = end.starts_with("is ") || end.starts_with("fails") || !self.scenario.one_effect;
-            if performed != end.starts_with("performed") && !may_differ {
-                self.violation(format!("{} {end}, and its effect is {performed}", letter(at)), trace);
+            let performed = end.starts_with("performed") && !end.contains("rolls back");
+            let is_known = !end.starts_with("is ") && !end.starts_with("fails");
+            if effects == Effects::OfCalls && is_known && performed != of(&letter(at).to_string()) {
+                self.violation(format!("{} {end}, and its effect is {}", letter(at), !performed), trace);
             }
             if end.starts_with("fails") && !self.scenario.kills.contains(&at) {
                 self.violation(format!("{} {end}", letter(at)), trace);
@@ -189,12 +224,9 @@ impl<'w> Search<'w> {
                 self.violation(format!("the effect {what:?} is there {count} times"), trace);
             }
         }
-        let effects: Vec<String> = sight.effects.iter().map(|(what, who)| format!("{who}{what}")).collect();
-        let left = self.scenario.left(&mut self.world.monitor, &self.world.key).await?;
-        let end = format!("{} | effects {} | {left}", told.join(", "), effects.join(" "));
-        if std::env::var_os("VERBOSE").is_some() {
-            println!("{trace}\n    {end}");
-        }
+        let there: Vec<String> = sight.effects.iter().map(|(what, who)| format!("{who}{what}")).collect();
+        let left = actors::left(&mut self.world.monitor, &self.world.key).await?;
+        let end = format!("{} | effects {} | {left}", told.join(", "), there.join(" "));
         self.found.ends.insert(end);
         Ok(())
     }

@@ -1,222 +1,250 @@
-//! The scenarios: what is stored before, and who calls. Only this file calls the library.
+//! The scenarios: a few actors on one key, and what is stored before.
 
-use std::num::NonZeroU32;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Dedup, Marked};
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, release, resolve};
-use pg_idempotency::testing::{self, Fixture};
-use pg_idempotency::{Error, Idempotency, InFlight, Janitor, Key, Mode, Outcome, Verdict, commit, operator};
-use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, PgTransaction};
+use pg_idempotency::{Idempotency, InFlight};
 
-use crate::wire::Board;
-use crate::world::{cause, letter};
+use crate::actors::{
+    AT_LEAST_ONCE, AT_MOST_ONCE, Actor, Before, Ending, Isolation, Manner, PAY, REJECT, SEND, Verb, WAIT, call,
+    call_isolated, call_that, call_twice, call_with_other_body, expire, lapse, mark, mark_many, operate, own,
+    own_and_fail, resume, run, sweep, work_in,
+};
 
-/// The response of an earlier call, whose effect is not counted.
-pub(crate) const EARLIER: &str = "Z";
-const BODY: &str = "body";
-const HOUR: Duration = Duration::from_secs(3600);
-const LEASE: Duration = Duration::from_secs(40);
-const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
-const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: LEASE };
-const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
-
-/// An actor's place.
-#[derive(Clone)]
-pub(crate) struct Seat {
-    pub(crate) at: usize,
-    pub(crate) pool: PgPool,
-    pub(crate) key: Key,
-    pub(crate) board: Arc<Board>,
-}
-
-type Acting = Pin<Box<dyn Future<Output = anyhow::Result<String>> + Send>>;
-pub(crate) type Act = Arc<dyn Fn(Seat) -> Acting + Send + Sync>;
-
-/// A few actors on one key.
 pub(crate) struct Scenario {
     pub(crate) name: String,
-    before: Vec<Before>,
-    pub(crate) actors: Vec<Act>,
-    next: Act,
+    pub(crate) before: Vec<Before>,
+    pub(crate) actors: Vec<Actor>,
     /// How often an effect may be there.
     pub(crate) most_effects: usize,
-    /// Every effect is of a call that has performed.
-    pub(crate) one_effect: bool,
+    pub(crate) effects: Effects,
+    /// Every lock is that of the one key.
     pub(crate) one_key: bool,
-    /// A statement that may wait here, for a documented reason.
-    pub(crate) may_wait: Vec<&'static str>,
-    /// A call may be told that the key is in flight while a sweep or an operator has its row.
+    /// Statements that may wait here, for a documented reason.
+    pub(crate) may_wait: &'static [&'static str],
+    /// A call may be told that the key is in flight while another transaction has the row without the key's lock.
     pub(crate) may_give_up: bool,
-    pub(crate) drops: Vec<usize>,
-    pub(crate) kills: Vec<usize>,
-    /// Whether equal states are merged.
+    pub(crate) drops: &'static [usize],
+    pub(crate) kills: &'static [usize],
+    /// Whether equal states are merged. At repeatable read, what an actor has heard does not show its snapshot.
     pub(crate) merged: bool,
     /// Whether statements stop between their snapshot and their lock, too.
     pub(crate) inside: bool,
 }
 
-type Before = fn(&Key) -> Result<Fixture, Error>;
+/// What the effects have to be like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effects {
+    /// An effect is there if and only if its call has performed, and each response is that of such a call.
+    OfCalls,
+    /// Each response is that of work that was done. Work may be done and its result not stored.
+    OfWork,
+    /// They do not show who has performed.
+    Unlike,
+}
+
+/// A scenario of transaction mode.
+fn calls<const N: usize>(name: &str, actors: [Actor; N]) -> Scenario {
+    Scenario {
+        name: name.to_owned(),
+        before: Vec::new(),
+        actors: actors.into(),
+        most_effects: 1,
+        effects: Effects::OfCalls,
+        one_key: true,
+        may_wait: &[],
+        may_give_up: false,
+        drops: &[],
+        kills: &[],
+        merged: true,
+        inside: false,
+    }
+}
+
+/// A scenario of lease mode, where work can be done more than once.
+fn leases<const N: usize>(name: &str, actors: [Actor; N]) -> Scenario {
+    // An owner that stores its result after its lease has lapsed has the row, and not the lock.
+    Scenario { most_effects: N, effects: Effects::OfWork, may_give_up: true, ..calls(name, actors) }
+}
+
+/// A scenario of operations in steps, none of which is done twice.
+fn steps<const N: usize>(name: &str, actors: [Actor; N]) -> Scenario {
+    Scenario { most_effects: 1, effects: Effects::Unlike, ..leases(name, actors) }
+}
+
+/// A scenario of batches of marks.
+fn batches<const N: usize>(name: &str, actors: [Actor; N]) -> Scenario {
+    Scenario { effects: Effects::Unlike, one_key: false, ..calls(name, actors) }
+}
 
 impl Scenario {
-    fn of<const N: usize>(name: &str, actors: [Act; N]) -> Self {
-        Self {
-            name: name.to_owned(),
-            before: Vec::new(),
-            actors: actors.into(),
-            next: call(REJECT),
-            most_effects: 1,
-            one_effect: true,
-            one_key: true,
-            may_wait: Vec::new(),
-            may_give_up: false,
-            drops: Vec::new(),
-            kills: Vec::new(),
-            merged: true,
-            inside: false,
-        }
-    }
-
     fn after(mut self, before: Before) -> Self {
         self.before.push(before);
         self
     }
 
+    /// A key that expires or is forgotten is new.
     fn effects(self, most_effects: usize) -> Self {
         Self { most_effects, ..self }
     }
 
-    /// The records before the first call.
-    pub(crate) fn before(&self, key: &Key) -> Result<Vec<Fixture>, Error> {
-        self.before.iter().map(|before| before(key)).collect()
+    fn dropping(self, drops: &'static [usize]) -> Self {
+        Self { drops, ..self }
     }
 
-    /// The state that remains, and the answer of a further call, which is rolled back.
-    pub(crate) async fn left(&self, conn: &mut PgConnection, key: &Key) -> anyhow::Result<String> {
-        let state = operator::show(conn, key).await?.map_or_else(|| "no record".to_owned(), |shown| shown.state);
-        let options = REJECT;
-        let mut tx = conn.begin().await?;
-        let next = options.ensure(&mut tx, key, BODY, async |_| Ok::<_, Error>(String::new())).await;
-        tx.rollback().await?;
-        let next = match next {
-            Ok(Outcome::Performed(_)) => "performs".to_owned(),
-            Ok(Outcome::Replayed(who)) => format!("replays {who}"),
-            Err(error) => cause(&error.into()),
-        };
-        Ok(format!("{state}, the next {next}"))
-    }
-}
-
-#[derive(Clone, Copy)]
-enum Isolation {
-    ReadCommitted,
-    RepeatableRead,
-}
-
-impl Seat {
-    fn name(&self) -> String {
-        letter(self.at).to_string()
+    fn killing(self, kills: &'static [usize]) -> Self {
+        Self { kills, ..self }
     }
 
-    fn answer(&self, answer: &str) {
-        self.board.change(|board| board.players[self.at].answer = Some(answer.to_owned()));
+    fn undoing(self) -> Self {
+        Self { effects: Effects::Unlike, ..self }
     }
 
-    async fn effect(&self, conn: &mut PgConnection, what: &str) -> Result<String, Error> {
-        let insert = sqlx::query("insert into interleave.effect (what, who) values ($1, $2)").bind(what);
-        insert.bind(self.name()).execute(conn).await?;
-        Ok(self.name())
+    fn unmerged(self) -> Self {
+        Self { merged: false, ..self }
     }
 
-    /// Begins a transaction with a `lock_timeout` of its own, which no call may change.
-    async fn begin(&self, isolation: Isolation) -> Result<PgTransaction<'static>, sqlx::Error> {
-        self.pool
-            .begin_with(match isolation {
-                Isolation::ReadCommitted => "begin; set local lock_timeout = '33s'",
-                Isolation::RepeatableRead => "begin isolation level repeatable read; set local lock_timeout = '33s'",
-            })
-            .await
+    fn giving_up(self) -> Self {
+        Self { may_give_up: true, ..self }
     }
 
-    /// Commits after an answer, with which the transaction has to be usable.
-    async fn conclude(
-        &self,
-        mut tx: PgTransaction<'_>,
-        answered: Result<Outcome<String>, anyhow::Error>,
-    ) -> anyhow::Result<String> {
-        let answer = match answered {
-            Ok(Outcome::Performed(_)) => "performed".to_owned(),
-            Ok(Outcome::Replayed(who)) => format!("replayed {who}"),
-            Err(error) => cause(&error),
-        };
-        self.answer(&answer);
-        if answer.starts_with("fails") || answer.starts_with("is told to retry") {
-            tx.rollback().await?;
-            return Ok(answer);
-        }
-        let setting = sqlx::query_scalar("select current_setting('lock_timeout')");
-        let lock_timeout: Result<String, _> = setting.fetch_one(&mut *tx).await;
-        if !lock_timeout.as_ref().is_ok_and(|limit| limit == "33s") {
-            return Ok(format!("{answer}, with an unusable transaction: {lock_timeout:?}"));
-        }
-        tx.commit().await?;
-        Ok(answer)
+    fn inside(self) -> Self {
+        Self { inside: true, name: format!("{}-inside", self.name), ..self }
+    }
+
+    fn may_wait(self, may_wait: &'static [&'static str]) -> Self {
+        Self { may_wait, ..self }
     }
 }
 
-fn act<F>(acting: impl Fn(Seat) -> F + Send + Sync + 'static) -> Act
-where
-    F: Future<Output = anyhow::Result<String>> + Send + 'static,
-{
-    Arc::new(move |seat| Box::pin(acting(seat)))
+const BOTH: [&str; 2] = [PAY, SEND];
+const LONG: InFlight = InFlight::Wait(Duration::from_secs(600));
+
+fn plainly(manner: Manner) -> Actor {
+    call_that(manner, Isolation::ReadCommitted, WAIT)
 }
 
-const fn options(in_flight: InFlight) -> Idempotency {
-    match Idempotency::new().with_in_flight(in_flight) {
-        Ok(options) => options,
-        Err(_) => panic!("a limit"),
-    }
-}
-
-const WAIT: Idempotency = options(InFlight::Wait(Duration::from_secs(600)));
-const REJECT: Idempotency = options(InFlight::Reject);
-
-/// A call in a transaction of the caller.
-fn call(options: Idempotency) -> Act {
-    call_at(Isolation::ReadCommitted, options)
-}
-
-fn call_at(isolation: Isolation, options: Idempotency) -> Act {
-    act(move |seat| async move {
-        let mut tx = seat.begin(isolation).await?;
-        let answered = options.ensure(&mut tx, &seat.key, BODY, async |conn| seat.effect(conn, "").await).await;
-        seat.conclude(tx, answered.map_err(Into::into)).await
-    })
-}
-
-/// A call whose transaction is the crate's.
-fn run(options: Idempotency) -> Act {
-    act(move |seat| async move {
-        let answered = options.run(&seat.pool, &seat.key, BODY, async |conn| seat.effect(conn, "").await).await?;
-        Ok(match answered {
-            Outcome::Performed(_) => "performed".to_owned(),
-            Outcome::Replayed(who) => format!("replayed {who}"),
-        })
-    })
+fn at_repeatable_read(options: Idempotency) -> Actor {
+    call_that(Manner::Keeps, Isolation::RepeatableRead, options)
 }
 
 pub(crate) fn all() -> Vec<Scenario> {
+    let fewest = WAIT.with_fewest_round_trips(true);
+    let select_first = WAIT.with_select_first(true);
+    let wait = || call(WAIT);
+    let reject = || call(REJECT);
+    let owns = || own(AT_LEAST_ONCE, Ending::Completes);
+    let owns_once = || own(AT_MOST_ONCE, Ending::Completes);
+    let marks = || mark(LONG, Manner::Keeps);
+    let batch = |events| mark_many(events, 0, LONG, Manner::Keeps);
+    let large = |events| mark_many(events, 101, LONG, Manner::Keeps);
+    use Before::*;
+    use Manner::*;
     vec![
-        Scenario::of("two-wait", [call(WAIT), call(WAIT)]),
-        Scenario::of("two-reject", [call(REJECT), call(REJECT)]),
-        Scenario::of("three-wait", [call(WAIT), call(WAIT), call(WAIT)]),
-        Scenario::of("run-two", [run(WAIT), run(WAIT)]),
-        Scenario::of("expired-two", [call(WAIT), call(WAIT)]).after(expired),
+        // New keys.
+        calls("two-wait", [wait(), wait()]),
+        calls("two-reject", [reject(), reject()]),
+        calls("wait-reject", [wait(), reject()]),
+        calls("three-wait", [wait(), wait(), wait()]),
+        calls("three-mixed", [wait(), wait(), reject()]),
+        calls("fails", [plainly(Fails), wait()]),
+        calls("fails-three", [plainly(Fails), wait(), wait()]),
+        calls("regrets", [plainly(Regrets), wait()]),
+        calls("regrets-reject", [plainly(Regrets), reject()]),
+        calls("commits-inside", [plainly(Commits), wait()]),
+        calls("rolls-back-inside", [plainly(RollsBack), wait()]),
+        calls("twice", [call_twice(WAIT), wait()]),
+        calls("other-body", [wait(), call_with_other_body(WAIT)]),
+        calls("isolated", [call_isolated(Keeps, WAIT), wait()]),
+        calls("isolated-fails", [call_isolated(Fails, WAIT), wait()]),
+        calls("isolated-undoes", [call_isolated(Undoes, WAIT), wait()]).undoing(),
+        calls("run", [run(WAIT), run(WAIT)]),
+        calls("fewest", [run(fewest), run(fewest)]),
+        calls("fewest-plain", [run(fewest), wait()]),
+        calls("select-first", [run(select_first), run(select_first)]),
+        calls("select-first-fewest", [run(select_first.with_fewest_round_trips(true)), run(fewest)]),
+        calls("repeatable-read", [wait(), at_repeatable_read(WAIT)]).unmerged(),
+        calls("repeatable-read-two", [at_repeatable_read(WAIT), at_repeatable_read(WAIT)]).unmerged(),
+        calls("drops", [wait(), wait()]).dropping(&[0, 1]),
+        calls("drops-run", [run(WAIT), run(WAIT)]).dropping(&[0, 1]),
+        calls("drops-fewest", [run(fewest), run(fewest)]).dropping(&[0, 1]),
+        calls("kills", [wait(), wait()]).killing(&[0, 1]),
+        calls("kills-run", [run(WAIT), run(WAIT)]).killing(&[0, 1]),
+        // Records that are expired, swept, forgotten or released.
+        calls("completed-sweep", [wait(), sweep()]).after(Completed),
+        calls("expired-two", [wait(), wait()]).after(Expired),
+        calls("expired-reject", [reject(), reject()]).after(Expired),
+        calls("expired-three", [wait(), wait(), wait()]).after(Expired),
+        calls("expired-fails", [plainly(Fails), wait()]).after(Expired),
+        calls("expired-regrets", [plainly(Regrets), reject()]).after(Expired),
+        calls("expired-isolated-fails", [call_isolated(Fails, WAIT), wait()]).after(Expired),
+        calls("expired-fewest", [run(fewest), run(fewest)]).after(Expired),
+        calls("expired-repeatable-read", [reject(), at_repeatable_read(REJECT)]).after(Expired).unmerged(),
+        calls("expired-sweep", [wait(), sweep()]).after(Expired),
+        calls("expired-reject-sweep", [reject(), sweep()]).after(Expired).giving_up(),
+        calls("expired-two-sweep", [wait(), wait(), sweep()]).after(Expired),
+        calls("expired-forget", [wait(), wait(), operate(Verb::Forget)]).after(Expired).effects(2),
+        calls("completed-forget", [wait(), reject(), operate(Verb::Forget)]).after(Completed),
+        calls("expires", [wait(), expire(), wait()]).effects(2),
+        calls("expires-completed", [wait(), expire(), reject()]).after(Completed),
+        calls("expires-sweep", [wait(), expire(), sweep()]).after(Completed),
+        calls("released-two", [wait(), wait()]).after(Released),
+        calls("released-three", [reject(), reject(), reject()]).after(Released),
+        // Leases.
+        leases("lease-two", [owns(), owns()]).effects(1),
+        leases("lease-once", [owns_once(), owns_once()]).effects(1),
+        leases("lease-releases", [own(AT_LEAST_ONCE, Ending::Releases), owns()]),
+        leases("lease-fails", [own_and_fail(AT_LEAST_ONCE), owns()]),
+        leases("lease-once-fails", [own_and_fail(AT_MOST_ONCE), owns_once()]).effects(1),
+        leases("lease-lapses", [owns(), lapse(), owns()]),
+        leases("lease-once-lapses", [owns_once(), lapse(), owns_once()]).effects(1),
+        leases("lease-release-lapses", [own(AT_LEAST_ONCE, Ending::Releases), lapse(), owns()]),
+        leases("lapsed-two", [owns(), owns()]).after(Lapsed(AT_LEAST_ONCE)),
+        leases("lapsed-once-resolve", [owns_once(), operate(Verb::Resolve)]).after(Lapsed(AT_MOST_ONCE)),
+        leases("lapsed-once-release", [owns_once(), operate(Verb::Release), owns_once()]).after(Lapsed(AT_MOST_ONCE)),
+        leases("lapsed-forget", [owns(), operate(Verb::Forget)]).after(Lapsed(AT_LEAST_ONCE)),
+        leases("lease-operators", [owns(), lapse(), operate(Verb::Resolve)]),
+        leases("lease-operator-releases", [owns_once(), lapse(), operate(Verb::Release)]),
+        leases("lapsed-operators", [operate(Verb::Resolve), operate(Verb::Release)]).after(Lapsed(AT_MOST_ONCE)),
+        leases("lease-expired-sweep", [owns(), sweep()]).after(LapsedAndExpired(AT_LEAST_ONCE)),
+        leases("lease-ends-sweep", [owns(), expire(), lapse(), sweep()]),
+        leases("lease-kills", [own(AT_LEAST_ONCE, Ending::Releases), owns()]).killing(&[0]),
+        leases("lease-other-mode", [owns(), wait()]),
+        // Steps.
+        steps("steps-two", [work_in(&BOTH), work_in(&BOTH)]),
+        steps("steps-pay-lapses", [work_in(&[PAY]), lapse(), work_in(&[PAY])]),
+        steps("steps-send-lapses", [work_in(&[SEND]), lapse(), operate(Verb::Release)]),
+        steps("steps-paid-two", [work_in(&BOTH), work_in(&BOTH)]).after(Paid),
+        steps("steps-resume", [work_in(&BOTH), resume(&BOTH)]).after(Paid),
+        steps("steps-resume-two", [resume(&BOTH), resume(&BOTH)]).after(Paid),
+        steps("steps-resume-sweep", [resume(&[PAY]), expire(), sweep()]).after(Paid),
+        steps("steps-in-doubt", [work_in(&[SEND]), operate(Verb::ResolveStep)]).after(InDoubt),
+        steps("steps-in-doubt-release", [work_in(&[SEND]), operate(Verb::Release)]).after(InDoubt),
+        // Marks.
+        calls("mark-two", [marks(), marks()]),
+        calls("mark-regrets", [mark(LONG, Regrets), marks()]),
+        calls("mark-reject", [marks(), mark(InFlight::Reject, Keeps)]),
+        calls("mark-expired", [marks(), marks()]).after(ExpiredMark),
+        calls("mark-expired-sweep", [marks(), sweep()]).after(ExpiredMark),
+        batches("batch-overlap", [batch("ab"), batch("ba")]),
+        batches("batch-three", [batch("ab"), batch("bc"), batch("ca")]),
+        // The last round has two statements, and the owner may end between them.
+        batches("batch-regrets", [mark_many("ab", 0, LONG, Regrets), batch("ab")]).giving_up(),
+        batches("batch-expired", [batch("ab"), batch("ba")]).after(ExpiredEvent('a')).after(ExpiredEvent('b')),
+        batches("batch-expired-sweep", [batch("ab"), sweep()]).after(ExpiredEvent('a')).after(ExpiredEvent('b')),
+        batches("batch-large", [large("ab"), large("ba")]),
+        batches("batch-large-small", [large("ab"), batch("ab")]).may_wait(&["mark in order"]),
+        batches("batch-large-expired", [large("ab"), large("ba")]).after(ExpiredEvent('a')).after(ExpiredEvent('b')),
+        // Between the snapshot and the lock.
+        calls("two-wait", [wait(), wait()]).inside(),
+        calls("two-reject", [reject(), reject()]).inside(),
+        calls("fails", [plainly(Fails), wait()]).inside(),
+        calls("expired-two", [wait(), wait()]).after(Expired).inside(),
+        calls("expired-sweep", [wait(), sweep()]).after(Expired).inside(),
+        calls("released-two", [wait(), wait()]).after(Released).inside(),
+        // A claim can wait in its insert for the completion of a lease: DESIGN.md.
+        leases("lease-two", [owns(), owns()]).effects(1).may_wait(&["claim"]).inside(),
+        leases("lapsed-two", [owns(), owns()]).after(Lapsed(AT_LEAST_ONCE)).inside(),
+        calls("mark-two", [marks(), marks()]).inside(),
+        batches("batch-overlap", [batch("ab"), batch("ba")]).inside(),
     ]
-}
-
-fn expired(key: &Key) -> Result<Fixture, Error> {
-    Ok(Fixture::completed(key, BODY, EARLIER)?.expired())
 }

@@ -12,7 +12,8 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, P
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use crate::scenarios::{Scenario, Seat};
+use crate::actors::{self, Seat};
+use crate::scenarios::Scenario;
 use crate::statement::{self, Edits};
 use crate::wire::{self, At, Board, Part, Pass};
 
@@ -27,6 +28,8 @@ const SCHEMA: &str = "
     create schema interleave;
     -- What the actors do: `what` is a step, or nothing; `who` is the actor.
     create table interleave.effect (what text not null, who text not null);
+    -- Records of other keys, which no statement may touch.
+    create table interleave.bystander (like idempotency.record);
     -- Stops between the snapshot of a statement and its lock. The gates are locks of the monitor; the number of stops in
     -- this transaction chooses one of them.
     create function interleave.stop_and_try(int8) returns boolean language plpgsql as $$
@@ -54,10 +57,9 @@ pub(crate) enum Choice {
     Kill(usize),
 }
 
-/// Why an actor is not computing.
+/// Why a statement does not go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Rest {
-    Held,
     /// At this gate, within a statement.
     Inside(i32),
     /// By the processes of these actors.
@@ -75,6 +77,8 @@ pub(crate) struct Sight {
     /// A response that no call may ignore is stored.
     pub(crate) response_is_live: bool,
     pub(crate) lease_is_live: bool,
+    /// The record of another key has changed.
+    pub(crate) bystander_is_hurt: bool,
 }
 
 pub(crate) struct World {
@@ -85,6 +89,7 @@ pub(crate) struct World {
     /// Whether statements stop at gates, and the processes whose gates are locked.
     inside: bool,
     gated: BTreeSet<i32>,
+    ways: Vec<PgConnectOptions>,
     pools: Vec<PgPool>,
     directory: PathBuf,
     // Of the schedule that runs.
@@ -109,8 +114,34 @@ pub(crate) async fn create_database(server: &PgConnectOptions, name: &str) -> an
     let mut conn = PgConnection::connect_with(&database).await?;
     pg_idempotency::migrate(&mut conn).await?;
     conn.execute(SCHEMA).await?;
+    for (scope, operation, value) in [("other", "call", "key"), ("interleave", "other", "key"), ("interleave", "call", "other")] {
+        actors::bystander(&Key::new(scope, operation, value)?)?.write(&mut conn).await?;
+    }
+    conn.execute("insert into interleave.bystander table idempotency.record").await?;
     conn.close().await?;
     Ok(database)
+}
+
+/// The functions of the schema that calls use: the name of each, and its definition.
+pub(crate) async fn functions(database: &PgConnectOptions) -> anyhow::Result<Vec<(String, String)>> {
+    let mut conn = PgConnection::connect_with(database).await?;
+    let sql = "select proname::text, pg_get_functiondef(oid) from pg_proc
+        where pronamespace = 'idempotency'::regnamespace and prokind = 'f' and prolang <> 14 order by proname";
+    let functions = sqlx::query_as(sql).fetch_all(&mut conn).await?;
+    conn.close().await?;
+    Ok(functions)
+}
+
+/// Replaces a function of the schema.
+pub(crate) async fn define(database: &PgConnectOptions, function: &str) -> anyhow::Result<()> {
+    let mut conn = PgConnection::connect_with(database).await?;
+    conn.execute(AssertSqlSafe(function.to_owned())).await?;
+    Ok(conn.close().await?)
+}
+
+fn pool(way: &PgConnectOptions) -> PgPool {
+    let options = PgPoolOptions::new().max_connections(2).test_before_acquire(false).acquire_timeout(PATIENCE);
+    options.idle_timeout(None).max_lifetime(None).connect_lazy_with(way.clone())
 }
 
 impl World {
@@ -119,11 +150,9 @@ impl World {
         let board = Arc::new(Board::default());
         let inside = edits.inside;
         let edits = Arc::new(edits);
-        let mut pools = Vec::new();
+        let mut ways = Vec::new();
         for actor in 0..SEATS {
-            let options = wire::listen(database, &directory, actor, &board, &edits)?.disable_statement_logging();
-            let pool = PgPoolOptions::new().max_connections(2).test_before_acquire(false);
-            pools.push(pool.acquire_timeout(PATIENCE).idle_timeout(None).max_lifetime(None).connect_lazy_with(options));
+            ways.push(wire::listen(database, &directory, actor, &board, &edits)?.disable_statement_logging());
         }
         let mut gates = PgConnection::connect_with(database).await?;
         Ok(Self {
@@ -133,10 +162,11 @@ impl World {
             gates,
             inside,
             gated: BTreeSet::new(),
-            pools,
+            pools: ways.iter().map(pool).collect(),
+            ways,
             directory,
             tasks: Vec::new(),
-            key: Key::new("interleave", "call", "none")?,
+            key: Key::new("interleave", "call", "key")?,
             rests: BTreeMap::new(),
             open_gates: Vec::new(),
             ended: 0,
@@ -156,10 +186,11 @@ impl World {
 
     /// Begins a schedule: a new key, and every actor before its first message.
     pub(crate) async fn begin(&mut self, scenario: &Scenario) -> anyhow::Result<()> {
-        self.monitor.execute("delete from idempotency.record; delete from interleave.effect").await?;
-        self.key = Key::new("interleave", "call", uuid::Uuid::new_v4().to_string())?;
-        for fixture in scenario.before(&self.key)? {
-            fixture.write(&mut self.monitor).await?;
+        let sql = "delete from idempotency.record; delete from interleave.effect;
+            insert into idempotency.record table interleave.bystander";
+        self.monitor.execute(sql).await?;
+        for before in &scenario.before {
+            before.fixture(&self.key)?.write(&mut self.monitor).await?;
         }
         self.board.change(|board| {
             board.players.clear();
@@ -190,7 +221,11 @@ impl World {
             anyhow::ensure!(Instant::now() < deadline, "the actors do not come to rest: {:?}", self.board.lock());
             let board = self.board.clone();
             let changed = board.changed.notified();
-            match self.unrest() {
+            let unrest = self.unrest();
+            if !matches!(unrest, Unrest::Computing) && self.pass_read_only_ends().await? {
+                continue;
+            }
+            match unrest {
                 Unrest::Computing => {
                     let _ = timeout(Duration::from_millis(100), changed).await;
                 }
@@ -207,9 +242,7 @@ impl World {
                 }
                 Unrest::None => {
                     self.rests.clear();
-                    if !self.pass_read_only_ends().await? {
-                        return self.rested().await;
-                    }
+                    return self.rested().await;
                 }
             }
         }
@@ -389,12 +422,14 @@ impl World {
                     let board = self.board.lock();
                     board.lanes.values().filter(|lane| lane.actor == at).map(|lane| lane.pid).collect()
                 };
-                let kill = sqlx::query("select pg_terminate_backend(pid) from unnest($1::int4[]) as pid").bind(pids);
+                let kill = sqlx::query("select pg_terminate_backend(pid) from unnest($1::int4[]) as pid").bind(&pids);
                 kill.execute(&mut self.monitor).await?;
                 let deadline = Instant::now() + PATIENCE;
-                while self.board.lock().lanes.values().any(|lane| lane.actor == at) && Instant::now() < deadline {
+                while self.board.lock().lanes.values().any(|lane| pids.contains(&lane.pid)) && Instant::now() < deadline {
                     let _ = timeout(Duration::from_millis(1), self.board.changed.notified()).await;
                 }
+                // Its idle connections are broken, too.
+                self.pools[at] = pool(&self.ways[at]);
                 return Ok(format!("{letter} is killed"));
             }
             Choice::Go(_) | Choice::TimeOut(_) => {}
@@ -476,7 +511,10 @@ impl World {
                     where pid = any($1) and (locktype = 'transactionid' or locktype = 'advisory' and objsubid = 1)
                     order by pid, locktype, mode, granted
                 ) as locks,
-                array(select token from idempotency.record order by scope, operation, key) as tokens,
+                array(
+                    select token from (table idempotency.record except table interleave.bystander) as record
+                    order by scope, operation, key
+                ) as tokens,
                 array(
                     select concat(
                         regexp_replace(
@@ -485,14 +523,16 @@ impl World {
                         ),
                         completed_at is null, expires_at > statement_timestamp(), lease_until > statement_timestamp()
                     )
-                    from idempotency.record
+                    from (table idempotency.record except table interleave.bystander) as record
                     order by scope, operation, key
                 ) as records,
                 array(select what from interleave.effect order by what, who) as whats,
                 array(select who from interleave.effect order by what, who) as whos,
                 exists (
-                    select from idempotency.record where completed_at is not null and expires_at > statement_timestamp()
+                    select from (table idempotency.record except table interleave.bystander) as record
+                    where completed_at is not null and expires_at > statement_timestamp()
                 ) as response_is_live,
+                exists (table interleave.bystander except table idempotency.record) as bystander_is_hurt,
                 exists (select from idempotency.record where lease_until > statement_timestamp()) as lease_is_live",
         )
         .bind(pids)
@@ -508,6 +548,7 @@ impl World {
                 records: row.try_get::<Vec<i64>, _>("tokens")?.into_iter().zip(row.try_get::<Vec<String>, _>("records")?).collect(),
                 effects: whats.into_iter().zip(whos).collect(),
                 response_is_live: row.try_get("response_is_live")?,
+                bystander_is_hurt: row.try_get("bystander_is_hurt")?,
                 lease_is_live: row.try_get("lease_is_live")?,
             })
         })
@@ -536,7 +577,7 @@ impl World {
                 }
                 state.push(' ');
             }
-            let busy = |lane: &wire::Lane| lane.actor == at && (lane.at != At::Client || lane.transaction != b'I');
+            let busy = |lane: &wire::Lane| lane.actor == at && (lane.at != At::Client || lane.transaction != b'I') && !lane.statement.is_empty();
             for (id, lane) in board.lanes.iter().filter(|(_, lane)| busy(lane)) {
                 let began = self.pauses.get(&at).is_some_and(|&began| began == self.ended);
                 state.push_str(&format!("{:?} {} {began} {:?}", lane.at, lane.statement, self.rests.get(id)));
@@ -565,13 +606,14 @@ pub(crate) fn letter(actor: usize) -> char {
 pub(crate) fn cause(error: &anyhow::Error) -> String {
     match error.downcast_ref::<Error>() {
         Some(Error::Retryable(_)) => "is told to retry".to_owned(),
-        Some(Error::Database(_)) | None => {
-            let code = error.chain().find_map(|cause| cause.downcast_ref::<sqlx::Error>()?.as_database_error()?.code());
-            format!("fails: {}", code.map_or_else(|| format!("{error:#}"), |code| code.into_owned()))
-        }
-        Some(error) => {
+        Some(error) if !matches!(error, Error::Database(_)) => {
             let name = format!("{error:?}");
             name.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default().to_owned()
         }
+        _ => match error.chain().find_map(|cause| cause.downcast_ref::<sqlx::Error>()) {
+            Some(sqlx::Error::Database(error)) => format!("fails: {}", error.code().unwrap_or_default()),
+            Some(_) => "fails: cut off".to_owned(),
+            None => error.to_string(),
+        },
     }
 }

@@ -1,0 +1,158 @@
+//! The trial of the search itself: it has to find each edit of the crate's SQL.
+
+use std::collections::BTreeMap;
+
+use sqlx::postgres::PgConnectOptions;
+
+use crate::ends::Ends;
+use crate::explore::{Found, Search};
+use crate::mutants::{self, Fates, Mutant, NO_REASON};
+use crate::scenarios::{self, Scenario};
+use crate::statement::Edits;
+use crate::threads;
+use crate::world::{self, World};
+
+/// The longest scenario in which a mutant is sought, in seconds.
+const LONGEST: f64 = 2.0;
+/// What a search of this time can find.
+const FUNCTION: &str = "function ";
+
+/// A scenario that was searched without an edit.
+pub(crate) struct Searched {
+    pub(crate) name: String,
+    /// The statements that it sent.
+    pub(crate) texts: BTreeMap<String, &'static str>,
+    pub(crate) seconds: f64,
+}
+
+/// Tries every edit in the scenario that is written down for it; or, to record, in all that send the statement, until one
+/// finds it. Returns how many were not found and have no reason, or are not written down.
+pub(crate) fn hold(
+    server: &PgConnectOptions,
+    ends: &Ends,
+    mut searched: Vec<Searched>,
+    record: bool,
+) -> anyhow::Result<usize> {
+    searched.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    let fates = Fates::read();
+    let mutants = all(server, &searched)?;
+    let mut trials = Vec::new();
+    for mutant in mutants {
+        let candidates: Vec<String> = match fates.finder(&mutant.label) {
+            Some(finder) if !record => vec![finder.to_owned()],
+            finder => {
+                let known = finder.map(str::to_owned);
+                let others = searched.iter().filter(|one| one.seconds < LONGEST && uses(one, &mutant));
+                known.into_iter().chain(others.map(|one| one.name.clone())).collect()
+            }
+        };
+        let excused = fates.get(&mutant.label).is_some_and(|fate| fates.finder(&mutant.label).is_none() && fate != NO_REASON);
+        trials.push((mutant, candidates, excused && !record));
+    }
+    let tried = threads::share(server, "trial", trials, async |database, (mutant, candidates, excused)| {
+        let finder = if excused { Ok(None) } else { find(database, ends, &mutant, &candidates).await };
+        if record {
+            println!("{} => {finder:?}", mutant.label);
+        }
+        (mutant.label, excused, finder)
+    })?;
+    let mut finders = BTreeMap::new();
+    let mut violations = 0;
+    for (label, excused, finder) in tried {
+        if let Err(error) = &finder {
+            println!("{label}: {error:#}");
+            violations += 1;
+        }
+        let finder = finder.ok().flatten();
+        if finder.is_none() && !excused && !record {
+            println!("{label}: no scenario finds it, and no reason is written");
+            violations += 1;
+        }
+        finders.insert(label, finder);
+    }
+    if record {
+        Fates::write(&finders)?;
+    } else {
+        for label in fates.stale(&finders) {
+            println!("{label}: this edit does not exist any more");
+            violations += 1;
+        }
+    }
+    let found = finders.values().filter(|finder| finder.is_some()).count();
+    println!("{} mutants, {found} found, {} survive", finders.len(), finders.len() - found);
+    Ok(violations)
+}
+
+/// Whether the scenario sends the statement.
+fn uses(searched: &Searched, mutant: &Mutant) -> bool {
+    match mutant.label.strip_prefix(FUNCTION) {
+        Some(function) => {
+            let call = format!("idempotency.{}(", function.split(':').next().unwrap_or_default());
+            // The option that calls the others sends texts that are not prepared.
+            searched.texts.keys().any(|text| text.contains(&call)) || searched.name.contains("fewest")
+        }
+        None => searched.texts.contains_key(&mutant.original),
+    }
+}
+
+fn all(server: &PgConnectOptions, searched: &[Searched]) -> anyhow::Result<Vec<Mutant>> {
+    let mut mutants: BTreeMap<String, Mutant> = BTreeMap::new();
+    let mut add = |found: Vec<Mutant>| {
+        for mut mutant in found {
+            while mutants.get(&mutant.label).is_some_and(|other| *other != mutant) {
+                mutant.label.push('\'');
+            }
+            mutants.insert(mutant.label.clone(), mutant);
+        }
+    };
+    let texts: BTreeMap<&String, &str> = searched.iter().flat_map(|one| &one.texts).map(|(sql, name)| (sql, *name)).collect();
+    texts.into_iter().filter(|(_, name)| !name.is_empty()).for_each(|(sql, name)| add(mutants::of(name, sql)));
+    let functions = threads::runtime()?.block_on(async {
+        world::functions(&world::create_database(server, "functions").await?).await
+    })?;
+    functions.iter().for_each(|(name, sql)| add(mutants::of(&format!("{FUNCTION}{name}"), sql)));
+    Ok(mutants.into_values().collect())
+}
+
+/// The first of these scenarios in which the edit shows.
+async fn find(
+    database: &PgConnectOptions,
+    ends: &Ends,
+    mutant: &Mutant,
+    candidates: &[String],
+) -> anyhow::Result<Option<String>> {
+    let is_function = mutant.label.starts_with(FUNCTION);
+    if is_function {
+        world::define(database, &mutant.edited).await?;
+    }
+    let scenarios = scenarios::all();
+    let mut finder = None;
+    for name in candidates {
+        let Some(scenario) = scenarios.iter().find(|scenario| scenario.name == *name) else { continue };
+        let found = search(database, ends, mutant, is_function, scenario).await;
+        if found.is_none_or(|found| !found.violations.is_empty() || !ends.others(name, &found.ends).is_empty()) {
+            finder = Some(name.clone());
+            break;
+        }
+    }
+    if is_function {
+        world::define(database, &mutant.original).await?;
+    }
+    Ok(finder)
+}
+
+/// What the search finds with this edit; nothing if the actors come to no rest, which a broken statement may cause.
+async fn search(
+    database: &PgConnectOptions,
+    ends: &Ends,
+    mutant: &Mutant,
+    is_function: bool,
+    scenario: &Scenario,
+) -> Option<Found> {
+    let edit = (!is_function).then(|| (mutant.original.clone(), mutant.edited.clone()));
+    let mut world = World::open(database, Edits { inside: scenario.inside, mutant: edit }).await.ok()?;
+    let enough = |found: &Found| !found.violations.is_empty() || ends.is_new(&scenario.name, &found.ends);
+    let found = Search::new(&mut world, scenario).run(enough).await.ok();
+    let _ = world.close().await;
+    found
+}
