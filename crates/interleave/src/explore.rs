@@ -131,7 +131,7 @@ impl<'w> Search<'w> {
 
     /// A wait that began with the last step may also end by its limit.
     fn offer_time_out(&mut self, last: Option<Choice>, depth: usize) {
-        let Some(Choice::Go(actor)) = last else { return };
+        let Some(Choice::Go(actor)) = last.filter(|_| self.scenario.time_outs) else { return };
         let waits = self.world.waits();
         if waits.iter().any(|(waiting, name, _)| *waiting == actor && *name == statement::AWAIT) {
             let node = &mut self.path[depth - 1];

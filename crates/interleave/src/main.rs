@@ -78,12 +78,12 @@ fn start(arguments: &Arguments) -> anyhow::Result<bool> {
         let seconds = began.elapsed().as_secs_f64();
         let others = found.as_ref().map(|found| recorded.others(&scenario.name, &found.ends));
         tell(&scenario.name, &found, if arguments.record { &[] } else { others.as_deref().unwrap_or_default() }, seconds);
-        (scenario.name, found, seconds)
+        (scenario.name, found)
     })?;
     let scenarios = ran.len();
     let (mut schedules, mut violations) = (0, 0);
     let mut searched = Vec::new();
-    for (name, found, seconds) in ran {
+    for (name, found) in ran {
         let Ok(found) = found else {
             violations += 1;
             continue;
@@ -95,7 +95,7 @@ fn start(arguments: &Arguments) -> anyhow::Result<bool> {
         } else {
             violations += recorded.others(&name, &found.ends).len();
         }
-        searched.push(trial::Searched { name, texts: found.texts, seconds });
+        searched.push(trial::Searched { name, texts: found.texts, begun: found.schedules + found.merged });
     }
     if arguments.record {
         recorded.write()?;

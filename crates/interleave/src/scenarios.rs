@@ -25,6 +25,8 @@ pub(crate) struct Scenario {
     pub(crate) may_give_up: bool,
     pub(crate) drops: &'static [usize],
     pub(crate) kills: &'static [usize],
+    /// Whether a wait may end by its limit.
+    pub(crate) time_outs: bool,
     /// Whether equal states are merged. At repeatable read, what an actor has heard does not show its snapshot.
     pub(crate) merged: bool,
     /// Whether statements stop between their snapshot and their lock, too.
@@ -55,6 +57,7 @@ fn calls<const N: usize>(name: &str, actors: [Actor; N]) -> Scenario {
         may_give_up: false,
         drops: &[],
         kills: &[],
+        time_outs: true,
         merged: true,
         inside: false,
     }
@@ -103,6 +106,10 @@ impl Scenario {
         Self { merged: false, ..self }
     }
 
+    fn patient(self) -> Self {
+        Self { time_outs: false, ..self }
+    }
+
     fn giving_up(self) -> Self {
         Self { may_give_up: true, ..self }
     }
@@ -147,7 +154,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         calls("three-wait", [wait(), wait(), wait()]),
         calls("three-mixed", [wait(), wait(), reject()]),
         calls("fails", [plainly(Fails), wait()]),
-        calls("fails-three", [plainly(Fails), wait(), wait()]),
+        calls("fails-three", [plainly(Fails), wait(), wait()]).patient(),
         calls("regrets", [plainly(Regrets), wait()]),
         calls("regrets-reject", [plainly(Regrets), reject()]),
         calls("commits-inside", [plainly(Commits), wait()]),
@@ -173,7 +180,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         calls("completed-sweep", [wait(), sweep()]).after(Completed),
         calls("expired-two", [wait(), wait()]).after(Expired),
         calls("expired-reject", [reject(), reject()]).after(Expired),
-        calls("expired-three", [wait(), wait(), wait()]).after(Expired),
+        calls("expired-three", [wait(), wait(), wait()]).after(Expired).patient(),
         calls("expired-fails", [plainly(Fails), wait()]).after(Expired),
         calls("expired-regrets", [plainly(Regrets), reject()]).after(Expired),
         calls("expired-isolated-fails", [call_isolated(Fails, WAIT), wait()]).after(Expired),
@@ -181,8 +188,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         calls("expired-repeatable-read", [reject(), at_repeatable_read(REJECT)]).after(Expired).unmerged(),
         calls("expired-sweep", [wait(), sweep()]).after(Expired),
         calls("expired-reject-sweep", [reject(), sweep()]).after(Expired).giving_up(),
-        calls("expired-two-sweep", [wait(), wait(), sweep()]).after(Expired),
-        calls("expired-forget", [wait(), wait(), operate(Verb::Forget)]).after(Expired).effects(2),
+        calls("expired-two-sweep", [wait(), wait(), sweep()]).after(Expired).patient(),
+        calls("expired-forget", [wait(), wait(), operate(Verb::Forget)]).after(Expired).effects(2).patient(),
         calls("completed-forget", [wait(), reject(), operate(Verb::Forget)]).after(Completed),
         calls("expires", [wait(), expire(), wait()]).effects(2),
         calls("expires-completed", [wait(), expire(), reject()]).after(Completed),
@@ -226,7 +233,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         calls("mark-expired", [marks(), marks()]).after(ExpiredMark),
         calls("mark-expired-sweep", [marks(), sweep()]).after(ExpiredMark),
         batches("batch-overlap", [batch("ab"), batch("ba")]),
-        batches("batch-three", [batch("ab"), batch("bc"), batch("ca")]),
+        batches("batch-three", [batch("ab"), batch("bc"), batch("ca")]).patient(),
         // The last round has two statements, and the owner may end between them.
         batches("batch-regrets", [mark_many("ab", 0, LONG, Regrets), batch("ab")]).giving_up(),
         batches("batch-expired", [batch("ab"), batch("ba")]).after(ExpiredEvent('a')).after(ExpiredEvent('b')),

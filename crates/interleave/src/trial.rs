@@ -12,9 +12,8 @@ use crate::statement::Edits;
 use crate::threads;
 use crate::world::{self, World};
 
-/// The longest scenario in which a mutant is sought, in seconds.
-const LONGEST: f64 = 2.0;
-/// What a search of this time can find.
+/// The longest search for a mutant, in schedules.
+const LONGEST: usize = 80;
 const FUNCTION: &str = "function ";
 
 /// A scenario that was searched without an edit.
@@ -22,7 +21,8 @@ pub(crate) struct Searched {
     pub(crate) name: String,
     /// The statements that it sent.
     pub(crate) texts: BTreeMap<String, &'static str>,
-    pub(crate) seconds: f64,
+    /// How many schedules it began.
+    pub(crate) begun: usize,
 }
 
 /// Tries every edit in the scenario that is written down for it; or, to record, in all that send the statement, until one
@@ -33,7 +33,7 @@ pub(crate) fn hold(
     mut searched: Vec<Searched>,
     record: bool,
 ) -> anyhow::Result<usize> {
-    searched.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    searched.sort_by_key(|one| one.begun);
     let fates = Fates::read();
     let mutants = all(server, &searched)?;
     let mut trials = Vec::new();
@@ -42,7 +42,7 @@ pub(crate) fn hold(
             Some(finder) if !record => vec![finder.to_owned()],
             finder => {
                 let known = finder.map(str::to_owned);
-                let others = searched.iter().filter(|one| one.seconds < LONGEST && uses(one, &mutant));
+                let others = searched.iter().filter(|one| one.begun < LONGEST && uses(one, &mutant));
                 known.into_iter().chain(others.map(|one| one.name.clone())).collect()
             }
         };
@@ -52,7 +52,7 @@ pub(crate) fn hold(
     let tried = threads::share(server, "trial", trials, async |database, (mutant, candidates, excused)| {
         let finder = if excused { Ok(None) } else { find(database, ends, &mutant, &candidates).await };
         if record {
-            println!("{} => {finder:?}", mutant.label);
+            println!("{} => {finder:?} of {}", mutant.label, candidates.len());
         }
         (mutant.label, excused, finder)
     })?;

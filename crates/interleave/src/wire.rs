@@ -357,9 +357,15 @@ fn parameters(bind: &[u8], at: usize, offset: usize) -> Vec<std::ops::Range<usiz
 fn columns(row: &[u8]) -> Vec<Part> {
     let value = |place: std::ops::Range<usize>| match row[place.clone()].try_into() {
         Ok(eight) => Part::Eight(eight),
-        Err(_) => Part::Text(format!("{:?}", &row[place])),
+        Err(_) => Part::Text(timeless(&String::from_utf8_lossy(&row[place]))),
     };
     values(row, 0, 0).into_iter().map(value).collect()
+}
+
+/// The text without the times in it, which are strings of JSON: `"2026-11-22T…"`.
+fn timeless(text: &str) -> String {
+    let is_time = |part: &&str| part.len() > 10 && part.as_bytes()[10] == b'T' && part.starts_with(char::is_numeric);
+    text.split('"').filter(|part| !is_time(part)).collect::<Vec<_>>().join("\"")
 }
 
 fn sqlstate(error: &[u8]) -> String {
