@@ -87,8 +87,8 @@ impl Seat {
                 self.effect(conn, "").await?;
                 anyhow::bail!("refused");
             }
-            Manner::Commits => drop(conn.execute("commit; begin").await?),
-            Manner::RollsBack => drop(conn.execute("rollback; begin").await?),
+            Manner::Commits => conn.execute("commit; begin").await.map(drop)?,
+            Manner::RollsBack => conn.execute("rollback; begin").await.map(drop)?,
             Manner::Keeps | Manner::Undoes | Manner::Regrets => {}
         }
         Ok(self.effect(conn, "").await?)
@@ -415,9 +415,7 @@ impl Before {
             Self::Released => Fixture::released(key, BODY)?,
             Self::Lapsed(policy) => Fixture::lapsed(key, BODY, policy)?,
             Self::LapsedAndExpired(policy) => Fixture::lapsed(key, BODY, policy)?.expired(),
-            Self::Paid => {
-                Fixture::lapsed(key, BODY, IN_STEPS)?.with_step("pay", EARLIER)?.with_stored_request(BODY)?
-            }
+            Self::Paid => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step("pay", EARLIER)?.with_stored_request(BODY)?,
             Self::InDoubt => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step_in_doubt("send"),
             Self::ExpiredMark => Fixture::marked(key).expired(),
             Self::ExpiredEvent(one) => Fixture::marked(&event(key, one)).expired(),

@@ -77,7 +77,12 @@ fn start(arguments: &Arguments) -> anyhow::Result<bool> {
         let found = run(database, &scenario).await;
         let seconds = began.elapsed().as_secs_f64();
         let others = found.as_ref().map(|found| recorded.others(&scenario.name, &found.ends));
-        tell(&scenario.name, &found, if arguments.record { &[] } else { others.as_deref().unwrap_or_default() }, seconds);
+        tell(
+            &scenario.name,
+            &found,
+            if arguments.record { &[] } else { others.as_deref().unwrap_or_default() },
+            seconds,
+        );
         (scenario.name, found)
     })?;
     let scenarios = ran.len();

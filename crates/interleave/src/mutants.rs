@@ -23,7 +23,9 @@ impl Fates {
     pub(crate) fn read() -> Self {
         let text = std::fs::read_to_string(PATH).unwrap_or_default();
         let lines = text.lines().filter(|line| !line.starts_with('#'));
-        Self(lines.filter_map(|line| line.split_once(" => ")).map(|(label, fate)| (label.into(), fate.into())).collect())
+        Self(
+            lines.filter_map(|line| line.split_once(" => ")).map(|(label, fate)| (label.into(), fate.into())).collect(),
+        )
     }
 
     pub(crate) fn get(&self, label: &str) -> Option<&str> {
@@ -81,8 +83,28 @@ struct Token<'s> {
 
 /// What ends a condition on its level, besides a closing parenthesis.
 const ENDS: [&str; 22] = [
-    "order", "limit", "for", "returning", "from", "group", "then", "else", "when", "end", "where", "union", "set", "on",
-    "left", "join", ";", ",", "loop", "as", "using", "select",
+    "order",
+    "limit",
+    "for",
+    "returning",
+    "from",
+    "group",
+    "then",
+    "else",
+    "when",
+    "end",
+    "where",
+    "union",
+    "set",
+    "on",
+    "left",
+    "join",
+    ";",
+    ",",
+    "loop",
+    "as",
+    "using",
+    "select",
 ];
 
 /// Every edit of this statement.
@@ -193,7 +215,8 @@ fn locks(sql: &str, tokens: &[Token<'_>], edits: &mut Vec<Edit>) {
         let until = |last: usize| token.start..tokens[last].end;
         match token.text {
             "for" if word(at + 1) == "update" => {
-                let last = (at + 1..tokens.len()).take_while(|&at| word(at) != ")" && word(at) != ";").last().unwrap_or(at);
+                let last =
+                    (at + 1..tokens.len()).take_while(|&at| word(at) != ")" && word(at) != ";").last().unwrap_or(at);
                 edits.push(("does not lock", until(last), String::new()));
             }
             "skip" if word(at + 1) == "locked" => edits.push(("waits instead of", until(at + 1), String::new())),

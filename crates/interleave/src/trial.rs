@@ -13,7 +13,9 @@ use crate::threads;
 use crate::world::{self, World};
 
 /// The longest search for a mutant, in schedules.
-const LONGEST: usize = 80;
+const LONGEST: usize = 45;
+/// How many times as many schedules an edited statement may take. More show that calls do more than before.
+const MORE: usize = 3;
 const FUNCTION: &str = "function ";
 
 /// A scenario that was searched without an edit.
@@ -38,15 +40,17 @@ pub(crate) fn hold(
     let mutants = all(server, &searched)?;
     let mut trials = Vec::new();
     for mutant in mutants {
-        let candidates: Vec<String> = match fates.finder(&mutant.label) {
-            Some(finder) if !record => vec![finder.to_owned()],
-            finder => {
-                let known = finder.map(str::to_owned);
-                let others = searched.iter().filter(|one| one.begun < LONGEST && uses(one, &mutant));
-                known.into_iter().chain(others.map(|one| one.name.clone())).collect()
-            }
+        let known = fates.finder(&mutant.label);
+        let is_candidate = |one: &&Searched| match known {
+            Some(finder) if !record => one.name == finder,
+            finder => finder == Some(&one.name) || one.begun < LONGEST && uses(one, &mutant),
         };
-        let excused = fates.get(&mutant.label).is_some_and(|fate| fates.finder(&mutant.label).is_none() && fate != NO_REASON);
+        let of = |one: &Searched| (one.name.clone(), MORE * one.begun);
+        let mut candidates: Vec<(String, usize)> = searched.iter().filter(is_candidate).map(of).collect();
+        // The one that found it last time comes first.
+        candidates.sort_by_key(|(name, _)| Some(name.as_str()) != known);
+        let excused =
+            fates.get(&mutant.label).is_some_and(|fate| fates.finder(&mutant.label).is_none() && fate != NO_REASON);
         trials.push((mutant, candidates, excused && !record));
     }
     let tried = threads::share(server, "trial", trials, async |database, (mutant, candidates, excused)| {
@@ -105,11 +109,11 @@ fn all(server: &PgConnectOptions, searched: &[Searched]) -> anyhow::Result<Vec<M
             mutants.insert(mutant.label.clone(), mutant);
         }
     };
-    let texts: BTreeMap<&String, &str> = searched.iter().flat_map(|one| &one.texts).map(|(sql, name)| (sql, *name)).collect();
+    let texts: BTreeMap<&String, &str> =
+        searched.iter().flat_map(|one| &one.texts).map(|(sql, name)| (sql, *name)).collect();
     texts.into_iter().filter(|(_, name)| !name.is_empty()).for_each(|(sql, name)| add(mutants::of(name, sql)));
-    let functions = threads::runtime()?.block_on(async {
-        world::functions(&world::create_database(server, "functions").await?).await
-    })?;
+    let functions = threads::runtime()?
+        .block_on(async { world::functions(&world::create_database(server, "functions").await?).await })?;
     functions.iter().for_each(|(name, sql)| add(mutants::of(&format!("{FUNCTION}{name}"), sql)));
     Ok(mutants.into_values().collect())
 }
@@ -119,7 +123,7 @@ async fn find(
     database: &PgConnectOptions,
     ends: &Ends,
     mutant: &Mutant,
-    candidates: &[String],
+    candidates: &[(String, usize)],
 ) -> anyhow::Result<Option<String>> {
     let is_function = mutant.label.starts_with(FUNCTION);
     if is_function {
@@ -127,9 +131,9 @@ async fn find(
     }
     let scenarios = scenarios::all();
     let mut finder = None;
-    for name in candidates {
+    for (name, most) in candidates {
         let Some(scenario) = scenarios.iter().find(|scenario| scenario.name == *name) else { continue };
-        let found = search(database, ends, mutant, is_function, scenario).await;
+        let found = search(database, ends, mutant, is_function, scenario, *most).await;
         if found.is_none_or(|found| !found.violations.is_empty() || !ends.others(name, &found.ends).is_empty()) {
             finder = Some(name.clone());
             break;
@@ -141,18 +145,22 @@ async fn find(
     Ok(finder)
 }
 
-/// What the search finds with this edit; nothing if the actors come to no rest, which a broken statement may cause.
+/// What the search finds with this edit. Nothing if the actors come to no rest, or need many more schedules than without
+/// the edit: both show it.
 async fn search(
     database: &PgConnectOptions,
     ends: &Ends,
     mutant: &Mutant,
     is_function: bool,
     scenario: &Scenario,
+    most: usize,
 ) -> Option<Found> {
     let edit = (!is_function).then(|| (mutant.original.clone(), mutant.edited.clone()));
     let mut world = World::open(database, Edits { inside: scenario.inside, mutant: edit }).await.ok()?;
-    let enough = |found: &Found| !found.violations.is_empty() || ends.is_new(&scenario.name, &found.ends);
-    let found = Search::new(&mut world, scenario).run(enough).await.ok();
+    let begun = |found: &Found| found.schedules + found.merged;
+    let shows = |found: &Found| !found.violations.is_empty() || ends.is_new(&scenario.name, &found.ends);
+    let found = Search::new(&mut world, scenario).run(|found| shows(found) || begun(found) > most).await.ok();
+    let found = found.filter(|found| begun(found) <= most);
     let _ = world.close().await;
     found
 }

@@ -114,7 +114,9 @@ pub(crate) async fn create_database(server: &PgConnectOptions, name: &str) -> an
     let mut conn = PgConnection::connect_with(&database).await?;
     pg_idempotency::migrate(&mut conn).await?;
     conn.execute(SCHEMA).await?;
-    for (scope, operation, value) in [("other", "call", "key"), ("interleave", "other", "key"), ("interleave", "call", "other")] {
+    for (scope, operation, value) in
+        [("other", "call", "key"), ("interleave", "other", "key"), ("interleave", "call", "other")]
+    {
         actors::bystander(&Key::new(scope, operation, value)?)?.write(&mut conn).await?;
     }
     conn.execute("insert into interleave.bystander table idempotency.record").await?;
@@ -308,7 +310,10 @@ impl World {
         let held: Vec<(u64, i32)> = {
             let mut board = self.board.lock();
             let unexamined = board.lanes.iter_mut().filter(|(_, lane)| lane.at == At::Held && lane.unexamined);
-            unexamined.map(|(&id, lane)| (id, std::mem::take(&mut lane.unexamined), lane.pid)).map(|(id, _, pid)| (id, pid)).collect()
+            unexamined
+                .map(|(&id, lane)| (id, std::mem::take(&mut lane.unexamined), lane.pid))
+                .map(|(id, _, pid)| (id, pid))
+                .collect()
         };
         if held.is_empty() {
             return Ok(false);
@@ -344,7 +349,8 @@ impl World {
         let pids: Vec<i32> = self.board.lock().lanes.values().map(|lane| lane.pid).collect();
         let new: Vec<i32> = pids.into_iter().filter(|&pid| pid != 0 && self.gated.insert(pid)).collect();
         if !new.is_empty() {
-            let sql = "select pg_advisory_lock(pid, gate) from unnest($1::int4[]) as pid, generate_series(1, $2) as gate";
+            let sql =
+                "select pg_advisory_lock(pid, gate) from unnest($1::int4[]) as pid, generate_series(1, $2) as gate";
             sqlx::query(sql).bind(new).bind(GATES).execute(&mut self.gates).await?;
         }
         Ok(())
@@ -379,7 +385,8 @@ impl World {
 
     /// The connection of this actor that can go on.
     fn next_lane<'b>(&self, board: &'b wire::Inner, actor: usize) -> Option<(u64, &'b wire::Lane)> {
-        let can_go = |id: &u64, lane: &wire::Lane| lane.at == At::Held || matches!(self.rests.get(id), Some(Rest::Inside(_)));
+        let can_go =
+            |id: &u64, lane: &wire::Lane| lane.at == At::Held || matches!(self.rests.get(id), Some(Rest::Inside(_)));
         let mut lanes = board.lanes.iter().filter(|(id, lane)| lane.actor == actor && can_go(id, lane));
         lanes.next().map(|(&id, lane)| (id, lane))
     }
@@ -425,7 +432,8 @@ impl World {
                 let kill = sqlx::query("select pg_terminate_backend(pid) from unnest($1::int4[]) as pid").bind(&pids);
                 kill.execute(&mut self.monitor).await?;
                 let deadline = Instant::now() + PATIENCE;
-                while self.board.lock().lanes.values().any(|lane| pids.contains(&lane.pid)) && Instant::now() < deadline {
+                while self.board.lock().lanes.values().any(|lane| pids.contains(&lane.pid)) && Instant::now() < deadline
+                {
                     let _ = timeout(Duration::from_millis(1), self.board.changed.notified()).await;
                 }
                 // Its idle connections are broken, too.
@@ -577,7 +585,9 @@ impl World {
                 }
                 state.push(' ');
             }
-            let busy = |lane: &wire::Lane| lane.actor == at && (lane.at != At::Client || lane.transaction != b'I') && !lane.statement.is_empty();
+            let busy = |lane: &wire::Lane| {
+                lane.actor == at && (lane.at != At::Client || lane.transaction != b'I') && !lane.statement.is_empty()
+            };
             for (id, lane) in board.lanes.iter().filter(|(_, lane)| busy(lane)) {
                 let began = self.pauses.get(&at).is_some_and(|&began| began == self.ended);
                 state.push_str(&format!("{:?} {} {began} {:?}", lane.at, lane.statement, self.rests.get(id)));
@@ -595,7 +605,11 @@ enum Unrest {
     /// A client computes.
     Computing,
     /// Only the server works, on these connections. `expected`: each of them has waited, or its statement waits.
-    Server { pids: Vec<(u64, i32)>, version: u64, expected: bool },
+    Server {
+        pids: Vec<(u64, i32)>,
+        version: u64,
+        expected: bool,
+    },
 }
 
 pub(crate) fn letter(actor: usize) -> char {
