@@ -45,7 +45,8 @@ pub enum Error {
     },
 
     /// Another caller is performing the same operation. Retry with the same key after `retry_after`. A transaction of
-    /// the caller is still usable.
+    /// the caller is still usable. A call that must not wait can also get this error while a sweep or an operator is
+    /// deleting the expired record of its key.
     #[error("the operation is in flight elsewhere; retry with the same key after {retry_after:?}")]
     #[non_exhaustive]
     InFlight {

@@ -63,8 +63,10 @@ enum Held {
 
 /// Claims the key, or finds the response of an earlier call with the key.
 ///
-/// No claim waits for another claim. [`Record::await_key`] and [`wait_for_row`] wait within the limit of the terms, and
-/// the transaction is usable after them.
+/// No claim waits for another claim, with one exception: that of a lease whose owner committed after this claim's
+/// snapshot and is already writing the record again. Only the session's `lock_timeout` bounds this wait.
+/// [`Record::await_key`] and [`wait_for_row`] wait within the limit of the terms, and the transaction is usable after
+/// them.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,

@@ -1,8 +1,9 @@
 //! Winning the right to perform by inserting the record.
 //!
 //! The primary key decides which claim wins. The advisory lock, a 64-bit hash of the key, lets other calls *see* an
-//! owner whose record is not committed yet, so the claim does not wait in the insert.
-//! The lock ends with the owner's transaction.
+//! owner whose record is not committed yet, so the claim does not wait in the insert. The lock ends with the owner's
+//! transaction. One transaction writes a record without the lock, so a claim can wait for it in the insert: the next
+//! transaction of a lease whose claim committed after this statement's snapshot.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

@@ -54,7 +54,7 @@ macro_rules! take_over_free {
 
 impl Record<'_> {
     /// Takes over a claim that had expired at `asked`, or is released or lapsed, in one conditional update. One of all
-    /// callers that saw `found_token` wins, and the others look again.
+    /// callers that saw `found_token` wins, and the others look again, without the key's lock.
     pub(crate) async fn take_over(
         self,
         conn: &mut PgConnection,
@@ -67,11 +67,18 @@ impl Record<'_> {
         if self.deployment.distributed {
             return self.take_over_distributed(conn, terms, asked, found_token, claim).await;
         }
-        let (mine, free, taken): (bool, bool, bool) = self
+        let (mine, free, taken): (Option<bool>, bool, bool) = self
             .taking(
                 concat! {
                     "
-                    with mine as materialized (select pg_catalog.pg_try_advisory_xact_lock($12::int8) as mine),
+                    with mine as materialized (
+                        -- No lock if another call has changed the record: then this call replays, and would hold the
+                        -- lock until its transaction ends.
+                        select case when exists (
+                            select from idempotency.record
+                            where scope = $1::text and operation = $2::text and key = $3::text and token = $9::int8
+                        ) then pg_catalog.pg_try_advisory_xact_lock($12::int8) end as mine
+                    ),
                     -- A row that a sweep is deleting is skipped: no call waits for a row.
                     free as materialized (
                         select record.token
@@ -96,10 +103,10 @@ impl Record<'_> {
             .await
             .map_err(Error::of_statement)?;
         Ok(match (mine, free, taken) {
-            (false, ..) => TakeOver::Held,
-            (true, _, true) => TakeOver::Won(claim),
-            (true, true, false) => TakeOver::Overtaken,
-            (true, false, false) => TakeOver::Locked,
+            (None, ..) | (Some(true), true, false) => TakeOver::Overtaken,
+            (Some(false), ..) => TakeOver::Held,
+            (Some(true), _, true) => TakeOver::Won(claim),
+            (Some(true), false, false) => TakeOver::Locked,
         })
     }
 
@@ -113,6 +120,9 @@ impl Record<'_> {
         found_token: i64,
         claim: Claim,
     ) -> Result<TakeOver, Error> {
+        if !self.has_token(conn, found_token).await? {
+            return Ok(TakeOver::Overtaken);
+        }
         if !self.try_lock(conn).await? {
             return Ok(TakeOver::Held);
         }
@@ -139,6 +149,22 @@ impl Record<'_> {
         }
         distributed::note_claim(conn, self.deployment, claim.token).await?;
         Ok(TakeOver::Won(claim))
+    }
+
+    /// Whether the record still has this token. Only columns, because a worker evaluates the functions.
+    async fn has_token(self, conn: &mut PgConnection, token: i64) -> Result<bool, Error> {
+        self.query(
+            "
+            select
+            from idempotency.record
+            where scope = $1::text and operation = $2::text and key = $3::text and token = $4::int8
+            ",
+        )
+        .bind(token)
+        .fetch_optional(conn)
+        .await
+        .map(|row| row.is_some())
+        .map_err(Error::of_statement)
     }
 
     /// A statement with [`take_over_free`].

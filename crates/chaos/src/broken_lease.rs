@@ -25,13 +25,6 @@ pub(crate) async fn call(
     let token = i64::from_le_bytes(*uuid::Uuid::new_v4().as_bytes().first_chunk().expect("sixteen bytes"));
     let mode = if leased.promise == Promise::AtMostOnce { "at_most_once" } else { "at_least_once" };
     let claim = match mutant {
-        Mutant::LeaseTakeOverWithoutPredicate => {
-            "insert into idempotency.record as r (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)
-            values ($4::text, $1::text, 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')
-            on conflict (scope, operation, key) do update set token = excluded.token, lease_until = excluded.lease_until
-            where r.completed_at is null
-            returning token"
-        }
         Mutant::TakesOverAtMostOnce => {
             "insert into idempotency.record as r (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)
             values ($4::text, $1::text, 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')

@@ -12,12 +12,8 @@ pub(crate) enum Mutant {
     PlainSql,
     /// Looks first and inserts then, with no unique key in the way.
     NoConflictTarget,
-    /// An expired record is taken over by its key alone.
-    TakeOverWithoutPredicate,
     /// Lease mode: the result is stored by the key alone.
     CompletionWithoutToken,
-    /// Lease mode: whoever comes takes the claim over, lapsed or not.
-    LeaseTakeOverWithoutPredicate,
     /// The sweep deletes by a list of keys, and does not look again.
     JanitorByKey,
     /// Claim and effect commit, and no response.
@@ -66,12 +62,8 @@ pub(crate) enum Mutant {
     UnloggedRecord,
     /// sqlx's own `begin` where a future can be dropped.
     PlainBegin,
-    /// A claim that takes no advisory lock, and so meets an owner in the insert.
-    ClaimWithoutLock,
     /// The crate, with a wait that keeps the lock of a key that has a record.
     AwaitKeepsLock,
-    /// The crate, with a wait that does not put the caller's `lock_timeout` back.
-    AwaitDoesNotRestore,
 }
 
 use Mutant::*;
@@ -79,9 +71,7 @@ use Mutant::*;
 const NAMES: &[(Mutant, &str)] = &[
     (PlainSql, "plain-sql"),
     (NoConflictTarget, "no-conflict-target"),
-    (TakeOverWithoutPredicate, "take-over-without-predicate"),
     (CompletionWithoutToken, "completion-without-token"),
-    (LeaseTakeOverWithoutPredicate, "lease-take-over-without-predicate"),
     (JanitorByKey, "janitor-by-key"),
     (NoCompletion, "no-completion"),
     (AutocommitClaim, "autocommit-claim"),
@@ -106,15 +96,13 @@ const NAMES: &[(Mutant, &str)] = &[
     (SynchronousCommitOff, "synchronous-commit-off"),
     (UnloggedRecord, "unlogged-record"),
     (PlainBegin, "plain-begin"),
-    (ClaimWithoutLock, "claim-without-lock"),
     (AwaitKeepsLock, "await-keeps-lock"),
-    (AwaitDoesNotRestore, "await-does-not-restore"),
 ];
 
 impl Mutant {
     /// Whether it is the crate that calls, and only a function of the schema is broken.
     pub(crate) fn is_of_the_schema(self) -> bool {
-        matches!(self, AwaitKeepsLock | AwaitDoesNotRestore)
+        self == AwaitKeepsLock
     }
 
     /// Steps: whether nothing but the fault of its scenario may reveal it, and so nothing else goes wrong in an attempt.

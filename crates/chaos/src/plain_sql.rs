@@ -16,11 +16,11 @@ impl Mutant {
                 conn.execute("alter table idempotency.record drop constraint record_pkey").await?;
             }
             AwaitKeepsLock => {
-                edit_await_key(conn, "raise exception 'a record is there' using errcode = 'IK004'", "return 'look'")
-                    .await?
-            }
-            AwaitDoesNotRestore => {
-                edit_await_key(conn, "perform set_config('lock_timeout', callers, true);", "").await?;
+                let sql = "select pg_get_functiondef('idempotency.await_key'::regproc)";
+                let source: String = conn.fetch_one(sql).await?.try_get(0)?;
+                let part = "raise exception 'a record is there' using errcode = 'IK004'";
+                anyhow::ensure!(source.contains(part), "the function has no {part:?}:\n{source}");
+                conn.execute(AssertSqlSafe(source.replace(part, "return 'look'"))).await?;
             }
             UnloggedRecord => {
                 conn.execute("alter table idempotency.record set unlogged").await?;
@@ -200,27 +200,20 @@ impl Mutant {
     }
 
     async fn take_over(self, conn: &mut PgConnection, request: &Request) -> Result<bool, Failure> {
-        let sql = match self {
-            TakeOverWithoutPredicate => {
-                "update idempotency.record
-                set completed_at = null, response_body = null, claimed_at = now(),
-                    expires_at = now() + $2::float8 * interval '1 s'
-                where scope = $1::text and operation = 'chaos' and key = $1::text"
-            }
-            _ => {
-                "update idempotency.record
-                set completed_at = null, response_body = null, claimed_at = now(),
-                    expires_at = now() + $2::float8 * interval '1 s'
-                where scope = $1::text and operation = 'chaos' and key = $1::text
-                    and (expires_at <= statement_timestamp() or ($3::bool and completed_at is null))"
-            }
-        };
-        let mut update =
-            sqlx::query(sql).persistent(request.prepared).bind(&request.key).bind(request.retention.as_secs_f64());
-        if self != TakeOverWithoutPredicate {
-            update = update.bind(self == UnfinishedIsFree);
-        }
-        Ok(update.execute(conn).await?.rows_affected() == 1)
+        let updated = sqlx::query(
+            "update idempotency.record
+            set completed_at = null, response_body = null, claimed_at = now(),
+                expires_at = now() + $2::float8 * interval '1 s'
+            where scope = $1::text and operation = 'chaos' and key = $1::text
+                and (expires_at <= statement_timestamp() or ($3::bool and completed_at is null))",
+        )
+        .persistent(request.prepared)
+        .bind(&request.key)
+        .bind(request.retention.as_secs_f64())
+        .bind(self == UnfinishedIsFree)
+        .execute(conn)
+        .await?;
+        Ok(updated.rows_affected() == 1)
     }
 
     /// The sweep of this variant; `None` where it is not what is broken.
@@ -233,15 +226,6 @@ impl Mutant {
             _ => None,
         }
     }
-}
-
-/// Breaks the function that waits, in one place.
-async fn edit_await_key(conn: &mut PgConnection, part: &str, broken: &str) -> anyhow::Result<()> {
-    let sql = "select pg_get_functiondef('idempotency.await_key'::regproc)";
-    let source: String = conn.fetch_one(sql).await?.try_get(0)?;
-    anyhow::ensure!(source.contains(part), "the function has no {part:?}:\n{source}");
-    conn.execute(AssertSqlSafe(source.replace(part, broken))).await?;
-    Ok(())
 }
 
 struct Found {

@@ -21,7 +21,6 @@ pub(crate) struct Trial {
 
 pub(crate) const TRIALS: &[Trial] = &[
     trial(NoConflictTarget, "duplicate-storm", "effects, of"),
-    trial(TakeOverWithoutPredicate, "janitor-races", "calls performed that are to be remembered"),
     trial(JanitorByKey, "janitor-races", "calls performed that are to be remembered"),
     trial(NoCompletion, "killed-workers", "not completed"),
     trial(AutocommitClaim, "killed-workers", "never answered"),
@@ -31,11 +30,8 @@ pub(crate) const TRIALS: &[Trial] = &[
     trial(SynchronousCommitOff, "promoted-standby", "which is not there"),
     trial(PlainBegin, "dropped-futures", "was acknowledged, and is lost"),
     trial(PlainBegin, "duplicate-storm", "somebody else's"),
-    trial(ClaimWithoutLock, "bounded-waits", "under Reject have waited"),
     trial(AwaitKeepsLock, "bounded-waits", "replays hold an advisory lock"),
-    trial(AwaitDoesNotRestore, "bounded-waits", "another lock_timeout"),
     trial(CompletionWithoutToken, "suspended-owners", "completions were accepted"),
-    trial(LeaseTakeOverWithoutPredicate, "killed-leases-at-most-once", "under at most once"),
     trial(ErrorsSwallowed, "killed-backends", "which is not there"),
     trial(ErrorsSwallowed, "full-disk", "which is not there"),
     trial(ConflictsIgnored, "lock-conflicts", "effects, of"),

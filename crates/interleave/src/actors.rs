@@ -1,0 +1,465 @@
+//! The actors: callers, owners, operators, the janitor and the clock. Only this file calls the library.
+
+use std::num::NonZeroU32;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pg_idempotency::dedup::{Dedup, Marked};
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, Step, release, resolve, resolve_step};
+use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::{Error, Idempotency, InFlight, Janitor, Key, Mode, Outcome, Verdict, operator};
+use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, PgTransaction};
+
+use crate::wire::Board;
+use crate::world::{cause, letter};
+
+/// The response of an earlier call, whose effect is not counted.
+pub(crate) const EARLIER: &str = "Z";
+/// The response that an operator stores.
+pub(crate) const OPERATORS: &str = "Y";
+const BODY: &str = "body";
+const OPERATION: &str = "call";
+const HOUR: Duration = Duration::from_secs(3600);
+const LEASE: Duration = Duration::from_secs(40);
+pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
+pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: LEASE };
+const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
+
+/// An actor's place.
+#[derive(Clone)]
+pub(crate) struct Seat {
+    pub(crate) at: usize,
+    pub(crate) pool: PgPool,
+    pub(crate) key: Key,
+    pub(crate) board: Arc<Board>,
+}
+
+type Acting = Pin<Box<dyn Future<Output = anyhow::Result<String>> + Send>>;
+pub(crate) type Actor = Arc<dyn Fn(Seat) -> Acting + Send + Sync>;
+
+fn actor<F>(acting: impl Fn(Seat) -> F + Send + Sync + 'static) -> Actor
+where
+    F: Future<Output = anyhow::Result<String>> + Send + 'static,
+{
+    Arc::new(move |seat| Box::pin(acting(seat)))
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Isolation {
+    ReadCommitted,
+    RepeatableRead,
+}
+
+/// What a caller does when it performs, or afterwards.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Manner {
+    Keeps,
+    /// `perform` returns an error, and the caller rolls back unless the call is isolated.
+    Fails,
+    /// The effect is undone, and the response is kept.
+    Undoes,
+    /// `perform` ends the transaction and begins another.
+    Commits,
+    RollsBack,
+    /// The caller rolls back, whatever the answer is.
+    Regrets,
+}
+
+impl Seat {
+    fn name(&self) -> String {
+        letter(self.at).to_string()
+    }
+
+    fn answer(&self, answer: &str) {
+        self.board.change(|board| board.players[self.at].answer = Some(answer.to_owned()));
+    }
+
+    async fn effect(&self, conn: &mut PgConnection, what: &str) -> Result<String, Error> {
+        let insert = sqlx::query("insert into interleave.effect (what, who) values ($1, $2)").bind(what);
+        insert.bind(self.name()).execute(conn).await?;
+        Ok(self.name())
+    }
+
+    async fn perform(&self, conn: &mut PgConnection, manner: Manner) -> anyhow::Result<String> {
+        match manner {
+            Manner::Fails => {
+                self.effect(conn, "").await?;
+                anyhow::bail!("refused");
+            }
+            Manner::Commits => conn.execute("commit; begin").await.map(drop)?,
+            Manner::RollsBack => conn.execute("rollback; begin").await.map(drop)?,
+            Manner::Keeps | Manner::Undoes | Manner::Regrets => {}
+        }
+        Ok(self.effect(conn, "").await?)
+    }
+
+    /// Begins a transaction with a `lock_timeout` of its own, which no call may change.
+    async fn begin(&self, isolation: Isolation) -> Result<PgTransaction<'static>, sqlx::Error> {
+        self.pool
+            .begin_with(match isolation {
+                Isolation::ReadCommitted => "begin; set local lock_timeout = '33s'",
+                Isolation::RepeatableRead => "begin isolation level repeatable read; set local lock_timeout = '33s'",
+            })
+            .await
+    }
+
+    /// Ends the caller's transaction after an answer, with which it has to be usable.
+    async fn conclude(&self, mut tx: PgTransaction<'_>, answer: String, manner: Manner) -> anyhow::Result<String> {
+        self.answer(&answer);
+        let failed = ["fails", "is told", "refused", "NotInTransaction"].iter().any(|start| answer.starts_with(start));
+        if failed && manner != Manner::Undoes || manner == Manner::Regrets {
+            tx.rollback().await?;
+            return Ok(if failed { answer } else { format!("{answer}, and rolls back") });
+        }
+        let setting = sqlx::query_scalar("select current_setting('lock_timeout')");
+        let lock_timeout: Result<String, _> = setting.fetch_one(&mut *tx).await;
+        if !lock_timeout.as_ref().is_ok_and(|limit| limit == "33s") {
+            return Ok(format!("{answer}, with an unusable transaction: {lock_timeout:?}"));
+        }
+        tx.commit().await?;
+        Ok(answer)
+    }
+}
+
+fn told(answered: anyhow::Result<Outcome<String>>) -> String {
+    match answered {
+        Ok(Outcome::Performed(_)) => "performed".to_owned(),
+        Ok(Outcome::Replayed(who)) => format!("replayed {who}"),
+        Err(error) => cause(&error),
+    }
+}
+
+const fn options(in_flight: InFlight) -> Idempotency {
+    match Idempotency::new().with_in_flight(in_flight) {
+        Ok(options) => options,
+        Err(_) => panic!("a limit"),
+    }
+}
+
+pub(crate) const WAIT: Idempotency = options(InFlight::Wait(Duration::from_secs(600)));
+pub(crate) const REJECT: Idempotency = options(InFlight::Reject);
+
+/// A call in a transaction of the caller.
+pub(crate) fn call(options: Idempotency) -> Actor {
+    call_that(Manner::Keeps, Isolation::ReadCommitted, options)
+}
+
+pub(crate) fn call_that(manner: Manner, isolation: Isolation, options: Idempotency) -> Actor {
+    actor(move |seat| async move {
+        let mut tx = seat.begin(isolation).await?;
+        let answered = options.ensure(&mut tx, &seat.key, BODY, async |conn| seat.perform(conn, manner).await).await;
+        seat.conclude(tx, told(answered), manner).await
+    })
+}
+
+/// Two calls in one transaction.
+pub(crate) fn call_twice(options: Idempotency) -> Actor {
+    actor(move |seat| async move {
+        let mut tx = seat.begin(Isolation::ReadCommitted).await?;
+        let perform = async |conn: &mut PgConnection| seat.effect(conn, "").await.map_err(anyhow::Error::from);
+        let first = told(options.ensure(&mut tx, &seat.key, BODY, perform).await);
+        let again = told(options.ensure(&mut tx, &seat.key, BODY, perform).await);
+        let expected = again == first || again == format!("replayed {}", seat.name());
+        let answer = if expected { first } else { format!("{first}, then {again}") };
+        seat.conclude(tx, answer, Manner::Keeps).await
+    })
+}
+
+/// A call with another body under the key.
+pub(crate) fn call_with_other_body(options: Idempotency) -> Actor {
+    actor(move |seat| async move {
+        let mut tx = seat.begin(Isolation::ReadCommitted).await?;
+        let perform = async |conn: &mut PgConnection| seat.perform(conn, Manner::Keeps).await;
+        let answered = options.ensure(&mut tx, &seat.key, "another body", perform).await;
+        seat.conclude(tx, told(answered), Manner::Keeps).await
+    })
+}
+
+/// A call behind a savepoint.
+pub(crate) fn call_isolated(manner: Manner, options: Idempotency) -> Actor {
+    actor(move |seat| async move {
+        let mut tx = seat.begin(Isolation::ReadCommitted).await?;
+        let perform = async |conn: &mut PgConnection| {
+            let who = seat.perform(conn, manner).await?;
+            anyhow::Ok(if manner == Manner::Undoes { Verdict::Undo(who) } else { Verdict::Keep(who) })
+        };
+        let answered = options.ensure_isolated(&mut tx, &seat.key, BODY, perform).await;
+        // After an isolated call that fails, the caller may commit.
+        seat.conclude(tx, told(answered), Manner::Undoes).await
+    })
+}
+
+/// A call whose transaction is the crate's.
+pub(crate) fn run(options: Idempotency) -> Actor {
+    actor(move |seat| async move {
+        let perform = async |conn: &mut PgConnection| seat.perform(conn, Manner::Keeps).await;
+        let answer = told(options.run(&seat.pool, &seat.key, BODY, perform).await);
+        seat.answer(&answer);
+        Ok(answer)
+    })
+}
+
+fn leasing(policy: Policy) -> anyhow::Result<Leasing> {
+    let most = NonZeroU32::new(9).ok_or_else(|| anyhow::anyhow!("nine"))?;
+    Ok(Leasing::new(policy)?.with_max_attempts(most).with_resume_after(Duration::ZERO)?)
+}
+
+/// How the owner of a lease ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Completes,
+    Releases,
+}
+
+/// Takes a lease, works, and ends it.
+pub(crate) fn own(policy: Policy, ending: Ending) -> Actor {
+    actor(move |seat| async move {
+        let acquired = leasing(policy)?.acquire::<String, _>(&seat.pool, &seat.key, BODY).await;
+        let lease = match acquired {
+            Ok(Acquired::Lease(lease)) => lease,
+            Ok(Acquired::Replayed(who)) => return Ok(format!("replayed {who}")),
+            Err(error) => return Ok(cause(&error.into())),
+        };
+        let attempt = lease.attempt();
+        seat.effect(&mut *seat.pool.acquire().await?, "").await?;
+        let ended = match ending {
+            Ending::Completes => lease.complete(&seat.name()).await.map(|()| "completed"),
+            Ending::Releases => lease.release("on purpose").await.map(|()| "released"),
+        };
+        Ok(match ended {
+            Ok(ended) => format!("{ended} attempt {attempt}"),
+            Err(error) => format!("worked, {}", cause(&error.into())),
+        })
+    })
+}
+
+/// Work that fails: the claim is released, or remains indeterminate.
+pub(crate) fn own_and_fail(policy: Policy) -> Actor {
+    actor(move |seat| async move {
+        let work = async |_: &Lease| -> anyhow::Result<String> {
+            seat.effect(&mut *seat.pool.acquire().await?, "").await?;
+            anyhow::bail!("refused")
+        };
+        Ok(told(leasing(policy)?.ensure(&seat.pool, &seat.key, BODY, work).await))
+    })
+}
+
+/// The step in the database.
+pub(crate) const PAY: &str = "pay";
+/// The step outside that is never repeated.
+pub(crate) const SEND: &str = "send";
+
+/// An operation in these steps.
+pub(crate) fn work_in(steps: &'static [&'static str]) -> Actor {
+    actor(move |seat| async move {
+        let leasing = leasing(IN_STEPS)?.with_stored_request(steps.len() > 1);
+        Ok(told(leasing.ensure(&seat.pool, &seat.key, BODY, async |lease| seat.steps(lease, steps).await).await))
+    })
+}
+
+/// Continues an operation in steps that nobody came back for.
+pub(crate) fn resume(steps: &'static [&'static str]) -> Actor {
+    actor(move |seat| async move {
+        let leasing = leasing(IN_STEPS)?;
+        let work = async |lease: &Lease, _: String| seat.steps(lease, steps).await;
+        let resumed = leasing.resume_one(&seat.pool, OPERATION, work).await?;
+        Ok(match resumed {
+            Some(resumed) => resumed.result.map_or_else(|error| cause(&error), |_| "performed".to_owned()),
+            None => "found nothing".to_owned(),
+        })
+    })
+}
+
+impl Seat {
+    async fn steps(&self, lease: &Lease, steps: &[&str]) -> anyhow::Result<String> {
+        let mut done = String::new();
+        for &step in steps {
+            done += &match step {
+                PAY => lease.step(step, async |conn| anyhow::Ok(self.effect(conn, step).await?)).await?,
+                _ => {
+                    let send = async |_: &Step| {
+                        let mut conn = self.pool.acquire().await?;
+                        anyhow::Ok(self.effect(&mut conn, step).await?)
+                    };
+                    lease.step_at_most_once(step, send).await?
+                }
+            };
+        }
+        Ok(done)
+    }
+}
+
+fn dedup(in_flight: InFlight) -> anyhow::Result<Dedup> {
+    Ok(Dedup::new(HOUR)?.with_in_flight(in_flight)?)
+}
+
+/// A consumer that marks one event and processes it.
+pub(crate) fn mark(in_flight: InFlight, manner: Manner) -> Actor {
+    actor(move |seat| async move {
+        let mut tx = seat.begin(Isolation::ReadCommitted).await?;
+        let answer = match dedup(in_flight)?.mark(&mut tx, &seat.key).await {
+            Ok(Marked::First) => {
+                seat.effect(&mut tx, "").await?;
+                "performed".to_owned()
+            }
+            Ok(Marked::Duplicate) => "duplicate".to_owned(),
+            Err(error) => cause(&error.into()),
+        };
+        seat.conclude(tx, answer, manner).await
+    })
+}
+
+/// The key of an event in a batch.
+pub(crate) fn event(key: &Key, event: char) -> Key {
+    Key::new(key.scope(), key.operation(), format!("{} {event}", key.value())).unwrap_or_else(|_| key.clone())
+}
+
+/// A consumer that marks these events at once, and processes those that are new.
+pub(crate) fn mark_many(events: &'static str, in_flight: InFlight, manner: Manner) -> Actor {
+    actor(move |seat| async move {
+        let keys: Vec<Key> = events.chars().map(|one| event(&seat.key, one)).collect();
+        let mut tx = seat.begin(Isolation::ReadCommitted).await?;
+        let answer = match dedup(in_flight)?.mark_many(&mut tx, &keys).await {
+            Ok(marked) => {
+                let mut first = String::new();
+                for (one, marked) in events.chars().zip(marked) {
+                    if marked == Marked::First {
+                        seat.effect(&mut tx, &one.to_string()).await?;
+                        first.push(one);
+                    }
+                }
+                format!("performed {first}")
+            }
+            Err(error) => cause(&error.into()),
+        };
+        seat.conclude(tx, answer, manner).await
+    })
+}
+
+/// A sweep of all that is due.
+pub(crate) fn sweep() -> Actor {
+    actor(|seat| async move {
+        let swept = Janitor::new(seat.pool.clone()).with_grace(Duration::ZERO).sweep_once(10).await?;
+        Ok(format!("swept {}", swept.rows()))
+    })
+}
+
+/// Moves the database's clock past the retention, for all that ask later.
+///
+/// By a minute, because a call is judged as of the time since its start, which the search does not choose: the order of
+/// the messages alone must decide whether a call finds the record expired.
+pub(crate) fn expire() -> Actor {
+    actor(|seat| async move {
+        let update = sqlx::query(
+            "update idempotency.record set expires_at = statement_timestamp() - interval '1 min'
+            where scope = $1 and operation = $2 and key = $3",
+        );
+        let (scope, operation, value) = (seat.key.scope(), seat.key.operation(), seat.key.value());
+        let done = update.bind(scope).bind(operation).bind(value).execute(&seat.pool).await?;
+        Ok(if done.rows_affected() == 1 { "expired it" } else { "found nothing" }.to_owned())
+    })
+}
+
+/// Moves the database's clock past the lease.
+pub(crate) fn lapse() -> Actor {
+    actor(|seat| async move { Ok(said("lapsed it", testing::lapse(&seat.pool, &seat.key).await)) })
+}
+
+fn said(done: &str, result: Result<(), Error>) -> String {
+    match result {
+        Ok(()) => done.to_owned(),
+        Err(Error::Database(sqlx::Error::RowNotFound)) => "found nothing".to_owned(),
+        Err(error) => cause(&error.into()),
+    }
+}
+
+/// What an operator does to a record that they have looked at.
+#[derive(Clone, Copy)]
+pub(crate) enum Verb {
+    Forget,
+    Release,
+    Resolve,
+    ResolveStep,
+}
+
+pub(crate) fn operate(verb: Verb) -> Actor {
+    actor(move |seat| async move {
+        let mut conn = seat.pool.acquire().await?;
+        let Some(shown) = operator::show(&mut conn, &seat.key).await? else { return Ok("found nothing".to_owned()) };
+        let (pool, key, token) = (&seat.pool, &seat.key, shown.token);
+        Ok(match verb {
+            Verb::Forget => said("forgot", operator::forget(&mut conn, key, &shown).await),
+            Verb::Release => {
+                said("set free", release(pool, key, token, &shown.steps_in_doubt(), "by an operator").await)
+            }
+            Verb::Resolve => said("resolved", resolve(pool, key, token, &OPERATORS.to_owned(), HOUR).await),
+            Verb::ResolveStep => {
+                let resolved = resolve_step(pool, key, token, SEND, &OPERATORS.to_owned()).await;
+                said("resolved", resolved.map(drop))
+            }
+        })
+    })
+}
+
+/// A record of an earlier call.
+#[derive(Clone, Copy)]
+pub(crate) enum Before {
+    Completed,
+    Expired,
+    Released,
+    /// Of this policy, and lapsed.
+    Lapsed(Policy),
+    LapsedAndExpired(Policy),
+    /// In steps, lapsed, paid, and with a stored request.
+    Paid,
+    /// In steps, lapsed, and with a step in doubt.
+    InDoubt,
+    ExpiredMark,
+    /// Of this event of a batch.
+    ExpiredEvent(char),
+}
+
+impl Before {
+    pub(crate) fn fixture(self, key: &Key) -> Result<Fixture, Error> {
+        Ok(match self {
+            Self::Completed => Fixture::completed(key, BODY, EARLIER)?,
+            Self::Expired => Fixture::completed(key, BODY, EARLIER)?.expired(),
+            Self::Released => Fixture::released(key, BODY)?,
+            Self::Lapsed(policy) => Fixture::lapsed(key, BODY, policy)?,
+            Self::LapsedAndExpired(policy) => Fixture::lapsed(key, BODY, policy)?.expired(),
+            Self::Paid => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step("pay", EARLIER)?.with_stored_request(BODY)?,
+            Self::InDoubt => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step_in_doubt("send"),
+            Self::ExpiredMark => Fixture::marked(key).expired(),
+            Self::ExpiredEvent(one) => Fixture::marked(&event(key, one)).expired(),
+        })
+    }
+}
+
+/// The record of another key.
+pub(crate) fn bystander(key: &Key) -> Result<Fixture, Error> {
+    Fixture::completed(key, BODY, "of another key")
+}
+
+/// The state that remains, and the answer of a further call, which is rolled back.
+pub(crate) async fn left(conn: &mut PgConnection, key: &Key) -> anyhow::Result<String> {
+    let Some(shown) = operator::show(conn, key).await? else {
+        return next(conn, key).await.map(|next| format!("no record, the next {next}"));
+    };
+    let mut left = shown.state.clone();
+    let stored = operator::response(conn, key, shown.token, 1000).await?.and_then(|stored| stored.body);
+    if let Some(body) = stored {
+        left = format!("{left} {}", String::from_utf8_lossy(&body));
+    }
+    if shown.mode == Mode::Transaction {
+        left = format!("{left}, the next {}", next(conn, key).await?);
+    }
+    Ok(left)
+}
+
+async fn next(conn: &mut PgConnection, key: &Key) -> anyhow::Result<String> {
+    let mut tx = conn.begin().await?;
+    let answered = REJECT.ensure(&mut tx, key, BODY, async |_| anyhow::Ok(String::new())).await;
+    tx.rollback().await?;
+    Ok(told(answered))
+}

@@ -1,0 +1,99 @@
+//! The names of statements, by their leading keywords and what they touch, and the edits of their texts on the wire.
+
+/// The statement that waits.
+pub(crate) const AWAIT: &str = "await";
+/// The pause before the next look at a locked row.
+pub(crate) const PAUSE: &str = "pause";
+/// An actor that ends a retention or a lease.
+pub(crate) const MOVES_TIME: &str = "move time";
+
+/// The start of a statement, a part of it, and its name. The first that matches counts. No list of columns is compared,
+/// so the statements may change.
+const NAMES: &[(&str, &str, &str)] = &[
+    ("select idempotency.claim(", "", "claim"),
+    ("select idempotency.complete(", "", "complete and commit"),
+    ("select idempotency.await_key(", "", AWAIT),
+    ("select pg_catalog.pg_sleep", "", PAUSE),
+    ("insert into idempotency.record", "", "claim"),
+    ("delete from idempotency.record", "", "forget"),
+    ("with deleted", "skip locked", "sweep"),
+    ("with recursive", "pg_try_advisory_xact_lock", "mark batch"),
+    ("with", "skip locked", "take over"),
+    ("update idempotency.record set completed_at", "", "complete"),
+    ("update idempotency.record set expires_at", "", MOVES_TIME),
+    ("update idempotency.record set lease_until = least(", "", MOVES_TIME),
+    ("update idempotency.record set lease_until = '-infinity'", "steps = steps || ", "settle step"),
+    ("update idempotency.record set lease_until = '-infinity'", "", "release"),
+    ("update idempotency.record set lease_until", "::interval,", "heartbeat"),
+    ("update idempotency.record set lease_until", "", "lapse"),
+    ("update idempotency.record set request", "", "store request"),
+    ("update idempotency.record set token", "", "ask"),
+    ("update idempotency.record set steps = case", "", "retract step"),
+    ("update idempotency.record set steps", "'begun'", "begin step"),
+    ("update idempotency.record set steps", "", "finish step"),
+    ("update idempotency.record", "", "update"),
+    // The janitor's question for the oldest record decides nothing.
+    ("select extract(epoch", "", ""),
+    ("select", "; begin", ""),
+    ("select", "pg_try_advisory_xact_lock", "look"),
+    ("select", "from idempotency.record", "read"),
+    ("commit", "", "commit"),
+    ("rollback to", "", ""),
+    ("rollback", "", "rollback"),
+];
+
+/// Statements that never wait for another transaction.
+const NEVER_WAIT: [&str; 6] = ["claim", "look", "take over", "mark batch", "sweep", "read"];
+
+/// The name of a statement; nothing for one that neither reads nor changes what others do.
+pub(crate) fn name(sql: &str) -> &'static str {
+    let plain = plain(sql);
+    let named = NAMES.iter().find(|(start, part, _)| plain.starts_with(start) && plain.contains(part));
+    named.map_or("", |(.., name)| name)
+}
+
+/// Whether the order of this statement among those of others is a choice.
+pub(crate) fn matters(name: &str) -> bool {
+    !name.is_empty()
+}
+
+/// Whether it only ends a transaction, which matters if the transaction has a lock.
+pub(crate) fn only_ends(name: &str) -> bool {
+    matches!(name, "commit" | "rollback")
+}
+
+pub(crate) fn ends(name: &str) -> bool {
+    only_ends(name) || name == "complete and commit"
+}
+
+pub(crate) fn may_wait(name: &str) -> bool {
+    !NEVER_WAIT.contains(&name)
+}
+
+/// The text in lower case, without comments and line breaks.
+pub(crate) fn plain(sql: &str) -> String {
+    let lines = sql.lines().map(|line| line.split("--").next().unwrap_or_default());
+    let words: Vec<String> = lines.flat_map(str::split_whitespace).map(str::to_ascii_lowercase).collect();
+    words.join(" ")
+}
+
+/// The edits of the statements that pass a wire.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Edits {
+    /// Each try of an advisory lock first stops at a gate.
+    pub(crate) inside: bool,
+    /// A statement, and the one that goes to the server in its place.
+    pub(crate) mutant: Option<(String, String)>,
+}
+
+impl Edits {
+    pub(crate) fn apply(&self, sql: &str) -> String {
+        let sql = match &self.mutant {
+            Some((original, edited)) if original == sql => edited,
+            _ => sql,
+        };
+        // The time of a pause is a choice, too.
+        let sql = sql.replace("pg_sleep(0.01)", "pg_sleep(0)");
+        if self.inside { sql.replace("pg_catalog.pg_try_advisory_xact_lock(", "interleave.stop_and_try(") } else { sql }
+    }
+}

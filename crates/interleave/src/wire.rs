@@ -1,0 +1,375 @@
+//! The wire between an actor and the server. It holds each message that matters until the explorer lets it go, and
+//! writes down what the server answers.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Notify, oneshot};
+
+use crate::statement::{self, Edits};
+
+/// Where the present message of a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum At {
+    /// There is none: the client computes, or has nothing to do.
+    Client,
+    /// Held by the wire.
+    Held,
+    /// The server works on it.
+    Server,
+}
+
+/// How a held message goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pass {
+    /// As it is. A wait does not end by its own limit.
+    Unchanged,
+    /// The wait that it asks for ends after a millisecond.
+    TimedOut,
+}
+
+/// A connection of an actor.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) actor: usize,
+    pub(crate) pid: i32,
+    pub(crate) at: At,
+    /// The name of the present statement, or of the last one.
+    pub(crate) statement: &'static str,
+    /// Whether a COMMIT or ROLLBACK is held that nobody has examined.
+    pub(crate) unexamined: bool,
+    pub(crate) timed_out: bool,
+    /// As in ReadyForQuery: `I`, `T` or `E`.
+    pub(crate) transaction: u8,
+    go: Option<oneshot::Sender<Pass>>,
+}
+
+/// A part of what an actor has sent and heard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Text(String),
+    /// A token or a time: two of them are compared, and their values mean nothing.
+    Eight([u8; 8]),
+}
+
+/// What is known of an actor beside its connections.
+#[derive(Debug, Default)]
+pub(crate) struct Player {
+    pub(crate) heard: Vec<Part>,
+    /// The answer of its call, before its transaction has ended.
+    pub(crate) answer: Option<String>,
+    /// How the actor has ended.
+    pub(crate) end: Option<String>,
+    /// No message is held any more.
+    pub(crate) free: bool,
+}
+
+/// The state of all wires of a world.
+#[derive(Debug, Default)]
+pub(crate) struct Board {
+    inner: Mutex<Inner>,
+    pub(crate) changed: Notify,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Inner {
+    pub(crate) lanes: BTreeMap<u64, Lane>,
+    pub(crate) players: Vec<Player>,
+    /// Counts the changes of this board.
+    pub(crate) version: u64,
+    /// How often an actor has moved the time.
+    pub(crate) epoch: usize,
+    /// Every text of a statement that was prepared, unedited.
+    pub(crate) texts: BTreeMap<String, &'static str>,
+    last: u64,
+}
+
+impl Board {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut Inner) -> R) -> R {
+        let mut inner = self.lock();
+        inner.version += 1;
+        let result = change(&mut inner);
+        drop(inner);
+        self.changed.notify_one();
+        result
+    }
+
+    /// Lets the held message of this connection go.
+    pub(crate) fn pass(&self, lane: u64, pass: Pass) {
+        self.change(|board| {
+            let Some(lane) = board.lanes.get_mut(&lane) else { return };
+            lane.timed_out = pass == Pass::TimedOut;
+            lane.at = At::Server;
+            if let Some(go) = lane.go.take() {
+                let _ = go.send(pass);
+            }
+        });
+    }
+
+    /// From now on, no message of this actor is held.
+    pub(crate) fn free(&self, actor: usize) {
+        let held: Vec<u64> = self.change(|board| {
+            board.players[actor].free = true;
+            let held = board.lanes.iter().filter(|(_, lane)| lane.actor == actor && lane.at == At::Held);
+            held.map(|(&id, _)| id).collect()
+        });
+        held.into_iter().for_each(|lane| self.pass(lane, Pass::Unchanged));
+    }
+}
+
+/// Listens for the connections of one actor. Returns how to connect.
+pub(crate) fn listen(
+    server: &PgConnectOptions,
+    directory: &Path,
+    actor: usize,
+    board: &Arc<Board>,
+    edits: &Arc<Edits>,
+) -> anyhow::Result<PgConnectOptions> {
+    let directory = directory.join(actor.to_string());
+    std::fs::create_dir_all(&directory)?;
+    let listener = UnixListener::bind(directory.join(".s.PGSQL.5432"))?;
+    let socket = server.get_socket().ok_or_else(|| anyhow::anyhow!("the server has no Unix socket"))?;
+    let path = socket.join(format!(".s.PGSQL.{}", server.get_port()));
+    let (board, edits) = (board.clone(), edits.clone());
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            tokio::spawn(connect(client, path.clone(), actor, board.clone(), edits.clone()));
+        }
+    });
+    Ok(PgConnectOptions::new_without_pgpass()
+        .socket(directory)
+        .port(5432)
+        .username(server.get_username())
+        .database(server.get_database().unwrap_or("postgres"))
+        .ssl_mode(PgSslMode::Disable))
+}
+
+async fn connect(client: UnixStream, path: PathBuf, actor: usize, board: Arc<Board>, edits: Arc<Edits>) {
+    let Ok(server) = UnixStream::connect(path).await else { return };
+    let lane = board.change(|board| {
+        board.last += 1;
+        let lane = Lane {
+            actor,
+            pid: 0,
+            at: At::Server,
+            statement: "connect",
+            unexamined: false,
+            timed_out: false,
+            transaction: b'I',
+            go: None,
+        };
+        board.lanes.insert(board.last, lane);
+        board.last
+    });
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    let wire = Wire { lane, actor, board: board.clone(), edits, answered: Notify::new() };
+    tokio::select! {
+        _ = wire.up(from_client, to_server) => {}
+        _ = wire.down(from_server, to_client) => {}
+    }
+    board.change(|board| board.lanes.remove(&lane));
+}
+
+struct Wire {
+    lane: u64,
+    actor: usize,
+    board: Arc<Board>,
+    edits: Arc<Edits>,
+    answered: Notify,
+}
+
+/// The messages that the server answers with one ReadyForQuery.
+#[derive(Default)]
+struct Batch {
+    bytes: Vec<u8>,
+    /// The text of the statement that it executes.
+    sql: Option<String>,
+    /// The parameters, as places in `bytes`.
+    parameters: Vec<std::ops::Range<usize>>,
+}
+
+impl Wire {
+    async fn up(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> std::io::Result<()> {
+        let mut startup = from.read_u32().await?.to_be_bytes().to_vec();
+        startup.resize(u32::from_be_bytes([startup[0], startup[1], startup[2], startup[3]]) as usize, 0);
+        from.read_exact(&mut startup[4..]).await?;
+        to.write_all(&startup).await?;
+        self.answered.notified().await;
+        let mut prepared = HashMap::new();
+        loop {
+            let mut batch = self.read(&mut from, &mut prepared).await?;
+            let name = batch.sql.as_deref().map_or("", statement::name);
+            let pass = if statement::matters(name) { self.hold(name).await } else { Pass::Unchanged };
+            if let (statement::AWAIT, Some(limit)) = (name, batch.parameters.get(4)) {
+                let milliseconds: i64 = if pass == Pass::TimedOut { 1 } else { 60_000 };
+                batch.bytes[limit.clone()].copy_from_slice(&milliseconds.to_be_bytes());
+            }
+            self.sent(name, &batch);
+            to.write_all(&batch.bytes).await?;
+            self.answered.notified().await;
+        }
+    }
+
+    async fn read(&self, from: &mut OwnedReadHalf, prepared: &mut HashMap<Vec<u8>, String>) -> std::io::Result<Batch> {
+        let mut batch = Batch::default();
+        loop {
+            let (kind, mut body) = message(from).await?;
+            match kind {
+                b'P' => {
+                    let name = until_zero(&body).to_vec();
+                    let sql = String::from_utf8_lossy(until_zero(&body[name.len() + 1..])).into_owned();
+                    let rest = body.split_off(name.len() + sql.len() + 2);
+                    self.board.lock().texts.entry(sql.clone()).or_insert_with(|| statement::name(&sql));
+                    body = [&*name, &[0], self.edits.apply(&sql).as_bytes(), &[0], &*rest].concat();
+                    prepared.insert(name, sql);
+                }
+                b'B' => {
+                    let portal = until_zero(&body).len() + 1;
+                    let name = until_zero(&body[portal..]);
+                    batch.sql = prepared.get(name).cloned();
+                    let first = portal + name.len() + 1;
+                    batch.parameters = parameters(&body, first, batch.bytes.len() + 5);
+                }
+                b'Q' => {
+                    let sql = String::from_utf8_lossy(until_zero(&body)).into_owned();
+                    body = [self.edits.apply(&sql).as_bytes(), &[0]].concat();
+                    batch.sql = Some(sql);
+                }
+                _ => {}
+            }
+            batch.bytes.push(kind);
+            batch.bytes.extend((body.len() as u32 + 4).to_be_bytes());
+            batch.bytes.extend(body);
+            if matches!(kind, b'S' | b'Q' | b'X') {
+                return Ok(batch);
+            }
+        }
+    }
+
+    async fn hold(&self, name: &'static str) -> Pass {
+        let (go, passes) = oneshot::channel();
+        let held = self.board.change(|board| {
+            if board.players.get(self.actor).is_none_or(|player| player.free) {
+                return false;
+            }
+            let Some(lane) = board.lanes.get_mut(&self.lane) else { return false };
+            lane.at = At::Held;
+            lane.statement = name;
+            lane.unexamined = statement::only_ends(name);
+            lane.go = Some(go);
+            true
+        });
+        if held { passes.await.unwrap_or(Pass::Unchanged) } else { Pass::Unchanged }
+    }
+
+    fn sent(&self, name: &'static str, batch: &Batch) {
+        self.board.change(|board| {
+            let epoch = board.epoch;
+            if let Some(player) = board.players.get_mut(self.actor).filter(|_| statement::matters(name)) {
+                player.heard.push(Part::Text(format!("{name} {epoch}")));
+                let eights = batch.parameters.iter().filter_map(|place| batch.bytes[place.clone()].try_into().ok());
+                player.heard.extend(eights.map(Part::Eight));
+            }
+            if let Some(lane) = board.lanes.get_mut(&self.lane) {
+                lane.at = At::Server;
+                lane.statement = name;
+            }
+        });
+    }
+
+    async fn down(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> std::io::Result<()> {
+        loop {
+            let (kind, body) = message(&mut from).await?;
+            self.heard(kind, &body);
+            to.write_all(&[&[kind], &(body.len() as u32 + 4).to_be_bytes()[..], &body].concat()).await?;
+            if kind == b'Z' {
+                self.answered.notify_one();
+            }
+        }
+    }
+
+    fn heard(&self, kind: u8, body: &[u8]) {
+        let mut inner = self.board.lock();
+        let board = &mut *inner;
+        let Some(lane) = board.lanes.get_mut(&self.lane) else { return };
+        let heard = board.players.get_mut(self.actor).filter(|_| statement::matters(lane.statement));
+        match (kind, heard) {
+            (b'K', _) => lane.pid = i32::from_be_bytes(*body.first_chunk().unwrap_or(&[0; 4])),
+            (b'D', Some(player)) => player.heard.extend(columns(body)),
+            (b'C', Some(player)) => player.heard.push(Part::Text(String::from_utf8_lossy(body).into_owned())),
+            (b'E', Some(player)) => player.heard.push(Part::Text(sqlstate(body))),
+            (b'Z', _) => {
+                lane.transaction = body.first().copied().unwrap_or(b'I');
+                lane.at = At::Client;
+                lane.timed_out = false;
+                if lane.statement == statement::MOVES_TIME {
+                    board.epoch += 1;
+                }
+                board.version += 1;
+                self.board.changed.notify_one();
+            }
+            _ => {}
+        }
+    }
+}
+
+async fn message(from: &mut OwnedReadHalf) -> std::io::Result<(u8, Vec<u8>)> {
+    let kind = from.read_u8().await?;
+    let mut body = vec![0; from.read_u32().await? as usize - 4];
+    from.read_exact(&mut body).await?;
+    Ok((kind, body))
+}
+
+fn until_zero(bytes: &[u8]) -> &[u8] {
+    bytes.split(|&byte| byte == 0).next().unwrap_or_default()
+}
+
+/// The values of a counted list, each with its length before it, from this place on, as places moved by `offset`.
+fn values(bytes: &[u8], mut at: usize, offset: usize) -> Vec<std::ops::Range<usize>> {
+    let short = |at: usize| usize::from(u16::from_be_bytes([bytes[at], bytes[at + 1]]));
+    let count = short(at);
+    at += 2;
+    let value = |_| {
+        let length = i32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let start = at + 4;
+        at = start + usize::try_from(length).unwrap_or(0);
+        start + offset..at + offset
+    };
+    (0..count).map(value).collect()
+}
+
+/// The parameters of a Bind message, behind the list of their formats.
+fn parameters(bind: &[u8], at: usize, offset: usize) -> Vec<std::ops::Range<usize>> {
+    let formats = usize::from(u16::from_be_bytes([bind[at], bind[at + 1]]));
+    values(bind, at + 2 + 2 * formats, offset)
+}
+
+fn columns(row: &[u8]) -> Vec<Part> {
+    let value = |place: std::ops::Range<usize>| match row[place.clone()].try_into() {
+        Ok(eight) => Part::Eight(eight),
+        Err(_) => Part::Text(timeless(&String::from_utf8_lossy(&row[place]))),
+    };
+    values(row, 0, 0).into_iter().map(value).collect()
+}
+
+/// The text without the times in it, which are strings of JSON: `"2026-11-22T…"`.
+fn timeless(text: &str) -> String {
+    let is_time = |part: &&str| part.len() > 10 && part.as_bytes()[10] == b'T' && part.starts_with(char::is_numeric);
+    text.split('"').filter(|part| !is_time(part)).collect::<Vec<_>>().join("\"")
+}
+
+fn sqlstate(error: &[u8]) -> String {
+    let mut fields = error.split(|&byte| byte == 0);
+    let code = fields.find(|field| field.first() == Some(&b'C')).unwrap_or_default();
+    String::from_utf8_lossy(code).into_owned()
+}

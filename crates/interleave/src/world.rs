@@ -1,0 +1,633 @@
+//! A server, the actors' sessions on it, and a monitor beside them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use pg_idempotency::{Error, Key};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgRow};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, PgConnection, PgPool, Row as _};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+use crate::actors::{self, Seat};
+use crate::scenarios::Scenario;
+use crate::statement::{self, Edits};
+use crate::wire::{self, At, Board, Part, Pass};
+
+/// The most actors of a scenario.
+const SEATS: usize = 4;
+/// The most stops of one transaction at a gate.
+const GATES: i32 = 24;
+/// A step takes milliseconds. A world that does not come to rest is broken.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const SCHEMA: &str = "
+    create schema interleave;
+    -- What the actors do: `what` is a step, or nothing; `who` is the actor.
+    create table interleave.effect (what text not null, who text not null);
+    -- Records of other keys, which no statement may touch.
+    create table interleave.bystander (like idempotency.record);
+    -- Stops between the snapshot of a statement and its lock. The gates are locks of the monitor; the number of stops in
+    -- this transaction chooses one of them.
+    create function interleave.stop_and_try(int8) returns boolean language plpgsql as $$
+    declare
+        stops int := coalesce(nullif(current_setting('interleave.stops', true), ''), '0')::int + 1;
+    begin
+        perform set_config('interleave.stops', stops::text, true);
+        perform pg_advisory_lock_shared(pg_backend_pid(), stops);
+        perform pg_advisory_unlock_shared(pg_backend_pid(), stops);
+        return pg_try_advisory_xact_lock($1);
+    end
+    $$;
+";
+
+/// What the next step of an actor may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Choice {
+    /// Its held message, or its statement that stopped at a gate, goes on.
+    Go(usize),
+    /// Its wait is sent, and ends by its own limit.
+    TimeOut(usize),
+    /// Its future is dropped. What it has sent reaches the server.
+    Drop(usize),
+    /// The server's process is killed.
+    Kill(usize),
+}
+
+/// Why a statement does not go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Rest {
+    /// At this gate, within a statement.
+    Inside(i32),
+    /// By the processes of these actors.
+    Blocked(Vec<usize>),
+}
+
+/// What the monitor sees while everybody rests.
+#[derive(Debug)]
+pub(crate) struct Sight {
+    /// The actors that hold the advisory lock of a key.
+    pub(crate) holders: BTreeSet<usize>,
+    locks: Vec<String>,
+    records: Vec<(i64, String)>,
+    pub(crate) effects: Vec<(String, String)>,
+    /// A response that no call may ignore is stored.
+    pub(crate) response_is_live: bool,
+    pub(crate) lease_is_live: bool,
+    /// The record of another key has changed.
+    pub(crate) bystander_is_hurt: bool,
+}
+
+pub(crate) struct World {
+    pub(crate) board: Arc<Board>,
+    pub(crate) monitor: PgConnection,
+    gates: PgConnection,
+    gate_pid: i32,
+    /// Whether statements stop at gates, and the processes whose gates are locked.
+    inside: bool,
+    gated: BTreeSet<i32>,
+    ways: Vec<PgConnectOptions>,
+    pools: Vec<PgPool>,
+    directory: PathBuf,
+    // Of the schedule that runs.
+    tasks: Vec<JoinHandle<()>>,
+    pub(crate) key: Key,
+    rests: BTreeMap<u64, Rest>,
+    open_gates: Vec<(i32, i32)>,
+    /// How many transactions have ended.
+    ended: usize,
+    /// How many had ended when an actor began to pause.
+    pauses: BTreeMap<usize, usize>,
+}
+
+/// A database of its own on this server.
+pub(crate) async fn create_database(server: &PgConnectOptions, name: &str) -> anyhow::Result<PgConnectOptions> {
+    let mut conn = PgConnection::connect_with(server).await?;
+    conn.execute(AssertSqlSafe(format!("create database {name}"))).await?;
+    // A deadlock is a violation, and there is no reason to wait for it. Plans and statistics must not change meanwhile.
+    conn.execute(AssertSqlSafe(format!("alter database {name} set deadlock_timeout = '20ms'"))).await?;
+    conn.close().await?;
+    let database = server.clone().database(name).disable_statement_logging();
+    let mut conn = PgConnection::connect_with(&database).await?;
+    pg_idempotency::migrate(&mut conn).await?;
+    conn.execute(SCHEMA).await?;
+    for (scope, operation, value) in
+        [("other", "call", "key"), ("interleave", "other", "key"), ("interleave", "call", "other")]
+    {
+        actors::bystander(&Key::new(scope, operation, value)?)?.write(&mut conn).await?;
+    }
+    conn.execute("insert into interleave.bystander table idempotency.record").await?;
+    conn.close().await?;
+    Ok(database)
+}
+
+/// The functions of the schema that calls use: the name of each, and its definition.
+pub(crate) async fn functions(database: &PgConnectOptions) -> anyhow::Result<Vec<(String, String)>> {
+    let mut conn = PgConnection::connect_with(database).await?;
+    let sql = "select proname::text, pg_get_functiondef(oid) from pg_proc
+        where pronamespace = 'idempotency'::regnamespace and prokind = 'f' and prolang <> 14 order by proname";
+    let functions = sqlx::query_as(sql).fetch_all(&mut conn).await?;
+    conn.close().await?;
+    Ok(functions)
+}
+
+/// Replaces a function of the schema.
+pub(crate) async fn define(database: &PgConnectOptions, function: &str) -> anyhow::Result<()> {
+    let mut conn = PgConnection::connect_with(database).await?;
+    conn.execute(AssertSqlSafe(function.to_owned())).await?;
+    Ok(conn.close().await?)
+}
+
+fn pool(way: &PgConnectOptions) -> PgPool {
+    let options = PgPoolOptions::new().max_connections(2).test_before_acquire(false).acquire_timeout(PATIENCE);
+    options.idle_timeout(None).max_lifetime(None).connect_lazy_with(way.clone())
+}
+
+impl World {
+    pub(crate) async fn open(database: &PgConnectOptions, edits: Edits) -> anyhow::Result<Self> {
+        let directory = std::env::temp_dir().join(format!("interleave.{}", uuid::Uuid::new_v4().simple()));
+        let board = Arc::new(Board::default());
+        let inside = edits.inside;
+        let edits = Arc::new(edits);
+        let mut ways = Vec::new();
+        for actor in 0..SEATS {
+            ways.push(wire::listen(database, &directory, actor, &board, &edits)?.disable_statement_logging());
+        }
+        let mut gates = PgConnection::connect_with(database).await?;
+        Ok(Self {
+            board,
+            monitor: PgConnection::connect_with(database).await?,
+            gate_pid: sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut gates).await?,
+            gates,
+            inside,
+            gated: BTreeSet::new(),
+            pools: ways.iter().map(pool).collect(),
+            ways,
+            directory,
+            tasks: Vec::new(),
+            key: Key::new("interleave", "call", "key")?,
+            rests: BTreeMap::new(),
+            open_gates: Vec::new(),
+            ended: 0,
+            pauses: BTreeMap::new(),
+        })
+    }
+
+    pub(crate) async fn close(self) -> anyhow::Result<()> {
+        for pool in &self.pools {
+            pool.close().await;
+        }
+        self.monitor.close().await?;
+        self.gates.close().await?;
+        let _ = std::fs::remove_dir_all(&self.directory);
+        Ok(())
+    }
+
+    /// Begins a schedule: a new key, and every actor before its first message.
+    pub(crate) async fn begin(&mut self, scenario: &Scenario) -> anyhow::Result<()> {
+        let sql = "delete from idempotency.record; delete from interleave.effect;
+            insert into idempotency.record table interleave.bystander";
+        self.monitor.execute(sql).await?;
+        for before in &scenario.before {
+            before.fixture(&self.key)?.write(&mut self.monitor).await?;
+        }
+        self.board.change(|board| {
+            board.players.clear();
+            board.players.resize_with(scenario.actors.len(), Default::default);
+            board.epoch = 0;
+        });
+        (self.rests, self.open_gates, self.pauses, self.ended) = Default::default();
+        if self.inside {
+            self.close_gates().await?;
+        }
+        self.tasks.clear();
+        for (at, act) in scenario.actors.iter().enumerate() {
+            let seat = Seat { at, pool: self.pools[at].clone(), key: self.key.clone(), board: self.board.clone() };
+            let acting = act(seat);
+            let board = self.board.clone();
+            self.tasks.push(tokio::spawn(async move {
+                let end = acting.await.unwrap_or_else(|error| cause(&error));
+                board.change(|board| board.players[at].end.get_or_insert(end).clone());
+            }));
+        }
+        Ok(())
+    }
+
+    /// Waits until every actor has ended, is held, or waits for another one.
+    pub(crate) async fn settle(&mut self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            anyhow::ensure!(Instant::now() < deadline, "the actors do not come to rest: {:?}", self.board.lock());
+            let board = self.board.clone();
+            let changed = board.changed.notified();
+            let unrest = self.unrest();
+            if !matches!(unrest, Unrest::Computing) && self.pass_read_only_ends().await? {
+                continue;
+            }
+            match unrest {
+                Unrest::Computing => {
+                    let _ = timeout(Duration::from_millis(100), changed).await;
+                }
+                Unrest::Server { pids, version, expected } => {
+                    if !expected && timeout(Duration::from_millis(1), changed).await.is_ok() {
+                        continue;
+                    }
+                    let rests = self.blocked(&pids).await?;
+                    if rests.len() == pids.len() && self.board.lock().version == version {
+                        self.rests = rests;
+                        return self.rested().await;
+                    }
+                    let _ = timeout(Duration::from_millis(1), self.board.changed.notified()).await;
+                }
+                Unrest::None => {
+                    self.rests.clear();
+                    return self.rested().await;
+                }
+            }
+        }
+    }
+
+    fn unrest(&self) -> Unrest {
+        let board = self.board.lock();
+        let mut server = Vec::new();
+        let mut expected = true;
+        for (at, player) in board.players.iter().enumerate() {
+            let mut lanes = board.lanes.iter().filter(|(_, lane)| lane.actor == at).peekable();
+            let resting = lanes.clone().any(|(_, lane)| lane.at != At::Client);
+            if player.end.is_none() && !resting {
+                return Unrest::Computing;
+            }
+            if player.end.is_some() && lanes.peek().is_some() {
+                // Its connections return to the pool.
+                if lanes.clone().any(|(_, lane)| lane.at == At::Client && lane.transaction != b'I') {
+                    return Unrest::Computing;
+                }
+            }
+            for (&id, lane) in lanes.filter(|(_, lane)| lane.at == At::Server) {
+                if lane.timed_out || lane.pid == 0 {
+                    return Unrest::Computing;
+                }
+                expected &= self.rests.contains_key(&id) || lane.statement == statement::AWAIT;
+                server.push((id, lane.pid));
+            }
+        }
+        if server.is_empty() { Unrest::None } else { Unrest::Server { pids: server, version: board.version, expected } }
+    }
+
+    async fn blocked(&mut self, lanes: &[(u64, i32)]) -> anyhow::Result<BTreeMap<u64, Rest>> {
+        let pids: Vec<i32> = lanes.iter().map(|(_, pid)| *pid).collect();
+        let rows = sqlx::query(
+            "select pid, pg_blocking_pids(pid) as by, (
+                select objid::int4 from pg_locks
+                where pg_locks.pid = asked.pid and locktype = 'advisory' and objsubid = 2 and not granted
+            ) as gate
+            from unnest($1::int4[]) as asked (pid)",
+        )
+        .bind(&pids)
+        .fetch_all(&mut self.monitor)
+        .await?;
+        let board = self.board.lock();
+        let mut rests = BTreeMap::new();
+        for row in rows {
+            let (pid, by): (i32, Vec<i32>) = (row.try_get("pid")?, row.try_get("by")?);
+            let Some((lane, _)) = lanes.iter().find(|(_, of)| *of == pid) else { continue };
+            let actors = board.lanes.values().filter(|other| by.contains(&other.pid)).map(|other| other.actor);
+            let actors: Vec<usize> = actors.collect();
+            match row.try_get::<Option<i32>, _>("gate")? {
+                Some(gate) if by.contains(&self.gate_pid) => rests.insert(*lane, Rest::Inside(gate)),
+                _ if !actors.is_empty() => rests.insert(*lane, Rest::Blocked(actors)),
+                _ => None,
+            };
+        }
+        Ok(rests)
+    }
+
+    /// A COMMIT or ROLLBACK of a transaction that has neither written nor locked anything changes nothing for others.
+    async fn pass_read_only_ends(&mut self) -> anyhow::Result<bool> {
+        let held: Vec<(u64, i32)> = {
+            let mut board = self.board.lock();
+            let unexamined = board.lanes.iter_mut().filter(|(_, lane)| lane.at == At::Held && lane.unexamined);
+            unexamined
+                .map(|(&id, lane)| (id, std::mem::take(&mut lane.unexamined), lane.pid))
+                .map(|(id, _, pid)| (id, pid))
+                .collect()
+        };
+        if held.is_empty() {
+            return Ok(false);
+        }
+        let pids: Vec<i32> = held.iter().map(|(_, pid)| *pid).collect();
+        let with_locks: Vec<i32> = sqlx::query_scalar(
+            "select distinct pid from pg_locks where pid = any($1) and locktype in ('advisory', 'transactionid')",
+        )
+        .bind(pids)
+        .fetch_all(&mut self.monitor)
+        .await?;
+        let without = held.into_iter().filter(|(_, pid)| !with_locks.contains(pid));
+        Ok(without.map(|(lane, _)| self.board.pass(lane, Pass::Unchanged)).count() > 0)
+    }
+
+    async fn rested(&mut self) -> anyhow::Result<()> {
+        for (pid, gate) in std::mem::take(&mut self.open_gates) {
+            let lock = sqlx::query("select pg_advisory_lock($1, $2)").bind(pid).bind(gate);
+            lock.execute(&mut self.gates).await?;
+        }
+        if self.inside {
+            self.close_gates().await?;
+        }
+        let board = self.board.lock();
+        for lane in board.lanes.values().filter(|lane| lane.at == At::Held && lane.statement == statement::PAUSE) {
+            self.pauses.entry(lane.actor).or_insert(self.ended);
+        }
+        Ok(())
+    }
+
+    /// Locks the gates of connections that are new.
+    async fn close_gates(&mut self) -> anyhow::Result<()> {
+        let pids: Vec<i32> = self.board.lock().lanes.values().map(|lane| lane.pid).collect();
+        let new: Vec<i32> = pids.into_iter().filter(|&pid| pid != 0 && self.gated.insert(pid)).collect();
+        if !new.is_empty() {
+            let sql =
+                "select pg_advisory_lock(pid, gate) from unnest($1::int4[]) as pid, generate_series(1, $2) as gate";
+            sqlx::query(sql).bind(new).bind(GATES).execute(&mut self.gates).await?;
+        }
+        Ok(())
+    }
+
+    /// What may happen next, and whether somebody may still act. `faults` are left to the scenario.
+    pub(crate) fn choices(&self, scenario: &Scenario, faulty: bool) -> Vec<Choice> {
+        let board = self.board.lock();
+        let playing = (0..board.players.len()).filter(|&at| board.players[at].end.is_none());
+        let mut choices = Vec::new();
+        let mut pausing = Vec::new();
+        for at in playing.clone() {
+            match self.next_lane(&board, at) {
+                Some((_, lane)) if lane.at == At::Held && lane.statement == statement::PAUSE => {
+                    // A look before another transaction has ended would see the same.
+                    let waited = self.pauses.get(&at).is_some_and(|&began| began < self.ended);
+                    if waited { &mut choices } else { &mut pausing }.push(Choice::Go(at));
+                }
+                Some(_) => choices.push(Choice::Go(at)),
+                None => {}
+            }
+        }
+        if choices.is_empty() {
+            choices = pausing;
+        }
+        if !faulty {
+            choices.extend(playing.clone().filter(|at| scenario.drops.contains(at)).map(Choice::Drop));
+            choices.extend(playing.filter(|at| scenario.kills.contains(at)).map(Choice::Kill));
+        }
+        choices
+    }
+
+    /// The connection of this actor that can go on.
+    fn next_lane<'b>(&self, board: &'b wire::Inner, actor: usize) -> Option<(u64, &'b wire::Lane)> {
+        let can_go =
+            |id: &u64, lane: &wire::Lane| lane.at == At::Held || matches!(self.rests.get(id), Some(Rest::Inside(_)));
+        let mut lanes = board.lanes.iter().filter(|(id, lane)| lane.actor == actor && can_go(id, lane));
+        lanes.next().map(|(&id, lane)| (id, lane))
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.board.lock().players.iter().all(|player| player.end.is_some())
+    }
+
+    /// The actors that wait in a statement: whose it is, its name, and for whom it waits.
+    pub(crate) fn waits(&self) -> Vec<(usize, &'static str, Vec<usize>)> {
+        let board = self.board.lock();
+        let mut waits = Vec::new();
+        for (id, rest) in &self.rests {
+            if let (Rest::Blocked(by), Some(lane)) = (rest, board.lanes.get(id)) {
+                waits.push((lane.actor, lane.statement, by.clone()));
+            }
+        }
+        waits
+    }
+
+    /// Does this choice. Returns its name in a trace.
+    pub(crate) async fn apply(&mut self, choice: Choice) -> anyhow::Result<String> {
+        let (Choice::Go(at) | Choice::TimeOut(at) | Choice::Drop(at) | Choice::Kill(at)) = choice;
+        let letter = letter(at);
+        self.pauses.remove(&at);
+        match choice {
+            Choice::Drop(_) => {
+                self.ended += 1;
+                self.tasks[at].abort();
+                // The future has to be gone before its message is sent.
+                let _ = (&mut self.tasks[at]).await;
+                self.board.change(|board| board.players[at].end = Some("is dropped".to_owned()));
+                self.board.free(at);
+                self.open_gates_of(at).await?;
+                return Ok(format!("{letter} is dropped"));
+            }
+            Choice::Kill(_) => {
+                self.ended += 1;
+                let pids: Vec<i32> = {
+                    let board = self.board.lock();
+                    board.lanes.values().filter(|lane| lane.actor == at).map(|lane| lane.pid).collect()
+                };
+                let kill = sqlx::query("select pg_terminate_backend(pid) from unnest($1::int4[]) as pid").bind(&pids);
+                kill.execute(&mut self.monitor).await?;
+                let deadline = Instant::now() + PATIENCE;
+                while self.board.lock().lanes.values().any(|lane| pids.contains(&lane.pid)) && Instant::now() < deadline
+                {
+                    let _ = timeout(Duration::from_millis(1), self.board.changed.notified()).await;
+                }
+                // Its idle connections are broken, too.
+                self.pools[at] = pool(&self.ways[at]);
+                return Ok(format!("{letter} is killed"));
+            }
+            Choice::Go(_) | Choice::TimeOut(_) => {}
+        }
+        let (id, name, pid) = {
+            let board = self.board.lock();
+            let (id, lane) = self.next_lane(&board, at).with_context(|| format!("{letter} cannot go on"))?;
+            (id, lane.statement, lane.pid)
+        };
+        if let Some(Rest::Inside(gate)) = self.rests.get(&id) {
+            let unlock = sqlx::query("select pg_advisory_unlock($1, $2)").bind(pid).bind(*gate);
+            unlock.execute(&mut self.gates).await?;
+            self.open_gates.push((pid, *gate));
+            self.rests.remove(&id);
+            return Ok(format!("{letter} {name} goes on"));
+        }
+        if choice == Choice::TimeOut(at) {
+            anyhow::ensure!(name == statement::AWAIT, "{letter} does not wait");
+            self.board.pass(id, Pass::TimedOut);
+            return Ok(format!("{letter} {name}, in vain"));
+        }
+        self.ended += usize::from(statement::ends(name));
+        self.board.pass(id, Pass::Unchanged);
+        Ok(format!("{letter} {name}"))
+    }
+
+    async fn open_gates_of(&mut self, actor: usize) -> anyhow::Result<()> {
+        if !self.inside {
+            return Ok(());
+        }
+        let pids: Vec<i32> = {
+            let board = self.board.lock();
+            board.lanes.values().filter(|lane| lane.actor == actor).map(|lane| lane.pid).collect()
+        };
+        let unlock = sqlx::query(
+            "select pg_advisory_unlock(pid, gate) from unnest($1::int4[]) as pid, generate_series(1, $2) as gate",
+        );
+        unlock.bind(&pids).bind(GATES).execute(&mut self.gates).await?;
+        self.gated.retain(|pid| !pids.contains(pid));
+        Ok(())
+    }
+
+    /// Lets everybody end, in any order.
+    pub(crate) async fn run_free(&mut self) -> anyhow::Result<()> {
+        if self.inside {
+            self.gates.execute("select pg_advisory_unlock_all()").await?;
+            self.gated.clear();
+        }
+        let actors = self.board.lock().players.len();
+        (0..actors).for_each(|at| self.board.free(at));
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let idle = {
+                let board = self.board.lock();
+                board.players.iter().all(|player| player.end.is_some())
+                    && board.lanes.values().all(|lane| lane.at == At::Client && lane.transaction == b'I')
+            };
+            if idle {
+                return Ok(());
+            }
+            anyhow::ensure!(Instant::now() < deadline, "the actors do not end: {:?}", self.board.lock());
+            let _ = timeout(Duration::from_millis(100), self.board.changed.notified()).await;
+        }
+    }
+
+    pub(crate) async fn look(&mut self) -> anyhow::Result<Sight> {
+        let actors: BTreeMap<i32, usize> =
+            self.board.lock().lanes.values().map(|lane| (lane.pid, lane.actor)).collect();
+        let pids: Vec<i32> = actors.keys().copied().collect();
+        sqlx::query(
+            "select
+                array(
+                    select pid from pg_locks
+                    where pid = any($1) and (locktype = 'transactionid' or locktype = 'advisory' and objsubid = 1)
+                    order by pid, locktype, mode, granted
+                ) as pids,
+                array(
+                    select concat(locktype = 'advisory' and granted, ' ', locktype, ' ', mode, ' ', granted) from pg_locks
+                    where pid = any($1) and (locktype = 'transactionid' or locktype = 'advisory' and objsubid = 1)
+                    order by pid, locktype, mode, granted
+                ) as locks,
+                array(
+                    select token from (table idempotency.record except table interleave.bystander) as record
+                    order by scope, operation, key
+                ) as tokens,
+                array(
+                    select concat(
+                        regexp_replace(
+                            (to_jsonb(record) - '{token,key,claimed_at,lease_until,completed_at,expires_at}'::text[])::text,
+                            '\\d{4}-\\d\\d-\\d\\dT[^\"]*', 'time', 'g'
+                        ),
+                        completed_at is null, expires_at > statement_timestamp(), lease_until > statement_timestamp()
+                    )
+                    from (table idempotency.record except table interleave.bystander) as record
+                    order by scope, operation, key
+                ) as records,
+                array(select what from interleave.effect order by what, who) as whats,
+                array(select who from interleave.effect order by what, who) as whos,
+                exists (
+                    select from (table idempotency.record except table interleave.bystander) as record
+                    where completed_at is not null and expires_at > statement_timestamp()
+                ) as response_is_live,
+                exists (table interleave.bystander except table idempotency.record) as bystander_is_hurt,
+                exists (select from idempotency.record where lease_until > statement_timestamp()) as lease_is_live",
+        )
+        .bind(pids)
+        .try_map(|row: PgRow| {
+            let (pids, locks): (Vec<i32>, Vec<String>) = (row.try_get("pids")?, row.try_get("locks")?);
+            let locks: Vec<(usize, String)> = pids.iter().map(|pid| actors[pid]).zip(locks).collect();
+            let (whats, whos): (Vec<String>, Vec<String>) = (row.try_get("whats")?, row.try_get("whos")?);
+            let mut named: Vec<String> = locks.iter().map(|(actor, lock)| format!("{actor} {lock}")).collect();
+            named.sort();
+            Ok(Sight {
+                holders: locks.iter().filter(|(_, lock)| lock.starts_with('t')).map(|(actor, _)| *actor).collect(),
+                locks: named,
+                records: row.try_get::<Vec<i64>, _>("tokens")?.into_iter().zip(row.try_get::<Vec<String>, _>("records")?).collect(),
+                effects: whats.into_iter().zip(whos).collect(),
+                response_is_live: row.try_get("response_is_live")?,
+                bystander_is_hurt: row.try_get("bystander_is_hurt")?,
+                lease_is_live: row.try_get("lease_is_live")?,
+            })
+        })
+        .fetch_one(&mut self.monitor)
+        .await
+        .context("the monitor")
+    }
+
+    /// All that decides how this schedule can go on, as a text. Tokens and times are numbered as they occur.
+    pub(crate) fn state(&self, sight: &Sight) -> String {
+        let board = self.board.lock();
+        let mut numbers = BTreeMap::new();
+        let mut number = |eight: [u8; 8]| {
+            let next = numbers.len();
+            *numbers.entry(eight).or_insert(next)
+        };
+        let mut state = format!("{:?} {:?} ", sight.locks, sight.effects);
+        for (at, player) in board.players.iter().enumerate() {
+            state.push_str(&format!("\n{:?} {:?} ", player.end, player.answer));
+            // A call that has returned does not use what it has heard.
+            let heard = if player.answer.is_some() || player.end.is_some() { &[][..] } else { &player.heard };
+            for part in heard {
+                match part {
+                    Part::Text(text) => state.push_str(text),
+                    Part::Eight(eight) => state.push_str(&number(*eight).to_string()),
+                }
+                state.push(' ');
+            }
+            let busy = |lane: &wire::Lane| {
+                lane.actor == at && (lane.at != At::Client || lane.transaction != b'I') && !lane.statement.is_empty()
+            };
+            for (id, lane) in board.lanes.iter().filter(|(_, lane)| busy(lane)) {
+                let began = self.pauses.get(&at).is_some_and(|&began| began == self.ended);
+                state.push_str(&format!("{:?} {} {began} {:?}", lane.at, lane.statement, self.rests.get(id)));
+            }
+        }
+        for (token, record) in &sight.records {
+            state.push_str(&format!("\n{} {record}", number(token.to_be_bytes())));
+        }
+        state
+    }
+}
+
+enum Unrest {
+    None,
+    /// A client computes.
+    Computing,
+    /// Only the server works, on these connections. `expected`: each of them has waited, or its statement waits.
+    Server {
+        pids: Vec<(u64, i32)>,
+        version: u64,
+        expected: bool,
+    },
+}
+
+pub(crate) fn letter(actor: usize) -> char {
+    char::from(b'A' + actor as u8)
+}
+
+/// The name of an error, as a part of an end.
+pub(crate) fn cause(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<Error>() {
+        Some(Error::Retryable(_)) => "is told to retry".to_owned(),
+        Some(error) if !matches!(error, Error::Database(_)) => {
+            let name = format!("{error:?}");
+            name.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default().to_owned()
+        }
+        _ => match error.chain().find_map(|cause| cause.downcast_ref::<sqlx::Error>()) {
+            Some(sqlx::Error::Database(error)) => format!("fails: {}", error.code().unwrap_or_default()),
+            Some(_) => "fails: cut off".to_owned(),
+            None => error.to_string(),
+        },
+    }
+}
