@@ -515,7 +515,8 @@ impl World {
                     order by pid, locktype, mode, granted
                 ) as pids,
                 array(
-                    select concat(locktype = 'advisory' and granted, ' ', locktype, ' ', mode, ' ', granted) from pg_locks
+                    select concat(locktype = 'advisory' and granted, ' ', locktype, ' ', mode, ' ', granted)
+                    from pg_locks
                     where pid = any($1) and (locktype = 'transactionid' or locktype = 'advisory' and objsubid = 1)
                     order by pid, locktype, mode, granted
                 ) as locks,
@@ -526,7 +527,9 @@ impl World {
                 array(
                     select concat(
                         regexp_replace(
-                            (to_jsonb(record) - '{token,key,claimed_at,lease_until,completed_at,expires_at}'::text[])::text,
+                            (
+                                to_jsonb(record) - '{token,claimed_at,lease_until,completed_at,expires_at}'::text[]
+                            )::text,
                             '\\d{4}-\\d\\d-\\d\\dT[^\"]*', 'time', 'g'
                         ),
                         completed_at is null, expires_at > statement_timestamp(), lease_until > statement_timestamp()
@@ -547,13 +550,14 @@ impl World {
         .try_map(|row: PgRow| {
             let (pids, locks): (Vec<i32>, Vec<String>) = (row.try_get("pids")?, row.try_get("locks")?);
             let locks: Vec<(usize, String)> = pids.iter().map(|pid| actors[pid]).zip(locks).collect();
+            let (tokens, records): (Vec<i64>, Vec<String>) = (row.try_get("tokens")?, row.try_get("records")?);
             let (whats, whos): (Vec<String>, Vec<String>) = (row.try_get("whats")?, row.try_get("whos")?);
             let mut named: Vec<String> = locks.iter().map(|(actor, lock)| format!("{actor} {lock}")).collect();
             named.sort();
             Ok(Sight {
                 holders: locks.iter().filter(|(_, lock)| lock.starts_with('t')).map(|(actor, _)| *actor).collect(),
                 locks: named,
-                records: row.try_get::<Vec<i64>, _>("tokens")?.into_iter().zip(row.try_get::<Vec<String>, _>("records")?).collect(),
+                records: tokens.into_iter().zip(records).collect(),
                 effects: whats.into_iter().zip(whos).collect(),
                 response_is_live: row.try_get("response_is_live")?,
                 bystander_is_hurt: row.try_get("bystander_is_hurt")?,
