@@ -22,7 +22,7 @@ const SEATS: usize = 4;
 /// The most stops of one transaction at a gate.
 const GATES: i32 = 24;
 /// A step takes milliseconds. A world that does not come to rest is broken.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 const SCHEMA: &str = "
     create schema interleave;
@@ -177,11 +177,20 @@ impl World {
     }
 
     pub(crate) async fn close(self) -> anyhow::Result<()> {
-        for pool in &self.pools {
-            pool.close().await;
+        for task in self.tasks {
+            task.abort();
+            let _ = task.await;
         }
-        self.monitor.close().await?;
+        // The gates open, and the processes of calls that came to no end are killed.
         self.gates.close().await?;
+        let pids: Vec<i32> = self.board.lock().lanes.values().map(|lane| lane.pid).collect();
+        let mut monitor = self.monitor;
+        let kill = sqlx::query("select pg_terminate_backend(pid) from unnest($1::int4[]) as pid").bind(pids);
+        kill.execute(&mut monitor).await?;
+        monitor.close().await?;
+        for pool in &self.pools {
+            let _ = timeout(PATIENCE, pool.close()).await;
+        }
         let _ = std::fs::remove_dir_all(&self.directory);
         Ok(())
     }
