@@ -128,9 +128,9 @@ fn tell(name: &str, found: &anyhow::Result<Found>, others: &[String], seconds: f
 
 async fn run(database: &PgConnectOptions, scenario: &Scenario) -> anyhow::Result<Found> {
     let mut world = World::open(database, Edits { inside: scenario.inside, mutant: None }).await?;
-    let found = Search::new(&mut world, scenario).run(|_| false).await?;
+    let found = Search::new(&mut world, scenario).run(|_| false).await;
     world.close().await?;
-    Ok(found)
+    found
 }
 
 async fn run_one(arguments: &Arguments, schedule: &str) -> anyhow::Result<bool> {

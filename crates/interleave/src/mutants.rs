@@ -284,3 +284,32 @@ fn tokens(sql: &str) -> Vec<Token<'_>> {
     }
     tokens
 }
+
+#[cfg(test)]
+mod tests {
+    use super::of;
+
+    #[test]
+    fn each_condition_and_each_lock_of_a_statement_is_dropped_in_turn() {
+        let sql = "update t set a = case when b then 1 end -- where c
+            where key = $1 and (d is null or e between 1 and 2) and f is distinct from g
+                and id in (select id from t where h order by id for update skip locked) returning a";
+        let labels: Vec<String> = of("update", sql).into_iter().map(|mutant| mutant.label).collect();
+        assert_eq!(
+            labels,
+            [
+                "update: drops b",
+                "update: drops key = $1",
+                "update: drops (d is null or e between 1 and 2)",
+                "update: drops f is distinct from g",
+                "update: drops id in (select id from t where h order by id for update skip locked)",
+                "update: drops d is null",
+                "update: drops e between 1 and 2",
+                "update: drops h",
+                "update: without order by id",
+                "update: does not lock for update skip locked",
+                "update: waits instead of skip locked",
+            ]
+        );
+    }
+}

@@ -22,7 +22,7 @@ const SEATS: usize = 4;
 /// The most stops of one transaction at a gate.
 const GATES: i32 = 24;
 /// A step takes milliseconds. A world that does not come to rest is broken.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 const SCHEMA: &str = "
     create schema interleave;
@@ -177,11 +177,20 @@ impl World {
     }
 
     pub(crate) async fn close(self) -> anyhow::Result<()> {
-        for pool in &self.pools {
-            pool.close().await;
+        for task in self.tasks {
+            task.abort();
+            let _ = task.await;
         }
-        self.monitor.close().await?;
+        // The gates open, and the processes of calls that came to no end are killed.
         self.gates.close().await?;
+        let pids: Vec<i32> = self.board.lock().lanes.values().map(|lane| lane.pid).collect();
+        let mut monitor = self.monitor;
+        let kill = sqlx::query("select pg_terminate_backend(pid) from unnest($1::int4[]) as pid").bind(pids);
+        kill.execute(&mut monitor).await?;
+        monitor.close().await?;
+        for pool in &self.pools {
+            let _ = timeout(PATIENCE, pool.close()).await;
+        }
         let _ = std::fs::remove_dir_all(&self.directory);
         Ok(())
     }
@@ -515,7 +524,8 @@ impl World {
                     order by pid, locktype, mode, granted
                 ) as pids,
                 array(
-                    select concat(locktype = 'advisory' and granted, ' ', locktype, ' ', mode, ' ', granted) from pg_locks
+                    select concat(locktype = 'advisory' and granted, ' ', locktype, ' ', mode, ' ', granted)
+                    from pg_locks
                     where pid = any($1) and (locktype = 'transactionid' or locktype = 'advisory' and objsubid = 1)
                     order by pid, locktype, mode, granted
                 ) as locks,
@@ -526,7 +536,9 @@ impl World {
                 array(
                     select concat(
                         regexp_replace(
-                            (to_jsonb(record) - '{token,key,claimed_at,lease_until,completed_at,expires_at}'::text[])::text,
+                            (
+                                to_jsonb(record) - '{token,claimed_at,lease_until,completed_at,expires_at}'::text[]
+                            )::text,
                             '\\d{4}-\\d\\d-\\d\\dT[^\"]*', 'time', 'g'
                         ),
                         completed_at is null, expires_at > statement_timestamp(), lease_until > statement_timestamp()
@@ -547,13 +559,14 @@ impl World {
         .try_map(|row: PgRow| {
             let (pids, locks): (Vec<i32>, Vec<String>) = (row.try_get("pids")?, row.try_get("locks")?);
             let locks: Vec<(usize, String)> = pids.iter().map(|pid| actors[pid]).zip(locks).collect();
+            let (tokens, records): (Vec<i64>, Vec<String>) = (row.try_get("tokens")?, row.try_get("records")?);
             let (whats, whos): (Vec<String>, Vec<String>) = (row.try_get("whats")?, row.try_get("whos")?);
             let mut named: Vec<String> = locks.iter().map(|(actor, lock)| format!("{actor} {lock}")).collect();
             named.sort();
             Ok(Sight {
                 holders: locks.iter().filter(|(_, lock)| lock.starts_with('t')).map(|(actor, _)| *actor).collect(),
                 locks: named,
-                records: row.try_get::<Vec<i64>, _>("tokens")?.into_iter().zip(row.try_get::<Vec<String>, _>("records")?).collect(),
+                records: tokens.into_iter().zip(records).collect(),
                 effects: whats.into_iter().zip(whos).collect(),
                 response_is_live: row.try_get("response_is_live")?,
                 bystander_is_hurt: row.try_get("bystander_is_hurt")?,
