@@ -103,19 +103,25 @@ impl Writer<'_> {
                 _ => {}
             }
             let name = if named { Some(self.name()?) } else { None };
-            let below = match &name {
-                _ if paths.is_empty() => Some(Vec::new()),
-                Some((place, _)) => beyond(paths, &serde_json::from_slice::<String>(&self.text[place.clone()]).ok()?),
-                None => beyond(paths, &index.to_string()),
+            let token = || match &name {
+                Some((place, _)) => serde_json::from_slice(&self.text[place.clone()]).ok(),
+                None => Some(index.to_string()),
             };
-            self.value(below.as_deref().unwrap_or_default(), depth)?;
-            match (below, name) {
-                (None, _) => {
+            let keeps = if paths.is_empty() {
+                self.value(paths, depth)?;
+                true
+            } else {
+                let below = beyond(paths, &token()?);
+                self.value(below.as_deref().unwrap_or_default(), depth)?;
+                below.is_some()
+            };
+            match name {
+                _ if !keeps => {
                     self.copy_to(self.at);
                     self.out.truncate(kept);
                 }
-                (Some(_), Some((_, name))) => self.members.push(Member { name, end: self.written() }),
-                (Some(_), None) => {}
+                Some((_, name)) => self.members.push(Member { name, end: self.written() }),
+                None => {}
             }
         }
         self.at += 1;
@@ -156,7 +162,7 @@ impl Writer<'_> {
     /// A number, `true`, `false` or `null`.
     fn word(&mut self) -> Option<()> {
         let (start, rest) = (self.at, &self.text[self.at..]);
-        let ends = |byte: &u8| !matches!(byte, b'0'..=b'9' | b'a'..=b'z' | b'E' | b'.' | b'+' | b'-');
+        let ends = |byte: &u8| matches!(byte, b',' | b'}' | b']' | 0..=b' ');
         let word = &rest[..rest.iter().position(ends).unwrap_or(rest.len())];
         self.at += word.len();
         if word.first()?.is_ascii_lowercase() {

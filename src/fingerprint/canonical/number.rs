@@ -9,12 +9,16 @@ const PLAIN: i64 = 40;
 /// The length of the front of a number that is its canonical form, for a short number without an exponent: `12.50`
 /// becomes `12.5`, and `1.0` becomes `1`.
 pub(super) fn canonical_length(number: &[u8]) -> Option<usize> {
-    let is = |any: fn(u8) -> bool| number.iter().fold(false, |found, byte| found | any(*byte));
-    if number.len() > PLAIN as usize || is(|byte| matches!(byte, b'e' | b'E')) {
+    let (mut point, mut exponent) = (false, false);
+    for byte in number {
+        point |= *byte == b'.';
+        exponent |= matches!(byte, b'e' | b'E');
+    }
+    if exponent || number.len() > PLAIN as usize {
         return None;
     }
     let mut front = number;
-    if is(|byte| byte == b'.') {
+    if point {
         while let [shorter @ .., b'0'] = front {
             front = shorter;
         }
