@@ -190,10 +190,13 @@ pub enum Error {
 
     /// The response cannot be encoded as JSON and decoded again. Nothing was stored: roll back.
     ///
-    /// Examples are a float that is not finite, and a `Some` whose value is `null` in JSON (`Some(())`, `Some(None)`,
-    /// `Some(Value::Null)`), which would be replayed as `None`. **The crate does not notice two cases**: a field with
-    /// `#[serde(skip)]` is replayed as its default, and an `#[serde(untagged)]` enum as its first variant that can
-    /// decode the JSON.
+    /// Examples are a float that is not finite, and a field that is skipped when it is written and has no default.
+    /// **The crate does not notice a response that decodes as another value**:
+    ///
+    /// - A `Some` whose value is `null` in JSON is replayed as `None`: `Some(())`, `Some(None)`, `Some(Value::Null)`,
+    ///   and `Some` of a float that is not finite.
+    /// - A field with `#[serde(skip)]` is replayed as its default.
+    /// - An `#[serde(untagged)]` enum is replayed as its first variant that can decode the JSON.
     #[error("the response cannot be stored as JSON and decoded again, so a repeat could not get it; change its type")]
     #[non_exhaustive]
     Unencodable {

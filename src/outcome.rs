@@ -1,13 +1,10 @@
 //! The outcome of a call, and how its response is stored.
 
-mod faithful;
-
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Error;
 use crate::record::Response;
-use faithful::Faithful;
 
 /// The response of a call, and whether this call performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,9 +49,9 @@ pub(crate) fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<Re
     Ok(Response { body: Some(encoded), ..Response::default() })
 }
 
-/// The response as JSON text, unless it would decode into another value.
+/// The response as JSON text.
 pub(crate) fn to_json<T: Serialize + ?Sized>(response: &T) -> Result<Vec<u8>, Error> {
-    serde_json::to_vec(&Faithful::new(response)).map_err(unencodable)
+    serde_json::to_vec(response).map_err(unencodable)
 }
 
 fn unencodable(error: serde_json::Error) -> Error {

@@ -116,7 +116,7 @@ fn samples() -> Vec<Error> {
         Error::Undecodable { step: None, source: undone() },
         Error::Unencodable { source: undone() },
         Error::InvalidKey(Key::new(SCOPE, "operation", format!("{VALUE}\0")).expect_err("a control character")),
-        Error::InvalidBody { source: InvalidBody::NotFinite },
+        Error::InvalidBody { source: InvalidBody::Serialize("text".to_owned()) },
         Error::InvalidDuration(crate::Idempotency::new().with_retention(Duration::ZERO).expect_err("too short")),
         Error::OtherMode { key: key(), stored: Mode::Mark, asked: Mode::Transaction },
         Error::UnknownFingerprint { version: 9 },

@@ -31,19 +31,21 @@ impl Body for Fingerprint {
 }
 
 mod sealed {
+    use super::InvalidBody;
+
     pub trait Sealed {
         /// The body as JSON. `None` if there is only a fingerprint of it.
-        fn json(&self) -> Option<serde_json::Result<Vec<u8>>>;
+        fn json(&self) -> Option<Result<Vec<u8>, InvalidBody>>;
     }
 
     impl<T: serde::Serialize + ?Sized> Sealed for T {
-        fn json(&self) -> Option<serde_json::Result<Vec<u8>>> {
-            Some(serde_json::to_vec(self))
+        fn json(&self) -> Option<Result<Vec<u8>, InvalidBody>> {
+            Some(serde_json::to_vec(self).map_err(InvalidBody::serialize))
         }
     }
 
     impl Sealed for super::Fingerprint {
-        fn json(&self) -> Option<serde_json::Result<Vec<u8>>> {
+        fn json(&self) -> Option<Result<Vec<u8>, InvalidBody>> {
             None
         }
     }

@@ -1,13 +1,216 @@
-//! A serde serializer that writes canonical JSON.
+//! Canonical JSON, written from JSON text in one pass.
 //!
-//! The text is built in one buffer. There is no tree of values in between, so features that other crates turn on in
-//! serde_json cannot change the outcome.
-//!
-//! Each file uses those before it: `number`, `writer`, `container`, `serializer`.
+//! serde_json has written the text, or has checked it. The text is never parsed into a tree or into numbers. So every
+//! digit counts, repeated members are noticed, and no feature of serde_json changes the outcome.
 
-mod container;
 mod number;
-mod serializer;
-mod writer;
 
-pub(super) use writer::CanonicalJson;
+use std::ops::Range;
+
+use number::{canonical_length, write_number};
+
+/// serde_json parses values up to this depth. The limit bounds the stack.
+const MAX_DEPTH: usize = 128;
+
+/// The canonical form of a JSON text, without the parts at the ends of the paths. A path contains the names and the
+/// indices that lead to a part. A part that is missing is no error.
+///
+/// `None` if the text has no canonical form: an object has two members of the same name, or the text is deeper than
+/// [`MAX_DEPTH`].
+pub(super) fn canonical(text: &[u8], paths: &[&[String]]) -> Option<Vec<u8>> {
+    let mut writer = Writer { text, at: 0, copied: 0, out: Vec::with_capacity(text.len()), members: Vec::new() };
+    writer.value(paths, 0)?;
+    writer.copy_to(writer.at);
+    writer.peek().is_none().then_some(writer.out)
+}
+
+/// The writer copies the longest possible runs of the text: `copied..at` has been read and not yet copied.
+struct Writer<'t> {
+    text: &'t [u8],
+    at: usize,
+    copied: usize,
+    out: Vec<u8>,
+    /// The members of all open objects, those of the innermost one last. They share this buffer, so that no object
+    /// allocates.
+    members: Vec<Member>,
+}
+
+/// The place of a member in the output: its name, with the quotation marks, and the end of its value.
+struct Member {
+    name: Range<usize>,
+    end: usize,
+}
+
+impl Writer<'_> {
+    /// Copies the text up to a place, and leaves out what has been read beyond it.
+    fn copy_to(&mut self, end: usize) {
+        self.out.extend_from_slice(&self.text[self.copied..end]);
+        self.copied = self.at;
+    }
+
+    /// The length of the output, with the run that is not yet copied.
+    fn written(&self) -> usize {
+        self.out.len() + self.at - self.copied
+    }
+
+    /// The next byte that is not white space.
+    fn peek(&mut self) -> Option<u8> {
+        let byte = *self.text.get(self.at)?;
+        if !byte.is_ascii_whitespace() {
+            return Some(byte);
+        }
+        let end = self.at;
+        self.at += self.text[end..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+        self.copy_to(end);
+        self.text.get(self.at).copied()
+    }
+
+    fn value(&mut self, paths: &[&[String]], depth: usize) -> Option<()> {
+        match self.peek()? {
+            b'{' | b'[' if depth == MAX_DEPTH => None,
+            b'{' => self.object(paths, depth + 1),
+            b'[' => self.parts(paths, depth + 1, false),
+            b'"' => self.string(),
+            _ => self.word(),
+        }
+    }
+
+    fn object(&mut self, paths: &[&[String]], depth: usize) -> Option<()> {
+        let outer = self.members.len();
+        self.parts(paths, depth, true)?;
+        self.copy_to(self.at);
+        self.sort(outer)?;
+        self.members.truncate(outer);
+        Some(())
+    }
+
+    /// The elements of an array or the members of an object, with the brackets.
+    fn parts(&mut self, paths: &[&[String]], depth: usize, named: bool) -> Option<()> {
+        self.at += 1;
+        let opened = self.written();
+        for index in 0_usize.. {
+            let kept = self.written();
+            match self.peek()? {
+                b'}' | b']' => break,
+                b',' => {
+                    self.at += 1;
+                    if kept == opened {
+                        // All parts so far were left out.
+                        self.copy_to(self.at - 1);
+                    }
+                    self.peek()?;
+                }
+                _ => {}
+            }
+            let name = if named { Some(self.name()?) } else { None };
+            let token = || match &name {
+                Some((place, _)) => serde_json::from_slice(&self.text[place.clone()]).ok(),
+                None => Some(index.to_string()),
+            };
+            let keeps = if paths.is_empty() {
+                self.value(paths, depth)?;
+                true
+            } else {
+                let below = beyond(paths, &token()?);
+                self.value(below.as_deref().unwrap_or_default(), depth)?;
+                below.is_some()
+            };
+            match name {
+                _ if !keeps => {
+                    self.copy_to(self.at);
+                    self.out.truncate(kept);
+                }
+                Some((_, name)) => self.members.push(Member { name, end: self.written() }),
+                None => {}
+            }
+        }
+        self.at += 1;
+        Some(())
+    }
+
+    /// The name of a member and the colon. Returns the place of the name in the text, and in the output.
+    fn name(&mut self) -> Option<(Range<usize>, Range<usize>)> {
+        let (at, written) = (self.at, self.written());
+        self.string()?;
+        let name = (at..self.at, written..self.written());
+        self.peek()?;
+        self.at += 1;
+        Some(name)
+    }
+
+    /// A string in the one way in which serde_json escapes it.
+    fn string(&mut self) -> Option<()> {
+        let start = self.at;
+        let rest = &self.text[start + 1..];
+        let length = rest.iter().position(|byte| matches!(byte, b'"' | b'\\'))?;
+        if rest[length] == b'"' {
+            self.at += length + 2;
+            return Some(());
+        }
+        let mut escaped = false;
+        let length = rest.iter().position(|byte| {
+            let closes = *byte == b'"' && !escaped;
+            escaped = *byte == b'\\' && !escaped;
+            closes
+        })?;
+        self.at += length + 2;
+        let string: String = serde_json::from_slice(&self.text[start..self.at]).ok()?;
+        self.copy_to(start);
+        serde_json::to_writer(&mut self.out, &string).ok()
+    }
+
+    /// A number, `true`, `false` or `null`.
+    fn word(&mut self) -> Option<()> {
+        let (start, rest) = (self.at, &self.text[self.at..]);
+        let ends = |byte: &u8| matches!(byte, b',' | b'}' | b']' | 0..=b' ');
+        let word = &rest[..rest.iter().position(ends).unwrap_or(rest.len())];
+        self.at += word.len();
+        if word.first()?.is_ascii_lowercase() {
+            return Some(());
+        }
+        match canonical_length(word) {
+            Some(length) if length == word.len() => {}
+            Some(length) => self.copy_to(start + length),
+            None => {
+                self.copy_to(start);
+                write_number(&mut self.out, str::from_utf8(word).ok()?);
+            }
+        }
+        Some(())
+    }
+
+    /// Sorts the members of the object that ends the output.
+    fn sort(&mut self, outer: usize) -> Option<()> {
+        let Self { out, members, .. } = self;
+        let members = &mut members[outer..];
+        // Without the quotation marks, so that a name comes before all that begin with it.
+        let name = |member: &Member| &out[member.name.start + 1..member.name.end - 1];
+        if members.is_sorted_by(|one, other| name(one) < name(other)) {
+            return Some(());
+        }
+        let start = members.first()?.name.start;
+        members.sort_unstable_by(|one, other| name(one).cmp(name(other)));
+        if members.windows(2).any(|pair| name(&pair[0]) == name(&pair[1])) {
+            return None;
+        }
+        // The sorted members are as long as the unsorted ones, over which they move.
+        let unsorted = out.len();
+        for member in members {
+            out.push(b',');
+            out.extend_from_within(member.name.start..member.end);
+        }
+        out.copy_within(unsorted + 1.., start);
+        out.truncate(unsorted);
+        Some(())
+    }
+}
+
+/// The rest of the paths that lead through this name or index; `None` if one of them ends there.
+fn beyond<'p>(paths: &[&'p [String]], token: &str) -> Option<Vec<&'p [String]>> {
+    let below = paths.iter().filter_map(|path| path.split_first()).filter(|(first, _)| *first == token);
+    below.map(|(_, rest)| (!rest.is_empty()).then_some(rest)).collect()
+}
+
+#[cfg(all(test, feature = "http"))]
+#[path = "../../tests/unit/fingerprint/canonical.rs"]
+mod tests;

@@ -5,13 +5,13 @@ use std::fmt;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::canonical::CanonicalJson;
+use super::canonical::canonical;
 use super::invalid_body::InvalidBody;
 #[cfg(feature = "http")]
-use super::request::Content;
+use super::pointer::Pointer;
 
-/// Version 1: SHA-256 of one byte for the kind (`j` canonical JSON, `b` raw bytes, `h` an HTTP request) and the
-/// content.
+/// Version 1: SHA-256 of one byte for the kind (`j` canonical JSON, `t` a JSON text that has no canonical form, `b` raw
+/// bytes, `h` an HTTP request) and the content.
 const VERSION: u8 = 1;
 /// Version 2, over HTTP, if the service has chosen what makes two requests the same: eight bytes that stand for the
 /// choice, and 24 bytes of the SHA-256 of `c`, the choice, and the chosen parts of the request. Fingerprints of two
@@ -33,8 +33,8 @@ impl Fingerprint {
     /// Use this for bodies that are not JSON, and if every byte counts: white space, the order and repetition of
     /// members, numbers with more digits than an `f64` holds.
     ///
-    /// A fingerprint of bytes and a fingerprint of canonical JSON are never the same, even for the same content: such a
-    /// repeat is *key reused*.
+    /// A fingerprint of bytes and a fingerprint of JSON are never the same, even for the same content: such a repeat is
+    /// *key reused*.
     ///
     /// ```
     /// # use pg_idempotency::Fingerprint;
@@ -42,56 +42,72 @@ impl Fingerprint {
     /// ```
     #[must_use]
     pub fn of_bytes(bytes: &[u8]) -> Self {
-        let mut hasher = Sha256::new_with_prefix(b"b");
-        hasher.update(bytes);
-        Self::new(hasher)
+        Self::of_content(b"b", bytes)
     }
 
-    /// The fingerprint of a value as canonical JSON.
+    /// The fingerprint of a value as canonical JSON, which is made from the value's JSON text.
     ///
-    /// The canonical form has no white space; members are sorted by the code points of their names; strings are escaped
-    /// only where JSON demands it; numbers are compared by value, with every digit they have. So `{"a":1,"b":2}` and
-    /// `{"b":2,"a":1}` are one request, and so are `1.0` and `1` and `1e0`; `9007199254740993` and `9007199254740992`
-    /// are two, and so are `1` and `"1"`, and `[1,2]` and `[2,1]`.
+    /// The canonical form has no white space; members are sorted by their names; strings are escaped only where JSON
+    /// demands it; numbers are compared by value, with every digit they have. So `{"a":1,"b":2}` and `{"b":2,"a":1}`
+    /// are one request, and so are `1.0` and `1` and `1e0`; `9007199254740993` and `9007199254740992` are two, and so
+    /// are `1` and `"1"`, and `[1,2]` and `[2,1]`.
     ///
     /// A field that the value's [`Serialize`] leaves out, by `#[serde(skip_serializing)]`, does not count. A `HashSet`
     /// writes its elements in no fixed order, so it has a new fingerprint each time: use a `BTreeSet` or a sorted
-    /// `Vec`. (Maps are sorted.)
+    /// `Vec`. (Maps are sorted.) JSON has no NaN and no infinity: serde_json writes `null` for both, so they and `None`
+    /// are the same.
     ///
     /// A number that was *parsed* into an `f64` (as [`serde_json::Value`] does beyond 64-bit integers) has lost its
-    /// further digits before it comes here. If those count, use [`Fingerprint::of_bytes`].
+    /// further digits before it comes here. If those count, use [`Fingerprint::of_bytes`], or a
+    /// [`RawValue`](https://docs.rs/serde_json/latest/serde_json/value/struct.RawValue.html), which is JSON text.
+    ///
+    /// If one object has two members of the same name, or the value is more than 128 levels deep, the JSON text is
+    /// compared byte by byte.
     ///
     /// # Errors
     ///
-    /// [`InvalidBody`] if the value has no canonical form: NaN, an infinity, two members of one name, a map key that is
-    /// no string, or an error of the value's own [`Serialize`].
+    /// [`InvalidBody`] if serde_json cannot write the value: a map key that is neither a string, a number, a boolean
+    /// nor a unit variant, or an error of the value's own [`Serialize`].
     pub fn of_json<T: Serialize + ?Sized>(value: &T) -> Result<Self, InvalidBody> {
-        let mut json = CanonicalJson::new();
-        value.serialize(&mut json)?;
-        Ok(Self::new(Sha256::new_with_prefix(b"j").chain_update(json.finish()?)))
+        let text = serde_json::to_vec(value).map_err(InvalidBody::serialize)?;
+        Ok(Self::of_text(&text, &[]))
     }
 
-    /// The fingerprint of an HTTP request: `parts` (method, path with query, content type), each with its length in
-    /// front, and then the body as one of the kinds above.
+    /// The fingerprint of a JSON text without the parts to which the pointers point.
     #[cfg(feature = "http")]
-    pub(crate) fn of_request(parts: [&[u8]; 3], content: Content<'_>) -> Result<Self, InvalidBody> {
-        let mut hasher = Sha256::new_with_prefix(b"h");
-        for part in parts {
-            hasher.update((part.len() as u64).to_be_bytes());
-            hasher.update(part);
+    pub(crate) fn of_json_without<'p>(
+        text: &[u8],
+        pointers: impl IntoIterator<Item = &'p Pointer>,
+    ) -> Result<Self, InvalidBody> {
+        let text = str::from_utf8(text).map_err(InvalidBody::not_json)?;
+        let serde::de::IgnoredAny = serde_json::from_str(text).map_err(InvalidBody::not_json)?;
+        let paths: Vec<_> = pointers.into_iter().map(Pointer::tokens).collect();
+        Ok(Self::of_text(text.as_bytes(), &paths))
+    }
+
+    fn of_text(text: &[u8], paths: &[&[String]]) -> Self {
+        match canonical(text, paths) {
+            Some(canonical) => Self::of_content(b"j", &canonical),
+            None => Self::of_content(b"t", text),
         }
-        Ok(Self::new(content.hash_into(hasher)?))
+    }
+
+    fn of_content(kind: &[u8], content: &[u8]) -> Self {
+        Self::new(Sha256::new_with_prefix(kind).chain_update(content))
+    }
+
+    /// The fingerprint of an HTTP request by its `parts` (method, path with query, content type) and its body's
+    /// fingerprint.
+    #[cfg(feature = "http")]
+    pub(crate) fn of_request([method, target, content_type]: [&[u8]; 3], body: &Self) -> Self {
+        Self::new(hash_parts(b"h", &[method, target, content_type, body.as_bytes()]))
     }
 
     /// The fingerprint of a request under the service's own choice: the `request` as the choice compares it, and
     /// `further` parts of it.
     #[cfg(feature = "http")]
     pub(crate) fn of_choice(choice: &[u8], request: &Self, further: &[u8]) -> Self {
-        let mut hasher = Sha256::new_with_prefix(b"c");
-        for part in [choice, request.as_bytes(), further] {
-            hasher.update((part.len() as u64).to_be_bytes());
-            hasher.update(part);
-        }
+        let hasher = hash_parts(b"c", &[choice, request.as_bytes(), further]);
         let mut bytes = [CHOSEN; 33];
         bytes[CHOICE].copy_from_slice(&Sha256::digest(choice)[..CHOICE.len()]);
         bytes[CHOICE.end..].copy_from_slice(&hasher.finalize()[..33 - CHOICE.end]);
@@ -128,6 +144,14 @@ impl Fingerprint {
     }
 }
 
+/// Hashes each part with its length in front, so that two different requests never give the same bytes.
+#[cfg(feature = "http")]
+fn hash_parts(kind: &[u8], parts: &[&[u8]]) -> Sha256 {
+    parts.iter().fold(Sha256::new_with_prefix(kind), |hasher, part| {
+        hasher.chain_update((part.len() as u64).to_be_bytes()).chain_update(part)
+    })
+}
+
 /// Prints the version and the first bytes, which are enough to tell two fingerprints apart in a log.
 impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -145,3 +169,7 @@ pub(crate) enum Comparison {
     Other,
     UnknownVersion(u8),
 }
+
+#[cfg(all(test, feature = "http"))]
+#[path = "../../tests/unit/fingerprint/digest.rs"]
+mod tests;

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, header};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 use serde_json::json;
 
-use crate::fingerprint::pointer::{Pointer, without};
-use crate::fingerprint::request::Content;
+use crate::fingerprint::pointer::Pointer;
 use crate::{Fingerprint, InvalidBody};
 
 pub(super) type FingerprintOf = dyn Fn(&Parts, &Bytes) -> Result<Fingerprint, InvalidBody> + Send + Sync;
@@ -45,11 +44,11 @@ impl FingerprintChoice {
 
     pub(super) fn fingerprint(&self, parts: &Parts, data: &Bytes) -> Result<Fingerprint, InvalidBody> {
         let compared = match &self.compared {
-            Compared::Bytes => of_content(parts, Content::Bytes(data)),
-            Compared::CanonicalJson => of_content(parts, Content::Json(data)),
-            Compared::JsonWithout(pointers) => of_content(parts, Content::Json(&without(data, pointers)?)),
-            Compared::Function { function, .. } => function(parts, data),
-        }?;
+            Compared::Bytes => of_bytes(parts, data),
+            Compared::CanonicalJson => of_json(parts, &Fingerprint::of_json_without(data, [])?),
+            Compared::JsonWithout(pointers) => of_json(parts, &Fingerprint::of_json_without(data, pointers)?),
+            Compared::Function { function, .. } => function(parts, data)?,
+        };
         Ok(match self.described() {
             None => compared,
             Some(choice) => Fingerprint::of_choice(choice.as_bytes(), &compared, &self.lines(&parts.headers)),
@@ -88,27 +87,31 @@ impl FingerprintChoice {
     }
 }
 
-fn of_content(parts: &Parts, content: Content<'_>) -> Result<Fingerprint, InvalidBody> {
+fn of_bytes(parts: &Parts, data: &[u8]) -> Fingerprint {
+    let content_type = parts.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    of_request(parts, content_type, &Fingerprint::of_bytes(data))
+}
+
+/// Without the content type: a client that adds a charset in a retry sends the same JSON.
+fn of_json(parts: &Parts, body: &Fingerprint) -> Fingerprint {
+    of_request(parts, b"", body)
+}
+
+fn of_request(parts: &Parts, content_type: &[u8], body: &Fingerprint) -> Fingerprint {
     // The whole path with its query. A nested axum router cuts the front off `uri`, and that part may name the account.
     #[cfg(feature = "axum")]
     let uri = parts.extensions.get::<axum::extract::OriginalUri>().map_or(&parts.uri, |original| &original.0);
     #[cfg(not(feature = "axum"))]
     let uri = &parts.uri;
     let target = uri.path_and_query().map_or("", |target| target.as_str());
-    let content_type = match content {
-        // A client that adds a charset in a retry sends the same JSON.
-        Content::Json(_) => None,
-        Content::Bytes(_) => parts.headers.get(header::CONTENT_TYPE),
-    };
-    let content_type = content_type.map_or(&b""[..], |value| value.as_bytes());
-    Fingerprint::of_request([parts.method.as_str().as_bytes(), target.as_bytes(), content_type], content)
+    Fingerprint::of_request([parts.method.as_str().as_bytes(), target.as_bytes(), content_type], body)
 }
 
 /// The fingerprint that a layer with default settings gives a request.
 #[cfg(feature = "testing")]
-pub(crate) fn plain_fingerprint<B: AsRef<[u8]>>(request: &http::Request<B>) -> Result<Fingerprint, InvalidBody> {
+pub(crate) fn plain_fingerprint<B: AsRef<[u8]>>(request: &http::Request<B>) -> Fingerprint {
     let mut head = http::Request::new(());
     (*head.method_mut(), *head.uri_mut()) = (request.method().clone(), request.uri().clone());
     *head.headers_mut() = request.headers().clone();
-    of_content(&head.into_parts().0, Content::Bytes(request.body().as_ref()))
+    of_bytes(&head.into_parts().0, request.body().as_ref())
 }

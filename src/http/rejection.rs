@@ -39,7 +39,7 @@ pub enum Rejection {
     /// `broken-body`, 400: the request body ended early.
     #[error("the body could not be read to its end; nothing was done, send it again")]
     BrokenBody,
-    /// `invalid-body`, 400: the fingerprint covers the body as JSON, and it is not JSON, or has no canonical form.
+    /// `invalid-body`, 400: the fingerprint covers the body as JSON, and it is not JSON.
     #[error("{0}")]
     InvalidBody(InvalidBody),
     /// `key-reused`, 422: an earlier request had this key and was different.

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::ser::Error as _;
 use sqlx::{PgConnection, PgPool};
 use tokio::time::Instant;
 
@@ -23,7 +22,7 @@ use crate::observe::{Failure, call_span, outcome_of, outcome_of_call, spanned};
 use crate::outcome::{decode, encode};
 use crate::record::{Claim, Record, Response, Steps, Terms};
 use crate::session::{ANSWER, Opening, Polls, answered, in_pooled_transaction};
-use crate::{Body, Error, Fingerprint, InFlight, InvalidBody, Key, Mode, Outcome, observe};
+use crate::{Body, Error, Fingerprint, InFlight, Key, Mode, Outcome, observe};
 
 /// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
 /// transaction mode.
@@ -144,7 +143,7 @@ impl Leasing {
         B: Body + ?Sized,
     {
         let request = match body.json() {
-            Some(json) if self.stored_request => Some(json.map_err(InvalidBody::custom)?),
+            Some(json) if self.stored_request => Some(json?),
             _ => None,
         };
         let asked = Asked::now();

@@ -46,8 +46,9 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// The response is any type that serde can encode and decode. It is stored as JSON text. A replay decodes this text
 /// into the *present* type, so after a release that adds a field, the client may see other bytes than before. If the
 /// client must see the same bytes across releases, make the response a `Box<serde_json::value::RawValue>` (serde_json's
-/// feature `raw_value`), which is the stored text itself. A response that would decode into another value is refused
-/// before it is stored, with the exceptions that [`Error::Unencodable`] lists.
+/// feature `raw_value`), which is the stored text itself. A response that does not decode is refused before it is
+/// stored. One that decodes as another value is not: `Some(f64::NAN)`, `Some(())` and `Some(None)` are replayed as
+/// `None`. [`Error::Unencodable`] lists all such cases.
 ///
 /// # The closure
 ///

@@ -79,7 +79,8 @@ impl<M> IdempotencyLayer<M> {
 impl<M> IdempotencyLayer<M> {
     /// Whether bodies are compared as canonical JSON, without regard to `Content-Type`, instead of byte by byte. The
     /// default is `false`. `true` is for clients that build the request anew for each retry. A body that is not JSON is
-    /// then refused with a 400. A body that has a number with more digits than an `f64` keeps is compared byte by byte.
+    /// then refused with a 400. A body in which an object has two members of the same name, or that is more than 128
+    /// levels deep, is compared byte by byte.
     pub fn with_canonical_json(self, canonical_json: bool) -> Self {
         let compared = if canonical_json { Compared::CanonicalJson } else { Compared::Bytes };
         self.with(|settings| settings.fingerprint.compared = compared)
