@@ -72,6 +72,23 @@ do $$ begin
     end if;
 end $$;
 
+-- True, or the error 0A000 if Citus distributes the table: the usual statements would take the key's lock on a worker, where other
+-- callers do not see it. Citus itself refuses only some of them. Those that begin a call contain this function. It is declared
+-- immutable, so the server calls it when it plans such a statement, and the plan that it keeps does not contain it. A table that
+-- is distributed later invalidates the plan.
+create function idempotency.is_plain()
+returns boolean language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+    if to_regclass('pg_catalog.pg_dist_partition') is not null then
+        -- A statement of its own, because a server without Citus has no such catalog.
+        if exists (select from pg_dist_partition where logicalrelid = 'idempotency.record'::regclass and partmethod = 'h') then
+            raise exception 'Citus distributes idempotency.record' using errcode = '0A000';
+        end if;
+    end if;
+    return true;
+end
+$$;
+
 -- Waits until no open transaction holds the key whose advisory lock is $4, for at most $5 milliseconds. Returns
 --   'claim'    no record is there. The lock is kept, so that exactly one of the waiting calls claims the key;
 --   'look'     a record is there. The lock is kept if the record can be taken over (it had expired at $6, is released or has
@@ -133,7 +150,7 @@ begin
         when exists (
             select from idempotency.record where scope = $1::text and operation = $2::text and key = $3::text
         ) then false
-        else pg_catalog.pg_try_advisory_xact_lock($7::int8)
+        when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($7::int8)
     end
     on conflict (scope, operation, key) do nothing
     returning pg_catalog.set_config('idempotency.claim', pg_catalog.concat_ws(' ', nullif(pg_catalog.current_setting('idempotency.claim', true), ''), $5::int8::text), true)

@@ -287,9 +287,8 @@ pub enum Error {
     )]
     #[non_exhaustive]
     WrongDeployment {
-        /// What Citus knows of the table, or the error that this has led to: of the server (SQLSTATE 0A000 or 42P18),
-        /// or the answer that would have been wrong.
-        source: BoxError,
+        /// The server's error (SQLSTATE 0A000).
+        source: sqlx::Error,
     },
 
     /// Another session has held the lock of [`migrate`](crate::migrate()) for longer than `migrate` waits. Any role can
@@ -345,8 +344,7 @@ impl Error {
     pub(crate) fn of_statement(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {
             Some("42P01" | "42703" | "42883" | "3F000") => Self::SchemaMissing { source: error },
-            // 42P18 is a worker's: Citus has given it a part of a statement that it cannot divide.
-            Some("0A000" | "42P18") => Self::WrongDeployment { source: error.into() },
+            Some("0A000") => Self::WrongDeployment { source: error },
             _ => error.into(),
         }
     }

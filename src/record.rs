@@ -42,7 +42,7 @@ mod time;
 mod unsettled;
 mod wait;
 
-pub(crate) use citus::{Distribution, compare, create_distributed_table, distribution, workers};
+pub(crate) use citus::{Distribution, create_distributed_table, distribution, warn_if_plain, workers};
 pub(crate) use claim::{Claim, Terms};
 pub(crate) use due::{count_due, oldest_due};
 pub(crate) use lease::Actor;

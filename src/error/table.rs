@@ -108,7 +108,7 @@ fn samples() -> Vec<Error> {
         Error::Database(Sqlstate("57014").into()),
         Error::Database(cause()),
         Error::SchemaMissing { source: cause() },
-        Error::WrongDeployment { source: undone() },
+        Error::WrongDeployment { source: cause() },
         Error::MigrationLocked { holder: None, waited: Duration::ZERO },
         Error::StepInDoubt { step: "text".to_owned() },
         Error::InvalidStep { step: "text".to_owned(), problem: InvalidStep::Name },

@@ -16,7 +16,7 @@ use super::request::Ticket;
 use super::settings::Settings;
 use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{call_span, spanned};
-use crate::record::{self, Claim, Record, Terms, compare};
+use crate::record::{self, Claim, Record, Terms};
 use crate::session::{
     NotBegun, Opening, Polls, Savepoint, answered, begin_pooled, commit_outermost, commit_unclaimed, or_closed,
     unanswered,
@@ -259,13 +259,7 @@ async fn claim_with_begin(
     let pool = &settings.pool;
     let (claim, opening) = claiming(record, terms)?;
     match begin_pooled(pool, &opening).await {
-        Ok(mut transaction) => match compare(&mut transaction, record.deployment).await {
-            Ok(()) => Won::of(settings, transaction, claim).await.map(|won| Some(Claimed::Won(won))),
-            Err(error) => {
-                roll_back(settings, transaction).await;
-                Err(error)
-            }
-        },
+        Ok(transaction) => Won::of(settings, transaction, claim).await.map(|won| Some(Claimed::Won(won))),
         Err(NotBegun::Taken) => {
             let stored = record.select_first(&mut *pool.acquire().await?, terms).await;
             Ok(stored.map(Claimed::Replayed))

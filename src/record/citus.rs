@@ -7,10 +7,10 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::stats::Size;
-use crate::{Deployment, Error, observe};
+use crate::{Error, observe};
 
-/// Whether this process has compared a table with `with_distributed(false)`, and with `with_distributed(true)`.
-static COMPARED: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
+/// Whether this process has looked at a table for [`warn_if_plain`].
+static LOOKED: AtomicBool = AtomicBool::new(false);
 
 /// The table as Citus has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,25 +34,21 @@ pub(crate) struct Worker {
     pub(crate) synchronous_commit: Result<(String, bool), String>,
 }
 
-/// Compares the setting with the table before the first claim of this process, and not again. The usual statements on a
-/// distributed table would take the key's lock on a worker, where other callers do not see it, so that is an error. The
-/// other statements on a plain table are right but slower, so that is a warning.
-pub(crate) async fn compare(conn: &mut PgConnection, deployment: Deployment) -> Result<(), Error> {
-    let compared = &COMPARED[usize::from(deployment.distributed)];
-    if compared.load(Ordering::Relaxed) {
+/// Before the first claim of this process with the setting for a distributed table: warns if the table is a plain one. The
+/// statements for a distributed table are right there too, but slower. The opposite is an error, which the usual
+/// statements detect themselves (`idempotency.is_plain`).
+pub(crate) async fn warn_if_plain(conn: &mut PgConnection) -> Result<(), Error> {
+    if LOOKED.load(Ordering::Relaxed) {
         return Ok(());
     }
     let distributed = is_distributed(conn).await?;
-    if distributed && !deployment.distributed {
-        return Err(Error::WrongDeployment { source: "Citus distributes the table".into() });
-    }
-    if !compared.swap(true, Ordering::Relaxed) && deployment.distributed && !distributed {
+    if !LOOKED.swap(true, Ordering::Relaxed) && !distributed {
         observe::needless_deployment();
     }
     Ok(())
 }
 
-pub(crate) async fn is_distributed(conn: &mut PgConnection) -> Result<bool, Error> {
+pub(super) async fn is_distributed(conn: &mut PgConnection) -> Result<bool, Error> {
     Ok(matches!(distribution(conn).await?, Distribution::By(_)))
 }
 

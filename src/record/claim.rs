@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::citus;
 use super::fragment::note_claim;
 use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::{Error, Fingerprint, InFlight, Mode};
@@ -38,8 +37,8 @@ pub(crate) struct Terms {
 impl Record<'_> {
     /// Claims the key by inserting its record. A mark is complete at once. `None` means that a record is there already,
     /// or that an open transaction claims the key. On a distributed table the caller has looked before, and holds the lock.
+    /// Without the setting for such a table, `idempotency.is_plain` refuses the statement while the server plans it.
     pub(crate) async fn claim(self, conn: &mut PgConnection, terms: &Terms) -> Result<Option<Claim>, Error> {
-        citus::compare(conn, self.deployment).await?;
         if self.deployment.distributed {
             return self.claim_distributed(conn, terms).await;
         }
@@ -59,7 +58,7 @@ impl Record<'_> {
                     when exists (
                         select from idempotency.record where scope = $1::text and operation = $2::text and key = $3::text
                     ) then false
-                    else pg_catalog.pg_try_advisory_xact_lock($7::int8)
+                    when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($7::int8)
                 end
                 on conflict (scope, operation, key) do nothing
                 returning ", note_claim!("$5::int8"),

@@ -38,7 +38,7 @@ impl Record<'_> {
         if self.is_claimed(conn, claim).await? {
             return Err(Error::OutlivedRetention);
         }
-        Err(self.or_wrong_deployment(conn, Error::NotInTransaction).await)
+        Err(Error::NotInTransaction)
     }
 
     /// Whether this transaction still owns the claim. The crate asks this only after a completion that failed. It is an

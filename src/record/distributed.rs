@@ -11,7 +11,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{Executor as _, PgConnection, Row as _};
 
-use super::citus::is_distributed;
+use super::citus::warn_if_plain;
 use super::claim::{Claim, Terms};
 use super::fragment::{forget_claim, has_steps, note_claim, readable, settled_by_an_operator, steps_in_doubt};
 use super::look::{Found, LeaseState, Look, Standing};
@@ -77,6 +77,7 @@ impl Record<'_> {
         conn: &mut PgConnection,
         terms: &Terms,
     ) -> Result<Option<Claim>, Error> {
+        warn_if_plain(&mut *conn).await?;
         let token = draw_token()?;
         let insert = self
             .query(
@@ -198,15 +199,6 @@ impl Record<'_> {
         .fetch_one(conn)
         .await
         .map_err(Error::of_statement)
-    }
-
-    /// The error, or [`Error::WrongDeployment`] if the table is distributed and the deployment does not say so: then a
-    /// worker's clock may be the reason for the error. Only for errors that this explains.
-    pub(crate) async fn or_wrong_deployment(self, conn: &mut PgConnection, error: Error) -> Error {
-        match is_distributed(conn).await {
-            Ok(true) if !self.deployment.distributed => Error::WrongDeployment { source: error.into() },
-            _ => error,
-        }
     }
 }
 

@@ -11,7 +11,6 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use super::citus;
 use super::fragment::{expired_when_asked, note_claim};
 use super::statement::{draw_token, interval};
 use crate::{Deployment, Error, Key, Mode};
@@ -89,7 +88,6 @@ impl<'k> MarkBatch<'k> {
     /// It tries one key after the other, and stops at the first that it cannot have. So a batch that then waits for that
     /// key holds no later key, for which another batch might wait.
     pub(crate) async fn mark(&self, conn: &mut PgConnection, asked: Option<DateTime<Utc>>) -> Result<Marking, Error> {
-        citus::compare(conn, self.deployment).await?;
         if self.deployment.distributed {
             return self.mark_distributed(conn, asked).await;
         }
@@ -121,6 +119,7 @@ impl<'k> MarkBatch<'k> {
                     from asked
                     where expired is not false
                         and not exists (select from asked where not expired and mode <> 'mark')
+                        and idempotency.is_plain()
                 ),
                 tried (step, state) as (
                     select 0, 'mine'

@@ -30,6 +30,7 @@ impl Record<'_> {
                     and completed_at is not null
                     and expires_at > pg_catalog.statement_timestamp()
                     and pg_catalog.pg_current_xact_id_if_assigned() is null
+                    and idempotency.is_plain()
                 ",
             )
             .bind(terms.mode.as_str())

@@ -210,12 +210,11 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = coalesce($8::text, last_error),
-                    steps = steps || pg_catalog.jsonb_build_object($6::text, pg_catalog.jsonb_strip_nulls(
-                        pg_catalog.jsonb_build_object(
-                            'result', $7::text, 'attempt', steps -> $6::text -> 'attempt',
-                            'at', pg_catalog.statement_timestamp(), 'settled', $5::int8
-                        )
-                    ))
+                    -- Citus refuses a column in jsonb_build_object, which is stable. So the attempt stays from the old step.
+                    steps = pg_catalog.jsonb_set(steps, array[$6::text], (steps -> $6::text) - 'begun'::text
+                        || pg_catalog.jsonb_strip_nulls(pg_catalog.jsonb_build_object(
+                            'result', $7::text, 'at', pg_catalog.statement_timestamp(), 'settled', $5::int8
+                        )))
                 where scope = $1::text and operation = $2::text and key = $3::text
                     and token = $4::int8
                     and completed_at is null

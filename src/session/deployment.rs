@@ -44,9 +44,10 @@ impl Deployment {
     /// and with its own locks. The answers are the same. A first call takes two round trips more, and a replay takes
     /// as many.
     ///
-    /// The setting must fit the table. A process compares the two before its first claim. If the table is distributed
-    /// and the setting is `false`, each claim returns [`Error::WrongDeployment`](crate::Error::WrongDeployment). On a
-    /// plain table the other statements are right, but slower; the process then logs one warning.
+    /// The setting must fit the table. If the table is distributed and the setting is `false`, every call fails with
+    /// [`Error::WrongDeployment`](crate::Error::WrongDeployment), in each database of the process, and also if the table
+    /// was distributed a moment ago. On a plain table the statements for a distributed one are right, but slower; the
+    /// process looks at the first table that it claims in, and logs a warning.
     #[must_use]
     pub const fn with_distributed(self, distributed: bool) -> Self {
         Self { distributed, ..self }

@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, PgTransaction, Sq
 use super::protocol::Call;
 use crate::error::sqlstate;
 use crate::outcome::{Outcome, decode, encode};
-use crate::record::{Claim, Record, Response, Terms, compare, draw_token};
+use crate::record::{Claim, Record, Response, Terms, draw_token};
 use crate::session::{Attempt, COMMIT_OUTERMOST, Connections, NotBegun, Opening, begin_and_lend, commit_outermost};
 use crate::{Error, Fingerprint, Key};
 
@@ -41,7 +41,6 @@ impl Call<'_> {
             if let Some(replayed) = self.replay_first(&mut conn).await {
                 return Ok(replayed?);
             }
-            compare(&mut conn, record.deployment).await?;
             let (claim, opening) = claiming(record, terms)?;
             let work = async |mut transaction: PgTransaction<'_>, perform: F| {
                 let performed = match perform(&mut transaction).await {
@@ -88,7 +87,7 @@ pub(crate) async fn complete_and_commit(
     response: &Response,
 ) -> Result<(), Error> {
     let length = response.body.as_ref().map_or(0, Vec::len) + response.headers.as_ref().map_or(0, String::len);
-    let mut completed = if length > MOST_INLINE || record.deployment.distributed {
+    let completed = if length > MOST_INLINE || record.deployment.distributed {
         match record.complete(&mut transaction, claim, response).await {
             Ok(()) => return commit_outermost(transaction).await,
             Err(error) => Err(error),
@@ -102,11 +101,6 @@ pub(crate) async fn complete_and_commit(
             _ => error.into(),
         })
     };
-    if let Err(Error::NotInTransaction) = completed {
-        // Without this the question would fail in an aborted transaction. The ROLLBACK below then leaves a WARNING.
-        let _ = transaction.execute("rollback").await;
-        completed = Err(record.or_wrong_deployment(&mut transaction, Error::NotInTransaction).await);
-    }
     if completed.is_err() {
         // Awaited, so that an immediate retry finds the key free.
         let _ = transaction.rollback().await;
@@ -114,7 +108,7 @@ pub(crate) async fn complete_and_commit(
     completed
 }
 
-/// The message that claims and begins. The caller has [compared](compare) the deployment, or does so in the transaction.
+/// The message that claims and begins.
 pub(crate) fn claiming(record: Record<'_>, terms: &Terms) -> Result<(Claim, Opening), Error> {
     let token = draw_token()?;
     let message = format!(

@@ -62,3 +62,46 @@ async fn the_server_keeps_the_plan_of_each_statement(
     assert_eq!(planned_each_time, Vec::<String>::new());
     Ok(())
 }
+
+/// The function would otherwise run for each call.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(
+    idempotency_distributed,
+    ignore = "the table is not plain there, and Citus plans each statement for a shard"
+)]
+async fn a_kept_plan_does_not_ask_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result<()> {
+    if partitioned() {
+        println!("skipped: PostgreSQL plans for the values, because it then has one partition to plan for");
+        return Ok(());
+    }
+    let mut conn = pool.acquire().await?;
+    let calls = [Idempotency::new(), Idempotency::new().with_select_first(true)];
+    for call in 0..CALLS {
+        for way in calls {
+            let _ = way
+                .ensure(&mut conn, &key(&format!("kept {call} {way:?}")), "body", async |_| Ok::<_, Error>(1))
+                .await?;
+        }
+        let mut tx = conn.begin().await?;
+        let _ = mark_many(&mut tx, &[key(&format!("kept mark {call}"))], WINDOW).await?;
+        tx.commit().await?;
+    }
+    // The body of a function that a plan has called while it was made is no part of the plan.
+    sqlx::raw_sql(
+        "create or replace function idempotency.is_plain() returns boolean language plpgsql immutable as
+         $$ begin raise exception 'asked' using errcode = '0A000'; end $$",
+    )
+    .execute(&pool)
+    .await?;
+    for way in calls {
+        let _ = way.ensure(&mut conn, &key("kept"), "body", async |_| Ok::<_, Error>(1)).await?;
+    }
+    let mut tx = conn.begin().await?;
+    let _ = mark_many(&mut tx, &[key("kept mark")], WINDOW).await?;
+    tx.commit().await?;
+    // A statement that is planned asks.
+    conn.clear_cached_statements().await?;
+    let asked = Idempotency::new().ensure(&mut conn, &key("asked"), "body", async |_| Ok::<_, Error>(1)).await;
+    assert!(matches!(asked, Err(Error::WrongDeployment { .. })), "{asked:?}");
+    Ok(())
+}

@@ -85,14 +85,14 @@ async fn batches_of_any_size_and_any_number_of_scopes() -> anyhow::Result<()> {
         }
         assert_eq!((firsts(&marked[0]), firsts(&marked[1])), (count, 0), "{count} over {scopes}");
         assert_eq!(marked[0].last(), Some(&Marked::Duplicate), "twice in the batch");
-        // Half of it is new, and some of the rest is expired.
+        // Half of it is new, and one of the others is expired.
         let mut more = keys[..count.div_ceil(2)].to_vec();
-        more.extend(self::keys(count, scopes));
+        more.extend(self::keys(count - more.len(), scopes));
         testing::expire(&citus.pool, &keys[0]).await?;
         let mut tx = citus.pool.begin().await?;
         let marked = dedup().mark_many(&mut tx, &more).await?;
         tx.commit().await?;
-        assert_eq!(firsts(&marked), count + 1, "{count} over {scopes}");
+        assert_eq!(firsts(&marked), count / 2 + 1, "{count} over {scopes}");
         assert_eq!(marked[0], Marked::First, "after its window");
     }
     Ok(())
@@ -183,5 +183,16 @@ async fn a_key_of_another_mode_is_refused() -> anyhow::Result<()> {
     let many = dedup().mark_many(&mut tx, &keys).await;
     assert!(matches!(one, Err(Error::OtherMode { stored: Mode::Transaction, .. })), "{one:?}");
     assert!(matches!(many, Err(Error::OtherMode { stored: Mode::Transaction, .. })), "{many:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_batch_of_too_many_keys_is_refused() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let keys = keys(101, 2);
+    let mut tx = citus.pool.begin().await?;
+    let refused = dedup().mark_many(&mut tx, &keys).await;
+    assert!(matches!(refused, Err(Error::TooManyKeys { keys: 101, .. })), "{refused:?}");
+    assert_eq!(firsts(&dedup().mark_many(&mut tx, &keys[..100]).await?), 100, "usable");
     Ok(())
 }

@@ -6,15 +6,21 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::dedup::Dedup;
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy};
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, release, release_step, resolve_step};
 use pg_idempotency::testing::{self, Fixture};
-use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Mode, Verdict};
+use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Mode, Verdict, operator};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
 const LEASE: Duration = Duration::from_secs(40);
 const REPEATS: Policy = Policy::AtLeastOnce { lease: LEASE };
+const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
 const NEVER_REPEATS: Policy = Policy::AtMostOnce { lease: LEASE };
 const HOUR: Duration = Duration::from_secs(3600);
+
+/// How the lines begin that need no setting: the decisions of an operator.
+pub(crate) const DECIDED: &str = "decided:";
+/// And one whose answer needs no table.
+pub(crate) const TOO_MANY: &str = "mark_many of 101";
 
 /// An entry point and the state that it met, and its answer.
 pub(crate) type Line = (String, String);
@@ -27,6 +33,7 @@ pub(crate) async fn answers(pool: &PgPool, fits: Deployment, deployment: Deploym
     in_one_transaction(pool, deployment, &mut lines).await?;
     beside_another_process(pool, fits, deployment, &mut lines).await?;
     leases(pool, deployment, &mut lines).await?;
+    steps(pool, deployment, &mut lines).await?;
     one_mark(pool, deployment, &mut lines).await?;
     many_marks(pool, deployment, &mut lines).await?;
     Ok(lines)
@@ -323,6 +330,56 @@ async fn leases(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) ->
     Ok(())
 }
 
+/// Steps of each kind, and the decisions of an operator about two steps in doubt, each with the attempt that follows.
+async fn steps(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) -> anyhow::Result<()> {
+    let leasing = Leasing::new(IN_STEPS)?.with_deployment(deployment);
+    let attempt = async |key: &Key| -> Result<_, Error> {
+        let lease = match leasing.acquire::<i64, _>(pool, key, "body").await? {
+            Acquired::Lease(lease) => lease,
+            Acquired::Replayed(response) => return Ok((0, vec![response], 0)),
+        };
+        let results = vec![
+            lease.step("charge", async |conn| effect(conn, key).await).await?,
+            lease.step_at_least_once("email", async |_| Ok::<_, Error>(2)).await?,
+            lease.step_at_most_once("text", async |_| Ok::<_, Error>(3)).await?,
+        ];
+        let attempt = lease.attempt();
+        lease.complete(&4_i64).await?;
+        Ok((attempt, results, effects(&mut *pool.acquire().await?, key).await?))
+    };
+    let key = &key();
+    for repeat in ["first", "again"] {
+        lines.push((format!("steps: {repeat}"), said(attempt(key).await)));
+    }
+    for decision in ["none", "release, of one", "release, of both", "release_step", "resolve_step"] {
+        let key = &self::key();
+        Fixture::lapsed(key, "body", IN_STEPS)?
+            .with_step("charge", &7)?
+            .with_step_in_doubt("email")
+            .with_step_in_doubt("text")
+            .write(pool)
+            .await?;
+        let token = operator::show(&mut *pool.acquire().await?, key).await?.map_or(0, |shown| shown.token);
+        let [email, text] = ["email", "text"].map(str::to_owned);
+        let decided = match decision {
+            "none" => Ok(()),
+            "release, of one" => release(pool, key, token, &[email], "not sent").await,
+            "release, of both" => release(pool, key, token, &[email, text], "not sent").await,
+            "release_step" => match release_step(pool, key, token, "email", "not sent").await {
+                Ok(token) => release_step(pool, key, token, "text", "not sent").await.map(drop),
+                Err(error) => Err(error),
+            },
+            _ => match resolve_step(pool, key, token, "email", &5).await {
+                Ok(token) => resolve_step(pool, key, token, "text", &6).await.map(drop),
+                Err(error) => Err(error),
+            },
+        };
+        lines.push((format!("{DECIDED} {decision}"), said(decided)));
+        lines.push((format!("steps, after {decision}"), said(attempt(key).await)));
+    }
+    Ok(())
+}
+
 fn mode(policy: Policy) -> Mode {
     if policy == REPEATS { Mode::AtLeastOnce } else { Mode::AtMostOnce }
 }
@@ -373,6 +430,11 @@ async fn many_marks(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>
             }
         }
     }
+    let base = scope();
+    let keys: Vec<Key> = (0..101).map(|at| key_of(&base, &at.to_string())).collect();
+    let mut conn = pool.acquire().await?;
+    let marked = in_transaction(&mut conn, async |conn| dedup.mark_many(conn, &keys).await).await;
+    lines.push((TOO_MANY.to_owned(), said(marked)));
     Ok(())
 }
 
@@ -381,6 +443,7 @@ pub(crate) fn answered(fits: Vec<Line>, other: Vec<Line>) -> Vec<String> {
     assert_eq!(fits.len(), other.len());
     let mut answered = Vec::new();
     for ((name, right), (_, answer)) in fits.into_iter().zip(other) {
+        assert!(!right.starts_with("WrongDeployment") && !right.starts_with("Database"), "{name}: {right}");
         if answer == right {
             answered.push(name);
         } else {

@@ -9,6 +9,7 @@ use sqlx::postgres::PgArguments;
 use sqlx::{Arguments as _, PgConnection, Postgres, QueryBuilder, Row as _};
 
 use super::{MarkBatch, MarkOf, Marking, index, take_over_locked};
+use crate::record::citus::warn_if_plain;
 use crate::record::distributed::note_claim;
 use crate::record::fragment::readable;
 use crate::record::statement::{draw_token, interval};
@@ -40,6 +41,7 @@ impl MarkBatch<'_> {
         conn: &mut PgConnection,
         asked: Option<DateTime<Utc>>,
     ) -> Result<Marking, Error> {
+        warn_if_plain(&mut *conn).await?;
         let mut marking = self.look_distributed(&mut *conn, asked).await?;
         let keys = &mut marking.keys;
         if keys.iter().any(|key| matches!(key, MarkOf::Live(mode) if *mode != Mode::Mark)) {

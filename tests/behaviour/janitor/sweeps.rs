@@ -396,7 +396,8 @@ async fn a_sweep_keeps_its_pace_and_its_time(pool: PgPool) -> anyhow::Result<()>
         .with_grace(Duration::ZERO)
         .with_batch_size(10)?
         .with_pause(Duration::from_secs(3600));
-    let swept = slow.sweep_until(u64::MAX, tokio::time::sleep(Duration::from_millis(100)), |_| {}).await?;
+    let after_one_batch = tokio::sync::Notify::new();
+    let swept = slow.sweep_until(u64::MAX, after_one_batch.notified(), |_| after_one_batch.notify_one()).await?;
     assert_eq!((swept.rows(), swept.limited), (10, true));
     Ok(())
 }

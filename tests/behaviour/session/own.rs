@@ -164,14 +164,20 @@ async fn a_pool_that_rolls_back_on_release_lends_no_foreign_transaction(
         .await?;
     create_effects(&pool).await;
     let mut observer = PgConnection::connect_with(&options).await?;
-    let mut polls = 1;
-    while cancel_after(polls, pool.begin()).await.transpose()?.is_none() {
+    let (mut polls, mut dropped) = (1, 0);
+    // On a busy machine the server may answer within the first poll.
+    for _ in 0..50 {
+        if cancel_after(polls, pool.begin()).await.transpose()?.is_some() {
+            polls = 1;
+            continue;
+        }
         leave_effect(&mut *pool.acquire().await?, "in autocommit").await?;
+        dropped += 1;
         let committed: i64 = sqlx::query_scalar("select count(*) from effect").fetch_one(&mut observer).await?;
-        assert_eq!(committed, polls as i64, "after {polls} polls");
+        assert_eq!(committed, dropped, "after {polls} polls");
         polls += 1;
     }
-    assert!(polls > 1, "the begin was not dropped on its way");
+    assert!(dropped > 0, "the begin was not dropped on its way");
     Ok(())
 }
 
