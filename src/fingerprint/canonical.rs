@@ -41,6 +41,7 @@ struct Member {
     end: usize,
 }
 
+/// The inlined methods run for each member or element.
 impl Writer<'_> {
     /// Copies the text up to a place, and leaves out what has been read beyond it.
     fn copy_to(&mut self, end: usize) {
@@ -54,6 +55,7 @@ impl Writer<'_> {
     }
 
     /// The next byte that is not white space.
+    #[inline]
     fn peek(&mut self) -> Option<u8> {
         let byte = *self.text.get(self.at)?;
         if !byte.is_ascii_whitespace() {
@@ -65,6 +67,7 @@ impl Writer<'_> {
         self.text.get(self.at).copied()
     }
 
+    #[inline]
     fn value(&mut self, paths: &[&[String]], depth: usize) -> Option<()> {
         match self.peek()? {
             b'{' | b'[' if depth == MAX_DEPTH => None,
@@ -129,6 +132,7 @@ impl Writer<'_> {
     }
 
     /// The name of a member and the colon. Returns the place of the name in the text, and in the output.
+    #[inline]
     fn name(&mut self) -> Option<(Range<usize>, Range<usize>)> {
         let (at, written) = (self.at, self.written());
         self.string()?;
@@ -139,6 +143,7 @@ impl Writer<'_> {
     }
 
     /// A string in the one way in which serde_json escapes it.
+    #[inline]
     fn string(&mut self) -> Option<()> {
         let start = self.at;
         let rest = &self.text[start + 1..];
@@ -160,6 +165,7 @@ impl Writer<'_> {
     }
 
     /// A number, `true`, `false` or `null`.
+    #[inline]
     fn word(&mut self) -> Option<()> {
         let (start, rest) = (self.at, &self.text[self.at..]);
         let ends = |byte: &u8| matches!(byte, b',' | b'}' | b']' | 0..=b' ');
