@@ -203,7 +203,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         leases("lease-once-fails", [own_and_fail(AT_MOST_ONCE), owns_once()]).effects(1),
         leases("lease-lapses", [owns(), lapse(), owns()]),
         leases("lease-once-lapses", [owns_once(), lapse(), owns_once()]).effects(1),
-        leases("lease-release-lapses", [own(AT_LEAST_ONCE, Ending::Releases), lapse(), owns()]),
+        leases("lease-release-lapses", [own(AT_LEAST_ONCE, Ending::Releases), lapse(), owns()]).patient(),
         leases("lapsed-two", [owns(), owns()]).after(Lapsed(AT_LEAST_ONCE)),
         leases("lapsed-once-resolve", [owns_once(), operate(Verb::Resolve)]).after(Lapsed(AT_MOST_ONCE)),
         leases("lapsed-once-release", [owns_once(), operate(Verb::Release), owns_once()]).after(Lapsed(AT_MOST_ONCE)),
@@ -217,7 +217,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         leases("lease-other-mode", [owns(), wait()]),
         // Steps.
         steps("steps-two", [work_in(&BOTH), work_in(&BOTH)]),
-        steps("steps-pay-lapses", [work_in(&[PAY]), lapse(), work_in(&[PAY])]),
+        steps("steps-pay-lapses", [work_in(&[PAY]), lapse(), work_in(&[PAY])]).patient(),
         steps("steps-send-lapses", [work_in(&[SEND]), lapse(), operate(Verb::Release)]),
         steps("steps-paid-two", [work_in(&BOTH), work_in(&BOTH)]).after(Paid),
         steps("steps-resume", [work_in(&BOTH), resume(&BOTH)]).after(Paid),

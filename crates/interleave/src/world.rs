@@ -177,7 +177,7 @@ impl World {
     }
 
     pub(crate) async fn close(self) -> anyhow::Result<()> {
-        for task in self.tasks {
+        for task in self.tasks.into_iter().filter(|task| !task.is_finished()) {
             task.abort();
             let _ = task.await;
         }
