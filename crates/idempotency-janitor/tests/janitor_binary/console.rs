@@ -315,11 +315,11 @@ async fn a_decision_that_was_made_is_shown_and_logged(
     let visitor = Visitor::of(&console.url).await?;
     let (link, (_, page)) = visitor.look_up(&released).await?;
     let (status, done) = visitor.settle(&link, &page, "no_effect", "").await?;
-    assert_eq!((status, done.contains("released: Key")), (200, true), "{done}");
+    assert_eq!((status, done.contains("released: scope")), (200, true), "{done}");
     assert_eq!(state(&pool, &released).await?.as_deref(), Some("released"));
     let logged = std::fs::read_to_string(&log)?;
     std::fs::remove_file(&log)?;
-    for part in ["released: Key", "ticket 4711", "Ada"] {
+    for part in ["released: scope", "ticket 4711", "Ada"] {
         assert!(logged.contains(part), "{part}: {logged}");
     }
     Ok(())

@@ -212,7 +212,7 @@ async fn a_decision_that_was_made_is_no_failure(_: PgPoolOptions, options: PgCon
     let full = std::fs::File::create("/dev/full")?;
     let output = command_on(&options).args(release(&["--yes"])).stdout(full).output()?;
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).starts_with("released: Key"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).starts_with("released: scope"), "{}", text(&output.stderr));
     Ok(())
 }
 
