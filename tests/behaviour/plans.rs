@@ -67,6 +67,10 @@ async fn the_server_keeps_the_plan_of_each_statement(
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the table is not plain there")]
 async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result<()> {
+    if partitioned() {
+        println!("skipped: with the values, which are null here, the server reads no partition");
+        return Ok(());
+    }
     let mut conn = pool.acquire().await?;
     let select_first = Idempotency::new().with_select_first(true);
     let _ = select_first.ensure(&mut conn, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;

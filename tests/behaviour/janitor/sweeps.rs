@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::janitor::{InvalidBatchSize, MAX_BATCH_SIZE};
+use pg_idempotency::janitor::{InvalidBatchSize, MAX_BATCH_SIZE, Swept};
 use pg_idempotency::testing::{Gate, PATIENCE, expire_in};
 use pg_idempotency::{Error, Idempotency, Janitor};
 use sqlx::{Executor as _, PgPool};
@@ -397,7 +397,13 @@ async fn a_sweep_keeps_its_pace_and_its_time(pool: PgPool) -> anyhow::Result<()>
         .with_batch_size(10)?
         .with_pause(Duration::from_secs(3600));
     let after_one_batch = tokio::sync::Notify::new();
-    let swept = slow.sweep_until(u64::MAX, after_one_batch.notified(), |_| after_one_batch.notify_one()).await?;
+    let progress = |so_far: &Swept| {
+        // A partitioned table has leaves with nothing to delete.
+        if so_far.rows() > 0 {
+            after_one_batch.notify_one();
+        }
+    };
+    let swept = slow.sweep_until(u64::MAX, after_one_batch.notified(), progress).await?;
     assert_eq!((swept.rows(), swept.limited), (10, true));
     Ok(())
 }
