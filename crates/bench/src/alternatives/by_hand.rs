@@ -34,6 +34,8 @@ pub(crate) struct ByHand {
 }
 
 const DAY: PgInterval = PgInterval { months: 0, days: 0, microseconds: 86_400_000_000 };
+/// The call has waited for nothing before its look.
+const NOT_WAITED: PgInterval = PgInterval { months: 0, days: 0, microseconds: 0 };
 const LEASE: PgInterval = PgInterval { months: 0, days: 0, microseconds: 60_000_000 };
 
 impl ByHand {
@@ -101,7 +103,7 @@ impl ByHand {
                 let mut tx = client.conn.begin().await?;
                 let (_, won) = self.claim(&mut tx, &key, "transaction", None).await?;
                 ensure!(!won, "every key is there");
-                let look = of(&key, self.look).bind(lock_of(&key)?).bind(None::<DateTime<Utc>>);
+                let look = of(&key, self.look).bind(lock_of(&key)?).bind(None::<DateTime<Utc>>).bind(NOT_WAITED);
                 let stored = read(&look.fetch_one(&mut *tx).await?)?;
                 tx.commit().await?;
                 let _: String = serde_json::from_slice(&stored)?;
