@@ -330,7 +330,8 @@ pub enum Error {
 impl Error {
     /// Whether the same call may succeed in a moment without a change. Examples of the cause: another caller is in
     /// flight; a serialization failure or a deadlock; a connection that broke or was not available; a server that
-    /// restarts or is full; its `statement_timeout` or `lock_timeout`. Over HTTP, answer such an error with a 409 or 503 and `Retry-After`.
+    /// restarts or is full; its `statement_timeout` or `lock_timeout`. Over HTTP, answer such an error with a 409 or 503
+    /// and `Retry-After`.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -376,8 +377,8 @@ fn is_lost(error: &sqlx::Error) -> bool {
         Io(_) | Tls(_) | Protocol(_) | PoolTimedOut | PoolClosed => true,
         // 08: connection exceptions. 53: insufficient resources. 57P: the server shuts down or starts up. 25P03 and
         // 25P04: a time-out has ended the session. 57014 and 55P03: `statement_timeout` or a cancel request has ended the
-        // statement, or `lock_timeout` its wait; with less load it succeeds. XX000: an internal error, which is what Citus calls many losses of a
-        // worker.
+        // statement, or `lock_timeout` its wait; with less load it succeeds. XX000: an internal error, which is what
+        // Citus calls many losses of a worker.
         error => sqlstate(error).is_some_and(|state| {
             ["08", "53", "57P"].iter().any(|class| state.starts_with(class))
                 || matches!(&*state, "25P03" | "25P04" | "55P03" | "57014" | "XX000")

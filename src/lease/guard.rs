@@ -271,7 +271,8 @@ impl Lease {
     /// whose effect may repeat. The record keeps `reason`.
     ///
     /// Clones of the lease, such as an [`IdempotentLease`](crate::http::IdempotentLease), are lost before the release is
-    /// sent. This tries once, for at most the length of one lease, or for a minute if that is shorter. If that fails, the claim lapses.
+    /// sent. This tries once, for at most the length of one lease, or for a minute if that is shorter. If that fails, the
+    /// claim lapses.
     ///
     /// # Errors
     ///
@@ -310,8 +311,8 @@ impl Lease {
         self.settled = lapsed.is_ok();
     }
 
-    /// Stops waiting for a statement after the length of one lease, or after a minute. If the network drops all packets, the wait would
-    /// last until TCP gives up, and the claim lapses meanwhile.
+    /// Stops waiting for a statement after the length of one lease, or after a minute if that is shorter. If the network
+    /// drops all packets, the wait would last until TCP gives up, and the claim lapses meanwhile.
     async fn for_a_lease(&self, statement: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
         answered(self.leasing.policy.lease().min(ANSWER * 2), statement).await
     }

@@ -11,8 +11,8 @@ use crate::observe::{outcome_of, spanned};
 use crate::record::{Awaited, MarkBatch, MarkOf, Record, wait_for_row};
 use crate::{Error, Key, Mode, observe};
 
-/// The most keys of a batch. Each takes an advisory lock until the end of the transaction, and the server's lock table,
-/// which all sessions share, has some 34,000 places at 300 connections.
+/// The most keys of a batch. Each takes an advisory lock until the end of the transaction, in the server's lock table,
+/// which all sessions share.
 const MOST_KEYS: usize = 100;
 
 /// How often a batch asks again without waiting, if other transactions were committing or deleting the records of its

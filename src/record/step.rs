@@ -210,7 +210,7 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = coalesce($8::text, last_error),
-                    -- Citus refuses a column in jsonb_build_object, which is stable. So the attempt stays from the old step.
+                    -- Citus refuses a column in jsonb_build_object, which is stable. So the attempt is taken from the old step.
                     steps = pg_catalog.jsonb_set(steps, array[$6::text], (steps -> $6::text) - 'begun'::text
                         || pg_catalog.jsonb_strip_nulls(pg_catalog.jsonb_build_object(
                             'result', $7::text, 'at', pg_catalog.statement_timestamp(), 'settled', $5::int8

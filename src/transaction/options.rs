@@ -100,7 +100,8 @@ impl Idempotency {
 
     /// Whether [`run`](Self::run) sends the claim together with BEGIN, and the completion together with COMMIT. The
     /// default is `false`. A first call then takes as many round trips as its bare transaction, two fewer than without
-    /// this option. It pays off if the database is distant, and not on a Unix socket: `docs/performance.md` has measurements.
+    /// this option. It pays off if the database is distant, and not on a Unix socket: `docs/performance.md` has
+    /// measurements.
     ///
     /// The price:
     /// - **Each call that finds the key taken writes an ERROR to the server's log**, with SQLSTATE IK001 and the key.

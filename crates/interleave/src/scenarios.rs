@@ -40,7 +40,7 @@ pub(crate) enum Effects {
     OfCalls,
     /// Each response is that of work that was done. Work may be done and its result not stored.
     OfWork,
-    /// They do not show who has performed.
+    /// The responses do not show which call has performed.
     Unlike,
 }
 

@@ -22,7 +22,7 @@ const NAMES: &[(&str, &str, &str)] = &[
     ("update idempotency.record set completed_at", "", "complete"),
     ("update idempotency.record set expires_at", "", MOVES_TIME),
     ("update idempotency.record set lease_until = least(", "", MOVES_TIME),
-    ("update idempotency.record set lease_until = '-infinity'", "steps = steps || ", "settle step"),
+    ("update idempotency.record set lease_until = '-infinity'", "jsonb_set(", "settle step"),
     ("update idempotency.record set lease_until = '-infinity'", "", "release"),
     ("update idempotency.record set lease_until", "::interval,", "heartbeat"),
     ("update idempotency.record set lease_until", "", "lapse"),

@@ -187,7 +187,7 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> 
         let (token, left) = in_doubt(&pool).await;
         assert_eq!((token, left), (after_first, names_of([if email_first { "text" } else { "email" }])));
         assert_eq!(show(&mut *pool.acquire().await?, &key("a")).await?.expect("a record").state, "indeterminate");
-        // Another operator, who has looked before.
+        // Another operator looked before this decision.
         for stale in [email(looked_up).await, text(looked_up).await] {
             assert_changed(stale, "settled by another operator");
         }

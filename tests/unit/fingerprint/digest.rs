@@ -61,7 +61,7 @@ fn a_text_that_is_not_json_is_refused_even_if_the_fault_would_be_cut_out() {
     assert_eq!(hash(b"\"\xff\""), None, "not UTF-8");
 }
 
-/// Whatever has no canonical form is one request only if its bytes are the same.
+/// Two texts without a canonical form are one request only if their bytes are the same.
 #[test]
 fn a_text_without_a_canonical_form_is_compared_by_its_bytes() {
     let deep = format!("{}{}", "[".repeat(1_000), "]".repeat(1_000));

@@ -619,7 +619,7 @@ async fn the_list_is_filtered_and_paged(_: PgPoolOptions, options: PgConnectOpti
 }
 
 /// Beside the sweep.
-/// `infinity` is no time that a client can read.
+/// A client cannot read the time `infinity`.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_pinned_key_hides_no_other_and_can_be_settled(
     _: PgPoolOptions,
