@@ -270,7 +270,7 @@ impl Lease {
     /// Releases the claim: the next caller may claim at once, under either policy. Only for work that did nothing, or
     /// whose effect may repeat. The record keeps `reason`.
     ///
-    /// Clones of the lease, such as an [`IdempotentLease`](crate::http::IdempotentLease), are lost before the release is
+    /// Clones of the lease, such as an `IdempotentLease` of the HTTP layer, are lost before the release is
     /// sent. This tries once, for at most the length of one lease, or for a minute if that is shorter. If that fails, the
     /// claim lapses.
     ///
