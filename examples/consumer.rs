@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Marked, mark_many};
+use pg_idempotency::mark::{Marked, mark_many};
 use pg_idempotency::{Error, Key};
 use sqlx::PgPool;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use pg_idempotency::dedup::{Marked, mark};
+use pg_idempotency::mark::{Marked, mark};
 use pg_idempotency::{Error, Key};
 use serde::Deserialize;
 use sqlx::PgPool;

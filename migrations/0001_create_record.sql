@@ -11,7 +11,7 @@ create table idempotency.record (
     -- and no upgrade of the system's collations breaks the index.
     scope            text collate "C" not null,
     operation        text collate "C" not null,
-    key              text collate "C" not null,
+    value            text collate "C" not null,
     -- A version byte and a SHA-256 of what makes two requests the same; null for a mark.
     fingerprint      bytea,
     -- The fencing token of the claim. It is random: a counter would restart after a purge, and a stale owner would match.
@@ -38,7 +38,7 @@ create table idempotency.record (
     -- The JSON of the request, so that a resumer can do the work if no caller comes back.
     request          bytea,
 
-    constraint record_pkey primary key (scope, operation, key)
+    constraint record_pkey primary key (scope, operation, value)
 ) with (
     -- Completion in transaction mode is a heap-only update without spare room, because it follows the claim on the same page.
     -- Room in every page would save 4 % of the WAL and cost two thirds more heap.
@@ -107,7 +107,7 @@ begin
     perform set_config('lock_timeout', case when callers_ms between 1 and $5 then callers else greatest($5, 1)::text end, true);
     perform pg_advisory_xact_lock($4);
     select mode, lease_until, completed_at, expires_at into there
-    from idempotency.record where scope = $1 and operation = $2 and key = $3;
+    from idempotency.record where scope = $1 and operation = $2 and value = $3;
     answer := case when found then 'look' else 'claim' end;
     if found and (
         (there.expires_at <= least($6, statement_timestamp()) and coalesce(there.lease_until, '-infinity') <= statement_timestamp())
@@ -139,7 +139,7 @@ begin
         raise exception 'the connection was already in a transaction' using errcode = 'IK005';
     end if;
     insert into idempotency.record
-        (mode, scope, operation, key, fingerprint, token, expires_at, lease_until, completed_at)
+        (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at)
     select
         $9::text, $1::text, $2::text, $3::text, $4::bytea, $5::int8,
         pg_catalog.statement_timestamp() + $6::interval,
@@ -148,11 +148,11 @@ begin
     where case
         -- A replay takes no lock, and no claim waits in the insert for an update or delete of the record.
         when exists (
-            select from idempotency.record where scope = $1::text and operation = $2::text and key = $3::text
+            select from idempotency.record where scope = $1::text and operation = $2::text and value = $3::text
         ) then false
         when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($7::int8)
     end
-    on conflict (scope, operation, key) do nothing
+    on conflict (scope, operation, value) do nothing
     returning pg_catalog.set_config('idempotency.claim', pg_catalog.concat_ws(' ', nullif(pg_catalog.current_setting('idempotency.claim', true), ''), $5::int8::text), true)
     into claims;
     if not found then
@@ -167,12 +167,12 @@ begin
     update idempotency.record
     set completed_at = pg_catalog.statement_timestamp(),
         response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb
-    where scope = $1::text and operation = $2::text and key = $3::text
+    where scope = $1::text and operation = $2::text and value = $3::text
         and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
         and expires_at > pg_catalog.statement_timestamp();
     if not found then
         update idempotency.record set token = token
-        where scope = $1::text and operation = $2::text and key = $3::text
+        where scope = $1::text and operation = $2::text and value = $3::text
             and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now();
         raise exception 'the claim of the idempotency key has ended, or its retention'
             using errcode = case when found then 'IK003' else 'IK002' end;

@@ -23,7 +23,7 @@ alter table idempotency.record
     add constraint key_length check (
         octet_length(scope) between 1 and 255
         and octet_length(operation) between 1 and 255
-        and octet_length(key) between 1 and 255
+        and octet_length(value) between 1 and 255
     ),
     -- All marks of a key are alike.
     add constraint fingerprint_unless_mark check ((mode = 'mark') = (fingerprint is null)),

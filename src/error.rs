@@ -264,7 +264,7 @@ pub enum Error {
         token: i64,
     },
 
-    /// A lease, a retention, a window or a wait is out of range.
+    /// A lease, a retention or a wait is out of range.
     #[error(transparent)]
     InvalidDuration(#[from] InvalidDuration),
 

@@ -4,9 +4,6 @@
 
 mod caught;
 mod claim;
-// The public path of this module is `dedup`.
-#[path = "mark/mod.rs"]
-pub mod dedup;
 mod error;
 mod fingerprint;
 #[cfg(feature = "http")]
@@ -16,6 +13,7 @@ pub mod janitor;
 mod key;
 pub mod lease;
 mod limits;
+pub mod mark;
 mod migrate;
 mod mode;
 mod observe;

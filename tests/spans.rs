@@ -11,8 +11,8 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Marked, mark, mark_many};
 use pg_idempotency::lease::{Acquired, Leasing, Policy, ensure_leased};
+use pg_idempotency::mark::{Marked, mark, mark_many};
 use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, Verdict, ensure_idempotent};
 use sqlx::PgPool;
 use tracing::field::{Field, Visit};

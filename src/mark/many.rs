@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
 
-use super::{Dedup, Marked};
+use super::{Marked, Marking};
 use crate::claim::RETRY_AFTER;
 use crate::limits::Patience;
 use crate::observe::{outcome_of, spanned};
@@ -19,20 +19,20 @@ const MOST_KEYS: usize = 100;
 /// keys at that moment.
 const ROUNDS: usize = 3;
 
-/// Marks up to a hundred keys for `window`, in the caller's transaction. The result has one place for each key.
+/// Marks up to a hundred keys for `retention`, in the caller's transaction. The result has one place for each key.
 ///
 /// # Errors
 ///
-/// As [`Dedup::mark_many`], and [`Error::InvalidDuration`] for a window under a millisecond or over ten years.
+/// As [`Marking::mark_many`], and [`Error::InvalidDuration`] for a retention under a millisecond or over ten years.
 ///
 /// # Cancellation
 ///
-/// As [`Dedup::mark`].
-pub async fn mark_many(conn: &mut PgConnection, keys: &[Key], window: Duration) -> Result<Vec<Marked>, Error> {
-    Dedup::new(window)?.mark_many(conn, keys).await
+/// As [`Marking::mark`].
+pub async fn mark_many(conn: &mut PgConnection, keys: &[Key], retention: Duration) -> Result<Vec<Marked>, Error> {
+    Marking::new(retention)?.mark_many(conn, keys).await
 }
 
-impl Dedup {
+impl Marking {
     /// Marks up to a hundred different keys in one statement. The result has one place for each key. If the input
     /// contains a key twice, the first place may be [`Marked::First`], and the others are [`Marked::Duplicate`]. Without
     /// keys it sends nothing.
@@ -100,7 +100,7 @@ impl Dedup {
 
 /// A batch under way.
 struct Batch<'k> {
-    options: Dedup,
+    options: Marking,
     keys: &'k [Key],
     /// The places of the keys that are neither marked nor found marked: in the order of the keys, each key once.
     open: Vec<usize>,
@@ -108,7 +108,7 @@ struct Batch<'k> {
 }
 
 impl<'k> Batch<'k> {
-    fn new(options: Dedup, keys: &'k [Key]) -> Result<Self, Error> {
+    fn new(options: Marking, keys: &'k [Key]) -> Result<Self, Error> {
         let mut open: Vec<usize> = (0..keys.len()).collect();
         // Among equal keys, only the first place stays open.
         open.sort_unstable_by(|&a, &b| keys[a].cmp(&keys[b]).then(a.cmp(&b)));
@@ -128,7 +128,7 @@ impl<'k> Batch<'k> {
         while rounds < ROUNDS && !self.open.is_empty() {
             rounds += 1;
             let keys = self.open.iter().map(|&place| &self.keys[place]);
-            let marking = MarkBatch::new(keys, self.options.window, deployment).mark(conn, asked).await?;
+            let marking = MarkBatch::new(keys, self.options.retention, deployment).mark(conn, asked).await?;
             asked = Some(marking.asked);
             let obstacle = self.settle(&marking.keys)?;
             match (obstacle, patience.left()) {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use sqlx::{Connection as _, PgConnection};
 
-use super::Dedup;
+use super::Marking;
 use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{call_span, outcome_of, spanned};
 use crate::record::{Record, Terms};
@@ -14,7 +14,7 @@ use crate::{Error, Key, Mode, observe};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "a duplicate must not be processed"]
 pub enum Marked {
-    /// The key was not marked within the window. Process the event, in this transaction.
+    /// The key was new, or its retention was over. Process the event, in this transaction.
     First,
     /// The key is marked: by a transaction that has committed, by this transaction, or by an earlier place in the same
     /// batch. Do not process the event.
@@ -30,21 +30,21 @@ impl Marked {
     }
 }
 
-/// Marks a key for `window`, in the caller's transaction. Waits for another transaction that is marking it, for at most
-/// 5 seconds and at most half the window.
+/// Marks a key for `retention`, in the caller's transaction. Waits for another transaction that is marking it, for at most
+/// 5 seconds and at most half the retention.
 ///
 /// # Errors
 ///
-/// As [`Dedup::mark`], and [`Error::InvalidDuration`] for a window under a millisecond or over ten years.
+/// As [`Marking::mark`], and [`Error::InvalidDuration`] for a retention under a millisecond or over ten years.
 ///
 /// # Cancellation
 ///
-/// As [`Dedup::mark`].
-pub async fn mark(conn: &mut PgConnection, key: &Key, window: Duration) -> Result<Marked, Error> {
-    Dedup::new(window)?.mark(conn, key).await
+/// As [`Marking::mark`].
+pub async fn mark(conn: &mut PgConnection, key: &Key, retention: Duration) -> Result<Marked, Error> {
+    Marking::new(retention)?.mark(conn, key).await
 }
 
-impl Dedup {
+impl Marking {
     /// Marks a key. The first mark takes one statement, and a duplicate takes two.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl Dedup {
         let terms = Terms {
             mode: Mode::Mark,
             fingerprint: None,
-            retention: self.window,
+            retention: self.retention,
             in_flight: self.in_flight()?,
             lease: None,
             max_attempts: None,

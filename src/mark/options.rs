@@ -5,31 +5,31 @@ use std::time::Duration;
 use crate::limits::{RETENTION, checked, in_flight_within, within};
 use crate::{Deployment, InFlight, InvalidDuration};
 
-/// How keys are marked: the window, and what to do about a mark that is not committed yet.
+/// How keys are marked: the retention, and what to do about a mark that is not committed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dedup {
-    pub(super) window: Duration,
+pub struct Marking {
+    pub(super) retention: Duration,
     in_flight: Option<InFlight>,
     pub(super) deployment: Deployment,
 }
 
-impl Dedup {
-    /// Makes options for marks that last for `window`. The window counts from the mark, by the database's clock, and
-    /// does not depend on sweeps. Make it longer than the transaction that marks and processes: if the window ends
+impl Marking {
+    /// Makes options for marks that last for `retention`. The retention counts from the mark, by the database's clock, and
+    /// does not depend on sweeps. Make it longer than the transaction that marks and processes: if the retention ends
     /// first, the mark is expired as soon as others can see it.
     ///
     /// # Errors
     ///
     /// [`InvalidDuration`] under a millisecond or over ten years.
-    pub const fn new(window: Duration) -> Result<Self, InvalidDuration> {
-        match within("window", window, RETENTION) {
-            Ok(window) => Ok(Self { window, in_flight: None, deployment: Deployment::new() }),
+    pub const fn new(retention: Duration) -> Result<Self, InvalidDuration> {
+        match within("retention", retention, RETENTION) {
+            Ok(retention) => Ok(Self { retention, in_flight: None, deployment: Deployment::new() }),
             Err(invalid) => Err(invalid),
         }
     }
 
     /// What to do about a mark whose transaction is still open. The default is to wait for 5 seconds, or for half the
-    /// window if that is shorter. If the wait is not shorter than the window, every call returns
+    /// retention if that is shorter. If the wait is not shorter than the retention, every call returns
     /// [`Error::InvalidDuration`](crate::Error::InvalidDuration).
     ///
     /// # Errors
@@ -49,6 +49,6 @@ impl Dedup {
     }
 
     pub(super) fn in_flight(&self) -> Result<InFlight, InvalidDuration> {
-        in_flight_within(self.in_flight, self.window)
+        in_flight_within(self.in_flight, self.retention)
     }
 }

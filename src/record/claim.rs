@@ -47,7 +47,7 @@ impl Record<'_> {
             .query(concat! {
                 "
                 insert into idempotency.record
-                    (mode, scope, operation, key, fingerprint, token, expires_at, lease_until, completed_at)
+                    (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at)
                 select
                     $9::text, $1::text, $2::text, $3::text, $4::bytea, $5::int8,
                     pg_catalog.statement_timestamp() + $6::interval,
@@ -56,11 +56,11 @@ impl Record<'_> {
                 where case
                     -- A replay takes no lock, and no claim waits in the insert for an update or delete of the record.
                     when exists (
-                        select from idempotency.record where scope = $1::text and operation = $2::text and key = $3::text
+                        select from idempotency.record where scope = $1::text and operation = $2::text and value = $3::text
                     ) then false
                     when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($7::int8)
                 end
-                on conflict (scope, operation, key) do nothing
+                on conflict (scope, operation, value) do nothing
                 returning ", note_claim!("$5::int8"),
             })
             .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes))

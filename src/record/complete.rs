@@ -23,7 +23,7 @@ impl Record<'_> {
                 update idempotency.record
                 set completed_at = pg_catalog.statement_timestamp(),
                     response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
                     and expires_at > pg_catalog.statement_timestamp()
                 ",
@@ -49,7 +49,7 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set token = token
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
                 ",
             )

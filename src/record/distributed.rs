@@ -83,14 +83,14 @@ impl Record<'_> {
             .query(
                 "
                 insert into idempotency.record
-                    (mode, scope, operation, key, fingerprint, token, expires_at, lease_until, completed_at)
+                    (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at)
                 values (
                     $8::text, $1::text, $2::text, $3::text, $4::bytea, $5::int8,
                     pg_catalog.statement_timestamp() + $6::interval,
                     pg_catalog.statement_timestamp() + $7::interval,
                     case when $8::text = 'mark' then pg_catalog.statement_timestamp() end
                 )
-                on conflict (scope, operation, key) do nothing
+                on conflict (scope, operation, value) do nothing
                 ",
             )
             .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes))
@@ -123,7 +123,7 @@ impl Record<'_> {
                     ", readable!("lease_until"), " as lease_until, ", readable!("expires_at"), " as expires_at,
                     response_status, response_headers::text as response_headers, response_body
                 from idempotency.record
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                 ",
             })
             .fetch_optional(&mut *conn)
@@ -155,7 +155,7 @@ impl Record<'_> {
                     fingerprint, response_status, response_headers::text as response_headers, response_body,
                     ", readable!("expires_at"), " as expires_at
                 from idempotency.record
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and mode = $4::text
                     and completed_at is not null
                     and pg_catalog.pg_current_xact_id_if_assigned() is null

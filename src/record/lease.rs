@@ -32,7 +32,7 @@ impl Record<'_> {
                 update idempotency.record
                 set lease_until = pg_catalog.statement_timestamp() + $5::interval,
                     expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $5::interval + $5::interval)
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
                     and lease_until > '-infinity'
@@ -63,7 +63,7 @@ impl Record<'_> {
                 set completed_at = pg_catalog.statement_timestamp(), lease_until = null, steps = null, request = null,
                     response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
                     expires_at = pg_catalog.statement_timestamp() + $8::interval
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
                     and ($9::bool or ", no_live_lease!(), ")
@@ -85,7 +85,7 @@ impl Record<'_> {
             "
             select
             from idempotency.record
-            where scope = $1::text and operation = $2::text and key = $3::text
+            where scope = $1::text and operation = $2::text and value = $3::text
                 and token = $4::int8
                 and completed_at is not null
                 and response_body is not distinct from $5::bytea

@@ -93,7 +93,7 @@ impl Record<'_> {
             from (
                 select least($5::timestamptz, pg_catalog.statement_timestamp() - $6::interval) as at
             ) as asked
-            left join idempotency.record on scope = $1::text and operation = $2::text and key = $3::text
+            left join idempotency.record on scope = $1::text and operation = $2::text and value = $3::text
             ",
         })
         .bind(self.key.lock_id())

@@ -21,7 +21,7 @@ pub(crate) struct MarkBatch<'k> {
     operations: Vec<&'k str>,
     values: Vec<&'k str>,
     locks: Vec<i64>,
-    window: Duration,
+    retention: Duration,
     deployment: Deployment,
 }
 
@@ -60,7 +60,7 @@ macro_rules! take_over_locked {
                 response_status = null, response_headers = null, response_body = null, last_error = null,
                 steps = null, request = null
             from locked
-            where record.scope = locked.scope and record.operation = locked.operation and record.key = locked.key
+            where record.scope = locked.scope and record.operation = locked.operation and record.value = locked.value
                 ", $($and_of_scope,)? "
                 and ", $crate::record::fragment::expired_when_asked!("$6"), "
             returning locked.place"
@@ -70,9 +70,9 @@ macro_rules! take_over_locked {
 use take_over_locked;
 
 impl<'k> MarkBatch<'k> {
-    pub(crate) fn new(keys: impl Iterator<Item = &'k Key>, window: Duration, deployment: Deployment) -> Self {
+    pub(crate) fn new(keys: impl Iterator<Item = &'k Key>, retention: Duration, deployment: Deployment) -> Self {
         let (scopes, operations, values, locks) = Default::default();
-        let mut batch = Self { scopes, operations, values, locks, window, deployment };
+        let mut batch = Self { scopes, operations, values, locks, retention, deployment };
         for key in keys {
             batch.scopes.push(key.scope());
             batch.operations.push(key.operation());
@@ -95,19 +95,19 @@ impl<'k> MarkBatch<'k> {
             .of_keys(concat! {
                 "
                 with recursive asked as materialized (
-                    select asked.place, asked.scope, asked.operation, asked.key, asked.lock, found.mode, found.expired
+                    select asked.place, asked.scope, asked.operation, asked.value, asked.lock, found.mode, found.expired
                     -- Each parameter is a subquery, so that its number of elements changes no estimate. Otherwise a plan
                     -- for these keys looks cheaper than the kept plan, and the server plans each call.
                     from unnest(
                         (select $1::text[]), (select $2::text[]), (select $3::text[]), (select $7::int8[])
-                    ) with ordinality as asked (scope, operation, key, lock, place)
+                    ) with ordinality as asked (scope, operation, value, lock, place)
                     -- `limit 1` keeps this an index probe for each key, whatever statistics the planner has.
                     left join lateral (
                         select record.mode, ", expired_when_asked!("$6"), " as expired
                         from idempotency.record
                         where record.scope = asked.scope
                             and record.operation = asked.operation
-                            and record.key = asked.key
+                            and record.value = asked.value
                         limit 1
                     ) as found on true
                 ),
@@ -136,7 +136,7 @@ impl<'k> MarkBatch<'k> {
                                     from idempotency.record
                                     where record.scope = ($1::text[])[open.places[tried.step + 1]]
                                         and record.operation = ($2::text[])[open.places[tried.step + 1]]
-                                        and record.key = ($3::text[])[open.places[tried.step + 1]]
+                                        and record.value = ($3::text[])[open.places[tried.step + 1]]
                                     for update skip locked
                                 ),
                                 'locked'
@@ -149,22 +149,22 @@ impl<'k> MarkBatch<'k> {
                     select open.places[tried.step] as place, tried.state from tried, open where tried.state <> 'mine'
                 ),
                 mine as materialized (
-                    select asked.place, asked.scope, asked.operation, asked.key, asked.expired
+                    select asked.place, asked.scope, asked.operation, asked.value, asked.expired
                     from open, asked
                     where asked.place = any (open.places) and not exists (select from stopped)
                 ),
                 inserted as (
-                    insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+                    insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
                     select
-                        'mark', scope, operation, key, $4::int8 + place,
+                        'mark', scope, operation, value, $4::int8 + place,
                         pg_catalog.statement_timestamp(), pg_catalog.statement_timestamp() + $5::interval
                     from mine
                     where expired is null
                     order by place
-                    on conflict (scope, operation, key) do nothing
+                    on conflict (scope, operation, value) do nothing
                     returning token - $4::int8 as place
                 ),
-                locked as (select place, scope, operation, key from mine where expired),
+                locked as (select place, scope, operation, value from mine where expired),
                 taken as (", take_over_locked!(), "),
                 won as materialized (select place from inserted union all select place from taken),
                 -- The batch is one claim of its transaction, under the number before its first token.
@@ -186,7 +186,7 @@ impl<'k> MarkBatch<'k> {
             })
             // Tokens count up from a random start, which must leave room for a batch.
             .bind(draw_token()? >> 1)
-            .bind(interval(self.window))
+            .bind(interval(self.retention))
             .bind(asked)
             .bind(&self.locks)
             .fetch_all(conn)

@@ -19,7 +19,7 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set lease_until = '-infinity', token = $5::int8
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
                 "
             };
@@ -44,7 +44,7 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
                 ",
@@ -78,7 +78,7 @@ impl Record<'_> {
                 update idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
                     steps = nullif(coalesce(steps, '{}') || $7::text::jsonb, '{}')
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
                     and ", no_live_lease!(), "
@@ -111,7 +111,7 @@ impl Record<'_> {
                 update idempotency.record
                 set lease_until = pg_catalog.statement_timestamp(), token = $5::int8, last_error = $6::text,
                     expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $7::interval)
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
                     and lease_until > '-infinity'

@@ -32,7 +32,7 @@ impl Candidate {
     ) -> Result<Vec<Self>, Error> {
         let rows = sqlx::query(concat! {
             "
-            select scope, key, fingerprint, attempt
+            select scope, value, fingerprint, attempt
             from idempotency.record
             where operation = $1::text
                 and request is not null
@@ -55,7 +55,7 @@ impl Candidate {
         .bind(interval(after))
         .bind(CANDIDATES)
         .try_map(|row: PgRow| {
-            let key = Key::new(row.try_get::<String, _>("scope")?, operation, row.try_get::<String, _>("key")?)
+            let key = Key::new(row.try_get::<String, _>("scope")?, operation, row.try_get::<String, _>("value")?)
                 .map_err(|error| sqlx::Error::Decode(error.into()))?;
             let fingerprint = Fingerprint::stored(row.try_get("fingerprint")?);
             Ok(fingerprint.map(|fingerprint| (key, fingerprint)).zip(row.try_get("attempt")?))
@@ -78,7 +78,7 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set request = $5::bytea
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
                     and request is null
@@ -95,7 +95,7 @@ impl Record<'_> {
             "
             select request
             from idempotency.record
-            where scope = $1::text and operation = $2::text and key = $3::text
+            where scope = $1::text and operation = $2::text and value = $3::text
                 and token = $4::int8
                 and completed_at is null
                 and request is not null

@@ -29,14 +29,14 @@ pub(crate) async fn broken_rules(
     after: Option<&[String; 3]>,
     limit: i64,
 ) -> Result<Step, Error> {
-    let [scope, operation, key] = after.map_or([""; 3], |[scope, operation, key]| [scope, operation, key]);
+    let [scope, operation, value] = after.map_or([""; 3], |[scope, operation, value]| [scope, operation, value]);
     let rows = sqlx::query(
         "
         with step as materialized (
             select *
             from idempotency.record
-            where (scope, operation, key) > ($1::text, $2::text, $3::text)
-            order by scope, operation, key
+            where (scope, operation, value) > ($1::text, $2::text, $3::text)
+            order by scope, operation, value
             limit $4::int8
         ),
         broken as (
@@ -44,14 +44,14 @@ pub(crate) async fn broken_rules(
                 rule.name,
                 count(*) over (partition by rule.name) as records,
                 row_number() over (partition by rule.name) as number,
-                scope, operation, key
+                scope, operation, value
             from step
             cross join lateral (
                 values
                     ('known_mode', mode in ('transaction', 'at_least_once', 'in_steps', 'at_most_once', 'mark')),
                     ('key_length', pg_catalog.octet_length(scope) between 1 and 255
                         and pg_catalog.octet_length(operation) between 1 and 255
-                        and pg_catalog.octet_length(key) between 1 and 255),
+                        and pg_catalog.octet_length(value) between 1 and 255),
                     ('fingerprint_unless_mark', (mode = 'mark') = (fingerprint is null)),
                     ('fingerprint_is_versioned', pg_catalog.octet_length(fingerprint) between 2 and 255),
                     ('attempts_count_from_one', attempt >= 1),
@@ -71,15 +71,15 @@ pub(crate) async fn broken_rules(
             -- As in a CHECK, null keeps the rule.
             where rule.kept is false
         )
-        select name, records, scope, operation, key from broken where number = 1
+        select name, records, scope, operation, value from broken where number = 1
         union all
-        (select null, 0, scope, operation, key from step order by scope desc, operation desc, key desc limit 1)
+        (select null, 0, scope, operation, value from step order by scope desc, operation desc, value desc limit 1)
         ",
     )
     .persistent(false)
     .bind(scope)
     .bind(operation)
-    .bind(key)
+    .bind(value)
     .bind(limit)
     .fetch_all(conn)
     .await
@@ -92,7 +92,7 @@ pub(crate) async fn broken_rules(
                 let records = row.try_get::<i64, _>("records")?.unsigned_abs();
                 step.broken.push(Broken { rule, records, scope, operation });
             }
-            None => step.last = Some([scope, operation, row.try_get("key")?]),
+            None => step.last = Some([scope, operation, row.try_get("value")?]),
         }
     }
     Ok(step)

@@ -25,7 +25,7 @@ impl Record<'_> {
                 "
                 select fingerprint, response_status, response_headers::text as response_headers, response_body
                 from idempotency.record
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and mode = $4::text
                     and completed_at is not null
                     and expires_at > pg_catalog.statement_timestamp()

@@ -99,7 +99,7 @@ impl Record<'_> {
                 end as lease_seconds_left,
                 ", state!(), " as state
             from idempotency.record
-            where scope = $1::text and operation = $2::text and key = $3::text
+            where scope = $1::text and operation = $2::text and value = $3::text
             ",
         })
         .try_map(|row| {
@@ -151,7 +151,7 @@ impl Record<'_> {
                 substring(response_body from 1 for $5::int4) as body,
                 coalesce(pg_catalog.octet_length(response_body), 0) as bytes
             from idempotency.record
-            where scope = $1::text and operation = $2::text and key = $3::text
+            where scope = $1::text and operation = $2::text and value = $3::text
                 and token = $4::int8
                 and (response_body is not null or response_status is not null)
             ",
@@ -181,7 +181,7 @@ impl Record<'_> {
             .query(concat! {
                 "
                 delete from idempotency.record
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is not distinct from $5::timestamptz
                     and ", no_live_lease!(), "

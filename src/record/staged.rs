@@ -100,7 +100,7 @@ impl Record<'_> {
         self.query(
             "
             insert into idempotency.record (
-                scope, operation, key, mode, fingerprint, token, attempt,
+                scope, operation, value, mode, fingerprint, token, attempt,
                 claimed_at, completed_at, lease_until, expires_at,
                 response_status, response_headers, response_body, last_error, steps, request
             )
@@ -114,7 +114,7 @@ impl Record<'_> {
                 statement_timestamp() + $11::int8 * interval '1 microsecond',
                 $12::int2, $13::text::jsonb, $14::bytea, $15::text, $16::text::jsonb, $17::bytea
             )
-            on conflict (scope, operation, key) do update
+            on conflict (scope, operation, value) do update
             set mode = excluded.mode, fingerprint = excluded.fingerprint, token = excluded.token,
                 attempt = excluded.attempt, claimed_at = excluded.claimed_at, completed_at = excluded.completed_at,
                 lease_until = excluded.lease_until, expires_at = excluded.expires_at,

@@ -134,7 +134,7 @@ impl Record<'_> {
                 set steps = coalesce(steps, '{}') || pg_catalog.jsonb_build_object($5::text, pg_catalog.jsonb_build_object(
                     'result', $6::text, 'attempt', $7::int4, 'at', pg_catalog.statement_timestamp()
                 ))
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
                     and steps -> $5::text -> 'result' is null
@@ -163,7 +163,7 @@ impl Record<'_> {
                 set steps = coalesce(steps, '{}') || pg_catalog.jsonb_build_object($5::text, pg_catalog.jsonb_build_object(
                     'begun', pg_catalog.statement_timestamp(), 'attempt', $6::int4
                 ))
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
                     and steps -> $5::text -> 'begun' is null
@@ -183,7 +183,7 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set steps = case when steps -> $5::text -> 'result' is null then nullif(steps - $5::text, '{}') else steps end
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
                 ",
@@ -215,7 +215,7 @@ impl Record<'_> {
                         || pg_catalog.jsonb_strip_nulls(pg_catalog.jsonb_build_object(
                             'result', $7::text, 'at', pg_catalog.statement_timestamp(), 'settled', $5::int8
                         )))
-                where scope = $1::text and operation = $2::text and key = $3::text
+                where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
                     and ", no_live_lease!(), "
@@ -236,7 +236,7 @@ impl Record<'_> {
             "
             select steps::text as steps
             from idempotency.record
-            where scope = $1::text and operation = $2::text and key = $3::text
+            where scope = $1::text and operation = $2::text and value = $3::text
                 and token = $4::int8
                 and completed_at is null
             ",

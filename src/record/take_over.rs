@@ -37,7 +37,7 @@ macro_rules! take_over_free {
                 last_error = case when $11::int4 > 1 then last_error end,
                 steps = case when $11::int4 > 1 then steps end, request = case when $11::int4 > 1 then request end
             from free
-            where scope = $1::text and operation = $2::text and key = $3::text
+            where scope = $1::text and operation = $2::text and value = $3::text
                 and record.token = $9::int8
                 -- As in idempotency.await_key.
                 and (
@@ -76,7 +76,7 @@ impl Record<'_> {
                         -- lock until its transaction ends.
                         select case when exists (
                             select from idempotency.record
-                            where scope = $1::text and operation = $2::text and key = $3::text and token = $9::int8
+                            where scope = $1::text and operation = $2::text and value = $3::text and token = $9::int8
                         ) then pg_catalog.pg_try_advisory_xact_lock($12::int8) end as mine
                     ),
                     -- A row that a sweep is deleting is skipped: no call waits for a row.
@@ -84,7 +84,7 @@ impl Record<'_> {
                         select record.token
                         from mine, idempotency.record
                         where mine.mine
-                            and record.scope = $1::text and record.operation = $2::text and record.key = $3::text
+                            and record.scope = $1::text and record.operation = $2::text and record.value = $3::text
                         for update of record skip locked
                     ),
                     taken as (", take_over_free!(), " returning ", note_claim!("$5::int8"), ")
@@ -132,7 +132,7 @@ impl Record<'_> {
                 with free as materialized (
                     select token
                     from idempotency.record
-                    where scope = $1::text and operation = $2::text and key = $3::text
+                    where scope = $1::text and operation = $2::text and value = $3::text
                     for update skip locked
                 )
                 ", take_over_free!(), "
@@ -157,7 +157,7 @@ impl Record<'_> {
             "
             select
             from idempotency.record
-            where scope = $1::text and operation = $2::text and key = $3::text and token = $4::int8
+            where scope = $1::text and operation = $2::text and value = $3::text and token = $4::int8
             ",
         )
         .bind(token)

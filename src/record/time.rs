@@ -18,7 +18,7 @@ impl Record<'_> {
                 completed_at = (completed_at at time zone 'UTC' - $4::interval) at time zone 'UTC',
                 lease_until = (lease_until at time zone 'UTC' - $4::interval) at time zone 'UTC',
                 expires_at = (expires_at at time zone 'UTC' - $4::interval) at time zone 'UTC'
-            where scope = $1::text and operation = $2::text and key = $3::text
+            where scope = $1::text and operation = $2::text and value = $3::text
             ",
         );
         changes_a_row(executor, update.bind(interval(by))).await
@@ -35,7 +35,7 @@ impl Record<'_> {
                     -- Null without a lease. Citus takes a CASE only without the clock.
                     statement_timestamp() - interval '1 ms' + case when lease_until is not null then interval '0' end
                 )
-            where scope = $1::text and operation = $2::text and key = $3::text
+            where scope = $1::text and operation = $2::text and value = $3::text
             ",
         );
         changes_a_row(executor, update).await
@@ -47,7 +47,7 @@ impl Record<'_> {
             "
             update idempotency.record
             set expires_at = statement_timestamp() + $4::interval
-            where scope = $1::text and operation = $2::text and key = $3::text
+            where scope = $1::text and operation = $2::text and value = $3::text
             ",
         );
         changes_a_row(executor, update.bind(interval(left))).await
@@ -59,7 +59,7 @@ impl Record<'_> {
             "
             update idempotency.record
             set lease_until = least(lease_until, statement_timestamp() - interval '1 ms')
-            where scope = $1::text and operation = $2::text and key = $3::text
+            where scope = $1::text and operation = $2::text and value = $3::text
                 and completed_at is null
                 and lease_until > '-infinity'
             ",

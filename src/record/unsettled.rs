@@ -101,7 +101,7 @@ pub(crate) async fn unsettled(
     sqlx::query(concat! {
         "
         select
-            mode, scope, operation, key, fingerprint, token, attempt, last_error,
+            mode, scope, operation, value, fingerprint, token, attempt, last_error,
             ", readable!("claimed_at"), " as claimed_at, ", readable!("expires_at"), " as expires_at,
             ", steps_in_doubt!(), "::text as steps_in_doubt,
             ", state!(), " as state
@@ -118,7 +118,7 @@ pub(crate) async fn unsettled(
                     and attempt >= $2::int4
                     and not ", settled_by_an_operator!(), ")
             )
-        order by record.claimed_at, scope, operation, key
+        order by record.claimed_at, scope, operation, value
         limit $1::int8
         ",
     })
@@ -148,7 +148,7 @@ impl Unsettled {
             state: row.try_get("state")?,
             scope: row.try_get("scope")?,
             operation: row.try_get("operation")?,
-            value: row.try_get("key")?,
+            value: row.try_get("value")?,
             token: row.try_get("token")?,
             attempt: row.try_get::<i32, _>("attempt")?.unsigned_abs(),
             claimed_at: row.try_get("claimed_at")?,

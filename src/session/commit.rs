@@ -13,12 +13,12 @@ const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempoten
 ///
 /// PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK, and sqlx's `tx.commit()` returns `Ok`. A
 /// consumer that ignores one error of a statement would then acknowledge an event although neither the event nor its
-/// [mark](crate::dedup) was stored. Use this function instead of `tx.commit()` if the transaction holds a mark or a
+/// [mark](crate::mark) was stored. Use this function instead of `tx.commit()` if the transaction holds a mark or a
 /// claim:
 ///
 /// ```no_run
 /// # use std::time::Duration;
-/// # use pg_idempotency::{Error, Key, dedup::{Marked, mark}};
+/// # use pg_idempotency::{Error, Key, mark::{Marked, mark}};
 /// # async fn deliver(pool: sqlx::PgPool, key: Key) -> Result<(), Error> {
 /// let mut tx = pool.begin().await?;
 /// if mark(&mut tx, &key, Duration::from_secs(7 * 24 * 3600)).await? == Marked::First {

@@ -170,7 +170,7 @@ impl Fixture {
         Ok(Self::unfinished(key, Mode::Transaction, Some(body.fingerprint()?)))
     }
 
-    /// A mark: the next mark of the key is a [`Duplicate`](crate::dedup::Marked::Duplicate).
+    /// A mark: the next mark of the key is a [`Duplicate`](crate::mark::Marked::Duplicate).
     pub fn marked(key: &Key) -> Self {
         Self::unfinished(key, Mode::Mark, None).completed_with(Response::default())
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Dedup, Marked};
 use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::{Error, Idempotency, Janitor, Key, Outcome};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -32,7 +32,7 @@ struct Told {
 /// record and a lease that are to last.
 async fn call(pool: &PgPool, caller: usize, done: &AtomicBool) -> Result<Told, Error> {
     let brief = Idempotency::new().with_retention(Duration::from_millis(2))?;
-    let marks = Dedup::new(Duration::from_millis(1))?;
+    let marks = Marking::new(Duration::from_millis(1))?;
     let leasing = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })?;
     let mut told = Told::default();
     for n in 0_u64.. {

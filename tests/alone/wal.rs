@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::Error;
-use pg_idempotency::dedup::{Marked, mark, mark_many};
+use pg_idempotency::mark::{Marked, mark, mark_many};
 use sqlx::PgPool;
 
 use crate::support::key;

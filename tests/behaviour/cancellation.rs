@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Marked, mark, mark_many};
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::mark::{Marked, mark, mark_many};
 use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Idempotency, Key, Outcome, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};

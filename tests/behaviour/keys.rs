@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Marked, mark_many};
+use pg_idempotency::mark::{Marked, mark_many};
 use pg_idempotency::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
@@ -132,7 +132,7 @@ async fn any_text_is_refused_by_name_or_is_a_key_of_its_own(pool: PgPool) -> any
     assert!(refused > 20 && performed.len() > 100, "{refused} refused, {} performed", performed.len());
     assert_eq!(effects(&pool).await, i64::try_from(performed.len())?);
     let stored: Vec<(String, String, String)> =
-        sqlx::query_as("select scope, operation, key from idempotency.record").fetch_all(&pool).await?;
+        sqlx::query_as("select scope, operation, value from idempotency.record").fetch_all(&pool).await?;
     assert_eq!(stored.into_iter().collect::<HashSet<_>>(), performed);
 
     // The same keys as marks, whose statement takes them as arrays.

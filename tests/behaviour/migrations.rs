@@ -237,7 +237,7 @@ async fn an_older_release_starts_on_a_newer_schema(pool: PgPool) -> anyhow::Resu
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the shards have the constraints, under names of their own")]
 async fn what_cannot_be_is_barred_by_name(pool: PgPool) -> anyhow::Result<()> {
-    let base = "insert into idempotency.record (mode, scope, operation, key, fingerprint, token, expires_at";
+    let base = "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at";
     for (columns, values, check) in [
         ("", "'nonsense', 's', 'o', 'k', '\\x0100', 1, now()", "known_mode"),
         ("", "'transaction', '', 'o', 'k', '\\x0100', 1, now()", "key_length"),

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use pg_idempotency::dedup::{mark, mark_many};
 use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::mark::{mark, mark_many};
 use pg_idempotency::{Error, Idempotency, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool, Row as _};

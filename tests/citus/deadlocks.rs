@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use pg_idempotency::dedup::{Dedup, Marked};
+use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::testing::PATIENCE;
 use pg_idempotency::{Error, InFlight, Key, Outcome};
 use sqlx::{PgConnection, PgPool};
@@ -133,7 +133,7 @@ async fn two_calls_that_deadlock_in_perform_take_effect_once_each() -> anyhow::R
 #[tokio::test]
 async fn two_consumers_with_batches_in_opposite_orders_mark_each_key_once() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
-    let dedup = Dedup::new(Duration::from_secs(3600))?
+    let marking = Marking::new(Duration::from_secs(3600))?
         .with_deployment(DISTRIBUTED)
         .with_in_flight(InFlight::Wait(Duration::from_millis(500)))?;
     for rows in BOTH {
@@ -147,11 +147,11 @@ async fn two_consumers_with_batches_in_opposite_orders_mark_each_key_once() -> a
             let first = AtomicBool::new(true);
             with_retries(async || {
                 let mut tx = citus.pool.begin().await?;
-                let mut marked = dedup.mark_many(&mut tx, &batches[own]).await?;
+                let mut marked = marking.mark_many(&mut tx, &batches[own]).await?;
                 if first.swap(false, Ordering::Relaxed) {
                     both_have_one.wait().await;
                 }
-                marked.extend(dedup.mark_many(&mut tx, &batches[1 - own]).await?);
+                marked.extend(marking.mark_many(&mut tx, &batches[1 - own]).await?);
                 pg_idempotency::commit(tx).await?;
                 Ok(marked.into_iter().filter(|marked| *marked == Marked::First).count())
             })

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pg_idempotency::dedup::{Dedup, Marked};
+use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::testing::{self, Fixture};
 use pg_idempotency::{Error, InFlight, Key, Mode};
 
@@ -10,8 +10,8 @@ use crate::{DISTRIBUTED, citus, key, scope};
 
 const WINDOW: Duration = Duration::from_secs(3600);
 
-fn dedup() -> Dedup {
-    Dedup::new(WINDOW).expect("a window").with_deployment(DISTRIBUTED)
+fn marking() -> Marking {
+    Marking::new(WINDOW).expect("a window").with_deployment(DISTRIBUTED)
 }
 
 /// So many keys over so many new scopes.
@@ -32,16 +32,16 @@ async fn a_mark_is_first_once() -> anyhow::Result<()> {
         let key = key("mark");
         for expected in [Marked::First, Marked::Duplicate] {
             let mut tx = sqlx::Connection::begin(&mut *conn).await?;
-            assert_eq!(dedup().mark(&mut tx, &key).await?, expected);
-            assert_eq!(dedup().mark(&mut tx, &key).await?, Marked::Duplicate, "by this transaction");
+            assert_eq!(marking().mark(&mut tx, &key).await?, expected);
+            assert_eq!(marking().mark(&mut tx, &key).await?, Marked::Duplicate, "by this transaction");
             pg_idempotency::commit(tx).await?;
         }
         testing::expire(&mut *conn, &key).await?;
         let mut tx = sqlx::Connection::begin(&mut *conn).await?;
-        assert_eq!(dedup().mark(&mut tx, &key).await?, Marked::First, "after the window");
+        assert_eq!(marking().mark(&mut tx, &key).await?, Marked::First, "after the window");
         tx.commit().await?;
     }
-    let outside = dedup().mark(&mut conn, &key("mark")).await;
+    let outside = marking().mark(&mut conn, &key("mark")).await;
     assert!(matches!(outside, Err(Error::NotInTransaction)), "{outside:?}");
     Ok(())
 }
@@ -51,15 +51,15 @@ async fn a_mark_that_is_not_committed_is_in_flight() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
     let key = key("in flight");
     let mut first = citus.pool.begin().await?;
-    assert_eq!(dedup().mark(&mut first, &key).await?, Marked::First);
+    assert_eq!(marking().mark(&mut first, &key).await?, Marked::First);
     let mut second = citus.pool.begin().await?;
-    let rejected = dedup().with_in_flight(InFlight::Reject)?.mark(&mut second, &key).await;
+    let rejected = marking().with_in_flight(InFlight::Reject)?.mark(&mut second, &key).await;
     assert!(matches!(rejected, Err(Error::InFlight { .. })), "{rejected:?}");
     let waiter = tokio::spawn({
         let (pool, key) = (citus.pool.clone(), key.clone());
         async move {
             let mut tx = pool.begin().await?;
-            let marked = dedup().mark(&mut tx, &key).await?;
+            let marked = marking().mark(&mut tx, &key).await?;
             tx.commit().await?;
             anyhow::Ok(marked)
         }
@@ -67,7 +67,7 @@ async fn a_mark_that_is_not_committed_is_in_flight() -> anyhow::Result<()> {
     tokio::time::sleep(Duration::from_millis(50)).await;
     first.rollback().await?;
     assert_eq!(waiter.await??, Marked::First);
-    assert_eq!(dedup().mark(&mut second, &key).await?, Marked::Duplicate, "usable");
+    assert_eq!(marking().mark(&mut second, &key).await?, Marked::Duplicate, "usable");
     Ok(())
 }
 
@@ -80,7 +80,7 @@ async fn batches_of_any_size_and_any_number_of_scopes() -> anyhow::Result<()> {
         let mut marked = Vec::new();
         for _ in 0..2 {
             let mut tx = citus.pool.begin().await?;
-            marked.push(dedup().mark_many(&mut tx, &keys).await?);
+            marked.push(marking().mark_many(&mut tx, &keys).await?);
             tx.commit().await?;
         }
         assert_eq!((firsts(&marked[0]), firsts(&marked[1])), (count, 0), "{count} over {scopes}");
@@ -90,7 +90,7 @@ async fn batches_of_any_size_and_any_number_of_scopes() -> anyhow::Result<()> {
         more.extend(self::keys(count - more.len(), scopes));
         testing::expire(&citus.pool, &keys[0]).await?;
         let mut tx = citus.pool.begin().await?;
-        let marked = dedup().mark_many(&mut tx, &more).await?;
+        let marked = marking().mark_many(&mut tx, &more).await?;
         tx.commit().await?;
         assert_eq!(firsts(&marked), count / 2 + 1, "{count} over {scopes}");
         assert_eq!(marked[0], Marked::First, "after its window");
@@ -104,7 +104,7 @@ async fn many_expired_marks_are_taken_over() -> anyhow::Result<()> {
     for count in [7, 100] {
         let keys = keys(count, 7);
         let mut tx = citus.pool.begin().await?;
-        assert_eq!(firsts(&dedup().mark_many(&mut tx, &keys).await?), count);
+        assert_eq!(firsts(&marking().mark_many(&mut tx, &keys).await?), count);
         tx.commit().await?;
         let mut tx = citus.pool.begin().await?;
         for key in &keys {
@@ -113,7 +113,7 @@ async fn many_expired_marks_are_taken_over() -> anyhow::Result<()> {
         tx.commit().await?;
         for expected in [count, 0] {
             let mut tx = citus.pool.begin().await?;
-            assert_eq!(firsts(&dedup().mark_many(&mut tx, &keys).await?), expected);
+            assert_eq!(firsts(&marking().mark_many(&mut tx, &keys).await?), expected);
             tx.commit().await?;
         }
     }
@@ -125,14 +125,14 @@ async fn a_batch_waits_for_a_key_in_flight_with_a_bound() -> anyhow::Result<()> 
     let Some(citus) = citus().await else { return Ok(()) };
     let keys = keys(20, 4);
     let mut owner = citus.pool.begin().await?;
-    assert_eq!(dedup().mark(&mut owner, &keys[7]).await?, Marked::First);
+    assert_eq!(marking().mark(&mut owner, &keys[7]).await?, Marked::First);
     let mut tx = citus.pool.begin().await?;
-    let rejected = dedup().with_in_flight(InFlight::Reject)?.mark_many(&mut tx, &keys).await;
+    let rejected = marking().with_in_flight(InFlight::Reject)?.mark_many(&mut tx, &keys).await;
     assert!(matches!(rejected, Err(Error::InFlight { .. })), "{rejected:?}");
     tx.rollback().await?;
     let mut tx = citus.pool.begin().await?;
     let (limit, started) = (Duration::from_millis(300), Instant::now());
-    let late = dedup().with_in_flight(InFlight::Wait(limit))?.mark_many(&mut tx, &keys).await;
+    let late = marking().with_in_flight(InFlight::Wait(limit))?.mark_many(&mut tx, &keys).await;
     assert!(matches!(late, Err(Error::InFlight { .. })), "{late:?}");
     assert!((limit..limit * 5).contains(&started.elapsed()), "{:?}", started.elapsed());
     tx.rollback().await?;
@@ -140,7 +140,7 @@ async fn a_batch_waits_for_a_key_in_flight_with_a_bound() -> anyhow::Result<()> 
         let (pool, keys) = (citus.pool.clone(), keys.clone());
         async move {
             let mut tx = pool.begin().await?;
-            let marked = dedup().mark_many(&mut tx, &keys).await?;
+            let marked = marking().mark_many(&mut tx, &keys).await?;
             tx.commit().await?;
             anyhow::Ok(marked)
         }
@@ -162,7 +162,7 @@ async fn overlapping_batches_mark_each_key_once() -> anyhow::Result<()> {
             asked.reverse();
             asked.rotate_left(round * 11);
             let mut tx = pool.begin().await?;
-            let marked = dedup().mark_many(&mut tx, &asked).await?;
+            let marked = marking().mark_many(&mut tx, &asked).await?;
             tx.commit().await?;
             anyhow::Ok(firsts(&marked))
         })
@@ -179,8 +179,8 @@ async fn a_key_of_another_mode_is_refused() -> anyhow::Result<()> {
     let keys = keys(3, 2);
     Fixture::completed(&keys[1], "body", &1)?.write(&citus.pool).await?;
     let mut tx = citus.pool.begin().await?;
-    let one = dedup().mark(&mut tx, &keys[1]).await;
-    let many = dedup().mark_many(&mut tx, &keys).await;
+    let one = marking().mark(&mut tx, &keys[1]).await;
+    let many = marking().mark_many(&mut tx, &keys).await;
     assert!(matches!(one, Err(Error::OtherMode { stored: Mode::Transaction, .. })), "{one:?}");
     assert!(matches!(many, Err(Error::OtherMode { stored: Mode::Transaction, .. })), "{many:?}");
     Ok(())
@@ -191,8 +191,8 @@ async fn a_batch_of_too_many_keys_is_refused() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
     let keys = keys(101, 2);
     let mut tx = citus.pool.begin().await?;
-    let refused = dedup().mark_many(&mut tx, &keys).await;
+    let refused = marking().mark_many(&mut tx, &keys).await;
     assert!(matches!(refused, Err(Error::TooManyKeys { keys: 101, .. })), "{refused:?}");
-    assert_eq!(firsts(&dedup().mark_many(&mut tx, &keys[..100]).await?), 100, "usable");
+    assert_eq!(firsts(&marking().mark_many(&mut tx, &keys[..100]).await?), 100, "usable");
     Ok(())
 }

@@ -53,7 +53,7 @@ async fn stats_are_those_of_the_shards() -> anyhow::Result<()> {
     let mut conn = citus.pool.acquire().await?;
     conn.execute("delete from idempotency.record").await?;
     sqlx::query(
-        "insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at, response_body)
+        "insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at, response_body)
          select 'mark', n % 50, 'filled', n, n, now(), now() + interval '1 h', null from generate_series(1, 5000) as n",
     )
     .execute(&mut *conn)

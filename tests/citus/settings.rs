@@ -9,9 +9,9 @@ use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
-use pg_idempotency::dedup::Dedup;
 use pg_idempotency::http::{Denied, IdempotencyLayer, Rejection};
 use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::mark::Marking;
 use pg_idempotency::testing::{self, Fixture};
 use pg_idempotency::{Deployment, Error, Idempotency, Key, Verdict, migrate};
 use sqlx::postgres::PgPoolOptions;
@@ -169,11 +169,11 @@ impl Door {
                 }
             }
             Self::Mark | Self::MarkMany => {
-                let dedup = Dedup::new(Duration::from_secs(3600))?.with_deployment(PLAIN);
+                let marking = Marking::new(Duration::from_secs(3600))?.with_deployment(PLAIN);
                 let mut tx = pool.begin().await?;
                 match self {
-                    Self::Mark => drop(dedup.mark(&mut tx, key).await?),
-                    _ => drop(dedup.mark_many(&mut tx, std::slice::from_ref(key)).await?),
+                    Self::Mark => drop(marking.mark(&mut tx, key).await?),
+                    _ => drop(marking.mark_many(&mut tx, std::slice::from_ref(key)).await?),
                 }
                 pg_idempotency::commit(tx).await
             }

@@ -304,7 +304,7 @@ async fn a_claim_in_doubt_is_waited_for_as_long_as_the_sessions_lock_timeout_all
     let (name, scope) = (key.scope(), key.scope());
     let doubtful = format!(
         "set citus.enable_manual_changes_to_shards = on; begin;
-        insert into idempotency.record_{shard} (mode, scope, operation, key, fingerprint, token, attempt, claimed_at, expires_at)
+        insert into idempotency.record_{shard} (mode, scope, operation, value, fingerprint, token, attempt, claimed_at, expires_at)
         values ('transaction', '{scope}', 'in doubt', 'value', '\\x0100', 1, 1, now(), now() + interval '1 day');
         prepare transaction '{name}'"
     );

@@ -120,7 +120,7 @@ async fn a_panic_in_the_response_body_settles_the_lease(pool: PgPool) {
         assert!(panicked(&app, "/panics", key).await);
         let in_flight: (Option<bool>, bool) = sqlx::query_as(
             "select lease_until = '-infinity', lease_until > statement_timestamp()
-             from idempotency.record where key = $1",
+             from idempotency.record where value = $1",
         )
         .bind(key)
         .fetch_one(&pool)

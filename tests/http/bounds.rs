@@ -126,7 +126,7 @@ async fn a_leased_handler_that_never_returns_is_a_failure(pool: PgPool) {
         assert_is(&post_to(&app, "/never", key, "x").await, "timed-out");
         assert_is(&send(&app, request("POST", "/never", None, "x")).await, "timed-out");
         let (released, reason): (bool, String) =
-            sqlx::query_as("select lease_until = '-infinity', last_error from idempotency.record where key = $1")
+            sqlx::query_as("select lease_until = '-infinity', last_error from idempotency.record where value = $1")
                 .bind(key)
                 .fetch_one(&pool)
                 .await

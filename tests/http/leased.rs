@@ -115,7 +115,7 @@ async fn a_failure_before_the_effect_begins_frees_the_key(pool: PgPool) {
     assert_eq!(post_to(&app, "/send/2", "key-4", "x").await.status, StatusCode::BAD_GATEWAY);
     let repeat = post_to(&app, "/send/2", "key-4", "x").await;
     assert_eq!(repeat.problem(), "indeterminate");
-    let token: i64 = sqlx::query_scalar("select token from idempotency.record where key = 'key-4'")
+    let token: i64 = sqlx::query_scalar("select token from idempotency.record where value = 'key-4'")
         .fetch_one(&pool)
         .await
         .expect("a token");
@@ -175,7 +175,7 @@ async fn a_panic_is_a_failure(pool: PgPool) {
         let panicked = tokio::spawn(async move { post_to(&panicking, "/send/0", &key, "x").await }).await;
         assert!(panicked.is_err_and(|error| error.is_panic()));
         let state: Option<bool> =
-            sqlx::query_scalar("select lease_until = '-infinity' from idempotency.record where key = $1")
+            sqlx::query_scalar("select lease_until = '-infinity' from idempotency.record where value = $1")
                 .bind(outcome)
                 .fetch_one(&pool)
                 .await

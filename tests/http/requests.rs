@@ -141,7 +141,7 @@ async fn without_a_matched_route_the_service_must_name_the_operation(pool: PgPoo
         transactional(&pool).with_operation(|parts| Some(parts.uri.path().to_owned())).layer(app_without_layer());
     let answer = named.oneshot(request("POST", "/effects", Some("key-2"), "x")).await.expect("infallible");
     assert_eq!(answer.status(), StatusCode::CREATED);
-    let operations: Vec<String> = sqlx::query_scalar("select operation from idempotency.record order by key")
+    let operations: Vec<String> = sqlx::query_scalar("select operation from idempotency.record order by value")
         .fetch_all(&pool)
         .await
         .expect("rows");

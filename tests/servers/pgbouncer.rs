@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pg_idempotency::dedup::{Dedup, Marked};
 use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Janitor, Key, Outcome, migrate};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
@@ -172,7 +172,7 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
     let pool = PgPoolOptions::new().max_connections(12).connect_with(bouncer.options.clone()).await?;
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
     let leasing = Leasing::new(policy)?.with_deployment(UNPREPARED);
-    let dedup = Dedup::new(Duration::from_millis(1))?.with_deployment(UNPREPARED);
+    let marking = Marking::new(Duration::from_millis(1))?.with_deployment(UNPREPARED);
     let workers: Vec<_> = (0..12)
         .map(|worker| {
             let pool = pool.clone();
@@ -184,7 +184,7 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
                     assert_eq!(outcome, Outcome::Performed(own.clone()));
                     let mut tx = pool.begin().await?;
                     let marks: Vec<Key> = (0..5).map(|mark| key(&format!("mark {own} {mark}"))).collect();
-                    assert_eq!(dedup.mark_many(&mut tx, &marks).await?, [Marked::First; 5]);
+                    assert_eq!(marking.mark_many(&mut tx, &marks).await?, [Marked::First; 5]);
                     tx.commit().await?;
                     Janitor::new(pool.clone())
                         .with_grace(Duration::ZERO)

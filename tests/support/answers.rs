@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::dedup::Dedup;
 use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, release, release_step, resolve_step};
+use pg_idempotency::mark::Marking;
 use pg_idempotency::testing::{self, Fixture};
 use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Mode, Verdict, operator};
 use sqlx::{Connection as _, PgConnection, PgPool};
@@ -219,7 +219,7 @@ async fn beside_another_process(
     lines: &mut Vec<Line>,
 ) -> anyhow::Result<()> {
     let call = |setting| Idempotency::new().with_deployment(setting).with_in_flight(InFlight::Reject);
-    let dedup = |setting| Dedup::new(HOUR)?.with_deployment(setting).with_in_flight(InFlight::Reject);
+    let marking = |setting| Marking::new(HOUR)?.with_deployment(setting).with_in_flight(InFlight::Reject);
     for (name, owner, asks) in [("this", deployment, fits), ("the other", fits, deployment)] {
         let key = &key();
         let (mut first, mut second) = (pool.begin().await?, pool.begin().await?);
@@ -237,8 +237,8 @@ async fn beside_another_process(
             let keys: Vec<Key> = (0..count).map(|at| key_of(&base, &at.to_string())).collect();
             let (mut first, mut second) = (pool.begin().await?, pool.begin().await?);
             sqlx::raw_sql("set local lock_timeout = '3s'").execute(&mut *second).await?;
-            let marked = match dedup(owner)?.mark_many(&mut first, &keys).await {
-                Ok(_) => dedup(asks)?.mark(&mut second, &keys[0]).await,
+            let marked = match marking(owner)?.mark_many(&mut first, &keys).await {
+                Ok(_) => marking(asks)?.mark(&mut second, &keys[0]).await,
                 Err(error) => Err(error),
             };
             lines.push((format!("a mark of {count} in flight in {name} process"), said(marked)));
@@ -385,7 +385,7 @@ fn mode(policy: Policy) -> Mode {
 }
 
 async fn one_mark(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) -> anyhow::Result<()> {
-    let dedup = Dedup::new(HOUR)?.with_deployment(deployment).with_in_flight(InFlight::Reject)?;
+    let marking = Marking::new(HOUR)?.with_deployment(deployment).with_in_flight(InFlight::Reject)?;
     for left in ["nothing", "marked", "expired", "other mode", "in flight"] {
         let key = &key();
         let mut owner = pool.begin().await?;
@@ -395,11 +395,11 @@ async fn one_mark(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) 
             "expired" => Fixture::marked(key).expired().write(pool).await?,
             "other mode" => Fixture::completed(key, "body", &7)?.write(pool).await?,
             // By a process with this setting: the next one has the other setting too.
-            _ => drop(dedup.mark(&mut owner, key).await),
+            _ => drop(marking.mark(&mut owner, key).await),
         }
         let mut conn = pool.acquire().await?;
         for repeat in ["mark", "mark again"] {
-            let marked = in_transaction(&mut conn, async |conn| dedup.mark(conn, key).await).await;
+            let marked = in_transaction(&mut conn, async |conn| marking.mark(conn, key).await).await;
             lines.push((format!("{repeat}: {left}"), said(marked)));
         }
         owner.rollback().await?;
@@ -408,7 +408,7 @@ async fn one_mark(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) 
 }
 
 async fn many_marks(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) -> anyhow::Result<()> {
-    let dedup = Dedup::new(HOUR)?.with_deployment(deployment).with_in_flight(InFlight::Reject)?;
+    let marking = Marking::new(HOUR)?.with_deployment(deployment).with_in_flight(InFlight::Reject)?;
     for count in [20, 100] {
         for scopes in [1, 5] {
             let base = scope();
@@ -421,9 +421,9 @@ async fn many_marks(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>
                 if repeat == "with another mode" {
                     Fixture::completed(&keys[2], "body", &7)?.write(pool).await?;
                 }
-                let marked = in_transaction(&mut conn, async |conn| dedup.mark_many(conn, &keys).await).await;
+                let marked = in_transaction(&mut conn, async |conn| marking.mark_many(conn, &keys).await).await;
                 let marked = marked.map(|marked| {
-                    let first = marked.iter().filter(|marked| **marked == pg_idempotency::dedup::Marked::First).count();
+                    let first = marked.iter().filter(|marked| **marked == pg_idempotency::mark::Marked::First).count();
                     (marked[0], marked[1], first)
                 });
                 lines.push((format!("mark_many of {count} over {scopes}: {repeat}"), said(marked)));
@@ -433,7 +433,7 @@ async fn many_marks(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>
     let base = scope();
     let keys: Vec<Key> = (0..101).map(|at| key_of(&base, &at.to_string())).collect();
     let mut conn = pool.acquire().await?;
-    let marked = in_transaction(&mut conn, async |conn| dedup.mark_many(conn, &keys).await).await;
+    let marked = in_transaction(&mut conn, async |conn| marking.mark_many(conn, &keys).await).await;
     lines.push((TOO_MANY.to_owned(), said(marked)));
     Ok(())
 }

@@ -26,16 +26,16 @@ pub(crate) async fn call(
     let mode = if leased.promise == Promise::AtMostOnce { "at_most_once" } else { "at_least_once" };
     let claim = match mutant {
         Mutant::TakesOverAtMostOnce => {
-            "insert into idempotency.record as r (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)
+            "insert into idempotency.record as r (mode, scope, operation, value, fingerprint, token, lease_until, expires_at)
             values ($4::text, $1::text, 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')
-            on conflict (scope, operation, key) do update set token = excluded.token, lease_until = excluded.lease_until
+            on conflict (scope, operation, value) do update set token = excluded.token, lease_until = excluded.lease_until
             where r.completed_at is null and r.lease_until <= statement_timestamp()
             returning token"
         }
         _ => {
-            "insert into idempotency.record as r (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)
+            "insert into idempotency.record as r (mode, scope, operation, value, fingerprint, token, lease_until, expires_at)
             values ($4::text, $1::text, 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')
-            on conflict (scope, operation, key) do update set token = excluded.token, lease_until = excluded.lease_until
+            on conflict (scope, operation, value) do update set token = excluded.token, lease_until = excluded.lease_until
             where r.mode = 'at_least_once' and r.completed_at is null and r.lease_until <= statement_timestamp()
             returning token"
         }
@@ -50,7 +50,7 @@ pub(crate) async fn call(
     if claimed.is_none() {
         let found = sqlx::query(
             "select convert_from(response_body, 'utf8')::json #>> '{}' as response from idempotency.record
-            where operation = 'chaos' and key = $1::text",
+            where operation = 'chaos' and value = $1::text",
         )
         .bind(value)
         .fetch_one(pool)
@@ -78,11 +78,11 @@ async fn complete(mutant: Mutant, pool: &PgPool, value: &str, call: &str, token:
     let complete = match mutant {
         Mutant::CompletionWithoutToken => {
             "update idempotency.record set completed_at = now(), lease_until = null, response_body = to_json($2::text)::text::bytea
-            where operation = 'chaos' and key = $1::text and $3::int8 is not null"
+            where operation = 'chaos' and value = $1::text and $3::int8 is not null"
         }
         _ => {
             "update idempotency.record set completed_at = now(), lease_until = null, response_body = to_json($2::text)::text::bytea
-            where operation = 'chaos' and key = $1::text and token = $3::int8 and completed_at is null"
+            where operation = 'chaos' and value = $1::text and token = $3::int8 and completed_at is null"
         }
     };
     let completed = sqlx::query(complete).bind(value).bind(call).bind(token).execute(pool).await?;

@@ -36,9 +36,9 @@ pub(crate) async fn call(
 ) -> Result<Outcome<String>, Failure> {
     let token = i64::from_le_bytes(*uuid::Uuid::new_v4().as_bytes().first_chunk().expect("sixteen bytes"));
     let claimed = sqlx::query(
-        "insert into idempotency.record as r (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)
+        "insert into idempotency.record as r (mode, scope, operation, value, fingerprint, token, lease_until, expires_at)
         values ('in_steps', $1::text, 'chaos', $1::text, '\\x0000', $2::int8, now() + $3::float8 * interval '1 s', now() + interval '1 day')
-        on conflict (scope, operation, key) do update
+        on conflict (scope, operation, value) do update
         set token = excluded.token, lease_until = excluded.lease_until, expires_at = excluded.expires_at,
             attempt = case when r.expires_at > statement_timestamp() then r.attempt + 1 else 1 end,
             steps = case when r.expires_at > statement_timestamp() then r.steps end, request = null
@@ -55,7 +55,7 @@ pub(crate) async fn call(
     let Some(claimed) = claimed else {
         let found = sqlx::query_scalar(
             "select convert_from(response_body, 'utf8')::json #>> '{}' from idempotency.record
-            where operation = 'chaos' and key = $1::text",
+            where operation = 'chaos' and value = $1::text",
         );
         let found: Option<String> = found.bind(value).fetch_one(pool).await?;
         return found.map(Outcome::Replayed).ok_or(Failure::Mutant("in flight"));
@@ -74,7 +74,7 @@ pub(crate) async fn call(
     let response = match responded {
         Ok(response) => response,
         Err(error) => {
-            let lapse = "update idempotency.record set lease_until = now() where key = $1::text and token = $2::int8";
+            let lapse = "update idempotency.record set lease_until = now() where value = $1::text and token = $2::int8";
             sqlx::query(lapse).bind(value).bind(token).execute(pool).await?;
             return Err(error);
         }
@@ -82,7 +82,7 @@ pub(crate) async fn call(
     let complete = "
         update idempotency.record
         set completed_at = now(), lease_until = null, steps = null, response_body = to_json($2::text)::text::bytea
-        where operation = 'chaos' and key = $1::text and token = $3::int8 and completed_at is null";
+        where operation = 'chaos' and value = $1::text and token = $3::int8 and completed_at is null";
     let completed = sqlx::query(complete).bind(value).bind(&response).bind(token).execute(pool).await?;
     if completed.rows_affected() == 1 { Ok(Outcome::Performed(response)) } else { Err(Failure::Mutant("lease lost")) }
 }
@@ -92,7 +92,7 @@ impl Owner<'_> {
     async fn renew(&self, lease: Duration) -> Failure {
         let renew = "
             update idempotency.record set lease_until = now() + $3::float8 * interval '1 s'
-            where operation = 'chaos' and key = $1::text and token = $2::int8 and completed_at is null";
+            where operation = 'chaos' and value = $1::text and token = $2::int8 and completed_at is null";
         loop {
             sleep(lease / 3).await;
             let renewed = sqlx::query(renew).bind(self.attempt.key).bind(self.token).bind(lease.as_secs_f64());
@@ -160,7 +160,7 @@ impl Owner<'_> {
         let begun = sqlx::query(
             "update idempotency.record
             set steps = coalesce(steps, '{}') || jsonb_build_object($3::text, jsonb_build_object('begun', now(), 'attempt', attempt))
-            where operation = 'chaos' and key = $1::text and (token = $2::int8 or $5::bool) and completed_at is null
+            where operation = 'chaos' and value = $1::text and (token = $2::int8 or $5::bool) and completed_at is null
                 and steps -> $3::text -> 'begun' is null and steps -> $3::text -> 'result' is null
                 and case when $4::bool then set_config('synchronous_commit', 'off', true) = 'off' else true end",
         )
@@ -182,7 +182,7 @@ impl Owner<'_> {
         let seen = (self.mutant == Mutant::StepsByTheClient).then(|| json!(seen).to_string());
         let finished = sqlx::query(
             "update idempotency.record set steps = coalesce($5::text::jsonb, steps, '{}') || $4::text::jsonb
-            where operation = 'chaos' and key = $1::text and (token = $2::int8 or $6::bool) and completed_at is null
+            where operation = 'chaos' and value = $1::text and (token = $2::int8 or $6::bool) and completed_at is null
                 and (steps -> $3::text -> 'result' is null or $7::bool)",
         )
         .bind(self.attempt.key)
@@ -198,7 +198,7 @@ impl Owner<'_> {
     }
 
     async fn seen(&self) -> Result<Map<String, Value>, Failure> {
-        let steps = "select steps::text from idempotency.record where operation = 'chaos' and key = $1::text";
+        let steps = "select steps::text from idempotency.record where operation = 'chaos' and value = $1::text";
         let steps: Option<String> = sqlx::query_scalar(steps).bind(self.attempt.key).fetch_one(self.pool).await?;
         Ok(parsed(steps.as_deref().unwrap_or("{}")))
     }

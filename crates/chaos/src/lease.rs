@@ -183,10 +183,11 @@ pub(crate) async fn settle(world: &Arc<World>, leased: Leased) -> anyhow::Result
 
 async fn decide(pool: &PgPool, value: &str) -> anyhow::Result<()> {
     let (key, asked) = (key(value), downstream_key(&key(value), value)?);
-    let token: i64 = sqlx::query_scalar("select token from idempotency.record where operation = 'chaos' and key = $1")
-        .bind(value)
-        .fetch_one(pool)
-        .await?;
+    let token: i64 =
+        sqlx::query_scalar("select token from idempotency.record where operation = 'chaos' and value = $1")
+            .bind(value)
+            .fetch_one(pool)
+            .await?;
     let happened: Option<String> = sqlx::query_scalar("select call from effect where downstream_key = $1")
         .bind(&asked)
         .fetch_optional(pool)

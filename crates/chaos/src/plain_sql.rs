@@ -54,7 +54,7 @@ impl Mutant {
                 }
                 let performed = self.in_transaction(&mut conn, request).await;
                 if self == AutocommitClaim && matches!(performed, Err(Failure::AskedFor)) {
-                    let release = "delete from idempotency.record where operation = 'chaos' and key = $1::text";
+                    let release = "delete from idempotency.record where operation = 'chaos' and value = $1::text";
                     sqlx::query(release).bind(&request.key).execute(&mut *conn).await?;
                 }
                 performed
@@ -128,7 +128,7 @@ impl Mutant {
         let fenced = !matches!(self, UnfencedCompletion | AutocommitClaim | ImpatientClaim | ConflictsIgnored);
         let completed = sqlx::query(
             "update idempotency.record set completed_at = now(), response_body = to_json($2::text)::text::bytea
-            where scope = $1::text and operation = 'chaos' and key = $1::text and completed_at is null
+            where scope = $1::text and operation = 'chaos' and value = $1::text and completed_at is null
                 and (claimed_at = now() or not $3::bool)",
         )
         .persistent(request.prepared)
@@ -143,14 +143,14 @@ impl Mutant {
     async fn claim(self, conn: &mut PgConnection, request: &Request) -> Result<bool, Failure> {
         let sql = match self {
             NoConflictTarget | SessionLock => {
-                "insert into idempotency.record (mode, scope, operation, key, fingerprint, token, expires_at)
+                "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at)
                 select 'transaction', $1::text, 'chaos', $1::text, '\\x0100', 1, now() + $2::float8 * interval '1 s'
-                where not exists (select from idempotency.record where key = $1::text)"
+                where not exists (select from idempotency.record where value = $1::text)"
             }
             _ => {
-                "insert into idempotency.record (mode, scope, operation, key, fingerprint, token, expires_at)
+                "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at)
                 values ('transaction', $1::text, 'chaos', $1::text, '\\x0100', 1, now() + $2::float8 * interval '1 s')
-                on conflict (scope, operation, key) do nothing"
+                on conflict (scope, operation, value) do nothing"
             }
         };
         let (before, ignored): (_, &[&str]) = match self {
@@ -183,7 +183,7 @@ impl Mutant {
             "select convert_from(response_body, 'utf8')::json #>> '{}' as response, mode,
                 get_byte(fingerprint, 0) as version
             from idempotency.record
-            where scope = $1::text and operation = 'chaos' and key = $1::text and expires_at > statement_timestamp()",
+            where scope = $1::text and operation = 'chaos' and value = $1::text and expires_at > statement_timestamp()",
         )
         .persistent(request.prepared)
         .bind(&request.key)
@@ -204,7 +204,7 @@ impl Mutant {
             "update idempotency.record
             set completed_at = null, response_body = null, claimed_at = now(),
                 expires_at = now() + $2::float8 * interval '1 s'
-            where scope = $1::text and operation = 'chaos' and key = $1::text
+            where scope = $1::text and operation = 'chaos' and value = $1::text
                 and (expires_at <= statement_timestamp() or ($3::bool and completed_at is null))",
         )
         .persistent(request.prepared)
@@ -220,7 +220,7 @@ impl Mutant {
     pub(crate) async fn sweep(self, pool: &PgPool) -> Option<sqlx::Result<u64>> {
         let delete = "
             delete from idempotency.record
-            where key in (select key from idempotency.record where expires_at <= statement_timestamp() limit 500)";
+            where value in (select value from idempotency.record where expires_at <= statement_timestamp() limit 500)";
         match self {
             JanitorByKey => Some(pool.execute(delete).await.map(|done| done.rows_affected())),
             _ => None,

@@ -53,7 +53,7 @@ impl World {
         let mut effects: Vec<Effect> =
             sqlx::query_as("select key, call, downstream_key from effect").fetch_all(&self.observer).await?;
         let mut records: Vec<Stored> = sqlx::query_as(
-            "select key, token, completed_at is not null as completed,
+            "select value as key, token, completed_at is not null as completed,
                 convert_from(response_body, 'utf8')::json #>> '{}' as response
             from idempotency.record where operation = 'chaos'",
         )

@@ -65,7 +65,7 @@ const TRIGGER: &str = "
         insert into part
         select new.key, new.call, 'overtaken', null, new.attempt
         from idempotency.record
-        where scope = new.key and operation = 'chaos' and key = new.key and attempt <> new.attempt;
+        where scope = new.key and operation = 'chaos' and value = new.key and attempt <> new.attempt;
         return null;
     end $$;
     -- At COMMIT, when the step has locked the record, so that no other attempt can claim it any more.
@@ -349,7 +349,7 @@ async fn settle_as_if_one(world: &World, pool: &PgPool, found: &Unsettled) -> Re
         update idempotency.record
         set lease_until = '-infinity', token = token + 1,
             steps = steps - array(select jsonb_path_query(steps, '$.keyvalue() ? (exists (@.value.begun)).key') #>> '{}')
-        where operation = 'chaos' and key = $1::text and token = $2::int8
+        where operation = 'chaos' and value = $1::text and token = $2::int8
             and completed_at is null and lease_until <= statement_timestamp()";
     sqlx::query(release).bind(&found.value).bind(found.token).execute(pool).await?;
     Ok(())

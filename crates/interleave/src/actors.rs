@@ -5,8 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Dedup, Marked};
 use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, Step, release, resolve, resolve_step};
+use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::testing::{self, Fixture};
 use pg_idempotency::{Error, Idempotency, InFlight, Janitor, Key, Mode, Outcome, Verdict, operator};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, PgTransaction};
@@ -290,15 +290,15 @@ impl Seat {
     }
 }
 
-fn dedup(in_flight: InFlight) -> anyhow::Result<Dedup> {
-    Ok(Dedup::new(HOUR)?.with_in_flight(in_flight)?)
+fn marking(in_flight: InFlight) -> anyhow::Result<Marking> {
+    Ok(Marking::new(HOUR)?.with_in_flight(in_flight)?)
 }
 
 /// A consumer that marks one event and processes it.
 pub(crate) fn mark(in_flight: InFlight, manner: Manner) -> Actor {
     actor(move |seat| async move {
         let mut tx = seat.begin(Isolation::ReadCommitted).await?;
-        let answer = match dedup(in_flight)?.mark(&mut tx, &seat.key).await {
+        let answer = match marking(in_flight)?.mark(&mut tx, &seat.key).await {
             Ok(Marked::First) => {
                 seat.effect(&mut tx, "").await?;
                 "performed".to_owned()
@@ -320,7 +320,7 @@ pub(crate) fn mark_many(events: &'static str, in_flight: InFlight, manner: Manne
     actor(move |seat| async move {
         let keys: Vec<Key> = events.chars().map(|one| event(&seat.key, one)).collect();
         let mut tx = seat.begin(Isolation::ReadCommitted).await?;
-        let answer = match dedup(in_flight)?.mark_many(&mut tx, &keys).await {
+        let answer = match marking(in_flight)?.mark_many(&mut tx, &keys).await {
             Ok(marked) => {
                 let mut first = String::new();
                 for (one, marked) in events.chars().zip(marked) {
@@ -353,7 +353,7 @@ pub(crate) fn expire() -> Actor {
     actor(|seat| async move {
         let update = sqlx::query(
             "update idempotency.record set expires_at = statement_timestamp() - interval '1 min'
-            where scope = $1 and operation = $2 and key = $3",
+            where scope = $1 and operation = $2 and value = $3",
         );
         let (scope, operation, value) = (seat.key.scope(), seat.key.operation(), seat.key.value());
         let done = update.bind(scope).bind(operation).bind(value).execute(&seat.pool).await?;

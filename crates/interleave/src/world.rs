@@ -531,7 +531,7 @@ impl World {
                 ) as locks,
                 array(
                     select token from (table idempotency.record except table interleave.bystander) as record
-                    order by scope, operation, key
+                    order by scope, operation, value
                 ) as tokens,
                 array(
                     select concat(
@@ -544,7 +544,7 @@ impl World {
                         completed_at is null, expires_at > statement_timestamp(), lease_until > statement_timestamp()
                     )
                     from (table idempotency.record except table interleave.bystander) as record
-                    order by scope, operation, key
+                    order by scope, operation, value
                 ) as records,
                 array(select what from interleave.effect order by what, who) as whats,
                 array(select who from interleave.effect order by what, who) as whos,

@@ -21,9 +21,9 @@ macro_rules! take_over_of_scope {
         concat! {
             "
             with locked as materialized (
-                select asked.place, record.scope, record.operation, record.key
-                from unnest($2::text[], $3::text[]) with ordinality as asked (operation, key, place)
-                join idempotency.record on record.operation = asked.operation and record.key = asked.key
+                select asked.place, record.scope, record.operation, record.value
+                from unnest($2::text[], $3::text[]) with ordinality as asked (operation, value, place)
+                join idempotency.record on record.operation = asked.operation and record.value = asked.value
                 where record.scope = $1::text
                 order by asked.place
                 for update of record skip locked
@@ -73,9 +73,9 @@ impl MarkBatch<'_> {
                 select
                     asked.place, record.mode, ", readable!("record.expires_at"), " as expires_at,
                     ", readable!("record.lease_until"), " as lease_until
-                from unnest($1::text[], $2::text[], $3::text[]) with ordinality as asked (scope, operation, key, place)
+                from unnest($1::text[], $2::text[], $3::text[]) with ordinality as asked (scope, operation, value, place)
                 join idempotency.record
-                    on record.scope = asked.scope and record.operation = asked.operation and record.key = asked.key
+                    on record.scope = asked.scope and record.operation = asked.operation and record.value = asked.value
                 -- Shards without a scope of the batch are not asked.
                 where record.scope = any ($1::text[])
                 ",
@@ -137,9 +137,9 @@ impl MarkBatch<'_> {
             return Ok(Vec::new());
         }
         let mut arguments = PgArguments::default();
-        arguments.add(interval(self.window)).map_err(sqlx::Error::Encode)?;
+        arguments.add(interval(self.retention)).map_err(sqlx::Error::Encode)?;
         let mut insert: QueryBuilder<Postgres> = QueryBuilder::with_arguments(
-            "insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at) ",
+            "insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at) ",
             arguments,
         );
         insert.push_values(places, |mut row, &at| {
@@ -152,7 +152,7 @@ impl MarkBatch<'_> {
                 .push("pg_catalog.statement_timestamp()")
                 .push("pg_catalog.statement_timestamp() + $1::interval");
         });
-        insert.push(" on conflict (scope, operation, key) do nothing returning token");
+        insert.push(" on conflict (scope, operation, value) do nothing returning token");
         let tokens: Vec<i64> =
             insert.build_query_scalar().persistent(false).fetch_all(conn).await.map_err(Error::of_statement)?;
         Ok(tokens.into_iter().map(|token| index(token - before_first_token)).collect())
@@ -179,7 +179,7 @@ impl MarkBatch<'_> {
                 .bind(of(&self.operations))
                 .bind(of(&self.values))
                 .bind(before_first_token)
-                .bind(interval(self.window))
+                .bind(interval(self.retention))
                 .bind(asked)
                 .fetch_all(&mut *conn)
                 .await

@@ -1,8 +1,8 @@
 //! The table of answers, generated: every state a record can be in, for every way to ask, against a second reading of
 //! the table that shares no code with the crate's.
 
-use pg_idempotency::dedup::{mark, mark_many};
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::mark::{mark, mark_many};
 use pg_idempotency::{Error, Fingerprint, Idempotency, InFlight, Key, Outcome};
 use sqlx::{PgConnection, PgPool};
 use std::time::Duration;
@@ -112,7 +112,7 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
     let written = sqlx::query(
         "
         insert into idempotency.record (
-            mode, scope, operation, key, fingerprint, token, attempt, claimed_at, lease_until, completed_at, expires_at,
+            mode, scope, operation, value, fingerprint, token, attempt, claimed_at, lease_until, completed_at, expires_at,
             response_body, steps
         )
         values (
@@ -294,7 +294,7 @@ async fn a_fingerprint_of_a_newer_version_is_not_taken_for_a_reused_key(pool: Pg
 async fn two_of_another_mode(pool: &PgPool) -> anyhow::Result<(Key, Key)> {
     sqlx::raw_sql(
         "alter table idempotency.record drop constraint known_mode;
-         insert into idempotency.record (mode, scope, operation, key, fingerprint, token, completed_at, expires_at)
+         insert into idempotency.record (mode, scope, operation, value, fingerprint, token, completed_at, expires_at)
          select 'newer', 'tenant', 'operation', key, '\\x0100', 1, now(), now() + expires::interval
          from (values ('live', '1 h'), ('expired', '-1 h')) as record (key, expires)",
     )

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use pg_idempotency::dedup::mark;
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::mark::mark;
 use pg_idempotency::testing::{Gate, cancel_after, until_blocked};
 use pg_idempotency::{Error, Idempotency, Janitor, Outcome, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -486,8 +486,8 @@ async fn a_hostile_search_path_changes_nothing(_: PgPoolOptions, options: PgConn
         assert!(run().await?.is_replayed(), "{way:?}");
         let keys = [key(&format!("{number} a")), key(&format!("{number} b"))];
         let mut tx = pool.begin().await?;
-        let marked = pg_idempotency::dedup::mark_many(&mut tx, &keys, Duration::from_secs(60)).await?;
-        assert_eq!(marked, [pg_idempotency::dedup::Marked::First; 2]);
+        let marked = pg_idempotency::mark::mark_many(&mut tx, &keys, Duration::from_secs(60)).await?;
+        assert_eq!(marked, [pg_idempotency::mark::Marked::First; 2]);
         tx.commit().await?;
     }
     // A lease that is claimed and completed, one that is live, and a sweep.

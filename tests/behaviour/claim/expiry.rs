@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Dedup, Marked, mark, mark_many};
 use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
 use pg_idempotency::testing::{Gate, expire_in, until_blocked};
 use pg_idempotency::{Error, Idempotency, InFlight, Outcome, ensure_idempotent};
 use sqlx::PgPool;
@@ -251,10 +251,10 @@ async fn a_wait_is_shorter_than_what_is_remembered(pool: PgPool) -> anyhow::Resu
         let error = options.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await.expect_err("too long");
         assert!(refused(&error), "{error:?}");
     }
-    let dedup = Dedup::new(second)?.with_in_flight(wait)?;
+    let marking = Marking::new(second)?.with_in_flight(wait)?;
     let mut tx = pool.begin().await?;
-    assert!(refused(&dedup.mark(&mut tx, &key("a")).await.expect_err("too long")));
-    assert!(refused(&dedup.mark_many(&mut tx, &[key("a")]).await.expect_err("too long")));
+    assert!(refused(&marking.mark(&mut tx, &key("a")).await.expect_err("too long")));
+    assert!(refused(&marking.mark_many(&mut tx, &[key("a")]).await.expect_err("too long")));
     let lease = Policy::AtLeastOnce { lease: Duration::from_millis(100) };
     let leasing = Leasing::new(lease)?.with_wait_for(second)?.with_retention(second)?;
     let error = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await.expect_err("too long");
@@ -263,9 +263,9 @@ async fn a_wait_is_shorter_than_what_is_remembered(pool: PgPool) -> anyhow::Resu
     // The default adapts itself.
     let mut first = pool.begin().await?;
     let window = Duration::from_millis(200);
-    assert_eq!(Dedup::new(Duration::from_secs(60))?.mark(&mut first, &key("b")).await?, Marked::First);
+    assert_eq!(Marking::new(Duration::from_secs(60))?.mark(&mut first, &key("b")).await?, Marked::First);
     let started = std::time::Instant::now();
-    let error = Dedup::new(window)?.mark(&mut tx, &key("b")).await.expect_err("in flight");
+    let error = Marking::new(window)?.mark(&mut tx, &key("b")).await.expect_err("in flight");
     assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
     assert!(started.elapsed() >= window / 2 && started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Marked, mark, mark_many};
+use pg_idempotency::mark::{Marked, mark, mark_many};
 use pg_idempotency::testing::Fixture;
 use pg_idempotency::{Error, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::{Acquire as _, PgConnection, PgPool};
@@ -21,7 +21,7 @@ async fn noted(conn: &mut PgConnection) -> Vec<i64> {
 }
 
 async fn token(conn: &mut PgConnection, value: &str) -> i64 {
-    let select = sqlx::query_scalar("select token from idempotency.record where key = $1");
+    let select = sqlx::query_scalar("select token from idempotency.record where value = $1");
     select.bind(value).fetch_one(conn).await.expect("a record")
 }
 

@@ -27,7 +27,7 @@ async fn refuse_ctid(pool: &PgPool) {
 }
 
 async fn left(pool: &PgPool) -> Vec<String> {
-    sqlx::query_scalar("select key from idempotency.record order by key").fetch_all(pool).await.expect("keys")
+    sqlx::query_scalar("select value from idempotency.record order by value").fetch_all(pool).await.expect("keys")
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
@@ -39,7 +39,7 @@ async fn is_swept_in_batches_and_counted_by_kind(pool: PgPool) {
     refuse_ctid(&pool).await;
     sqlx::raw_sql(
         "
-        insert into idempotency.record (mode, scope, operation, key, fingerprint, token, lease_until, completed_at, expires_at)
+        insert into idempotency.record (mode, scope, operation, value, fingerprint, token, lease_until, completed_at, expires_at)
         select mode, 's', mode, n, case when mode <> 'mark' then '\\x0100'::bytea end, n, lease_until, completed_at,
             now() - n * interval '1 s'
         from generate_series(1, 1500) as n, (values
@@ -47,7 +47,7 @@ async fn is_swept_in_batches_and_counted_by_kind(pool: PgPool) {
             ('mark', null, now()),
             ('at_least_once', now() - interval '1 s', null)
         ) as kind (mode, lease_until, completed_at);
-        insert into idempotency.record (mode, scope, operation, key, fingerprint, token, lease_until, expires_at) values
+        insert into idempotency.record (mode, scope, operation, value, fingerprint, token, lease_until, expires_at) values
             ('at_most_once', 's', 'o', 'live lease', '\\x0100', 0, now() + interval '1 min', now() - interval '1 h'),
             ('at_most_once', 's', 'o', 'not expired', '\\x0100', 0, now() - interval '1 min', now() + interval '1 h');
         ",
@@ -107,16 +107,16 @@ async fn a_batch_begins_where_the_one_before_ended(pool: PgPool) {
     refuse_ctid(&pool).await;
     sqlx::raw_sql(
         "
-        insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+        insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
         select 'mark', 's', 'o', n, n, now(), now() - n * interval '1 s' from generate_series(1, 30) as n;
         create function turn_up() returns trigger language plpgsql as $$
         begin
-            insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+            insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
             values ('mark', 's', 'o', 'turned up', 0, now(), now() - interval '1 h');
             return null;
         end $$;
         create trigger turn_up after delete on idempotency.record
-            for each row when (old.key = '30') execute function turn_up();
+            for each row when (old.value = '30') execute function turn_up();
         ",
     )
     .execute(&pool)

@@ -13,7 +13,7 @@ use crate::support::{create_effects, effects, key, leave_effect, once};
 async fn fill(pool: &PgPool, mode: &str, completed: bool, lease: Option<&str>, expired: bool, count: i32) {
     sqlx::query(
         "
-        insert into idempotency.record (mode, scope, operation, key, fingerprint, token, lease_until, completed_at, expires_at)
+        insert into idempotency.record (mode, scope, operation, value, fingerprint, token, lease_until, completed_at, expires_at)
         select $1, 's', concat_ws(' ', $1, $2, $3, $4), n, case when $1 <> 'mark' then '\\x0100'::bytea end, n,
             case $3 when '-infinity' then '-infinity' else now() + $3::interval end,
             case when $2 then now() end,
@@ -222,13 +222,13 @@ async fn sweeps_a_partitioned_table_leaf_by_leaf(pool: PgPool) -> anyhow::Result
         "alter table idempotency.record rename to plain;
          create table idempotency.record (like idempotency.plain including defaults including constraints)
              partition by hash (scope);
-         alter table idempotency.record add primary key (scope, operation, key);
+         alter table idempotency.record add primary key (scope, operation, value);
          create index on idempotency.record (expires_at);
          create table idempotency.p0 partition of idempotency.record for values with (modulus 4, remainder 0);
          create table idempotency.p1 partition of idempotency.record for values with (modulus 4, remainder 1);
          create table idempotency.p2 partition of idempotency.record for values with (modulus 4, remainder 2);
          create table idempotency.p3 partition of idempotency.record for values with (modulus 4, remainder 3);
-         insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+         insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
          select 'mark', 'tenant ' || n, 'o', 'k', n, now(), now() + case when n % 3 = 0 then interval '-1 min' else interval '1 h' end
          from generate_series(1, 3000) as n",
     )
@@ -416,7 +416,7 @@ async fn a_record_that_has_just_expired_is_left_alone_for_the_grace(pool: PgPool
     let janitor = Janitor::new(pool.clone());
     assert_eq!(janitor.dry_run().await?.marks, 1);
     assert_eq!(janitor.sweep_once(10).await?.marks, 1);
-    let left: Vec<String> = sqlx::query_scalar("select key from idempotency.record").fetch_all(&pool).await?;
+    let left: Vec<String> = sqlx::query_scalar("select value from idempotency.record").fetch_all(&pool).await?;
     assert_eq!(left, ["fresh"]);
     assert_eq!(janitor.with_grace(Duration::ZERO).sweep_once(10).await?.marks, 1);
     Ok(())
@@ -424,7 +424,7 @@ async fn a_record_that_has_just_expired_is_left_alone_for_the_grace(pool: PgPool
 
 async fn expired_mark(pool: &PgPool, value: &str, expired_since: &str) -> sqlx::Result<()> {
     sqlx::query(
-        "insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+        "insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
          values ('mark', 'tenant', 'operation', $1, 1, now(), now() - $2::interval)",
     )
     .bind(value)

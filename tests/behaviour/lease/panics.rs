@@ -77,7 +77,7 @@ async fn a_resumer_survives_a_panic_and_finishes_the_other_operations(pool: PgPo
         &pool,
         "select count(*) filter (where completed_at is not null) = 3
             and count(*) filter (where completed_at is null and attempt = 2 and last_error = 'the work panicked') = 2
-            and count(*) filter (where key = 'not encodable' and attempt = 2) = 1
+            and count(*) filter (where value = 'not encodable' and attempt = 2) = 1
         from idempotency.record",
     )
     .await;

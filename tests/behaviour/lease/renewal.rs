@@ -258,7 +258,7 @@ async fn a_claim_whose_backend_is_killed_claims_nothing(pool: PgPool) -> anyhow:
     blocker
         .execute(
             "begin;
-             insert into idempotency.record (mode, scope, operation, key, fingerprint, token, lease_until, expires_at)
+             insert into idempotency.record (mode, scope, operation, value, fingerprint, token, lease_until, expires_at)
              values ('at_most_once', 'tenant', 'operation', 'a', '\\x0100', 1, now() + interval '1 h', now() + interval '1 h')",
         )
         .await?;

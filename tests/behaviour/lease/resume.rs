@@ -75,15 +75,15 @@ async fn only_operations_that_are_free_and_old_enough_are_taken(pool: PgPool) ->
     abandoned(&pool, "expired").await;
     expire(&pool, &key("expired")).await?;
     abandoned(&pool, "no request").await;
-    pool.execute("update idempotency.record set request = null where key = 'no request'").await?;
+    pool.execute("update idempotency.record set request = null where value = 'no request'").await?;
     abandoned(&pool, "in doubt").await;
     pool.execute(
-        r#"update idempotency.record set steps = '{"text": {"begun": "2026-01-01T00:00:00Z", "attempt": 1}}' where key = 'in doubt'"#,
+        r#"update idempotency.record set steps = '{"text": {"begun": "2026-01-01T00:00:00Z", "attempt": 1}}' where value = 'in doubt'"#,
     )
     .await?;
     abandoned(&pool, "exhausted").await;
     pool.execute(
-        "update idempotency.record set attempt = 4, claimed_at = now() - interval '1 h' where key = 'exhausted'",
+        "update idempotency.record set attempt = 4, claimed_at = now() - interval '1 h' where value = 'exhausted'",
     )
     .await?;
     let other = Key::new("tenant", "another operation", "a")?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy};
 use pg_idempotency::operator::show;
 use pg_idempotency::testing::{PATIENCE, cancel_after, expire, lapse, until_blocked};
-use pg_idempotency::{Error, Idempotency, InvalidStep, Outcome, dedup};
+use pg_idempotency::{Error, Idempotency, InvalidStep, Outcome, mark};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -549,7 +549,7 @@ async fn steps_end_with_their_operation(pool: PgPool) -> anyhow::Result<()> {
         let mut tx = pool.begin().await?;
         let keys: Vec<_> =
             (0..many).map(|n| key(if n == 0 { "a".to_owned() } else { n.to_string() }.as_str())).collect();
-        assert_eq!(dedup::mark_many(&mut tx, &keys, LEASE).await?.len(), many);
+        assert_eq!(mark::mark_many(&mut tx, &keys, LEASE).await?.len(), many);
         tx.commit().await?;
         let left: i64 = sqlx::query_scalar("select count(*) from idempotency.record where steps is not null")
             .fetch_one(&pool)

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Dedup, Marked, mark, mark_many};
+use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
 use pg_idempotency::testing::{Fixture, until_blocked};
 use pg_idempotency::{Error, InFlight, Janitor, Key};
 use sqlx::PgPool;
@@ -24,9 +24,9 @@ async fn marked(pool: &PgPool, keys: &[Key]) -> Result<Vec<Marked>, Error> {
 }
 
 async fn marked_within(wait: Duration, pool: &PgPool, keys: &[Key]) -> Result<Vec<Marked>, Error> {
-    let dedup = Dedup::new(WINDOW)?.with_in_flight(InFlight::Wait(wait))?;
+    let marking = Marking::new(WINDOW)?.with_in_flight(InFlight::Wait(wait))?;
     let mut tx = pool.begin().await?;
-    let marked = dedup.mark_many(&mut tx, keys).await?;
+    let marked = marking.mark_many(&mut tx, keys).await?;
     tx.commit().await?;
     Ok(marked)
 }
@@ -78,7 +78,7 @@ async fn a_batch_that_fails_has_marked_nothing(pool: PgPool) -> anyhow::Result<(
     Fixture::marked(&key("expired")).expired().write(&pool).await?;
     let mut owner = pool.begin().await?;
     assert_eq!(mark(&mut owner, &key("in flight"), WINDOW).await?, First);
-    let rejecting = Dedup::new(WINDOW)?.with_in_flight(InFlight::Reject)?;
+    let rejecting = Marking::new(WINDOW)?.with_in_flight(InFlight::Reject)?;
     for obstacle in ["other mode", "in flight"] {
         let mut tx = pool.begin().await?;
         let error = rejecting.mark_many(&mut tx, &keys(["a", "expired", obstacle, "z"])).await;
@@ -95,7 +95,7 @@ async fn expired_keys_are_first_again_among_live_ones(pool: PgPool) -> anyhow::R
     for swept in [false, true] {
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
         marked(&pool, &keys(0..100)).await?;
-        sqlx::query("update idempotency.record set expires_at = statement_timestamp() where key::int % 3 = 0")
+        sqlx::query("update idempotency.record set expires_at = statement_timestamp() where value::int % 3 = 0")
             .execute(&pool)
             .await?;
         if swept {
@@ -136,7 +136,7 @@ async fn a_batch_that_must_not_wait_is_told_so_and_leaves_the_transaction_usable
     let mut first = pool.begin().await?;
     assert_eq!(mark(&mut first, &key("b"), WINDOW).await?, First);
     let mut second = pool.begin().await?;
-    let rejecting = Dedup::new(WINDOW)?.with_in_flight(InFlight::Reject)?;
+    let rejecting = Marking::new(WINDOW)?.with_in_flight(InFlight::Reject)?;
     let error = rejecting.mark_many(&mut second, &keys(["a", "b"])).await;
     assert!(matches!(error, Err(Error::InFlight { .. })), "{error:?}");
     assert_eq!(setting(&mut second, "lock_timeout").await, "0", "the transaction is usable");
@@ -243,7 +243,7 @@ async fn single_marks_and_batches_meet(_: PgPoolOptions, options: PgConnectOptio
 async fn a_batch_probes_the_index_also_without_statistics(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
     sqlx::query(
-        "insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+        "insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
          select 'mark', 'tenant', 'operation', n::text, n, now(), now() + interval '1 h' from generate_series(1, 50000) as n",
     )
     .execute(&mut conn)
@@ -272,7 +272,7 @@ async fn a_batchs_wait_ends_at_its_limit_with_the_transaction_usable(pool: PgPoo
     let mut owner = pool.begin().await?;
     let _ = mark_many(&mut owner, &keys(["b", "d"]), WINDOW).await?;
     let mut tx = pool.begin().await?;
-    let waiting = Dedup::new(WINDOW)?.with_in_flight(InFlight::Wait(Duration::from_millis(100)))?;
+    let waiting = Marking::new(WINDOW)?.with_in_flight(InFlight::Wait(Duration::from_millis(100)))?;
     let started = std::time::Instant::now();
     let error = waiting.mark_many(&mut tx, &keys(["a", "b", "c", "d"])).await;
     assert!(matches!(error, Err(Error::InFlight { .. })), "{error:?}");
@@ -289,10 +289,10 @@ async fn a_batch_never_waits_for_the_row_of_an_expired_mark(pool: PgPool) -> any
     marked(&pool, &keys(["b", "c"])).await?;
     sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
     let mut sweep = pool.begin().await?;
-    sqlx::query("delete from idempotency.record where key = 'b'").execute(&mut *sweep).await?;
+    sqlx::query("delete from idempotency.record where value = 'b'").execute(&mut *sweep).await?;
     for in_flight in [InFlight::Reject, InFlight::Wait(Duration::from_millis(50))] {
         let mut tx = pool.begin().await?;
-        let error = Dedup::new(WINDOW)?.with_in_flight(in_flight)?.mark_many(&mut tx, &keys(["a", "b", "c"])).await;
+        let error = Marking::new(WINDOW)?.with_in_flight(in_flight)?.mark_many(&mut tx, &keys(["a", "b", "c"])).await;
         assert!(matches!(error, Err(Error::InFlight { .. })), "{in_flight:?}: {error:?}");
         assert_eq!(setting(&mut tx, "lock_timeout").await, "0", "the transaction is usable");
     }
@@ -318,7 +318,7 @@ async fn batches_and_single_marks_of_new_expired_and_taken_keys_do_not_deadlock(
         // In the heap in the opposite order of the keys.
         sqlx::raw_sql(
             "truncate idempotency.record;
-             insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+             insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
              select 'mark', 'tenant', 'operation', lpad(n::text, 4, '0'), n, now(), now() + (n % 3 - 1.5) * interval '1 h'
              from generate_series(120, 1, -1) as n where n % 3 > 0;
              analyze idempotency.record",
@@ -332,7 +332,7 @@ async fn batches_and_single_marks_of_new_expired_and_taken_keys_do_not_deadlock(
                     let input = keys((1..=size).map(|n| format!("{:04}", n + consumer)));
                     let mut result = Vec::new();
                     if consumer % 4 == 3 {
-                        let one = Dedup::new(WINDOW)?.with_in_flight(InFlight::Wait(Duration::from_secs(60)))?;
+                        let one = Marking::new(WINDOW)?.with_in_flight(InFlight::Wait(Duration::from_secs(60)))?;
                         let mut tx = pool.begin().await?;
                         for key in &input {
                             result.push(one.mark(&mut tx, key).await?);
@@ -357,9 +357,9 @@ async fn batches_and_single_marks_of_new_expired_and_taken_keys_do_not_deadlock(
 }
 
 #[test]
-fn windows_that_make_no_sense_are_refused() {
+fn retentions_that_make_no_sense_are_refused() {
     for absurd in [Duration::ZERO, Duration::MAX] {
-        assert_eq!(Dedup::new(absurd).expect_err("absurd").option, "window");
+        assert_eq!(Marking::new(absurd).expect_err("absurd").option, "retention");
     }
 }
 

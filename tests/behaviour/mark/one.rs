@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Dedup, Marked, mark};
+use pg_idempotency::mark::{Marked, Marking, mark};
 use pg_idempotency::testing::{expire_in, until_blocked};
 use pg_idempotency::{Error, InFlight, Janitor};
 use sqlx::PgPool;
@@ -69,14 +69,14 @@ async fn an_uncommitted_mark_is_in_flight_and_no_duplicate(pool: PgPool) -> anyh
     assert_eq!(mark(&mut first, &key("a"), WINDOW).await?, Marked::First);
 
     let mut second = pool.begin().await?;
-    let error = Dedup::new(WINDOW)?.with_in_flight(InFlight::Reject)?.mark(&mut second, &key("a")).await;
+    let error = Marking::new(WINDOW)?.with_in_flight(InFlight::Reject)?.mark(&mut second, &key("a")).await;
     assert!(matches!(error, Err(Error::InFlight { .. })), "{error:?}");
     assert_eq!(setting(&mut second, "lock_timeout").await, "0", "usable");
     second.rollback().await?;
 
     let mut third = pool.begin().await?;
     let brief = InFlight::Wait(Duration::from_millis(50));
-    let error = Dedup::new(WINDOW)?.with_in_flight(brief)?.mark(&mut third, &key("a")).await;
+    let error = Marking::new(WINDOW)?.with_in_flight(brief)?.mark(&mut third, &key("a")).await;
     assert!(matches!(error, Err(Error::InFlight { .. })), "{error:?}");
     Ok(())
 }
@@ -86,7 +86,7 @@ async fn autocommit_is_refused_before_anything_is_marked(pool: PgPool) -> anyhow
     let mut conn = connect(&pool).await;
     let error = mark(&mut conn, &key("a"), WINDOW).await;
     assert!(matches!(error, Err(Error::NotInTransaction)), "{error:?}");
-    let error = Dedup::new(WINDOW)?.mark_many(&mut conn, &[key("a")]).await;
+    let error = Marking::new(WINDOW)?.mark_many(&mut conn, &[key("a")]).await;
     assert!(matches!(error, Err(Error::NotInTransaction)), "{error:?}");
     assert_eq!(marked(&pool, "a").await?, Marked::First);
     Ok(())
@@ -98,7 +98,7 @@ async fn a_window_ends_by_the_databases_clock_swept_or_not(pool: PgPool) -> anyh
         let value = swept.to_string();
         assert_eq!(marked(&pool, &value).await?, Marked::First);
         let exact: bool = sqlx::query_scalar(
-            "select expires_at - completed_at = interval '300 s' from idempotency.record where key = $1",
+            "select expires_at - completed_at = interval '300 s' from idempotency.record where value = $1",
         )
         .bind(&value)
         .fetch_one(&pool)
@@ -130,7 +130,7 @@ async fn a_mark_and_a_full_record_do_not_share_a_key(pool: PgPool) -> anyhow::Re
     let error = marked(&pool, "record").await.expect_err("a record");
     assert!(matches!(error, Error::OtherMode { .. }), "{error:?}");
     let mut tx = pool.begin().await?;
-    let error = Dedup::new(WINDOW)?.mark_many(&mut tx, &[key("new"), key("record")]).await;
+    let error = Marking::new(WINDOW)?.mark_many(&mut tx, &[key("new"), key("record")]).await;
     assert!(matches!(error, Err(Error::OtherMode { .. })), "{error:?}");
     Ok(())
 }

@@ -29,8 +29,7 @@ async fn a_search_in_parts_finds_each_record_once(pool: PgPool) -> anyhow::Resul
     // Five at each moment, so that parts of another size end between two of them.
     let now: chrono::DateTime<chrono::Utc> = sqlx::query_scalar("select now()").fetch_one(&mut *conn).await?;
     for n in (0..40).filter(|n| n % 4 != 3) {
-        let update =
-            "update idempotency.record set expires_at = $1 where (scope, operation, key) = ('scope', 'operation', $2)";
+        let update = "update idempotency.record set expires_at = $1 where (scope, operation, value) = ('scope', 'operation', $2)";
         let expires_at = now + chrono::TimeDelta::hours(n / 5 + 1);
         sqlx::query(update).bind(expires_at).bind(key(n).value()).execute(&mut *conn).await?;
     }

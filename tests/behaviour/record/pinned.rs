@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Marked, mark, mark_many};
 use pg_idempotency::lease::{Acquired, Leasing, Policy, release, resolve};
+use pg_idempotency::mark::{Marked, mark, mark_many};
 use pg_idempotency::operator::{deep_health, forget, health, show, stats, unsettled, unsettled_part};
 use pg_idempotency::testing::Fixture;
 use pg_idempotency::{Error, Janitor, Key, Outcome};
@@ -115,7 +115,7 @@ async fn a_search_in_parts_finds_all_pinned_keys_and_ends(pool: PgPool) -> anyho
         let fixture = Fixture::indeterminate(&key(&n.to_string()), "body")?;
         fixture.write(&pool).await?;
     }
-    pool.execute("update idempotency.record set expires_at = 'infinity' where key > '1'").await?;
+    pool.execute("update idempotency.record set expires_at = 'infinity' where value > '1'").await?;
     let mut conn = pool.acquire().await?;
     let (mut found, mut after) = (Vec::new(), None);
     for part in 1.. {

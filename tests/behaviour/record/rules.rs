@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, PgPool, Row as _};
 async fn deep_health_counts_what_strict_sql_would_refuse(pool: PgPool) -> anyhow::Result<()> {
     sqlx::raw_sql(
         "insert into idempotency.record
-            (mode, scope, operation, key, fingerprint, token, attempt, lease_until, completed_at, expires_at, response_body,
+            (mode, scope, operation, value, fingerprint, token, attempt, lease_until, completed_at, expires_at, response_body,
             steps, request)
          select
             mode, repeat('s', length), n::text, repeat('k', length) || row_number() over (),

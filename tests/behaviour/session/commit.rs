@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Marked, mark};
+use pg_idempotency::mark::{Marked, mark};
 use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Key, commit};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};

@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Marked, mark};
 use pg_idempotency::lease::{Lease, Leasing, Policy, ensure_leased};
+use pg_idempotency::mark::{Marked, mark};
 use pg_idempotency::operator::show;
 use pg_idempotency::testing::{self, Fixture, age, expire, expire_in, lapse};
 use pg_idempotency::{Error, Idempotency, Key, Mode, Outcome};

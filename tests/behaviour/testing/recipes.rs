@@ -1,8 +1,8 @@
 //! `#[sqlx::test]` in a service: with this crate's table alone, beside an application's own migrations, and with
 //! records from `.sql` files. `docs/testing.md` shows these tests; `shop/` is the application.
 
-use pg_idempotency::dedup::{Marked, mark};
 use pg_idempotency::lease::{Lease, Leasing, Policy, ensure_leased};
+use pg_idempotency::mark::{Marked, mark};
 use pg_idempotency::testing::{assert_completed, assert_performed_once, race};
 use pg_idempotency::{Error, Idempotency, Key, Outcome, schema_sql};
 use serde_json::{Value, json};

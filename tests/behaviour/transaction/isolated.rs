@@ -170,7 +170,7 @@ async fn a_dropped_inner_call_does_not_catch_the_outer_undo(pool: PgPool) -> any
         tx.commit().await?;
         assert_eq!(effects(&pool).await, 0, "{polls} polls");
         let (released, records): (i64, i64) = sqlx::query_as(
-            "select count(*) filter (where lease_until = '-infinity' and key like 'outer%'), count(*) from idempotency.record",
+            "select count(*) filter (where lease_until = '-infinity' and value like 'outer%'), count(*) from idempotency.record",
         )
         .fetch_one(&pool)
         .await?;

@@ -232,7 +232,7 @@ async fn a_look_in_a_foreign_transaction_sees_nothing_of_its_own(pool: PgPool) -
         conn.execute("begin").await?;
         sqlx::query(
             "insert into idempotency.record
-                (mode, scope, operation, key, fingerprint, token, completed_at, expires_at, response_body)
+                (mode, scope, operation, value, fingerprint, token, completed_at, expires_at, response_body)
             values ('transaction', 'tenant', 'operation', 'a', $1, 1, now(), now() + interval '1 h', '1')",
         )
         .bind(pg_idempotency::Fingerprint::of_json("body")?.as_bytes())

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
-use pg_idempotency::dedup::{Marked, mark, mark_many};
 use pg_idempotency::lease::{Acquired, Leasing};
+use pg_idempotency::mark::{Marked, mark, mark_many};
 use pg_idempotency::{Error, Idempotency, Key};
 use sqlx::{Connection as _, PgConnection, PgPool};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use pg_idempotency::dedup::{Dedup, Marked};
+use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::{Deployment, Error, Idempotency, Key};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
@@ -197,11 +197,11 @@ fn marks(side: Side, keys: u64, scopes: u64) -> Way {
         Box::pin(async move {
             let key = |n| Key::new(account(call * scopes + n % scopes), "event", spread(call << 16 | n));
             let keys: Vec<_> = (0..keys).map(key).collect::<Result<_, _>>()?;
-            let dedup = Dedup::new(WINDOW)?.with_deployment(side.deployment());
+            let marking = Marking::new(WINDOW)?.with_deployment(side.deployment());
             let mut tx = client.conn.begin().await?;
             let marked = match &keys[..] {
-                [one] => vec![dedup.mark(&mut tx, one).await?],
-                many => dedup.mark_many(&mut tx, many).await?,
+                [one] => vec![marking.mark(&mut tx, one).await?],
+                many => marking.mark_many(&mut tx, many).await?,
             };
             tx.commit().await?;
             ensure!(marked.iter().all(|marked| *marked == Marked::First), "every key is new");

@@ -14,7 +14,7 @@ pub(crate) async fn store(conn: &mut PgConnection, records: u64) -> anyhow::Resu
     sqlx::query(
         "
         insert into idempotency.record (
-            mode, scope, operation, key, fingerprint, token, claimed_at, completed_at, expires_at, response_body
+            mode, scope, operation, value, fingerprint, token, claimed_at, completed_at, expires_at, response_body
         )
         select
             'transaction', 'account:' || n % 5000, 'POST /payments', left(encode(sha256(n::text::bytea), 'hex'), 36),
@@ -36,7 +36,7 @@ pub(crate) async fn store_abandoned(conn: &mut PgConnection, records: u64) -> an
     sqlx::query(
         "
         insert into idempotency.record (
-            mode, scope, operation, key, fingerprint, token, claimed_at, lease_until, expires_at, request
+            mode, scope, operation, value, fingerprint, token, claimed_at, lease_until, expires_at, request
         )
         select
             'in_steps', 'account:' || n % 5000, 'POST /payments', gen_random_uuid(), $2, n,
@@ -67,7 +67,7 @@ pub(crate) async fn store_expired(conn: &mut PgConnection, records: u64) -> anyh
     sqlx::query(
         "
         insert into idempotency.record (
-            mode, scope, operation, key, fingerprint, token, claimed_at, lease_until, completed_at, expires_at,
+            mode, scope, operation, value, fingerprint, token, claimed_at, lease_until, completed_at, expires_at,
             response_status, response_body
         )
         select

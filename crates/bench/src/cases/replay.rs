@@ -100,7 +100,7 @@ fn select(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 'static) -> W
         Box::pin(async move {
             let key = key?;
             let query = sqlx::query_scalar(
-                "select response_body from idempotency.record where scope = $1 and operation = $2 and key = $3",
+                "select response_body from idempotency.record where scope = $1 and operation = $2 and value = $3",
             );
             let query = query.bind(key.scope()).bind(key.operation()).bind(key.value());
             let stored: Vec<u8> = query.fetch_one(&mut client.conn).await?;

@@ -60,10 +60,11 @@ pub(crate) async fn call(
 /// What an operator does about an indeterminate key: looks outside, and resolves or releases it.
 pub(crate) async fn decide(pool: &PgPool, way: &Way, value: &str) -> anyhow::Result<()> {
     let Way::Lease(_, outside) = way else { return Ok(()) };
-    let token: i64 = sqlx::query_scalar("select token from idempotency.record where operation = 'chaos' and key = $1")
-        .bind(value)
-        .fetch_one(pool)
-        .await?;
+    let token: i64 =
+        sqlx::query_scalar("select token from idempotency.record where operation = 'chaos' and value = $1")
+            .bind(value)
+            .fetch_one(pool)
+            .await?;
     match outside.effects().iter().find(|effect| effect.key == value) {
         Some(effect) => resolve(pool, &key(value), token, &effect.call, DEFAULT_RETENTION).await?,
         None => release(pool, &key(value), token, &[], "nothing happened").await?,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Dedup, Marked};
+use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::{Error, Outcome, commit};
 use sqlx::PgPool;
 
@@ -16,8 +16,8 @@ const WINDOW: Duration = Duration::from_secs(24 * 3600);
 /// A mark stores no response: a duplicate reads the effect, as a consumer would look for what it has done.
 pub(crate) async fn call(pool: &PgPool, request: &Request) -> Result<Outcome<String>, Failure> {
     let mut tx = pool.begin().await?;
-    let dedup = Dedup::new(WINDOW).map_err(Error::from)?.with_deployment(request.deployment());
-    if dedup.mark(&mut tx, &request.key()).await? == Marked::First {
+    let marking = Marking::new(WINDOW).map_err(Error::from)?.with_deployment(request.deployment());
+    if marking.mark(&mut tx, &request.key()).await? == Marked::First {
         let response = request.effect(&mut tx).await?;
         commit(tx).await?;
         return Ok(Outcome::Performed(response));

@@ -25,7 +25,7 @@ const REPEATS: u64 = 60;
 /// An operation in steps that is unfinished, and long forgotten: its key is new. Nothing of it may be used again.
 const FORGOTTEN: &str = r#"
     insert into idempotency.record
-        (mode, scope, operation, key, fingerprint, token, attempt, lease_until, claimed_at, expires_at, request, steps)
+        (mode, scope, operation, value, fingerprint, token, attempt, lease_until, claimed_at, expires_at, request, steps)
     values
         ('in_steps', $1::text, 'chaos', $1::text, $2::bytea, -1, 2, now() - interval '1 h', now() - interval '1 day',
         now() - interval '1 ms', to_json($1::text)::text::bytea,

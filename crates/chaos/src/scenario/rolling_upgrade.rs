@@ -165,9 +165,9 @@ async fn newer_call(pool: &PgPool, request: &Request, mode: &str, version: u8) -
     fingerprint[0] = version;
     let mut tx = pool.begin().await?;
     let claimed = sqlx::query(
-        "insert into idempotency.record (mode, scope, operation, key, fingerprint, token, expires_at, note)
+        "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at, note)
         values ($2::text, $1::text, 'chaos', $1::text, $3::bytea, 1, now() + interval '1 day', 'newer')
-        on conflict (scope, operation, key) do nothing",
+        on conflict (scope, operation, value) do nothing",
     )
     .bind(&request.key)
     .bind(mode)
@@ -177,7 +177,7 @@ async fn newer_call(pool: &PgPool, request: &Request, mode: &str, version: u8) -
     if claimed.rows_affected() == 0 {
         let found = sqlx::query(
             "select convert_from(response_body, 'utf8')::json #>> '{}' as response from idempotency.record
-            where scope = $1::text and operation = 'chaos' and key = $1::text",
+            where scope = $1::text and operation = 'chaos' and value = $1::text",
         )
         .bind(&request.key)
         .fetch_one(&mut *tx)
@@ -188,7 +188,7 @@ async fn newer_call(pool: &PgPool, request: &Request, mode: &str, version: u8) -
     let response = request.effect(&mut tx).await?;
     sqlx::query(
         "update idempotency.record set completed_at = now(), response_body = to_json($2::text)::text::bytea
-        where scope = $1::text and operation = 'chaos' and key = $1::text and claimed_at = now()",
+        where scope = $1::text and operation = 'chaos' and value = $1::text and claimed_at = now()",
     )
     .bind(&request.key)
     .bind(&response)

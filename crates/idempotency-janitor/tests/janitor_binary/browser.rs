@@ -231,7 +231,7 @@ async fn fill(pool: &PgPool) -> anyhow::Result<Keys> {
     let refusal = "update idempotency.record set last_error = 'the gateway closed the connection' where operation <> 'POST /orders'";
     sqlx::query(refusal).execute(pool).await?;
     for (hours, of) in [(30, &keys.paid), (5, &keys.refused), (3, &keys.again), (2, &keys.ride), (1, &keys.poison)] {
-        sqlx::query("update idempotency.record set claimed_at = now() - $1 * interval '1 h' where key = $2")
+        sqlx::query("update idempotency.record set claimed_at = now() - $1 * interval '1 h' where value = $2")
             .bind(hours)
             .bind(of.value())
             .execute(pool)

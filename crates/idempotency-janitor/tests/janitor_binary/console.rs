@@ -225,7 +225,7 @@ async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgCo
         let (status, again) = visitor.settle(&link, &page, action, response).await?;
         assert_eq!((status, again.contains("the record has changed since it was shown")), (409, true), "{again}");
     }
-    let body: Vec<u8> = sqlx::query_scalar("select response_body from idempotency.record where key = 'resolved'")
+    let body: Vec<u8> = sqlx::query_scalar("select response_body from idempotency.record where value = 'resolved'")
         .fetch_one(&pool)
         .await?;
     assert_eq!(text(&body), "{\n \"id\": 10000000000000000000001}", "not a digit less");
@@ -347,7 +347,7 @@ async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOpt
     let stepped = key("a step that ends");
     in_doubt(&pool, &stepped).await?;
     let (link, (_, page)) = one.look_up(&stepped).await?;
-    sqlx::query("update idempotency.record set steps = jsonb_set(steps - 'text', '{text}', '{\"result\": \"1\", \"attempt\": 1}') where key = $1")
+    sqlx::query("update idempotency.record set steps = jsonb_set(steps - 'text', '{text}', '{\"result\": \"1\", \"attempt\": 1}') where value = $1")
         .bind(stepped.value())
         .execute(&pool)
         .await?;
@@ -357,7 +357,7 @@ async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOpt
     let completed = key("completed meanwhile");
     lapsed(&pool, &completed, AT_MOST_ONCE).await?;
     let (link, (_, page)) = one.look_up(&completed).await?;
-    sqlx::query("update idempotency.record set completed_at = now(), lease_until = null where key = $1")
+    sqlx::query("update idempotency.record set completed_at = now(), lease_until = null where value = $1")
         .bind(completed.value())
         .execute(&pool)
         .await?;
@@ -367,7 +367,7 @@ async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOpt
     let live = key("live");
     lapsed(&pool, &live, AT_MOST_ONCE).await?;
     let (link, (_, page)) = one.look_up(&live).await?;
-    sqlx::query("update idempotency.record set lease_until = now() + interval '1 h' where key = 'live'")
+    sqlx::query("update idempotency.record set lease_until = now() + interval '1 h' where value = 'live'")
         .execute(&pool)
         .await?;
     let (status, refused) = one.settle(&link, &page, "forget", "").await?;
@@ -438,7 +438,7 @@ async fn a_response_is_text_whatever_its_type(_: PgPoolOptions, options: PgConne
         sqlx::query(
             "update idempotency.record
              set response_status = 201, response_body = $1, response_headers = jsonb_build_array(jsonb_build_array('content-type', $2::text))
-             where key = $2",
+             where value = $2",
         )
         .bind(stored)
         .bind(kind)

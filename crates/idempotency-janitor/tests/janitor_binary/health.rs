@@ -164,7 +164,7 @@ async fn deep_health_finds_records_that_break_a_rule(
 ) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     sqlx::raw_sql(
-        "insert into idempotency.record (mode, scope, operation, key, token, expires_at)
+        "insert into idempotency.record (mode, scope, operation, value, token, expires_at)
          values ('newer', 'tenant', 'operation', 'a', 1, now() + interval '1 h')",
     )
     .execute(&pool)

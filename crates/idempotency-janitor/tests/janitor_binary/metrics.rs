@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
-use pg_idempotency::dedup::mark_many;
 use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, ensure_leased};
+use pg_idempotency::mark::mark_many;
 use pg_idempotency::{Error, Idempotency, Janitor, Key, Outcome, testing};
 use sqlx::PgPool;
 

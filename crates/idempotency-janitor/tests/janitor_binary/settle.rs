@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use pg_idempotency::lease::{Acquired, Leasing};
-use pg_idempotency::{Error, Idempotency, Key, Outcome, dedup, testing};
+use pg_idempotency::{Error, Idempotency, Key, Outcome, mark, testing};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions as _, PgPool};
 
@@ -294,7 +294,7 @@ async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConne
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
 
     let mut tx = pool.begin().await?;
-    let _ = dedup::mark(&mut tx, &key(), std::time::Duration::from_secs(60)).await?;
+    let _ = mark::mark(&mut tx, &key(), std::time::Duration::from_secs(60)).await?;
     tx.commit().await?;
     both_fail("state is mark");
     sqlx::query("delete from idempotency.record").execute(&pool).await?;

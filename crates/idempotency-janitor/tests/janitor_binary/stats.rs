@@ -40,7 +40,7 @@ async fn stats_tell_what_is_in_the_table(_: PgPoolOptions, options: PgConnectOpt
 async fn stats_of_a_large_table_are_estimates(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     sqlx::raw_sql(
-        "insert into idempotency.record (mode, scope, operation, key, token, completed_at, expires_at)
+        "insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
          select 'mark', 's', 'o', n::text, n, now(), now() + interval '1 h' from generate_series(1, 200000) as n;
          analyze idempotency.record",
     )

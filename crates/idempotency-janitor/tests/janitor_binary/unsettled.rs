@@ -20,7 +20,7 @@ async fn one_of_each(pool: &PgPool) -> anyhow::Result<String> {
     committed_after_an_error(pool, &key("transaction")).await?;
     lapsed(pool, &key("at most once"), AT_MOST_ONCE).await?;
     lapsed(pool, &key("past its retention"), AT_MOST_ONCE).await?;
-    sqlx::query("update idempotency.record set expires_at = now() where key = 'past its retention'")
+    sqlx::query("update idempotency.record set expires_at = now() where value = 'past its retention'")
         .execute(pool)
         .await?;
     let sent = in_doubt(pool, &key("in steps")).await?;
@@ -64,8 +64,9 @@ async fn lists_what_is_indeterminate_or_exhausted(_: PgPoolOptions, options: PgC
     assert_eq!(steps, [&serde_json::json!([]), &serde_json::json!([]), &sent]);
     assert_eq!(report["records"][2]["state"], "indeterminate");
     let record = &report["records"][1];
-    let token: i64 =
-        sqlx::query_scalar("select token from idempotency.record where key = 'at most once'").fetch_one(&pool).await?;
+    let token: i64 = sqlx::query_scalar("select token from idempotency.record where value = 'at most once'")
+        .fetch_one(&pool)
+        .await?;
     assert_eq!((&record["mode"], &record["state"]), (&"at_most_once".into(), &"indeterminate".into()));
     assert_eq!((&record["scope"], &record["operation"]), (&"user:1".into(), &"POST /texts".into()));
     assert_eq!((&record["token"], &record["attempt"]), (&token.to_string().into(), &1.into()));
@@ -89,7 +90,7 @@ async fn lists_the_oldest_claim_first_and_no_more_than_asked(
     let pool = PgPool::connect_with(options.clone()).await?;
     for (value, age) in [("b", 2), ("c", 3), ("a", 1)] {
         committed_after_an_error(&pool, &key(value)).await?;
-        sqlx::query("update idempotency.record set claimed_at = now() - $1 * interval '1 h' where key = $2")
+        sqlx::query("update idempotency.record set claimed_at = now() - $1 * interval '1 h' where value = $2")
             .bind(age)
             .bind(value)
             .execute(&pool)

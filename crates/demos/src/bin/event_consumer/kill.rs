@@ -37,7 +37,7 @@ pub(crate) async fn note(pool: &PgPool, victim: &Victim) -> sqlx::Result<bool> {
             claimed_at = (
                 select record.claimed_at
                 from idempotency.record
-                where scope = 'queue' and operation = 'message.handled' and key = $2::text
+                where scope = 'queue' and operation = 'message.handled' and value = $2::text
                     and attempt = $3::int8 and completed_at is null and delivery.request_id = $2::text
             )
         where worker = $1::int8 and outcome is null

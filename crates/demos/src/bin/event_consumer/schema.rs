@@ -113,8 +113,8 @@ const TABLES: &str = "
     group by request_id, body;
 
     create view stored as
-    select key as request_id, convert_from(response_body, 'UTF8') as result
+    select value as request_id, convert_from(response_body, 'UTF8') as result
     from idempotency.record
     where scope = 'queue' and operation = 'message.handled' and completed_at is not null
-        and key in (select request_id from message);
+        and value in (select request_id from message);
 ";

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::dedup::{Dedup, Marked};
+use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::{Error, InFlight, Key};
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
@@ -131,8 +131,8 @@ pub(crate) async fn find_sword(pool: &PgPool, player: Player, request: &str) -> 
 /// rolled back after any refusal, so a row that was locked (`Retryable`) is no different from one in flight.
 async fn backstop(conn: &mut PgConnection, player: Player, request: &str) -> anyhow::Result<Option<Answer>> {
     let key = Key::new(player.id.to_string(), OPERATION, request)?;
-    let dedup = Dedup::new(WINDOW)?.with_in_flight(InFlight::Reject)?;
-    match dedup.mark(conn, &key).await {
+    let marking = Marking::new(WINDOW)?.with_in_flight(InFlight::Reject)?;
+    match marking.mark(conn, &key).await {
         Ok(Marked::First) => Ok(None),
         Ok(Marked::Duplicate) => Ok(Some(Answer::AlreadyApplied)),
         Err(Error::InFlight { .. } | Error::Retryable(_)) => Ok(Some(Answer::TryAgain)),

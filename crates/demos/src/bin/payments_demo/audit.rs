@@ -49,7 +49,7 @@ async fn settled(client: &Client) -> sqlx::Result<i64> {
     let sql = "
         select count(*)
         from idempotency.record
-        join payments on payments.user_id = record.scope and payments.idempotency_key = record.key
+        join payments on payments.user_id = record.scope and payments.idempotency_key = record.value
         where starts_with(scope, $1::text)
             and completed_at is not null
             and convert_from(response_body, 'UTF8')::json ->> 'id' = payments.id::text
@@ -69,7 +69,7 @@ async fn answered(client: &Client, steps: &[Tally]) -> sqlx::Result<i64> {
             "
             select count(*)
             from idempotency.record
-            where scope = $1::text and operation = 'POST /payments' and key = $2::text and response_body = $3::bytea
+            where scope = $1::text and operation = 'POST /payments' and value = $2::text and response_body = $3::bytea
             ",
         )
         .bind(&intent.user)

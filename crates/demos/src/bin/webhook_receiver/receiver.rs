@@ -11,7 +11,7 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::http::HeaderMap;
 use axum::routing::post;
 use axum::{Json, Router};
-use pg_idempotency::dedup::{Dedup, Marked};
+use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::{InFlight, Key};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
@@ -30,9 +30,9 @@ const WINDOW: Duration = Duration::from_secs(35 * 24 * 60 * 60);
 
 /// A duplicate of an event that is being processed is told to come back, and not waited with: the sender has a queue
 /// and all the time there is, and the receiver a few connections.
-const EVENTS: Dedup = match Dedup::new(WINDOW) {
-    Ok(dedup) => match dedup.with_in_flight(InFlight::Reject) {
-        Ok(dedup) => dedup,
+const EVENTS: Marking = match Marking::new(WINDOW) {
+    Ok(marking) => match marking.with_in_flight(InFlight::Reject) {
+        Ok(marking) => marking,
         Err(_) => panic!("rejecting takes no time"),
     },
     Err(_) => panic!("35 days are a window"),

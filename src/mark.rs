@@ -8,7 +8,7 @@
 //! ```no_run
 //! use std::time::Duration;
 //!
-//! use pg_idempotency::dedup::{Marked, mark};
+//! use pg_idempotency::mark::{Marked, mark};
 //! use pg_idempotency::{Error, Key};
 //!
 //! # async fn deliver(pool: sqlx::PgPool, event_id: &str) -> Result<(), Error> {
@@ -60,4 +60,4 @@ mod options;
 
 pub use many::mark_many;
 pub use one::{Marked, mark};
-pub use options::Dedup;
+pub use options::Marking;
