@@ -44,4 +44,4 @@ pub use migrate::{MIGRATOR, distribute, migrate, schema_sql};
 pub use mode::Mode;
 pub use outcome::{Outcome, Verdict};
 pub use session::{Deployment, commit};
-pub use transaction::{Idempotency, ensure_idempotent, ensure_isolated};
+pub use transaction::{Idempotency, RoundTrips, ensure_idempotent, ensure_isolated};

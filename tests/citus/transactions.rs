@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pg_idempotency::testing::{self, Fixture, Gate, assert_performed_once};
-use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Mode, Verdict};
+use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Mode, RoundTrips, Verdict};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::{DISTRIBUTED, calls, citus, citus_alone, effect, effects, key, once, options, rejecting, waiting};
@@ -34,7 +34,7 @@ async fn a_first_call_is_one_commit_on_one_shard() -> anyhow::Result<()> {
     let _ = calls().ensure(&mut conn, &key("warm"), "body", async |_| Ok::<_, Error>(1)).await?;
     let two_phase = "select count(*) from pg_dist_transaction";
     let before: i64 = sqlx::query_scalar(two_phase).fetch_one(&mut *conn).await?;
-    for way in [calls(), calls().with_select_first(true)] {
+    for way in [calls(), calls().with_round_trips(RoundTrips::SelectFirst)] {
         for _ in 0..10 {
             let key = key("one shard");
             let _ = way
@@ -83,9 +83,8 @@ async fn every_option_gives_the_same_answers() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
     for way in [
         calls(),
-        calls().with_select_first(true),
-        calls().with_fewest_round_trips(true),
-        calls().with_select_first(true).with_fewest_round_trips(true),
+        calls().with_round_trips(RoundTrips::SelectFirst),
+        calls().with_round_trips(RoundTrips::Fewest),
         calls().with_deployment(DISTRIBUTED.with_prepared_statements(false)),
     ] {
         let key = key("way");
@@ -493,7 +492,7 @@ async fn a_look_before_the_transaction_sees_nothing_of_a_foreign_one() -> anyhow
     let mut conn = citus.pool.acquire().await?.detach();
     conn.execute("begin").await?;
     Fixture::completed(&key, "body", &7)?.write(&mut conn).await?;
-    let way: Idempotency = calls().with_select_first(true);
+    let way: Idempotency = calls().with_round_trips(RoundTrips::SelectFirst);
     let refused = way.ensure(&mut conn, &key, "body", async |conn| effect(conn, &key).await).await;
     assert!(matches!(refused, Err(Error::UnknownTransaction)), "{refused:?}");
     Ok(())

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use pg_idempotency::lease::{Acquired, Leasing};
 use pg_idempotency::mark::{Marked, mark, mark_many};
-use pg_idempotency::{Error, Idempotency, Key};
+use pg_idempotency::{Error, Idempotency, Key, RoundTrips};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
 use crate::client::{BODY, Client, effect, key};
@@ -21,9 +21,9 @@ pub(crate) const FEWEST: &str = "pg-idempotency, fewest round trips";
 /// The ways that the crate has to make a call, the plain one first: a line in each case with first calls or replays.
 pub(crate) const VARIANTS: &[Variant] = &[
     Variant { name: NAME, options: PLAIN, through: Through::Transaction },
-    Variant { name: SELECT_FIRST, options: PLAIN.with_select_first(true), through: Through::Connection },
+    Variant { name: SELECT_FIRST, options: PLAIN.with_round_trips(RoundTrips::SelectFirst), through: Through::Pool },
     Variant { name: "pg-idempotency, by run", options: PLAIN, through: Through::Pool },
-    Variant { name: FEWEST, options: PLAIN.with_fewest_round_trips(true), through: Through::Pool },
+    Variant { name: FEWEST, options: PLAIN.with_round_trips(RoundTrips::Fewest), through: Through::Pool },
 ];
 
 const PLAIN: Idempotency = Idempotency::new();
@@ -39,8 +39,6 @@ pub(crate) struct Variant {
 enum Through {
     /// A transaction of the caller.
     Transaction,
-    /// A connection without a transaction.
-    Connection,
     /// The client's pool, by `run`.
     Pool,
 }
@@ -80,7 +78,6 @@ impl Variant {
                 tx.commit().await?;
                 outcome
             }
-            Through::Connection => self.options.ensure(&mut client.conn, key, BODY, perform).await?,
             // sqlx's future of a pool's connection is large: not to be a part of the other way's.
             Through::Pool => Box::pin(self.options.run(&client.pool, key, BODY, perform)).await?,
         };
