@@ -51,7 +51,8 @@ impl Session {
     /// [`FOREIGN_TRANSACTIONS`] of them this is [`Error::UnknownTransaction`].
     pub(crate) async fn begin(&mut self, opening: &Opening) -> Result<Option<PgTransaction<'_>>, Error> {
         self.beginning = true;
-        if self.foreign > 0 {
+        // If sqlx counts a transaction, each attempt to begin queues a ROLLBACK.
+        if self.foreign > 0 && !self.conn.is_in_transaction() {
             self.conn.execute("rollback").await?;
         }
         let begun = opening.judge(self.conn.begin_with(opening.sql()).await);
@@ -147,7 +148,7 @@ pub(crate) async fn commit_and_chain(conn: &mut PgConnection) -> Result<(), Erro
     })
 }
 
-/// Runs `work` in the caller's transaction, or in a new one if there is none.
+/// Runs `work` in the caller's transaction, or in a new one if there is none. Only `operator` still uses it.
 pub(crate) async fn in_any_transaction<R, E, W>(conn: &mut PgConnection, work: W) -> Result<R, E>
 where
     E: From<Error>,

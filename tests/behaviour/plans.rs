@@ -36,9 +36,8 @@ async fn the_server_keeps_the_plan_of_each_statement(
     let select_first = Idempotency::new().with_round_trips(RoundTrips::SelectFirst);
     let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(30) })?;
     for call in 0..CALLS {
-        let mut conn = pool.acquire().await?;
         for _ in ["first", "replay"] {
-            let mut tx = conn.begin().await?;
+            let mut tx = pool.begin().await?;
             let one = key(&format!("one {call}"));
             let _ = ensure_idempotent(&mut tx, &one, "body", async |_| Ok::<_, Error>(1)).await?;
             let _ = mark(&mut tx, &key(&format!("mark {call}")), WINDOW).await?;
@@ -47,7 +46,6 @@ async fn the_server_keeps_the_plan_of_each_statement(
             tx.commit().await?;
             let _ = select_first.run(&pool, &one, "body", async |_| Ok::<_, Error>(1)).await?;
         }
-        drop(conn);
         for _ in ["first", "replay"] {
             let lease = key(&format!("lease {call}"));
             let _ = leasing.ensure(&pool, &lease, "body", async |_| Ok::<_, Error>(1)).await?;

@@ -239,7 +239,7 @@ async fn every_door(open: &PgPool, closed: &PgPool) -> anyhow::Result<()> {
     static PERFORMED: AtomicU32 = AtomicU32::new(0);
     // Citus is there, and has nothing to do with the table.
     open.execute("create extension citus").await?;
-    migrate(&open).await?;
+    migrate(open).await?;
     for door in DOORS {
         for found in door.found() {
             for _ in 0..CALLS {
@@ -266,6 +266,16 @@ async fn every_door(open: &PgPool, closed: &PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What `migrate` does, in this transaction.
+async fn create_plain(conn: &mut PgConnection) -> sqlx::Result<()> {
+    let kept: Vec<_> = pg_idempotency::schema_sql()
+        .lines()
+        .filter(|line| !["begin;", "commit;"].contains(line))
+        .map(str::to_owned)
+        .collect();
+    conn.execute(sqlx::AssertSqlSafe(kept.join("\n"))).await.map(drop)
+}
+
 /// Another session distributes the table of a service that has kept its statements prepared.
 #[tokio::test]
 async fn a_table_that_is_distributed_meanwhile_refuses_the_kept_statements() -> anyhow::Result<()> {
@@ -274,14 +284,16 @@ async fn a_table_that_is_distributed_meanwhile_refuses_the_kept_statements() -> 
     // In one transaction that is rolled back, so the other tests keep their table.
     let mut tx = conn.begin().await?;
     tx.execute("drop schema idempotency cascade").await?;
-    migrate(&mut tx).await?;
+    create_plain(&mut tx).await?;
     let call =
         async |conn: &mut PgConnection| plain().ensure(conn, &key("kept"), "body", async |_| Ok::<_, Error>(1)).await;
     for _ in 0..CALLS {
         assert!(!call(&mut tx).await?.is_replayed());
     }
     tx.execute("delete from idempotency.record").await?;
-    pg_idempotency::distribute(&mut tx).await?;
+    sqlx::raw_sql("select create_distributed_table('idempotency.record', 'scope', colocate_with => 'none')")
+        .execute(&mut *tx)
+        .await?;
     let refused = call(&mut tx).await;
     assert!(matches!(refused, Err(Error::WrongDeployment { .. })), "{refused:?}");
     tx.rollback().await?;

@@ -90,7 +90,7 @@ async fn no_mode_of_a_foreign_transaction_reaches_perform(
     Ok(())
 }
 
-/// Three forgotten guards are more than one call clears, and its connection is closed.
+/// Four forgotten guards are more than one call clears, and its connection is closed.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn run_gives_up_on_a_connection_that_it_cannot_clear(
     _: PgPoolOptions,
