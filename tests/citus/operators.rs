@@ -6,7 +6,7 @@ use pg_idempotency::lease::Policy;
 use pg_idempotency::operator::{self, Warning};
 use pg_idempotency::testing::{self, Fixture};
 use pg_idempotency::{Error, Janitor, distribute, migrate};
-use sqlx::{Connection as _, Executor as _, PgConnection};
+use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::{DISTRIBUTED, citus, citus_alone, key, once, options};
 
