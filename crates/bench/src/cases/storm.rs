@@ -81,7 +81,7 @@ async fn storm(bench: &Bench, setting: &Setting, options: Idempotency) -> anyhow
 
 /// Whether it was this one who performed.
 async fn duplicate(
-    mut client: Client,
+    client: Client,
     hot: u64,
     options: Idempotency,
     work: Duration,
