@@ -26,6 +26,7 @@ use crate::{DEFAULT_RETENTION, InFlight, InvalidDuration, RoundTrips};
 /// the other:
 ///
 /// ```compile_fail,E0599
+/// # use pg_idempotency::RoundTrips;
 /// # use pg_idempotency::http::{IdempotencyLayer, Leased};
 /// fn wrong(layer: IdempotencyLayer<Leased>) -> IdempotencyLayer<Leased> {
 ///     layer.with_round_trips(RoundTrips::SelectFirst) // a setting of `Transactional`
