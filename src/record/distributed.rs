@@ -85,7 +85,7 @@ impl Record<'_> {
                 insert into idempotency.record
                     (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at)
                 values (
-                    $8::text, $1::text, $2::text, $3::text, $4::bytea, $5::int8,
+                    $8::text, $1::text, $2::text, $3::text, $5::bytea, $4::int8,
                     pg_catalog.statement_timestamp() + $6::interval,
                     pg_catalog.statement_timestamp() + $7::interval,
                     case when $8::text = 'mark' then pg_catalog.statement_timestamp() end
@@ -93,11 +93,11 @@ impl Record<'_> {
                 on conflict (scope, operation, value) do nothing
                 ",
             )
-            .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes))
-            .bind(token)
-            .bind(interval(terms.retention))
-            .bind(terms.lease.map(interval))
-            .bind(terms.mode.as_str());
+            .bind(token) // $4
+            .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes)) // $5
+            .bind(interval(terms.retention)) // $6
+            .bind(terms.lease.map(interval)) // $7
+            .bind(terms.mode.as_str()); // $8
         if !changes_a_row(&mut *conn, insert).await? {
             return Ok(None);
         }

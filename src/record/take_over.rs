@@ -28,7 +28,7 @@ macro_rules! take_over_free {
     () => {
         concat! {
             "update idempotency.record
-            set mode = $8::text, fingerprint = $4::bytea, token = $5::int8,
+            set mode = $8::text, fingerprint = $5::bytea, token = $4::int8,
                 attempt = $11::int4, claimed_at = pg_catalog.now(),
                 completed_at = pg_catalog.statement_timestamp() + case when $8::text = 'mark' then interval '0' end,
                 lease_until = pg_catalog.statement_timestamp() + $7::interval,
@@ -87,7 +87,7 @@ impl Record<'_> {
                             and record.scope = $1::text and record.operation = $2::text and record.value = $3::text
                         for update of record skip locked
                     ),
-                    taken as (", take_over_free!(), " returning ", note_claim!("$5::int8"), ")
+                    taken as (", take_over_free!(), " returning ", note_claim!("$4::int8"), ")
                     select mine.mine, exists (select from free) as free, exists (select from taken) as taken
                     from mine
                     ",
@@ -97,7 +97,7 @@ impl Record<'_> {
                 found_token,
                 claim,
             )
-            .bind(self.key.lock_id())
+            .bind(self.key.lock_id()) // $12
             .try_map(|row| Ok((row.try_get("mine")?, row.try_get("free")?, row.try_get("taken")?)))
             .fetch_one(conn)
             .await
@@ -177,13 +177,13 @@ impl Record<'_> {
         claim: Claim,
     ) -> Query<'_, Postgres, PgArguments> {
         self.query(sql)
-            .bind(terms.fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().to_vec()))
-            .bind(claim.token)
-            .bind(interval(terms.retention))
-            .bind(terms.lease.map(interval))
-            .bind(terms.mode.as_str())
-            .bind(found_token)
-            .bind(asked)
-            .bind(claim.attempt)
+            .bind(claim.token) // $4
+            .bind(terms.fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().to_vec())) // $5
+            .bind(interval(terms.retention)) // $6
+            .bind(terms.lease.map(interval)) // $7
+            .bind(terms.mode.as_str()) // $8
+            .bind(found_token) // $9
+            .bind(asked) // $10
+            .bind(claim.attempt) // $11
     }
 }

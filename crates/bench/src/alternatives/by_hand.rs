@@ -150,12 +150,12 @@ impl ByHand {
     ) -> anyhow::Result<(i64, bool)> {
         let token = getrandom::u64()?.cast_signed();
         let query = of(key, self.claim)
-            .bind(Fingerprint::of_json(BODY)?.as_bytes().to_vec())
             .bind(token)
+            .bind(Fingerprint::of_json(BODY)?.as_bytes().to_vec())
             .bind(DAY)
-            .bind(lock_of(key)?)
             .bind(lease)
-            .bind(mode);
+            .bind(mode)
+            .bind(lock_of(key)?);
         Ok((token, query.execute(conn).await?.rows_affected() == 1))
     }
 
@@ -163,7 +163,7 @@ impl ByHand {
     pub(crate) fn script(self, response: &str) -> String {
         let fingerprint = "'\\x01e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'";
         let day = "'1 day'";
-        let claim = [":key", fingerprint, ":token", day, ":lock", "null", "'transaction'"];
+        let claim = [":key", ":token", fingerprint, day, "null", "'transaction'", ":lock"];
         let complete = [":key", ":token", &format!("'\"{response}\"'"), "null", "null"];
         format!(
             "\\set key random(1, 9223372036854775806)\n\\set token random(1, 9223372036854775806)\n\

@@ -17,12 +17,15 @@ pub(crate) const TABLE: &str = "idempotency.record";
 const WINDOW: Duration = Duration::from_secs(3600);
 
 pub(crate) const SELECT_FIRST: &str = "pg-idempotency, select first";
+pub(crate) const FROM_POOL: &str = "pg-idempotency, begun from the pool";
+pub(crate) const BY_RUN: &str = "pg-idempotency, by run";
 pub(crate) const FEWEST: &str = "pg-idempotency, fewest round trips";
 /// The ways that the crate has to make a call, the plain one first: a line in each case with first calls or replays.
 pub(crate) const VARIANTS: &[Variant] = &[
     Variant { name: NAME, options: PLAIN, through: Through::Transaction },
     Variant { name: SELECT_FIRST, options: PLAIN.with_select_first(true), through: Through::Connection },
-    Variant { name: "pg-idempotency, by run", options: PLAIN, through: Through::Pool },
+    Variant { name: FROM_POOL, options: PLAIN, through: Through::PooledTransaction },
+    Variant { name: BY_RUN, options: PLAIN, through: Through::Pool },
     Variant { name: FEWEST, options: PLAIN.with_fewest_round_trips(true), through: Through::Pool },
 ];
 
@@ -41,6 +44,8 @@ enum Through {
     Transaction,
     /// A connection without a transaction.
     Connection,
+    /// A transaction of the caller, which begins it from the client's pool.
+    PooledTransaction,
     /// The client's pool, by `run`.
     Pool,
 }
@@ -76,6 +81,12 @@ impl Variant {
         let outcome = match self.through {
             Through::Transaction => {
                 let mut tx = client.conn.begin().await?;
+                let outcome = self.options.ensure(&mut tx, key, BODY, perform).await?;
+                tx.commit().await?;
+                outcome
+            }
+            Through::PooledTransaction => {
+                let mut tx = client.pool.begin().await?;
                 let outcome = self.options.ensure(&mut tx, key, BODY, perform).await?;
                 tx.commit().await?;
                 outcome
