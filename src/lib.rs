@@ -4,6 +4,7 @@
 
 mod caught;
 mod claim;
+mod deployment;
 mod error;
 mod fingerprint;
 #[cfg(feature = "http")]
@@ -20,6 +21,7 @@ mod observe;
 pub mod operator;
 mod outcome;
 mod record;
+mod response;
 mod session;
 mod shutdown;
 mod transaction;
@@ -34,6 +36,7 @@ pub mod testing;
 pub use chrono;
 pub use sqlx;
 
+pub use deployment::Deployment;
 pub use error::{BoxError, Error, LockHolder};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
@@ -43,5 +46,5 @@ pub use limits::{DEFAULT_RETENTION, InFlight, InvalidDuration};
 pub use migrate::{MIGRATOR, distribute, migrate, schema_sql};
 pub use mode::Mode;
 pub use outcome::{Outcome, Verdict};
-pub use session::{Deployment, commit};
+pub use session::commit;
 pub use transaction::{Idempotency, ensure_idempotent, ensure_isolated};

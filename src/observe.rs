@@ -247,14 +247,6 @@ pub(crate) fn wrong_deployment(error: &Error) {
     }
 }
 
-/// The deployment says that the table is distributed, and it is not.
-pub(crate) fn needless_deployment() {
-    tracing::warn!(
-        "the deployment says that idempotency.record is distributed, and it is not; run \
-         `idempotency-janitor migrate --distributed`, or turn Deployment::with_distributed off"
-    );
-}
-
 /// For how long the oldest expired record has been expired; 0 if there is none.
 pub(crate) fn oldest_expired(oldest: Option<Duration>) {
     #[cfg(feature = "metrics")]

@@ -2,7 +2,6 @@
 
 mod bounded;
 mod commit;
-mod deployment;
 mod own;
 #[cfg(feature = "http")]
 mod owned;
@@ -14,7 +13,6 @@ mod savepoint;
 pub(crate) use bounded::unanswered;
 pub(crate) use bounded::{ANSWER, answered, or_closed};
 pub use commit::commit;
-pub use deployment::Deployment;
 pub(crate) use own::{
     Attempt, COMMIT_OUTERMOST, NotBegun, Opening, begin_and_lend, commit_outermost, in_any_transaction,
     in_own_transaction,

@@ -191,10 +191,7 @@ impl Janitor {
             return Ok(None);
         }
         match distributed {
-            true => {
-                record::warn_if_plain(conn).await?;
-                record::sweep_distributed(conn, rows, since, self.options.grace).await.map(Some)
-            }
+            true => record::sweep_distributed(conn, rows, since, self.options.grace).await.map(Some),
             false => record::sweep(conn, leaf, rows, since, self.options.grace).await.map(Some),
         }
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
+use super::distributed;
 use super::fragment::note_claim;
 use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::{Error, Fingerprint, InFlight, Mode};
@@ -40,7 +41,7 @@ impl Record<'_> {
     /// Without the setting for such a table, `idempotency.is_plain` refuses the statement while the server plans it.
     pub(crate) async fn claim(self, conn: &mut PgConnection, terms: &Terms) -> Result<Option<Claim>, Error> {
         if self.deployment.distributed {
-            return self.claim_distributed(conn, terms).await;
+            return distributed::claim(self, conn, terms).await;
         }
         let token = draw_token()?;
         let insert = self

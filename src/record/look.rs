@@ -6,6 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
+use super::distributed;
 use super::fragment::{claimed_here, expired_at, has_steps, readable, settled_by_an_operator, steps_in_doubt};
 use super::statement::{Record, Response, interval};
 use super::step::in_doubt;
@@ -71,7 +72,7 @@ impl Record<'_> {
         waited: Duration,
     ) -> Result<Look, Error> {
         if self.deployment.distributed {
-            return self.look_distributed(conn, asked, waited).await;
+            return distributed::look(self, conn, asked, waited).await;
         }
         self.query(concat! {
             "

@@ -7,6 +7,7 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::{PgExecutor, Postgres, Row as _};
 
+pub(super) use crate::response::Response;
 use crate::{Deployment, Error, Key, Mode};
 
 /// The record of one key.
@@ -64,27 +65,5 @@ pub(crate) fn draw_token() -> Result<i64, Error> {
     match getrandom::u64() {
         Ok(random) => Ok(random.cast_signed()),
         Err(error) => Err(Error::Database(sqlx::Error::Io(std::io::Error::other(error)))),
-    }
-}
-
-/// A response as its record stores it: a body of JSON text, or, over HTTP, a status, headers and a body.
-///
-/// If the service chose not to store an HTTP response, the record has its status, and no body.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Response {
-    pub(crate) status: Option<i16>,
-    /// JSON text.
-    pub(crate) headers: Option<String>,
-    pub(crate) body: Option<Vec<u8>>,
-}
-
-impl Response {
-    /// Reads the three columns of the response.
-    pub(super) fn of(row: &PgRow) -> sqlx::Result<Self> {
-        Ok(Self {
-            status: row.try_get("response_status")?,
-            headers: row.try_get("response_headers")?,
-            body: row.try_get("response_body")?,
-        })
     }
 }

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::citus::{is_distributed, size_of_shards};
+use super::distributed::{is_distributed, size_of_shards};
 use super::fragment::{readable, state, table_or_leaf};
 use crate::Error;
 
