@@ -128,7 +128,7 @@ $$;
 -- server keeps the plans of a function; planning the statements anew costs more than a round trip on a Unix socket. They are
 -- those of src/record/claim.rs and src/record/complete.rs, word for word.
 
-create function idempotency.claim(text, text, text, bytea, int8, interval, int8, interval, text)
+create function idempotency.claim(text, text, text, int8, bytea, interval, interval, text, int8)
 returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     claims text;
@@ -141,19 +141,19 @@ begin
     insert into idempotency.record
         (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at)
     select
-        $9::text, $1::text, $2::text, $3::text, $4::bytea, $5::int8,
+        $8::text, $1::text, $2::text, $3::text, $5::bytea, $4::int8,
         pg_catalog.statement_timestamp() + $6::interval,
-        pg_catalog.statement_timestamp() + $8::interval,
-        case when $9::text = 'mark' then pg_catalog.statement_timestamp() end
+        pg_catalog.statement_timestamp() + $7::interval,
+        case when $8::text = 'mark' then pg_catalog.statement_timestamp() end
     where case
         -- A replay takes no lock, and no claim waits in the insert for an update or delete of the record.
         when exists (
             select from idempotency.record where scope = $1::text and operation = $2::text and value = $3::text
         ) then false
-        when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($7::int8)
+        when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($9::int8)
     end
     on conflict (scope, operation, value) do nothing
-    returning pg_catalog.set_config('idempotency.claim', pg_catalog.concat_ws(' ', nullif(pg_catalog.current_setting('idempotency.claim', true), ''), $5::int8::text), true)
+    returning pg_catalog.set_config('idempotency.claim', pg_catalog.concat_ws(' ', nullif(pg_catalog.current_setting('idempotency.claim', true), ''), $4::int8::text), true)
     into claims;
     if not found then
         raise exception 'the idempotency key is taken' using errcode = 'IK001';
