@@ -14,7 +14,7 @@ pub(crate) const SINGLE_RUNNER: i64 = i64::from_be_bytes(*b"pgisweep");
 pub(crate) async fn try_lock(conn: &mut PgConnection, lock: i64) -> Result<bool, Error> {
     sqlx::query_scalar("select pg_catalog.pg_try_advisory_xact_lock($1::int8)")
         .persistent(false)
-        .bind(lock)
+        .bind(lock) // $1
         .fetch_one(conn)
         .await
         .map_err(Error::of_statement)
@@ -37,7 +37,7 @@ pub(crate) async fn holder(conn: &mut PgConnection, lock: i64) -> Result<Option<
         ",
     )
     .persistent(false)
-    .bind(lock)
+    .bind(lock) // $1
     .try_map(|row: PgRow| {
         Ok(LockHolder {
             pid: row.try_get("pid")?,

@@ -97,9 +97,9 @@ impl Record<'_> {
             left join idempotency.record on scope = $1::text and operation = $2::text and value = $3::text
             ",
         })
-        .bind(self.key.lock_id())
-        .bind(asked)
-        .bind(interval(waited))
+        .bind(self.key.lock_id()) // $4
+        .bind(asked) // $5
+        .bind(interval(waited)) // $6
         .try_map(|row: PgRow| {
             let standing = match row.try_get("mine")? {
                 None => Standing::Found(Found::of(&row)?),

@@ -184,10 +184,10 @@ impl<'k> MarkBatch<'k> {
                 ",
             })
             // Tokens count up from a random start, which must leave room for a batch.
-            .bind(draw_token()? >> 1)
-            .bind(interval(self.retention))
-            .bind(asked)
-            .bind(&self.locks)
+            .bind(draw_token()? >> 1) // $4
+            .bind(interval(self.retention)) // $5
+            .bind(asked) // $6
+            .bind(&self.locks) // $7
             .fetch_all(conn)
             .await
             .map_err(Error::of_statement)?;
@@ -198,9 +198,9 @@ impl<'k> MarkBatch<'k> {
     pub(super) fn of_keys(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
         sqlx::query(sql)
             .persistent(self.deployment.prepared)
-            .bind(&self.scopes)
-            .bind(&self.operations)
-            .bind(&self.values)
+            .bind(&self.scopes) // $1
+            .bind(&self.operations) // $2
+            .bind(&self.values) // $3
     }
 }
 

@@ -34,7 +34,7 @@ impl Record<'_> {
                     and idempotency.is_plain()
                 ",
             )
-            .bind(terms.mode.as_str())
+            .bind(terms.mode.as_str()) // $4
             .fetch_optional(conn)
             .await
             .ok()??

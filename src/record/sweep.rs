@@ -81,9 +81,9 @@ pub(crate) async fn sweep(
     );
     sqlx::query(AssertSqlSafe(sql))
         .persistent(false)
-        .bind(i64::from(limit))
-        .bind(since)
-        .bind(interval(grace))
+        .bind(i64::from(limit)) // $1
+        .bind(since) // $2
+        .bind(interval(grace)) // $3
         .try_map(|row| Ok(Batch { until: row.try_get("until")?, ..Batch::of(&row)? }))
         .fetch_one(conn)
         .await

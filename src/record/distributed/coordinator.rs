@@ -75,8 +75,8 @@ pub(super) async fn ask(record: Record<'_>, conn: &mut PgConnection, lock: bool)
         ",
     )
     .persistent(record.deployment.prepared)
-    .bind(record.key.lock_id())
-    .bind(lock)
+    .bind(record.key.lock_id()) // $1
+    .bind(lock) // $2
     .try_map(|row: PgRow| {
         Ok(Coordinator {
             at: row.try_get("at")?,

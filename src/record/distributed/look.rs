@@ -70,7 +70,7 @@ pub(crate) async fn select_first(record: Record<'_>, conn: &mut PgConnection, mo
                 and pg_catalog.pg_current_xact_id_if_assigned() is null
             ",
         })
-        .bind(mode.as_str())
+        .bind(mode.as_str()) // $4
         .fetch_optional(&mut *conn)
         .await
         .ok()??;

@@ -117,7 +117,7 @@ impl MarkBatch<'_> {
             ",
         )
         .persistent(self.deployment.prepared)
-        .bind(locks)
+        .bind(locks) // $1
         .fetch_one(conn)
         .await
         .map_err(Error::of_statement)?;
@@ -175,12 +175,12 @@ impl MarkBatch<'_> {
             let of = |column: &[&str]| places.iter().map(|&at| column[at].to_owned()).collect::<Vec<_>>();
             let taken: Vec<i64> = sqlx::query_scalar(take_over_of_scope!())
                 .persistent(self.deployment.prepared)
-                .bind(scope)
-                .bind(of(&self.operations))
-                .bind(of(&self.values))
-                .bind(before_first_token)
-                .bind(interval(self.retention))
-                .bind(asked)
+                .bind(scope) // $1
+                .bind(of(&self.operations)) // $2
+                .bind(of(&self.values)) // $3
+                .bind(before_first_token) // $4
+                .bind(interval(self.retention)) // $5
+                .bind(asked) // $6
                 .fetch_all(&mut *conn)
                 .await
                 .map_err(Error::of_statement)?;

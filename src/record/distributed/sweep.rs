@@ -50,9 +50,9 @@ pub(crate) async fn sweep(
         ",
     })
     .persistent(false)
-    .bind(i64::from(limit))
-    .bind(since)
-    .bind(interval(grace))
+    .bind(i64::from(limit)) // $1
+    .bind(since) // $2
+    .bind(interval(grace)) // $3
     .fetch_all(conn)
     .await
     .map_err(Error::of_statement)?;

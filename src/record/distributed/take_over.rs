@@ -60,7 +60,7 @@ async fn has_token(record: Record<'_>, conn: &mut PgConnection, token: i64) -> R
         where scope = $1::text and operation = $2::text and value = $3::text and token = $4::int8
         ",
         )
-        .bind(token)
+        .bind(token) // $4
         .fetch_optional(conn)
         .await
         .map(|row| row.is_some())
