@@ -276,7 +276,7 @@ pub enum Error {
     #[non_exhaustive]
     SchemaMissing {
         /// The server's error (SQLSTATE 42P01, 42703, 42883 or 3F000), or the migration that is missing.
-        source: sqlx::Error,
+        source: BoxError,
     },
 
     /// Citus distributes the table, and the [`Deployment`](crate::Deployment::with_distributed) of the call does not
@@ -303,6 +303,27 @@ pub enum Error {
         holder: Option<LockHolder>,
         /// How long this call has waited.
         waited: Duration,
+    },
+
+    /// [`migrate`](crate::migrate()) or [`distribute`](crate::distribute()) refuses this database. Nothing was changed.
+    #[error("the table idempotency.record cannot be set up in this database: {problem}")]
+    #[non_exhaustive]
+    CannotMigrate {
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+
+    /// The database did not answer within the crate's time, or the runtime ended with the call. The connection is closed,
+    /// and **nobody knows what the server has done**: ask again with the same key.
+    #[error("the database did not answer in time, and the outcome is unknown; ask again with the same key")]
+    Unanswered,
+
+    /// The operating system has no random number for the token of a claim. Nothing was performed.
+    #[error("the operating system has no random numbers, so nothing was claimed")]
+    #[non_exhaustive]
+    NoRandomness {
+        /// The error of the operating system.
+        source: BoxError,
     },
 
     /// A serialization failure (SQLSTATE 40001) or a deadlock (40P01). Nothing was stored, and the transaction is
@@ -335,7 +356,11 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::InFlight { .. } | Self::LeaseLost | Self::Retryable(_) | Self::MigrationLocked { .. } => true,
+            Self::InFlight { .. }
+            | Self::LeaseLost
+            | Self::Retryable(_)
+            | Self::MigrationLocked { .. }
+            | Self::Unanswered => true,
             Self::Database(error) => is_lost(error),
             _ => false,
         }
@@ -344,7 +369,7 @@ impl Error {
     /// The error of one of the crate's own statements.
     pub(crate) fn of_statement(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {
-            Some("42P01" | "42703" | "42883" | "3F000") => Self::SchemaMissing { source: error },
+            Some("42P01" | "42703" | "42883" | "3F000") => Self::SchemaMissing { source: error.into() },
             Some("0A000") => Self::WrongDeployment { source: error },
             _ => error.into(),
         }

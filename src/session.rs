@@ -9,8 +9,6 @@ mod poll;
 mod pooled;
 mod savepoint;
 
-#[cfg(feature = "http")]
-pub(crate) use bounded::unanswered;
 pub(crate) use bounded::{ANSWER, answered, or_closed};
 pub use commit::commit;
 pub(crate) use own::{

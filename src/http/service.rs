@@ -142,7 +142,7 @@ impl Protection {
         };
         // The task fails if the runtime is shutting down, or the layer itself has panicked.
         let ended = tokio::spawn(run.in_current_span()).await;
-        ended.unwrap_or_else(|error| Err(crate::Error::Database(sqlx::Error::Io(error.into())).into()))
+        ended.unwrap_or_else(|_| Err(crate::Error::Unanswered.into()))
     }
 
     async fn run<H: Handler>(self, settings: &Settings, ticket: Option<Ticket>, mut handler: H) -> Answer<H> {

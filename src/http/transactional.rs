@@ -19,7 +19,6 @@ use crate::observe::{call_span, spanned};
 use crate::record::{self, Claim, Record, Terms};
 use crate::session::{
     NotBegun, Opening, Polls, Savepoint, answered, begin_pooled, commit_outermost, commit_unclaimed, or_closed,
-    unanswered,
 };
 use crate::transaction::{claiming, complete_and_commit};
 use crate::{Error, InFlight, Key, Mode, observe};
@@ -174,7 +173,7 @@ impl Transactional {
                     }
                 };
                 let committed = or_closed(settings.answer_time(), committing).await;
-                committed.unwrap_or_else(|| Err(Rejection::of(unanswered())))?;
+                committed.unwrap_or_else(|| Err(Rejection::of(Error::Unanswered)))?;
                 return Ok(Ran { outcome: observe::PERFORMED, response });
             }
             Ok(Conclusion::Free { response }) => Ok(Ran { outcome: observe::FAILED, response }),

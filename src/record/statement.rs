@@ -64,6 +64,6 @@ pub(super) fn microseconds(duration: Duration) -> i64 {
 pub(crate) fn draw_token() -> Result<i64, Error> {
     match getrandom::u64() {
         Ok(random) => Ok(random.cast_signed()),
-        Err(error) => Err(Error::Database(sqlx::Error::Io(std::io::Error::other(error)))),
+        Err(error) => Err(Error::NoRandomness { source: error.into() }),
     }
 }
