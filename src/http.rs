@@ -1,5 +1,5 @@
-//! `Idempotency-Key` over HTTP, after draft-ietf-httpapi-idempotency-key-header-07: a tower layer for axum, hyper,
-//! tonic.
+//! `Idempotency-Key` over HTTP, after draft-ietf-httpapi-idempotency-key-header-07: a tower layer for axum and
+//! hyper.
 //!
 //! ```
 //! # #[cfg(feature = "axum")] {
@@ -74,14 +74,6 @@
 //! such values in the request's extensions, where the handler also finds the [`Key`](crate::Key), if there is one, and
 //! what [`IdempotentTx`] and [`IdempotentLease`] take. A panic of the handler continues on the connection's task: the
 //! client sees a cut connection, or the answer of a `CatchPanicLayer` further out.
-//!
-//! # gRPC
-//!
-//! The status of a call comes last, in the trailers. Before it commits, the layer therefore reads a response of
-//! `application/grpc` to its end, with or without a key, and undoes a call that fails. A response that does not reach
-//! its status within a second, or within 4 MiB or the [limit](IdempotencyLayer::with_response_limit) if that is larger,
-//! is a 500 and undone: long streams do not belong behind the layer. Put a translation of gRPC-Web outside; inside, the
-//! status would be in the body, where the layer does not look.
 //!
 //! # What makes two requests the same
 //!

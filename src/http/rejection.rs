@@ -143,12 +143,9 @@ pub enum Misconfigured {
     /// The body of the handler's response failed.
     #[error("the handler's response could not be read to its end: {0}")]
     BrokenResponse(String),
-    /// A [gRPC](super#grpc) response did not reach its status, which comes last, in time or within the limit.
-    #[error(
-        "the gRPC response did not reach its status in time, or within the limit, so the call may still fail; keep \
-         long streams away from the layer"
-    )]
-    GrpcStatusTooLate,
+    /// The handler answered in gRPC, whose calls have the status 200 even if they fail.
+    #[error("the layer cannot judge a gRPC response; call ensure_idempotent in the method, without the layer")]
+    Grpc,
     /// The response could not be sealed.
     #[error("the response could not be sealed")]
     Unsealable(#[source] crate::BoxError),

@@ -58,10 +58,10 @@ async fn any_body_comes_back_byte_by_byte(pool: PgPool) {
     }
 }
 
-/// Any stored status, any bytes that HTTP allows in headers and trailers, several of one name, any body.
+/// Any stored status, any bytes that HTTP allows in headers and trailers, several of one name, any body. The trailers
+/// are passed on, and a replay has none.
 fn any_response() -> impl Strategy<Value = (StatusCode, HeaderMap, Vec<u8>, Option<HeaderMap>)> {
-    // The default ones, except `grpc-status`, which is not free to have any value.
-    const NAMES: [&str; 15] = [
+    const NAMES: [&str; 13] = [
         "cache-control",
         "content-disposition",
         "content-encoding",
@@ -71,8 +71,6 @@ fn any_response() -> impl Strategy<Value = (StatusCode, HeaderMap, Vec<u8>, Opti
         "content-type",
         "etag",
         "expires",
-        "grpc-encoding",
-        "grpc-message",
         "last-modified",
         "link",
         "location",
@@ -133,8 +131,10 @@ async fn any_response_comes_back_from_the_database_unchanged(pool: PgPool) {
                 let mut answer = post_to(&app, "/any", &format!("key-{mode}-{case}"), "x").await;
                 let told = answer.headers.remove("idempotency-replayed").is_some();
                 answer.headers.remove("content-length");
-                let expected = (replayed, status, &headers, &body[..], &trailers);
-                assert_eq!((told, answer.status, &answer.headers, &answer.body[..], &answer.trailers), expected);
+                let trailers = trailers.as_ref().filter(|_| !replayed);
+                let expected = (replayed, status, &headers, &body[..], trailers);
+                let answered = (told, answer.status, &answer.headers, &answer.body[..], answer.trailers.as_ref());
+                assert_eq!(answered, expected);
             }
         }
     }
