@@ -122,7 +122,7 @@ pub use idempotent_tx::{IdempotentTx, NoTransaction};
 pub use key_header::{IDEMPOTENCY_KEY, MalformedKey, key_value};
 pub use layer::{IdempotencyLayer, InvalidSetting};
 pub use leased::{IdempotentLease, Leased, NoLease};
-pub use rejection::{Misconfigured, PROBLEM_TYPE, Rejection, problem, processing};
+pub use rejection::{Misconfigured, Rejection, problem};
 #[cfg(feature = "testing")]
 pub(crate) use replay::plain_response;
 pub use replay::{IDEMPOTENCY_REPLAYED, Seal};

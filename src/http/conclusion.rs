@@ -63,7 +63,7 @@ async fn judge<R: ResponseBody>(
     }
     let (parts, body) = response.into_parts();
     // An upgraded connection cannot be replayed.
-    let storable = !settings.no_store && parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
+    let storable = parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
     let storing_key = key.filter(|_| storable);
     let body = match storing_key {
         Some(_) => read(body, settings.response_limit).await?,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{Request, Response, header};
+use http::{Request, Response};
 use tokio::time::Instant;
 use tower_service::Service;
 use tracing::Instrument as _;
@@ -191,9 +191,6 @@ fn rejected<R>(settings: &Settings, rejection: Rejection) -> Response<LayerBody<
         _ => {}
     }
     let mut response = (settings.rejection)(&rejection).map(LayerBody::whole);
-    if let Some(link) = &settings.documentation {
-        response.headers_mut().append(header::LINK, link.clone());
-    }
     response.extensions_mut().insert(rejection);
     response
 }

@@ -108,7 +108,6 @@ async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(p
         IdempotencyLayer::transactional(pool.clone(), |_| panic!("the scope")),
         transactional(&pool).with_key_from(|_, _| panic!("the key")),
         transactional(&pool).with_operation(|_| panic!("the operation")),
-        transactional(&pool).with_fingerprint("panics", |_, _| panic!("the fingerprint")),
         transactional(&pool).with_shortest_key(100).with_rejection(|_| panic!("the rejection")),
     ];
     for layer in layers {
