@@ -26,7 +26,6 @@ mod mark;
 mod owners;
 mod release;
 mod resume;
-mod rules;
 mod select_first;
 mod setup;
 mod show;
@@ -51,8 +50,7 @@ pub(crate) use look::{Found, LeaseState, Standing};
 pub(crate) use mark::{MarkBatch, MarkOf};
 pub(crate) use owners::{Stranger, strangers};
 pub(crate) use resume::Candidate;
-pub(crate) use rules::{Broken, broken_rules};
-pub(crate) use setup::{commit_settings, response_compression, setup, without_autovacuum};
+pub(crate) use setup::{commit_settings, setup, without_autovacuum};
 pub use show::{Shown, StoredResponse};
 #[cfg(feature = "testing")]
 pub(crate) use staged::Staged;

@@ -35,9 +35,6 @@ pub(crate) enum Command {
         /// How long an expired record may wait for its sweep
         #[arg(long, env = "IDEMPOTENCY_MAX_LAG", default_value = "1h", value_parser = duration)]
         max_lag: Duration,
-        /// Look at every record for broken rules (migrations/strict.sql); it reads the whole table, in short steps
-        #[arg(long)]
-        deep: bool,
         /// As JSON
         #[arg(long)]
         json: bool,
