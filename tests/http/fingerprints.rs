@@ -4,7 +4,6 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::http::{HeaderMap, HeaderName, StatusCode};
 use axum::routing::post;
-use pg_idempotency::Fingerprint;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, InvalidSetting};
 use sqlx::PgPool;
 
