@@ -45,7 +45,7 @@ pub(crate) use citus::{Distribution, create_distributed_table, distribution, war
 pub(crate) use claim::{Claim, Terms};
 pub(crate) use due::{count_due, oldest_due};
 pub(crate) use lease::Actor;
-pub(crate) use lock::{INSTALLER, SINGLE_RUNNER, holder, try_lock};
+pub(crate) use lock::{INSTALLER, holder, try_lock};
 pub(crate) use look::{Found, LeaseState, Standing};
 pub(crate) use mark::{MarkBatch, MarkOf};
 pub(crate) use owners::{Stranger, strangers};
