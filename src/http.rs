@@ -1,5 +1,5 @@
-//! `Idempotency-Key` over HTTP, after draft-ietf-httpapi-idempotency-key-header-07: a tower layer for axum, hyper,
-//! tonic.
+//! `Idempotency-Key` over HTTP, after draft-ietf-httpapi-idempotency-key-header-07: a tower layer for axum and
+//! hyper.
 //!
 //! ```
 //! # #[cfg(feature = "axum")] {
@@ -75,14 +75,6 @@
 //! what [`IdempotentTx`] and [`IdempotentLease`] take. A panic of the handler continues on the connection's task: the
 //! client sees a cut connection, or the answer of a `CatchPanicLayer` further out.
 //!
-//! # gRPC
-//!
-//! The status of a call comes last, in the trailers. Before it commits, the layer therefore reads a response of
-//! `application/grpc` to its end, with or without a key, and undoes a call that fails. A response that does not reach
-//! its status within a second, or within 4 MiB or the [limit](IdempotencyLayer::with_response_limit) if that is larger,
-//! is a 500 and undone: long streams do not belong behind the layer. Put a translation of gRPC-Web outside; inside, the
-//! status would be in the body, where the layer does not look.
-//!
 //! # What makes two requests the same
 //!
 //! By default: method, path with query, content type and body, byte by byte. **If the effect or the answer depends on
@@ -130,7 +122,7 @@ pub use idempotent_tx::{IdempotentTx, NoTransaction};
 pub use key_header::{IDEMPOTENCY_KEY, MalformedKey, key_value};
 pub use layer::{IdempotencyLayer, InvalidSetting};
 pub use leased::{IdempotentLease, Leased, NoLease};
-pub use rejection::{Misconfigured, PROBLEM_TYPE, Rejection, problem, processing};
+pub use rejection::{Misconfigured, Rejection, problem};
 #[cfg(feature = "testing")]
 pub(crate) use replay::plain_response;
 pub use replay::{IDEMPOTENCY_REPLAYED, Seal};

@@ -11,7 +11,7 @@ use tracing::{Instrument as _, Span};
 use crate::caught::Panic;
 use crate::claim::Claimed;
 use crate::record::{Batch, Terms};
-use crate::{Error, Key, LockHolder, Mode, Outcome};
+use crate::{Error, Key, Mode, Outcome};
 
 /// The span of one call. A macro, because the name of a span is a part of its static metadata.
 macro_rules! call_span {
@@ -223,19 +223,6 @@ pub(crate) fn swept(batch: &Batch, took: Duration) {
     }
     #[cfg(not(feature = "metrics"))]
     let _ = (batch, took);
-}
-
-/// A sweep that ended because another session has the single runner's lock. Any role can take that lock, so the log
-/// names the session.
-pub(crate) fn yielded(holder: Option<&LockHolder>) {
-    tracing::info!(
-        pid = holder.map(|holder| holder.pid),
-        role = holder.and_then(|holder| holder.role.as_deref()),
-        application = holder.and_then(|holder| holder.application.as_deref()),
-        "a sweep yields to another session, which has the lock of the single runner"
-    );
-    #[cfg(feature = "metrics")]
-    metrics::counter!("idempotency_cleanup_yields_total").increment(1);
 }
 
 /// A janitor met a distributed table, and its deployment does not say so. It deletes all the same, and warns once for

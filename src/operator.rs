@@ -13,6 +13,6 @@ mod records;
 mod stats;
 
 pub use crate::record::{Group, Shown, ShownStep, StoredResponse, Unsettled, UnsettledPart};
-pub use health::{Warning, deep_health, health, response_compression};
+pub use health::{Warning, health};
 pub use records::{forget, response, show, unsettled, unsettled_part};
 pub use stats::{AGES, SAMPLE, STATES, Stats, stats};

@@ -25,7 +25,6 @@ mod mark;
 mod owners;
 mod release;
 mod resume;
-mod rules;
 mod select_first;
 mod setup;
 mod show;
@@ -48,13 +47,12 @@ pub(crate) use distributed::{
 };
 pub(crate) use due::{count_due, oldest_due};
 pub(crate) use lease::Actor;
-pub(crate) use lock::{INSTALLER, SINGLE_RUNNER, holder, try_lock};
+pub(crate) use lock::{INSTALLER, holder, try_lock};
 pub(crate) use look::{Found, LeaseState, Standing};
 pub(crate) use mark::{MarkBatch, MarkOf};
 pub(crate) use owners::{Stranger, strangers};
 pub(crate) use resume::Candidate;
-pub(crate) use rules::{Broken, broken_rules};
-pub(crate) use setup::{commit_settings, response_compression, setup, without_autovacuum};
+pub(crate) use setup::{commit_settings, setup, without_autovacuum};
 pub use show::{Shown, StoredResponse};
 #[cfg(feature = "testing")]
 pub(crate) use staged::Staged;

@@ -199,14 +199,6 @@ pub enum InvalidSetting {
     /// The text is not a JSON pointer to a part of the body.
     #[error("{0:?} is not a JSON pointer to a part of the body (RFC 6901); write /name or /outer/inner")]
     NotAPointer(String),
-    /// The route is too long to be a part of a key.
-    #[error("the route has {bytes} bytes, and the limit is {most}; give the operation a shorter name: with_operation")]
-    RouteTooLong {
-        /// The length of the route.
-        bytes: usize,
-        /// The greatest length that the layer accepts.
-        most: usize,
-    },
     /// The duration is outside its bounds.
     #[error(transparent)]
     Duration(#[from] InvalidDuration),

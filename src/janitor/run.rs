@@ -85,22 +85,14 @@ fn log(swept: &Swept, backlog_grows: bool) {
         rows = swept.rows(),
         batches = swept.batches,
         unfinished = swept.unfinished,
-        yielded = swept.yielded,
         seconds = swept.duration.as_secs_f64(),
         "swept"
     );
-    let oldest_seconds = swept.oldest_after.unwrap_or_default().as_secs_f64();
-    match (backlog_grows, swept.yielded) {
-        (false, _) => {}
-        (true, true) => tracing::warn!(
-            oldest_seconds,
-            "the backlog of expired records grows while this janitor yields: look at the session that has the lock of the \
-             single runner"
-        ),
-        (true, false) => tracing::warn!(
-            oldest_seconds,
+    if backlog_grows {
+        tracing::warn!(
+            oldest_seconds = swept.oldest_after.unwrap_or_default().as_secs_f64(),
             "the backlog of expired records grows: raise the batch size, or lower pause or interval"
-        ),
+        );
     }
 }
 

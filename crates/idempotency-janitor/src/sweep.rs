@@ -20,16 +20,11 @@ use crate::{Ending, console, print, serve};
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Result<Janitor, Failure> {
-    let janitor = Janitor::new(pool)
+    Ok(Janitor::new(pool)
         .with_batch_size(pace.batch_size)?
         .with_pause(pace.pause)
         .with_grace(pace.grace)
-        .with_single_runner(pace.single_runner)
-        .with_deployment(Deployment::new().with_distributed(pace.distributed));
-    Ok(match pace.max_rows_per_second {
-        Some(rate) => janitor.with_max_rows_per_second(rate),
-        None => janitor,
-    })
+        .with_deployment(Deployment::new().with_distributed(pace.distributed)))
 }
 
 pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending, Failure> {
@@ -123,7 +118,6 @@ fn report(swept: &Swept, as_json: bool) -> String {
             "marks": swept.marks,
             "batches": swept.batches,
             "more_left": swept.limited,
-            "yielded": swept.yielded,
             "seconds": swept.duration.as_secs_f64(),
             "oldest_expired_seconds_before": swept.oldest_before.map(|age| age.as_secs_f64()),
             "oldest_expired_seconds_after": swept.oldest_after.map(|age| age.as_secs_f64()),
@@ -137,11 +131,7 @@ fn report(swept: &Swept, as_json: bool) -> String {
         swept.completed,
         swept.unfinished,
         swept.marks,
-        match swept {
-            Swept { limited: true, .. } => "; stopped with more left",
-            Swept { yielded: true, .. } => "; another janitor has the floor",
-            _ => "",
-        },
+        if swept.limited { "; stopped with more left" } else { "" },
     )
 }
 
