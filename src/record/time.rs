@@ -41,18 +41,6 @@ impl Record<'_> {
         changes_a_row(executor, update).await
     }
 
-    /// Sets the rest of the retention.
-    pub(crate) async fn set_retention_left(self, executor: impl PgExecutor<'_>, left: Duration) -> Result<bool, Error> {
-        let update = self.query(
-            "
-            update idempotency.record
-            set expires_at = statement_timestamp() + $4::interval
-            where scope = $1::text and operation = $2::text and value = $3::text
-            ",
-        );
-        changes_a_row(executor, update.bind(interval(left))).await
-    }
-
     /// Ends the lease, live or lapsed.
     pub(crate) async fn end_lease(self, executor: impl PgExecutor<'_>) -> Result<bool, Error> {
         let update = self.query(

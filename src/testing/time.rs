@@ -38,15 +38,6 @@ pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Erro
     moved(record(key).end(executor).await?)
 }
 
-/// Sets the rest of the retention. Zero ends it now. A lease that is live then protects the record, as in production.
-///
-/// # Errors
-///
-/// As [`age`].
-pub async fn expire_in(executor: impl PgExecutor<'_>, key: &Key, left: Duration) -> Result<(), Error> {
-    moved(record(key).set_retention_left(executor, left).await?)
-}
-
 /// Lets the lease lapse a moment ago, as if its owner had died long enough before.
 ///
 /// An owner that is alive does not notice: it goes on, and its next heartbeat prolongs the lease again, unless another

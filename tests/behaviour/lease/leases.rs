@@ -4,11 +4,11 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, ensure_leased, release, resolve};
-use pg_idempotency::testing::{Gate, expire_in, lapse};
+use pg_idempotency::testing::{Gate, lapse};
 use pg_idempotency::{Error, Outcome};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{create_effects, key, leave_effect, once};
+use crate::support::{create_effects, expire_in, key, leave_effect, once};
 
 const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };

@@ -13,10 +13,10 @@ async fn sweep_deletes_what_is_expired(_: PgPoolOptions, options: PgConnectOptio
     let pool = PgPool::connect_with(options.clone()).await?;
     for n in 0..5 {
         let key = Key::new("scope", "operation", n.to_string())?;
-        testing::expired(&mut *pool.acquire().await?, &key, "body", &n).await?;
+        testing::Fixture::completed(&key, "body", &n)?.expired().write(&pool).await?;
     }
     let key = Key::new("scope", "operation", "kept")?;
-    testing::completed(&mut *pool.acquire().await?, &key, "body", &0).await?;
+    testing::Fixture::completed(&key, "body", &0)?.write(&pool).await?;
 
     let output = janitor_on(&options, &["sweep", "--limit", "2"]);
     assert_eq!(output.status.code(), Some(3), "stopped at its limit: {}", text(&output.stderr));
