@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::operator::{self, UnsettledPart};
-use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::testing::Fixture;
 use pg_idempotency::{Error, Key, lease};
 use sqlx::PgPool;
 
