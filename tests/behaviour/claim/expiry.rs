@@ -256,7 +256,7 @@ async fn a_wait_is_shorter_than_what_is_remembered(pool: PgPool) -> anyhow::Resu
     assert!(refused(&marking.mark(&mut tx, &key("a")).await.expect_err("too long")));
     assert!(refused(&marking.mark_many(&mut tx, &[key("a")]).await.expect_err("too long")));
     let lease = Policy::AtLeastOnce { lease: Duration::from_millis(100) };
-    let leasing = Leasing::new(lease)?.with_wait_for(second)?.with_retention(second)?;
+    let leasing = Leasing::new(lease)?.with_in_flight(InFlight::Wait(second))?.with_retention(second)?;
     let error = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await.expect_err("too long");
     assert!(refused(&error), "{error:?}");
 
