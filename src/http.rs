@@ -67,6 +67,10 @@
 //! leaves the run alone. **Code that retries the handler belongs outside**: inside, the second attempt would write into
 //! a transaction that still has the first one's writes, so it gets no transaction, and nothing is committed.
 //!
+//! **gRPC methods do not belong behind the layer**: a call that fails has the status 200 and says so after the body, so
+//! the layer refuses its response, and commits nothing. Call [`ensure_idempotent`](crate::ensure_idempotent()) in the
+//! method.
+//!
 //! In axum add the layer with `Router::route_layer`: there the matched route names the operation, and unknown paths
 //! stay a 404. **Enable the feature `axum`**, without which a nested router hides the front of the path.
 //!

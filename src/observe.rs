@@ -1,4 +1,4 @@
-//! Metrics (feature `metrics`), spans and logs. They never contain the key's value or scope, and neither does the text of
+//! Metrics, spans and logs. They never contain the key's value or scope, and neither does the text of
 //! an error, which a log may contain: the value may be a secret, and each of the two would create one series of metrics
 //! per client.
 
@@ -140,7 +140,6 @@ impl<E> From<Error> for Failure<E> {
 /// Records how a call ended, in the log and in `idempotency_outcomes_total`.
 pub(crate) fn outcome(mode: Mode, operation: &str, outcome: &'static str) {
     tracing::debug!(mode = mode.as_str(), operation, outcome, "idempotency");
-    #[cfg(feature = "metrics")]
     metrics::counter!(
         "idempotency_outcomes_total",
         "mode" => mode.as_str(),
@@ -149,7 +148,6 @@ pub(crate) fn outcome(mode: Mode, operation: &str, outcome: &'static str) {
     )
     .increment(1);
     if outcome == LEASE_LOST {
-        #[cfg(feature = "metrics")]
         metrics::counter!("idempotency_lease_lost_total").increment(1);
     }
 }
@@ -161,28 +159,22 @@ pub(crate) fn failure(mode: Mode, operation: &str, error: &Error) {
 
 /// How long `perform`, or the work of a lease, took.
 pub(crate) fn performed(mode: Mode, operation: &str, took: Duration) {
-    #[cfg(feature = "metrics")]
     metrics::histogram!(
         "idempotency_perform_duration_seconds",
         "mode" => mode.as_str(),
         "operation" => operation.to_owned()
     )
     .record(took);
-    #[cfg(not(feature = "metrics"))]
-    let _ = (mode, operation, took);
 }
 
 /// How long a claim took, won or lost. It includes the wait for a connection and for another owner.
 pub(crate) fn claimed(mode: Mode, operation: &str, took: Duration) {
-    #[cfg(feature = "metrics")]
     metrics::histogram!(
         "idempotency_claim_wait_seconds",
         "mode" => mode.as_str(),
         "operation" => operation.to_owned()
     )
     .record(took);
-    #[cfg(not(feature = "metrics"))]
-    let _ = (mode, operation, took);
 }
 
 /// Records the end of a claim, once for all its polls. A claim that was won is counted when its work ends.
@@ -199,7 +191,6 @@ pub(crate) fn claim_ended<W>(terms: &Terms, key: &Key, started: Instant, ended: 
 /// may be performed again are not counted. Names of steps are no labels, because a loop makes many.
 pub(crate) fn step(operation: &str, outcome: &'static str) {
     tracing::debug!(operation, outcome, "step");
-    #[cfg(feature = "metrics")]
     metrics::counter!("idempotency_steps_total", "operation" => operation.to_owned(), "outcome" => outcome)
         .increment(1);
 }
@@ -207,22 +198,16 @@ pub(crate) fn step(operation: &str, outcome: &'static str) {
 /// An operation that was resumed, and how it ended.
 pub(crate) fn resumed(operation: &str, outcome: &'static str) {
     tracing::debug!(operation, outcome, "resumed");
-    #[cfg(feature = "metrics")]
     metrics::counter!("idempotency_resumed_total", "operation" => operation.to_owned(), "outcome" => outcome)
         .increment(1);
 }
 
 /// A batch that the janitor deleted.
 pub(crate) fn swept(batch: &Batch, took: Duration) {
-    #[cfg(feature = "metrics")]
-    {
-        for (kind, rows) in [("completed", batch.completed), ("unfinished", batch.unfinished), ("marks", batch.marks)] {
-            metrics::counter!("idempotency_cleanup_rows_total", "kind" => kind).increment(rows);
-        }
-        metrics::histogram!("idempotency_cleanup_batch_duration_seconds").record(took);
+    for (kind, rows) in [("completed", batch.completed), ("unfinished", batch.unfinished), ("marks", batch.marks)] {
+        metrics::counter!("idempotency_cleanup_rows_total", "kind" => kind).increment(rows);
     }
-    #[cfg(not(feature = "metrics"))]
-    let _ = (batch, took);
+    metrics::histogram!("idempotency_cleanup_batch_duration_seconds").record(took);
 }
 
 /// A janitor met a distributed table, and its deployment does not say so. It deletes all the same, and warns once for
@@ -236,14 +221,10 @@ pub(crate) fn wrong_deployment(error: &Error) {
 
 /// For how long the oldest expired record has been expired; 0 if there is none.
 pub(crate) fn oldest_expired(oldest: Option<Duration>) {
-    #[cfg(feature = "metrics")]
     metrics::gauge!("idempotency_oldest_expired_age_seconds").set(oldest.unwrap_or_default().as_secs_f64());
-    #[cfg(not(feature = "metrics"))]
-    let _ = oldest;
 }
 
 /// How many records there are in each state, estimated.
-#[cfg(feature = "metrics")]
 pub(crate) fn records(by_state: impl IntoIterator<Item = (String, u64)>) {
     for (state, records) in by_state {
         metrics::gauge!("idempotency_records", "state" => state).set(records as f64);

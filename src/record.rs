@@ -35,8 +35,6 @@ mod stats;
 mod step;
 mod sweep;
 mod take_over;
-#[cfg(feature = "testing")]
-mod time;
 mod unsettled;
 mod wait;
 
@@ -57,6 +55,8 @@ pub use show::{Shown, StoredResponse};
 #[cfg(feature = "testing")]
 pub(crate) use staged::Staged;
 pub(crate) use statement::{Record, draw_token};
+#[cfg(feature = "testing")]
+pub(crate) use statement::{changes_a_row, interval};
 pub use stats::Group;
 pub(crate) use stats::{groups, size};
 pub use step::ShownStep;

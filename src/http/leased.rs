@@ -30,8 +30,7 @@ impl Leased {
     /// Claims the key, calls the handler and stores its response; or replays the stored response.
     pub(super) async fn run<H: Handler>(self, settings: &Settings, ticket: &Ticket, mut handler: H) -> Answer<H> {
         let key = &ticket.key;
-        let leasing = self.leasing.with_deployment(settings.deployment);
-        let leasing = leasing.with_wait_for(ticket.wait).map_err(Error::from)?;
+        let leasing = self.leasing.with_deployment(settings.deployment).waiting(ticket.wait);
         let asked = Asked::since(ticket.arrived);
         let lease = match leasing.acquire_stored(&settings.pool, key, ticket.fingerprint, None, asked).await? {
             Acquired::Lease(lease) => lease,

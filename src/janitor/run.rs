@@ -44,7 +44,6 @@ impl Janitor {
             match self.sweep(u64::MAX, batch_size, &mut shutdown, |_| {}).await {
                 Ok(swept) => {
                     log(&swept, backlog.grows(&swept));
-                    #[cfg(feature = "metrics")]
                     self.observe_records().await;
                     batch_size = batch_size.saturating_mul(2).min(self.options.batch_size);
                     retry = FIRST_RETRY;
@@ -68,7 +67,6 @@ impl Janitor {
 
     /// Counts the records by state from a sample, which is cheap for any table. It ignores an error, because the next
     /// pass counts again.
-    #[cfg(feature = "metrics")]
     async fn observe_records(&self) {
         let Ok(mut conn) = self.pool.acquire().await else { return };
         let Ok(stats) = crate::operator::stats(&mut conn, Some(crate::operator::SAMPLE)).await else { return };

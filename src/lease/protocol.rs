@@ -220,11 +220,11 @@ impl Leasing {
         mut asked: Asked,
     ) -> Result<Acquired<Response>, Error> {
         let _ = tokio::runtime::Handle::current();
-        self.check_wait()?;
+        let wait = self.wait()?;
         let terms = self.terms(fingerprint, InFlight::Wait(CLAIM_WAIT));
         let record = Record { key, deployment: self.deployment };
         let started = Instant::now();
-        let mut polls = Polls::until(started + self.wait_for);
+        let mut polls = Polls::until(started + wait);
         let (claimed_at, claimed) = loop {
             // Read before the claim is sent, because the owner's deadline must come before the database's.
             let claimed_at = Instant::now();

@@ -24,7 +24,7 @@ impl<'k> Record<'k> {
     }
 
     /// A statement on this record, whose parameters $1 to $3 are the key.
-    pub(super) fn query(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
+    pub(crate) fn query(self, sql: &'static str) -> Query<'k, Postgres, PgArguments> {
         sqlx::query(sql)
             .persistent(self.deployment.prepared)
             .bind(self.key.scope())
@@ -34,7 +34,7 @@ impl<'k> Record<'k> {
 }
 
 /// Sends a statement that changes one row or none, and returns whether it changed one.
-pub(super) async fn changes_a_row(
+pub(crate) async fn changes_a_row(
     executor: impl PgExecutor<'_>,
     statement: Query<'_, Postgres, PgArguments>,
 ) -> Result<bool, Error> {
@@ -51,7 +51,7 @@ pub(super) fn known_mode(row: &PgRow) -> sqlx::Result<Mode> {
 }
 
 /// A duration as a parameter. It has microseconds only: days and months would depend on the session's time zone.
-pub(super) fn interval(duration: Duration) -> PgInterval {
+pub(crate) fn interval(duration: Duration) -> PgInterval {
     PgInterval { months: 0, days: 0, microseconds: microseconds(duration) }
 }
 

@@ -97,5 +97,12 @@ fn as_text(stats: &Stats) -> String {
 }
 
 pub(crate) fn size(bytes: u64) -> String {
-    indicatif::HumanBytes(bytes).to_string()
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    let mut shown = (bytes as f64, "B");
+    for unit in UNITS {
+        if shown.0 >= 1024.0 {
+            shown = (shown.0 / 1024.0, unit);
+        }
+    }
+    if shown.1 == "B" { format!("{bytes} B") } else { format!("{:.2} {}", shown.0, shown.1) }
 }

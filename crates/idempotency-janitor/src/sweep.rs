@@ -1,9 +1,8 @@
 //! `sweep` and `run`.
 
-use std::io::{IsTerminal as _, stderr};
-use std::time::Duration;
+use std::io::{IsTerminal as _, Write as _, stderr};
+use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use pg_idempotency::janitor::{DueRecords, Swept};
 use pg_idempotency::{Deployment, Janitor};
 use serde_json::json;
@@ -40,10 +39,8 @@ pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending,
             () = tokio::time::sleep(options.max_duration.unwrap_or(FOR_EVER)) => {}
         }
     };
-    let bar = progress_bar();
     let limit = options.limit.unwrap_or(u64::MAX);
-    let swept = janitor.sweep_until(limit, stop, |so_far| bar.set_position(so_far.rows())).await.map_err(of)?;
-    bar.finish_and_clear();
+    let swept = janitor.sweep_until(limit, stop, progress()).await.map_err(of)?;
     print(&report(&swept, options.json))?;
     Ok(if swept.limited { Ending::Limited } else { Ending::Done })
 }
@@ -100,13 +97,16 @@ pub(crate) fn log() {
         .init();
 }
 
-/// On a terminal only: a log has no use for it.
-fn progress_bar() -> ProgressBar {
-    if !stderr().is_terminal() {
-        return ProgressBar::hidden();
+/// Writes a line after each second of a sweep, on a terminal only: a log has no use for it.
+fn progress() -> impl FnMut(&Swept) {
+    let (watched, mut told) = (stderr().is_terminal(), Instant::now());
+    move |so_far| {
+        if watched && told.elapsed() >= Duration::from_secs(1) {
+            told = Instant::now();
+            // The sweep goes on without its terminal.
+            let _ = writeln!(stderr(), "{} records deleted so far", so_far.rows());
+        }
     }
-    let style = ProgressStyle::with_template("{spinner} {pos} records deleted, {per_sec}, {elapsed}");
-    ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
 }
 
 fn report(swept: &Swept, as_json: bool) -> String {

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use pg_idempotency::janitor::{InvalidBatchSize, MAX_BATCH_SIZE, Swept};
-use pg_idempotency::testing::{Gate, PATIENCE, expire_in};
+use pg_idempotency::testing::{Gate, PATIENCE};
 use pg_idempotency::{Error, Idempotency, Janitor};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{create_effects, effects, key, leave_effect, once};
+use crate::support::{create_effects, effects, expire_in, key, leave_effect, once};
 
 /// Inserts `count` records of this mode and state, which expired a minute ago or will expire in a minute.
 async fn fill(pool: &PgPool, mode: &str, completed: bool, lease: Option<&str>, expired: bool, count: i32) {

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, Leasing, ensure_leased};
-use pg_idempotency::testing::{expire_in, lapse};
+use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, Janitor};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::lease::leases::{AT_LEAST_ONCE, AT_MOST_ONCE, acquire, acquired};
-use crate::support::{key, wide_pool};
+use crate::support::{expire_in, key, wide_pool};
 
 /// What two owners, a janitor and time can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,11 +4,11 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, ensure_leased, release, resolve};
-use pg_idempotency::testing::{Gate, expire_in, lapse};
-use pg_idempotency::{Error, Outcome};
+use pg_idempotency::testing::{Gate, lapse};
+use pg_idempotency::{Error, InFlight, Outcome};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{create_effects, key, leave_effect, once};
+use crate::support::{create_effects, expire_in, key, leave_effect, once};
 
 const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
@@ -321,7 +321,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
         }
     });
     gate.reached().await;
-    let waiting = Leasing::new(AT_LEAST_ONCE)?.with_wait_for(Duration::from_secs(20))?;
+    let waiting = Leasing::new(AT_LEAST_ONCE)?.with_in_flight(InFlight::Wait(Duration::from_secs(20)))?;
     let waiters: Vec<_> = (0..20)
         .map(|_| {
             let pool = pool.clone();
@@ -339,7 +339,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
     for waiter in waiters {
         assert_eq!(waiter.await??, Outcome::Replayed("first".to_owned()));
     }
-    let gave_up = Leasing::new(AT_LEAST_ONCE)?.with_wait_for(Duration::from_millis(100))?;
+    let gave_up = Leasing::new(AT_LEAST_ONCE)?.with_in_flight(InFlight::Wait(Duration::from_millis(100)))?;
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
     let _lease = acquired(&pool, AT_LEAST_ONCE).await;
     let error = gave_up.acquire::<String, _>(&pool, &key("a"), "body").await.expect_err("in flight");

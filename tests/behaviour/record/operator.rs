@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::operator::{self, UnsettledPart};
-use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::testing::Fixture;
 use pg_idempotency::{Error, Key, lease};
 use sqlx::PgPool;
 
@@ -21,7 +21,7 @@ async fn a_search_in_parts_finds_each_record_once(pool: PgPool) -> anyhow::Resul
     for n in 0..40 {
         match n % 4 {
             0 => Fixture::indeterminate(&key(n), "body")?.write(&mut *conn).await?,
-            1 => testing::completed(&mut conn, &key(n), "body", &n).await?,
+            1 => Fixture::completed(&key(n), "body", &n)?.write(&mut *conn).await?,
             2 => Fixture::lapsed(&key(n), "body", AT_LEAST_ONCE)?.with_attempt(3).write(&mut *conn).await?,
             _ => Fixture::indeterminate(&key(n), "body")?.expired().write(&mut *conn).await?,
         }
@@ -95,7 +95,7 @@ async fn a_list_names_the_downstream_key_of_the_lease_and_of_each_step(pool: PgP
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_response_is_read_up_to_a_limit_and_under_its_token(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = pool.acquire().await?;
-    testing::completed(&mut conn, &key(1), "body", &"answer").await?;
+    Fixture::completed(&key(1), "body", &"answer")?.write(&mut *conn).await?;
     let shown = operator::show(&mut conn, &key(1)).await?.expect("a record");
     for (most, body) in [(100, "\"answer\""), (u32::MAX, "\"answer\""), (3, "\"an"), (0, "")] {
         let response = operator::response(&mut conn, &key(1), shown.token, most).await?.expect("a response");

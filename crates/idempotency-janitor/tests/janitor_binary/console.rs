@@ -434,7 +434,7 @@ async fn a_response_is_text_whatever_its_type(_: PgPoolOptions, options: PgConne
         ("image/png", b"\x89PNG", "89504e47"),
     ] {
         let key = key(kind);
-        testing::completed(&mut *pool.acquire().await?, &key, "body", &0).await?;
+        Fixture::completed(&key, "body", &0)?.write(&pool).await?;
         sqlx::query(
             "update idempotency.record
              set response_status = 201, response_body = $1, response_headers = jsonb_build_array(jsonb_build_array('content-type', $2::text))
@@ -455,7 +455,7 @@ async fn a_response_is_text_whatever_its_type(_: PgPoolOptions, options: PgConne
         );
     }
     let key = key("large");
-    testing::completed(&mut *pool.acquire().await?, &key, "body", &"x".repeat(100_000)).await?;
+    Fixture::completed(&key, "body", &"x".repeat(100_000))?.write(&pool).await?;
     let (link, _) = visitor.look_up(&key).await?;
     let (_, page) = visitor.get(&format!("{link}?response=true")).await?;
     assert!(page.contains("Incomplete: the first 65\u{202f}536 of 100\u{202f}002 bytes."), "{}", page.len());
@@ -626,7 +626,7 @@ async fn a_pinned_key_hides_no_other_and_can_be_settled(
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
-    testing::completed(&mut *pool.acquire().await?, &key("completed"), "body", &1).await?;
+    Fixture::completed(&key("completed"), "body", &1)?.write(&pool).await?;
     lapsed(&pool, &key("pinned"), AT_MOST_ONCE).await?;
     sqlx::query("update idempotency.record set expires_at = 'infinity'").execute(&pool).await?;
     lapsed(&pool, &key("waiting"), AT_MOST_ONCE).await?;

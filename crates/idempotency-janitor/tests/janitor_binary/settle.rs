@@ -286,10 +286,10 @@ async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConne
     };
     both_fail("no record");
 
-    testing::completed(&mut *pool.acquire().await?, &key(), "body", "kept").await?;
+    testing::Fixture::completed(&key(), "body", "kept")?.write(&pool).await?;
     both_fail("completed");
     assert_eq!(stored(&pool).await?, "\"kept\"");
-    testing::expired(&mut *pool.acquire().await?, &key(), "body", "kept").await?;
+    testing::Fixture::completed(&key(), "body", "kept")?.expired().write(&pool).await?;
     both_fail("done");
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
 

@@ -54,7 +54,7 @@ pub(crate) fn json(output: &Output) -> serde_json::Value {
 pub(crate) async fn expired(pool: &PgPool, count: i32) -> anyhow::Result<()> {
     for n in 0..count {
         let key = Key::new("scope", "operation", n.to_string())?;
-        testing::expired(&mut *pool.acquire().await?, &key, "body", &n).await?;
+        testing::Fixture::completed(&key, "body", &n)?.expired().write(pool).await?;
     }
     Ok(())
 }

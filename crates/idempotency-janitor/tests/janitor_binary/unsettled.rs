@@ -41,7 +41,7 @@ async fn one_of_each(pool: &PgPool) -> anyhow::Result<String> {
     };
     // Its renewals stop, and its lease goes on.
     drop(lease);
-    testing::completed(&mut *pool.acquire().await?, &key("completed"), "body", &0).await?;
+    testing::Fixture::completed(&key("completed"), "body", &0)?.write(pool).await?;
     Ok(sent)
 }
 
