@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 use tracing::{Instrument as _, Span};
 
 use crate::caught::Panic;
-use crate::claim::Claimed;
-use crate::record::{Batch, Terms};
 use crate::{Error, Key, Mode, Outcome};
 
 /// The span of one call. A macro, because the name of a span is a part of its static metadata.
@@ -177,16 +175,6 @@ pub(crate) fn claimed(mode: Mode, operation: &str, took: Duration) {
     .record(took);
 }
 
-/// Records the end of a claim, once for all its polls. A claim that was won is counted when its work ends.
-pub(crate) fn claim_ended<W>(terms: &Terms, key: &Key, started: Instant, ended: Result<&Claimed<W>, &Error>) {
-    claimed(terms.mode, key.operation(), started.elapsed());
-    match ended {
-        Ok(Claimed::Won(_)) => {}
-        Ok(Claimed::Replayed(_)) => outcome(terms.mode, key.operation(), REPLAYED),
-        Err(error) => failure(terms.mode, key.operation(), error),
-    }
-}
-
 /// A step that an attempt asked for, and how that ended: performed, replayed, or in doubt. Errors after which the step
 /// may be performed again are not counted. Names of steps are no labels, because a loop makes many.
 pub(crate) fn step(operation: &str, outcome: &'static str) {
@@ -202,9 +190,9 @@ pub(crate) fn resumed(operation: &str, outcome: &'static str) {
         .increment(1);
 }
 
-/// A batch that the janitor deleted.
-pub(crate) fn swept(batch: &Batch, took: Duration) {
-    for (kind, rows) in [("completed", batch.completed), ("unfinished", batch.unfinished), ("marks", batch.marks)] {
+/// A batch that the janitor deleted: how many records of each kind.
+pub(crate) fn swept(kinds: [(&'static str, u64); 3], took: Duration) {
+    for (kind, rows) in kinds {
         metrics::counter!("idempotency_cleanup_rows_total", "kind" => kind).increment(rows);
     }
     metrics::histogram!("idempotency_cleanup_batch_duration_seconds").record(took);

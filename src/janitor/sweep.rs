@@ -161,7 +161,7 @@ impl Janitor {
                 batch => batch?,
             };
             since = batch.until;
-            observe::swept(&batch, started.elapsed());
+            observe::swept(batch.kinds(), started.elapsed());
             swept.add(batch);
             progress(swept);
             if batch.rows() < u64::from(rows) {

@@ -243,7 +243,13 @@ impl Leasing {
                 break (claimed_at, claimed);
             }
         };
-        observe::claim_ended(&terms, key, started.into_std(), claimed.as_ref());
+        // Once for all polls. A claim that was won is counted when its work ends.
+        observe::claimed(terms.mode, key.operation(), started.elapsed());
+        match &claimed {
+            Ok(Claimed::Won(_)) => {}
+            Ok(Claimed::Replayed(_)) => observe::outcome(terms.mode, key.operation(), observe::REPLAYED),
+            Err(error) => observe::failure(terms.mode, key.operation(), error),
+        }
         Ok(match claimed? {
             Claimed::Won((claim, steps)) => {
                 Acquired::Lease(Lease::new(self, pool, key, fingerprint, claim, claimed_at, steps))

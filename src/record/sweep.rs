@@ -27,6 +27,11 @@ impl Batch {
         self.completed + self.unfinished + self.marks
     }
 
+    /// The counts with their names.
+    pub(crate) fn kinds(&self) -> [(&'static str, u64); 3] {
+        [("completed", self.completed), ("unfinished", self.unfinished), ("marks", self.marks)]
+    }
+
     /// Reads the counts.
     pub(super) fn of(row: &PgRow) -> sqlx::Result<Self> {
         let count = |column| row.try_get::<i64, _>(column).map(i64::unsigned_abs);
