@@ -26,6 +26,12 @@ const NAMES: &[(&str, &str, &str)] = &[
     ("update idempotency.record set expires_at", "", MOVES_TIME),
     ("update idempotency.record set lease_until = least(", "", MOVES_TIME),
     ("update idempotency.record set lease_until = '-infinity'", "jsonb_set(", "settle step"),
+    (
+        "update idempotency.record set lease_until = '-infinity'",
+        "claimed_at = pg_catalog.now()",
+        "release in transaction",
+    ),
+    ("update idempotency.record set lease_until = '-infinity'", "@>", "release unperformed"),
     ("update idempotency.record set lease_until = '-infinity'", "", "release"),
     ("update idempotency.record set lease_until", "::interval,", "heartbeat"),
     ("update idempotency.record set lease_until", "", "lapse"),
