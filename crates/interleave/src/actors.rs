@@ -98,8 +98,8 @@ impl Seat {
     async fn begin(&self, isolation: Isolation) -> Result<PgTransaction<'static>, sqlx::Error> {
         self.pool
             .begin_with(match isolation {
-                Isolation::ReadCommitted => "begin; set local lock_timeout = '33s'",
-                Isolation::RepeatableRead => "begin isolation level repeatable read; set local lock_timeout = '33s'",
+                Isolation::ReadCommitted => "begin; set local lock_timeout = '90s'",
+                Isolation::RepeatableRead => "begin isolation level repeatable read; set local lock_timeout = '90s'",
             })
             .await
     }
@@ -114,7 +114,7 @@ impl Seat {
         }
         let setting = sqlx::query_scalar("select current_setting('lock_timeout')");
         let lock_timeout: Result<String, _> = setting.fetch_one(&mut *tx).await;
-        if !lock_timeout.as_ref().is_ok_and(|limit| limit == "33s") {
+        if !lock_timeout.as_ref().is_ok_and(|limit| limit == "90s") {
             return Ok(format!("{answer}, with an unusable transaction: {lock_timeout:?}"));
         }
         tx.commit().await?;
@@ -192,8 +192,12 @@ pub(crate) fn call_isolated(manner: Manner, options: Idempotency) -> Actor {
 
 /// A call whose transaction is the crate's.
 pub(crate) fn run(options: Idempotency) -> Actor {
+    run_that(Manner::Keeps, options)
+}
+
+pub(crate) fn run_that(manner: Manner, options: Idempotency) -> Actor {
     actor(move |seat| async move {
-        let perform = async |conn: &mut PgConnection| seat.perform(conn, Manner::Keeps).await;
+        let perform = async |conn: &mut PgConnection| seat.perform(conn, manner).await;
         let answer = told(options.run(&seat.pool, &seat.key, BODY, perform).await);
         seat.answer(&answer);
         Ok(answer)
@@ -210,6 +214,19 @@ fn leasing(policy: Policy) -> anyhow::Result<Leasing> {
 pub(crate) enum Ending {
     Completes,
     Releases,
+    /// Completes after a heartbeat.
+    Renews,
+}
+
+/// Moves Tokio's clock to the heartbeat of this lease, and waits until it has ended. The wire holds it as any message.
+async fn renewed(lease: &Lease) {
+    tokio::time::pause();
+    tokio::time::advance(LEASE / 3 + Duration::from_millis(1)).await;
+    tokio::time::resume();
+    let left = lease.remaining();
+    while !lease.is_lost() && lease.remaining() <= left {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 /// Takes a lease, works, and ends it.
@@ -223,8 +240,11 @@ pub(crate) fn own(policy: Policy, ending: Ending) -> Actor {
         };
         let attempt = lease.attempt();
         seat.effect(&mut *seat.pool.acquire().await?, "").await?;
+        if ending == Ending::Renews {
+            renewed(&lease).await;
+        }
         let ended = match ending {
-            Ending::Completes => lease.complete(&seat.name()).await.map(|()| "completed"),
+            Ending::Completes | Ending::Renews => lease.complete(&seat.name()).await.map(|()| "completed"),
             Ending::Releases => lease.release("on purpose").await.map(|()| "released"),
         };
         Ok(match ended {
