@@ -34,11 +34,10 @@ pub mod testing;
 pub use chrono;
 pub use sqlx;
 
-pub use error::{BoxError, Error, LockHolder};
+pub use error::{BoxError, Error, InvalidStep, LockHolder, NotResumable};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};
-pub use lease::{InvalidStep, NotResumable};
 pub use limits::{DEFAULT_RETENTION, InFlight, InvalidDuration};
 pub use migrate::{MIGRATOR, distribute, migrate, schema_sql};
 pub use mode::Mode;

@@ -70,8 +70,7 @@ impl Janitor {
     /// pass counts again.
     #[cfg(feature = "metrics")]
     async fn observe_records(&self) {
-        let Ok(mut conn) = self.pool.acquire().await else { return };
-        let Ok(stats) = crate::operator::stats(&mut conn, Some(crate::operator::SAMPLE)).await else { return };
+        let Ok(stats) = crate::operator::stats(&self.pool, Some(crate::operator::SAMPLE)).await else { return };
         let mut by_state = std::collections::BTreeMap::from(crate::operator::STATES.map(|state| (state.to_owned(), 0)));
         for group in stats.groups {
             *by_state.entry(group.state).or_default() += group.records;

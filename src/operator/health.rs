@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sqlx::PgConnection;
+use sqlx::{PgConnection, PgPool};
 
 use crate::record::{Broken, Distribution, Stranger};
-use crate::session::in_any_transaction;
+use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, migrate, record};
 
 /// The number of records that one statement of [`deep_health`] checks: short enough to hold back no vacuum.
@@ -189,8 +189,8 @@ impl std::fmt::Display for Warning {
 
 /// Looks for parts of the set-up that break a promise. `lag` is how long an expired record may wait for its sweep.
 ///
-/// It sees the settings of this connection, and the settings of `alter role` and `alter database` for any role that may
-/// log in. It does not see settings that a service makes in its URL or in a session.
+/// It sees the settings of a connection of this pool, and the settings of `alter role` and `alter database` for any role
+/// that may log in. It does not see settings that a service makes in its URL or in a session.
 ///
 /// # Errors
 ///
@@ -199,13 +199,13 @@ impl std::fmt::Display for Warning {
 /// # Cancellation
 ///
 /// Nothing is changed, at any point.
-pub async fn health(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {
-    in_any_transaction(conn, async |conn| warnings(conn, lag).await).await
+pub async fn health(pool: &PgPool, lag: Duration) -> Result<Vec<Warning>, Error> {
+    in_pooled_transaction(pool, Opening::Plain, async |conn| warnings(conn, lag).await).await
 }
 
 /// Checks every record against the rules of `migrations/strict.sql`. The schema does not contain these constraints,
-/// because they slow down every statement. It reads the whole table, some thousand records in each statement. On a
-/// connection outside a transaction it holds no snapshot between two statements.
+/// because they slow down every statement. It reads the whole table, some thousand records in each statement, and
+/// holds no snapshot between two statements.
 ///
 /// # Errors
 ///
@@ -214,7 +214,8 @@ pub async fn health(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warnin
 /// # Cancellation
 ///
 /// Nothing is changed, at any point.
-pub async fn deep_health(conn: &mut PgConnection) -> Result<Vec<Warning>, Error> {
+pub async fn deep_health(pool: &PgPool) -> Result<Vec<Warning>, Error> {
+    let conn = &mut *pool.acquire().await?;
     migrate::current(conn).await?;
     let mut broken: BTreeMap<String, Broken> = BTreeMap::new();
     let mut after = None;
@@ -241,7 +242,8 @@ pub async fn deep_health(conn: &mut PgConnection) -> Result<Vec<Warning>, Error>
 /// # Cancellation
 ///
 /// Nothing is changed, at any point.
-pub async fn response_compression(conn: &mut PgConnection) -> Result<String, Error> {
+pub async fn response_compression(pool: &PgPool) -> Result<String, Error> {
+    let conn = &mut *pool.acquire().await?;
     migrate::current(conn).await?;
     record::response_compression(conn).await
 }

@@ -18,8 +18,8 @@ pub struct Shown {
     pub mode: Mode,
     /// One of [`STATES`](crate::operator::STATES).
     pub state: String,
-    /// The fencing token of its last claim, which [`lease::resolve`](crate::lease::resolve),
-    /// [`lease::release`](crate::lease::release) and [`forget`](crate::operator::forget) require.
+    /// The fencing token of its last claim, which [`resolve`](crate::operator::resolve()),
+    /// [`release`](crate::operator::release()) and [`forget`](crate::operator::forget) require.
     pub token: i64,
     /// How many times it was claimed.
     pub attempt: u32,
@@ -50,7 +50,7 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// The names of all steps in doubt, in the order of their bytes, for [`lease::release`](crate::lease::release).
+    /// The names of all steps in doubt, in the order of their bytes, for [`release`](crate::operator::release()).
     #[must_use]
     pub fn steps_in_doubt(&self) -> Vec<String> {
         let mut names: Vec<_> = self.steps.iter().filter(|step| step.in_doubt).map(|step| step.name.clone()).collect();

@@ -6,7 +6,7 @@ use std::panic::Location;
 
 use sqlx::PgPool;
 
-use crate::operator::{Shown, show};
+use crate::operator::show;
 use crate::{Key, Outcome};
 
 /// Asserts that exactly one of these calls performed, that all others replayed, and that all gave the same answer.
@@ -84,8 +84,7 @@ fn named(key: &Key) -> String {
 }
 
 async fn state(pool: &PgPool, key: &Key, at: &Location<'_>) -> Option<String> {
-    let shown: Result<Option<Shown>, crate::Error> = async { show(&mut *pool.acquire().await?, key).await }.await;
-    match shown {
+    match show(pool, key).await {
         Ok(shown) => shown.map(|shown| shown.state),
         Err(error) => {
             panic!(

@@ -6,10 +6,10 @@ use std::time::Duration;
 use serde::Serialize;
 use sqlx::{PgConnection, PgExecutor};
 
-use crate::lease::{NotResumable, Policy};
+use crate::lease::Policy;
 use crate::outcome::to_json;
 use crate::record::{LeaseState, Record, Response, Staged};
-use crate::{Body, DEFAULT_RETENTION, Deployment, Error, Fingerprint, Key, Mode};
+use crate::{Body, DEFAULT_RETENTION, Deployment, Error, Fingerprint, Key, Mode, NotResumable};
 
 /// Writes a record that an earlier call completed with this response a minute ago: the next call with the same body
 /// replays.

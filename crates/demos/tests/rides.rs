@@ -106,7 +106,7 @@ impl App {
     }
 
     async fn shown(&self) -> anyhow::Result<Shown> {
-        Ok(show(&mut *self.pool().acquire().await?, &key()).await?.expect("a record"))
+        Ok(show(&self.pool(), &key()).await?.expect("a record"))
     }
 
     async fn assert_unlocked(&self, steps: &[&str]) -> anyhow::Result<()> {
@@ -290,7 +290,7 @@ async fn a_text_in_doubt_waits_for_an_operator(pool: PgPool) -> anyhow::Result<(
     let shown = app.shown().await?;
     let reference = ride::reference(&shown.downstream_key.expect("a lease"), shown.attempt);
     let sent = app.rides.outside.withdraw(&reference).await?.expect("the gateway has sent it");
-    pg_idempotency::lease::resolve_step(app.pool(), &key(), shown.token, "text", &sent).await?;
+    pg_idempotency::operator::resolve_step(app.pool(), &key(), shown.token, "text", &sent).await?;
     app.assert_booked().await
 }
 

@@ -152,6 +152,10 @@ pub(crate) fn of(error: Error) -> Failure {
     match error {
         Error::Database(cause) => match cause.as_database_error().and_then(|cause| cause.code()).as_deref() {
             Some("42501") => Failure::Refused(cause),
+            // A pool connects when it is first used: the login, the database's name, no room, or a server that is starting.
+            Some(code) if ["08", "28", "3D", "53", "57P"].iter().any(|class| code.starts_with(class)) => {
+                of_connecting(cause)
+            }
             Some(_) => Failure::Database(cause),
             None => match cause {
                 sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::Tls(_) => Failure::Connection(cause),

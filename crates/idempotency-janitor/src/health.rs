@@ -16,12 +16,12 @@ pub(crate) async fn health(
     deep: bool,
     as_json: bool,
 ) -> Result<Ending, Failure> {
-    let mut conn = database.connect().await?;
-    let mut warnings = operator::health(&mut conn, max_lag).await.map_err(of)?;
+    let pool = database.pool().await?;
+    let mut warnings = operator::health(&pool, max_lag).await.map_err(of)?;
     if deep {
-        warnings.extend(operator::deep_health(&mut conn).await.map_err(of)?);
+        warnings.extend(operator::deep_health(&pool).await.map_err(of)?);
     }
-    let compression = operator::response_compression(&mut conn).await.map_err(of)?;
+    let compression = operator::response_compression(&pool).await.map_err(of)?;
     print(&if as_json { in_json(&warnings, &compression) } else { in_text(&warnings, &compression) })?;
     if warnings.is_empty() { Ok(Ending::Done) } else { Err(Failure::Unhealthy) }
 }

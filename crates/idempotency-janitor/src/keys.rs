@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::arguments::{KeyArguments, Unsettled};
 use crate::connection::Database;
 use crate::failure::{Failure, of, printable};
+use crate::settle::look;
 use crate::{Ending, print};
 
 pub(crate) fn key(arguments: KeyArguments) -> Result<Key, Failure> {
@@ -23,11 +24,11 @@ pub(crate) async fn show(
     as_json: bool,
 ) -> Result<Ending, Failure> {
     let key = key(arguments)?;
-    let mut conn = database.connect().await?;
-    let shown = operator::show(&mut conn, &key).await.map_err(of)?.ok_or(Failure::NoRecord)?;
+    let pool = database.pool().await?;
+    let shown = look(&pool, &key).await?;
     let asked = step.and_then(|step| shown.step_downstream_key(&step).map(|key| (step, key)));
     let response = match with_response {
-        true => operator::response(&mut conn, &key, shown.token, u32::MAX).await.map_err(of)?,
+        true => operator::response(&pool, &key, shown.token, u32::MAX).await.map_err(of)?,
         false => None,
     };
     if as_json {
@@ -125,7 +126,7 @@ fn step_in_text(step: &ShownStep) -> String {
 pub(crate) async fn unsettled(database: &Database, options: Unsettled) -> Result<Ending, Failure> {
     let limit = options.limit.get();
     // One more than asked for tells whether there are more.
-    let mut found = operator::unsettled(&mut database.connect().await?, limit.saturating_add(1), options.max_attempts)
+    let mut found = operator::unsettled(&database.pool().await?, limit.saturating_add(1), options.max_attempts)
         .await
         .map_err(of)?;
     let more_left = found.len() > limit as usize;

@@ -17,7 +17,7 @@ const BAR: f64 = 40.0;
 
 pub(crate) async fn stats(database: &Database, options: arguments::Stats) -> Result<Ending, Failure> {
     let sample = (!options.exact).then_some(operator::SAMPLE);
-    let stats = operator::stats(&mut database.connect().await?, sample).await.map_err(of)?;
+    let stats = operator::stats(&database.pool().await?, sample).await.map_err(of)?;
     print(&if options.json { as_json(&stats) } else { as_text(&stats) })?;
     let too_old =
         options.fail_if_older_than.is_some_and(|most| stats.oldest_expired.is_some_and(|oldest| oldest > most));

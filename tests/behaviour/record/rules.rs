@@ -45,7 +45,7 @@ async fn deep_health_counts_what_strict_sql_would_refuse(pool: PgPool) -> anyhow
         expected.insert(name, records.unsigned_abs());
     }
     assert_eq!(expected.len(), 12);
-    let warnings = deep_health(&mut *pool.acquire().await?).await?;
+    let warnings = deep_health(&pool).await?;
     let found: BTreeMap<_, _> = warnings
         .into_iter()
         .map(|warning| match warning {
