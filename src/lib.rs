@@ -22,6 +22,7 @@ mod outcome;
 mod record;
 mod session;
 mod shutdown;
+mod state;
 mod transaction;
 
 #[cfg(doctest)]

@@ -15,7 +15,8 @@ mod settle;
 mod stats;
 
 pub use crate::record::{Group, Shown, ShownStep, StoredResponse, Unsettled, UnsettledPart};
+pub use crate::state::State;
 pub use health::{Warning, deep_health, health, response_compression};
 pub use records::{forget, response, show, unsettled, unsettled_part};
 pub use settle::{release, release_step, resolve, resolve_step};
-pub use stats::{AGES, SAMPLE, STATES, Stats, stats};
+pub use stats::{AGES, SAMPLE, Stats, stats};

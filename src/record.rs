@@ -47,7 +47,7 @@ pub(crate) use claim::{Claim, Terms};
 pub(crate) use due::{count_due, oldest_due};
 pub(crate) use lease::Actor;
 pub(crate) use lock::{INSTALLER, SINGLE_RUNNER, holder, try_lock};
-pub(crate) use look::{Found, LeaseState, Standing};
+pub(crate) use look::{Found, Standing};
 pub(crate) use mark::{MarkBatch, MarkOf};
 pub(crate) use owners::{Stranger, strangers};
 pub(crate) use resume::Candidate;
@@ -55,7 +55,7 @@ pub(crate) use rules::{Broken, broken_rules};
 pub(crate) use setup::{commit_settings, response_compression, setup, without_autovacuum};
 pub use show::{Shown, StoredResponse};
 #[cfg(feature = "testing")]
-pub(crate) use staged::Staged;
+pub(crate) use staged::{LeaseState, Staged};
 pub(crate) use statement::{Record, Response, draw_token};
 pub use stats::Group;
 pub(crate) use stats::{groups, size};

@@ -14,9 +14,6 @@ pub const SAMPLE: u32 = 30_000;
 /// The classes of age that [`Group::age`] counts in, by their upper ends. The last class has none.
 pub const AGES: [&str; 5] = ["< 1 min", "< 1 h", "< 1 day", "< 7 days", "older"];
 
-/// The states of a record, as in [`Group::state`].
-pub const STATES: [&str; 7] = ["completed", "mark", "in_flight", "released", "lapsed", "indeterminate", "expired"];
-
 /// The content of the table.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

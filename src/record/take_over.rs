@@ -7,7 +7,7 @@ use sqlx::{PgConnection, Postgres, Row as _};
 
 use super::claim::{Claim, Terms};
 use super::distributed;
-use super::fragment::{expired_when_asked, no_step_in_doubt, note_claim};
+use super::fragment::{may_be_taken_over, note_claim};
 use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::Error;
 
@@ -39,15 +39,7 @@ macro_rules! take_over_free {
             from free
             where scope = $1::text and operation = $2::text and value = $3::text
                 and record.token = $9::int8
-                -- As in idempotency.await_key.
-                and (
-                    ", expired_when_asked!("$10"), "
-                    or (completed_at is null
-                        and (lease_until = '-infinity'
-                            or (lease_until <= pg_catalog.statement_timestamp()
-                                and mode in ('at_least_once', 'in_steps')))
-                        and ", no_step_in_doubt!(), ")
-                )"
+                and ", may_be_taken_over!("$10")
         }
     };
 }

@@ -66,7 +66,7 @@ async fn stats_are_those_of_the_shards() -> anyhow::Result<()> {
         assert!(stats.table_bytes > 500_000, "{}", stats.table_bytes);
         assert!(stats.index_bytes > 200_000, "{}", stats.index_bytes);
         assert_eq!(stats.groups.len(), 1);
-        assert_eq!((&*stats.groups[0].operation, &*stats.groups[0].state), ("filled", "mark"));
+        assert_eq!((&*stats.groups[0].operation, stats.groups[0].state.as_str()), ("filled", "mark"));
     }
     conn.execute("delete from idempotency.record").await?;
     Ok(())
@@ -80,7 +80,7 @@ async fn a_record_is_shown_listed_and_forgotten() -> anyhow::Result<()> {
     assert!(operator::show(&citus.pool, &key).await?.is_none());
     Fixture::indeterminate(&key, "body")?.with_last_error("why").write(&mut *conn).await?;
     let shown = operator::show(&citus.pool, &key).await?.expect("a record");
-    assert_eq!((&*shown.state, shown.last_error.as_deref()), ("indeterminate", Some("why")));
+    assert_eq!((shown.state.as_str(), shown.last_error.as_deref()), ("indeterminate", Some("why")));
     let unsettled = operator::unsettled(&citus.pool, 1000, std::num::NonZeroU32::new(1)).await?;
     assert!(unsettled.iter().any(|record| record.scope == key.scope()));
     let mut other = shown.clone();

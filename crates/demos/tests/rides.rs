@@ -111,7 +111,7 @@ impl App {
 
     async fn assert_unlocked(&self, steps: &[&str]) -> anyhow::Result<()> {
         let shown = self.shown().await?;
-        assert_eq!(shown.state, "released");
+        assert_eq!(shown.state.as_str(), "released");
         assert_eq!(shown.steps.iter().map(|step| step.name.as_str()).collect::<Vec<_>>(), steps);
         Ok(())
     }

@@ -3,6 +3,7 @@
 use std::error::Error as _;
 
 use pg_idempotency::janitor::InvalidBatchSize;
+use pg_idempotency::operator::State;
 use pg_idempotency::{Error, InvalidDuration, InvalidKey};
 
 use crate::connection::CONNECT_TIMEOUT;
@@ -38,7 +39,7 @@ pub(crate) enum Failure {
     #[error("the record is under a live lease for {seconds:.0} s more; its owner may be at work: wait for it")]
     Leased { seconds: f64 },
     #[error("nothing was done: the record's state is {state}; {why}")]
-    NotToBeSettled { state: String, why: &'static str },
+    NotToBeSettled { state: State, why: &'static str },
     #[error(
         "nothing was done: in doubt {}; look up the downstream key of each, which `show` prints, at the service that it \
          called; if it took effect, `resolve --step NAME` with its result, otherwise `release --step NAME`",

@@ -42,7 +42,7 @@ pub(crate) async fn show(
 fn in_json(shown: &Shown, asked: Option<(String, String)>, response: Option<&StoredResponse>) -> String {
     let mut report = json!({
         "mode": shown.mode.as_str(),
-        "state": shown.state,
+        "state": shown.state.as_str(),
         // A string: beyond 2^53 many readers of JSON round numbers.
         "token": shown.token.to_string(),
         "attempt": shown.attempt,
@@ -93,7 +93,7 @@ fn step_state(step: &ShownStep) -> &'static str {
 pub(crate) fn in_text(shown: &Shown) -> String {
     let mut lines = vec![
         ("mode", shown.mode.to_string()),
-        ("state", shown.state.clone()),
+        ("state", shown.state.to_string()),
         ("attempt", shown.attempt.to_string()),
         ("token", shown.token.to_string()),
         ("claimed at", shown.claimed_at.to_rfc3339()),
@@ -140,7 +140,7 @@ fn list_in_json(found: &[operator::Unsettled], more_left: bool) -> String {
         .map(|record| {
             json!({
                 "mode": record.mode.as_str(),
-                "state": record.state,
+                "state": record.state.as_str(),
                 "scope": record.scope,
                 "operation": record.operation,
                 "value": record.value,
@@ -180,7 +180,7 @@ fn list_in_text(found: &[operator::Unsettled], more_left: bool) -> String {
         table.add_row([
             [&record.scope, &record.operation, &record.value].map(|part| as_argument(part)).join(" "),
             record.mode.to_string(),
-            record.state.clone(),
+            record.state.to_string(),
             record.steps.iter().map(|step| as_argument(step)).collect::<Vec<_>>().join(" "),
             record.attempt.to_string(),
             record.token.to_string(),

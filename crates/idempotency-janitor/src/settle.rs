@@ -5,7 +5,7 @@
 use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
 use std::time::Duration;
 
-use pg_idempotency::operator::{self, Shown};
+use pg_idempotency::operator::{self, Shown, State};
 use pg_idempotency::{DEFAULT_RETENTION, Error, Idempotency, Key};
 use serde_json::value::RawValue;
 use sqlx::PgPool;
@@ -45,7 +45,7 @@ impl Decision {
         if let Some(left) = shown.lease_left {
             return Err(Failure::Leased { seconds: left.as_secs_f64() });
         }
-        let refused = |why| Err(Failure::NotToBeSettled { state: shown.state.clone(), why });
+        let refused = |why| Err(Failure::NotToBeSettled { state: shown.state, why });
         if !matches!(self, Self::Forget) && shown.completed_at.is_some() {
             return refused("a completed operation cannot be settled; to have it performed again, forget the key");
         }
@@ -54,7 +54,7 @@ impl Decision {
                 [] => Ok(()),
                 steps => Err(Failure::StepsInDoubt { steps: steps.to_vec() }),
             },
-            _ if shown.state == "expired" && !matches!(self, Self::Forget) => refused(EXPIRED),
+            _ if shown.state == State::Expired && !matches!(self, Self::Forget) => refused(EXPIRED),
             Self::ResolveStep { step, .. } | Self::ReleaseStep { step } => {
                 let not_in_doubt = |why| Err(Failure::StepNotInDoubt { step: step.clone(), why });
                 match shown.steps.iter().find(|stored| stored.name == *step) {
@@ -63,7 +63,7 @@ impl Decision {
                     Some(_) => Ok(()),
                 }
             }
-            Self::Release if shown.state == "released" => refused(
+            Self::Release if shown.state == State::Released => refused(
                 "the next call performs the operation; if that call is refused as exhausted, raise the service's limit of \
                  attempts, or resolve the key",
             ),

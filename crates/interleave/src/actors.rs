@@ -447,7 +447,7 @@ pub(crate) async fn left(pool: &PgPool, conn: &mut PgConnection, key: &Key) -> a
     let Some(shown) = operator::show(pool, key).await? else {
         return next(conn, key).await.map(|next| format!("no record, the next {next}"));
     };
-    let mut left = shown.state.clone();
+    let mut left = shown.state.to_string();
     let stored = operator::response(pool, key, shown.token, 1000).await?.and_then(|stored| stored.body);
     if let Some(body) = stored {
         left = format!("{left} {}", String::from_utf8_lossy(&body));

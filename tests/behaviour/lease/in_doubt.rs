@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, Leasing};
-use pg_idempotency::operator::{release, release_step, resolve, resolve_step, show, unsettled};
+use pg_idempotency::operator::{State, release, release_step, resolve, resolve_step, show, unsettled};
 use pg_idempotency::testing::{Fixture, lapse, until_blocked};
 use pg_idempotency::{Error, InvalidStep};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -83,21 +83,21 @@ async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()>
         drop(lease);
         lapse(&pool, &key("a")).await?;
         let shown = show(&pool, &key("a")).await?.expect("a record");
-        assert_eq!(shown.state, "indeterminate");
+        assert_eq!(shown.state, State::Indeterminate);
         let names: Vec<_> = shown.steps.iter().map(|step| (step.name.as_str(), step.in_doubt, step.attempt)).collect();
         assert_eq!(names, [("ride", false, 1), ("text", true, 1)]);
         assert!(shown.steps.iter().all(|step| step.at.is_some()));
         assert_eq!(shown.steps[1].downstream_key, sent, "what the gateway saw");
         let waiting = unsettled(&pool, 10, None).await?;
         assert_eq!(waiting.len(), 1);
-        assert_eq!((waiting[0].state.as_str(), &waiting[0].steps[..]), ("indeterminate", &names_of(["text"])[..]));
+        assert_eq!((waiting[0].state, &waiting[0].steps[..]), (State::Indeterminate, &names_of(["text"])[..]));
         assert!(matches!(settle(held + 1, "text").await, Err(Error::Changed)), "another token");
         for other in ["ride", "no step"] {
             assert!(matches!(settle(held, other).await, Err(Error::Changed)), "{other} is not in doubt");
         }
         settle(held, "text").await?;
         assert!(matches!(settle(held, "text").await, Err(Error::Changed)), "settled before");
-        assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, "released");
+        assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, State::Released);
         assert!(unsettled(&pool, 10, None).await?.is_empty());
 
         let lease = acquired(&pool).await;
@@ -115,7 +115,7 @@ async fn an_owners_release_keeps_the_doubt(pool: PgPool) -> anyhow::Result<()> {
     assert!(Kind::AtMostOnce.failing(&lease, "text").await.is_err());
     lease.release("by mistake").await?;
     let token = assert_indeterminate(&pool, 1).await;
-    assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, "indeterminate");
+    assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, State::Indeterminate);
     assert_eq!(unsettled(&pool, 10, None).await?.len(), 1);
     resolve(&pool, &key("a"), token, &"sent".to_owned(), Duration::from_secs(3600)).await?;
     assert!(matches!(acquire(&pool, "body").await?, Acquired::Replayed(_)));
@@ -166,7 +166,7 @@ async fn a_release_that_does_not_name_exactly_the_steps_in_doubt_changes_nothing
     }
     // In any order, and named twice, they are the same steps.
     release(&pool, &key("a"), token, &names_of(["text", "email", "text"]), "neither was sent").await?;
-    assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, "released");
+    assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, State::Released);
     assert_eq!(performed_next(&pool, &["email", "text"]).await, ["email", "text"]);
     Ok(())
 }
@@ -183,7 +183,7 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> 
         assert_ne!(after_first, looked_up, "an owner that was suspended is fenced");
         let (token, left) = in_doubt(&pool).await;
         assert_eq!((token, left), (after_first, names_of([if email_first { "text" } else { "email" }])));
-        assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, "indeterminate");
+        assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, State::Indeterminate);
         // Another operator looked before this decision.
         for stale in [email(looked_up).await, text(looked_up).await] {
             assert_changed(stale, "settled by another operator");
@@ -191,7 +191,7 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> 
         assert_changed(if email_first { email(token).await } else { text(token).await }, "settled before");
         let after_second = if email_first { text(token).await? } else { email(token).await? };
         let shown = show(&pool, &key("a")).await?.expect("a record");
-        assert_eq!((&*shown.state, shown.token), ("released", after_second));
+        assert_eq!((shown.state, shown.token), (State::Released, after_second));
         assert_eq!(shown.last_error.as_deref(), Some("the gateway has no text"));
         assert_eq!(shown.steps.len(), 1, "{:?}", shown.steps);
         assert!(unsettled(&pool, 10, None).await?.is_empty());
