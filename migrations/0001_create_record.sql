@@ -100,19 +100,29 @@ returns text language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     callers text := current_setting('lock_timeout');
     callers_ms numeric := extract(epoch from callers::interval) * 1000;
-    there record;
+    -- The columns of the record, under their own names: the condition below is that of src/record/fragment.rs, word for word.
+    mode text;
+    lease_until timestamptz;
+    completed_at timestamptz;
+    expires_at timestamptz;
+    steps jsonb;
     answer text;
 begin
     -- PostgreSQL takes 0 for no limit.
     perform set_config('lock_timeout', case when callers_ms between 1 and $5 then callers else greatest($5, 1)::text end, true);
     perform pg_advisory_xact_lock($4);
-    select mode, lease_until, completed_at, expires_at into there
-    from idempotency.record where scope = $1 and operation = $2 and value = $3;
+    select record.mode, record.lease_until, record.completed_at, record.expires_at, record.steps
+    into mode, lease_until, completed_at, expires_at, steps
+    from idempotency.record as record
+    where record.scope = $1 and record.operation = $2 and record.value = $3;
     answer := case when found then 'look' else 'claim' end;
     if found and (
-        (there.expires_at <= least($6, statement_timestamp()) and coalesce(there.lease_until, '-infinity') <= statement_timestamp())
-        or (there.completed_at is null and there.lease_until <= statement_timestamp()
-            and (there.lease_until = '-infinity' or there.mode in ('at_least_once', 'in_steps')))
+        (expires_at <= least($6::timestamptz, pg_catalog.statement_timestamp())
+            and (lease_until is null or lease_until <= pg_catalog.statement_timestamp()))
+        or (completed_at is null
+            and (lease_until = '-infinity'
+                or (lease_until <= pg_catalog.statement_timestamp() and mode in ('at_least_once', 'in_steps')))
+            and pg_catalog.jsonb_path_exists(steps, '$.*.begun') is not true)
     ) is not true then
         raise exception 'a record is there' using errcode = 'IK004';
     end if;

@@ -1,6 +1,7 @@
 //! The errors of the crate: one variant for each way in which the caller can react.
 
 mod lock_holder;
+mod problem;
 #[cfg(test)]
 mod table;
 
@@ -8,11 +9,12 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use crate::lease::{InvalidStep, NotResumable};
 use crate::mode::UnknownMode;
 use crate::{InvalidBody, InvalidDuration, InvalidKey, Key, Mode};
 
 pub use lock_holder::LockHolder;
+pub use problem::{InvalidStep, NotResumable};
+pub(crate) use problem::{MAX_NAME_BYTES, MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
 
 /// An error from another library, kept as the cause.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -71,11 +73,11 @@ pub enum Error {
         claimed_at: DateTime<Utc>,
         /// The error of the latest attempt that reported one.
         last_error: Option<String>,
-        /// The fencing token of the claim, for [`resolve`](crate::lease::resolve()) and
-        /// [`release`](crate::lease::release()).
+        /// The fencing token of the claim, for [`resolve`](crate::operator::resolve()) and
+        /// [`release`](crate::operator::release()).
         token: i64,
         /// The names of all steps that were begun and have no result, in an operation in steps, in the order of their
-        /// bytes. See [`resolve_step`](crate::lease::resolve_step()).
+        /// bytes. See [`resolve_step`](crate::operator::resolve_step()).
         steps: Vec<String>,
     },
 

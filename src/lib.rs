@@ -24,6 +24,7 @@ mod record;
 mod response;
 mod session;
 mod shutdown;
+mod state;
 mod transaction;
 
 #[cfg(doctest)]
@@ -37,11 +38,10 @@ pub use chrono;
 pub use sqlx;
 
 pub use deployment::Deployment;
-pub use error::{BoxError, Error, LockHolder};
+pub use error::{BoxError, Error, InvalidStep, LockHolder, NotResumable};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};
-pub use lease::{InvalidStep, NotResumable};
 pub use limits::{DEFAULT_RETENTION, InFlight, InvalidDuration};
 pub use migrate::{MIGRATOR, distribute, migrate, schema_sql};
 pub use mode::Mode;

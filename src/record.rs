@@ -46,14 +46,14 @@ pub(crate) use distributed::{
 pub(crate) use due::{count_due, oldest_due};
 pub(crate) use lease::Actor;
 pub(crate) use lock::{INSTALLER, holder, try_lock};
-pub(crate) use look::{Found, LeaseState, Standing};
+pub(crate) use look::{Found, Standing};
 pub(crate) use mark::{MarkBatch, MarkOf};
 pub(crate) use owners::{Stranger, strangers};
 pub(crate) use resume::Candidate;
 pub(crate) use setup::{commit_settings, setup, without_autovacuum};
 pub use show::{Shown, StoredResponse};
 #[cfg(feature = "testing")]
-pub(crate) use staged::Staged;
+pub(crate) use staged::{LeaseState, Staged};
 pub(crate) use statement::{Record, draw_token};
 #[cfg(feature = "testing")]
 pub(crate) use statement::{changes_a_row, interval};

@@ -68,13 +68,11 @@ impl Janitor {
     /// Counts the records by state from a sample, which is cheap for any table. It ignores an error, because the next
     /// pass counts again.
     async fn observe_records(&self) {
-        let Ok(mut conn) = self.pool.acquire().await else { return };
-        let Ok(stats) = crate::operator::stats(&mut conn, Some(crate::operator::SAMPLE)).await else { return };
-        let mut by_state = std::collections::BTreeMap::from(crate::operator::STATES.map(|state| (state.to_owned(), 0)));
-        for group in stats.groups {
-            *by_state.entry(group.state).or_default() += group.records;
-        }
-        crate::observe::records(by_state);
+        use crate::operator::{SAMPLE, State, stats};
+        let Ok(stats) = stats(&self.pool, Some(SAMPLE)).await else { return };
+        let records_in =
+            |state: State| stats.groups.iter().filter(|group| group.state == state).map(|group| group.records).sum();
+        crate::observe::records(State::ALL.iter().map(|state| (state.to_string(), records_in(*state))));
     }
 }
 

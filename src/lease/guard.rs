@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::leasing::Leasing;
 use super::owner::Owner;
 use super::renewal::{Deadline, Renewed, renew};
-use super::settle::{committed, within_a_lease};
+use super::retry::{committed, within_a_lease};
 use super::step::Step;
 use super::steps::Steps;
 use crate::observe::{call_span, outcome_of, spanned};
@@ -188,7 +188,7 @@ impl Lease {
     /// Performs a step outside the database at most once. Before the effect, the record stores durably that the step
     /// was begun. After a crash in its middle, **nobody knows whether it took effect**: later calls return
     /// [`Indeterminate`](Error::Indeterminate) with the names of all steps in doubt, until an operator finds out about
-    /// each and calls [`resolve_step`](super::resolve_step) or [`release_step`](super::release_step).
+    /// each and calls [`resolve_step`](crate::operator::resolve_step) or [`release_step`](crate::operator::release_step).
     ///
     /// # Errors
     ///

@@ -5,9 +5,8 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::policy::{self, Policy};
-use super::resume::NotResumable;
 use crate::limits::{DEFAULT_RETENTION, RETENTION, checked, in_flight_within, within};
-use crate::{Deployment, Error, InFlight, InvalidDuration};
+use crate::{Deployment, Error, InFlight, InvalidDuration, NotResumable};
 
 /// A minute: longer than the pauses between the retries of most clients.
 const RESUME_AFTER: Duration = Duration::from_secs(60);

@@ -15,14 +15,13 @@ use super::guard::Lease;
 use super::leasing::Leasing;
 use super::owner::Owner;
 use super::policy::Policy;
-use super::resume::NotResumable;
 use crate::caught::caught;
 use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{Failure, call_span, outcome_of, outcome_of_call, spanned};
 use crate::outcome::{decode, encode};
 use crate::record::{Claim, Record, Response, Steps, Terms};
 use crate::session::{ANSWER, Opening, Polls, answered, in_pooled_transaction};
-use crate::{Body, Error, Fingerprint, InFlight, Key, Mode, Outcome, observe};
+use crate::{Body, Error, Fingerprint, InFlight, Key, Mode, NotResumable, Outcome, observe};
 
 /// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
 /// transaction mode.

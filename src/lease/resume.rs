@@ -14,7 +14,7 @@ use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{Failure, outcome_of_work};
 use crate::record::{Candidate, Record};
 use crate::session::{Opening, answered, in_pooled_transaction};
-use crate::{Error, InFlight, Key, observe};
+use crate::{Error, InFlight, Key, NotResumable, observe};
 
 /// An operation that was resumed, and how it ended.
 #[derive(Debug)]
@@ -23,21 +23,6 @@ pub struct Resumed<T, E> {
     pub key: Key,
     /// The response, which is stored now; or why the attempt failed.
     pub result: Result<T, E>,
-}
-
-/// Why the options do not allow to store requests or to resume operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum NotResumable {
-    /// Nobody may do the work of this policy again.
-    #[error("under Policy::AtMostOnce nobody may do the work again; use Policy::InSteps or AtLeastOnce")]
-    AtMostOnce,
-    /// The call has a fingerprint in place of a body, as the HTTP layer has.
-    #[error("the call has no body to store; give the body itself, and not its fingerprint")]
-    NoBody,
-    /// Work that always fails would be resumed for ever.
-    #[error("the number of attempts is unlimited; set Leasing::with_max_attempts")]
-    UnlimitedAttempts,
 }
 
 impl Leasing {

@@ -14,11 +14,12 @@ use tokio::time::timeout;
 use super::leasing::Leasing;
 use super::owner::Owner;
 use super::protocol::unless_lost;
-use super::settle::{committed, within_a_lease};
-use super::step::{InvalidStep, MAX_NAME_BYTES, MAX_STEPS, MAX_STEPS_BYTES, Step, decoded, encode_result, too_large};
+use super::retry::{committed, within_a_lease};
+use super::step::{Step, decoded, encode_result, too_large};
+use crate::error::{MAX_NAME_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
 use crate::record::{self, Record, StoredStep};
 use crate::session::{Opening, in_pooled_transaction};
-use crate::{Error, Mode, observe};
+use crate::{Error, InvalidStep, Mode, observe};
 
 tokio::task_local! {
     /// The tokens of the operations that are performing a step, around this future.

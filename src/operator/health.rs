@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use sqlx::PgConnection;
+use sqlx::{PgConnection, PgPool};
 
 use crate::record::{Distribution, Stranger};
-use crate::session::in_any_transaction;
+use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, migrate, record};
 
 /// A part of the set-up that breaks a promise of this crate, or will break one.
@@ -167,8 +167,8 @@ impl std::fmt::Display for Warning {
 
 /// Looks for parts of the set-up that break a promise. `lag` is how long an expired record may wait for its sweep.
 ///
-/// It sees the settings of this connection, and the settings of `alter role` and `alter database` for any role that may
-/// log in. It does not see settings that a service makes in its URL or in a session.
+/// It sees the settings of a connection of this pool, and the settings of `alter role` and `alter database` for any role
+/// that may log in. It does not see settings that a service makes in its URL or in a session.
 ///
 /// # Errors
 ///
@@ -177,8 +177,8 @@ impl std::fmt::Display for Warning {
 /// # Cancellation
 ///
 /// Nothing is changed, at any point.
-pub async fn health(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {
-    in_any_transaction(conn, async |conn| warnings(conn, lag).await).await
+pub async fn health(pool: &PgPool, lag: Duration) -> Result<Vec<Warning>, Error> {
+    in_pooled_transaction(pool, Opening::Plain, async |conn| warnings(conn, lag).await).await
 }
 
 async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {

@@ -7,7 +7,6 @@ use chrono::{DateTime, Utc};
 use serde_json::json;
 use sqlx::PgExecutor;
 
-use super::look::LeaseState;
 use super::statement::{Record, Response, microseconds};
 use crate::{DEFAULT_RETENTION, Error, Fingerprint, Mode};
 
@@ -17,6 +16,15 @@ const AGE: Duration = Duration::from_secs(60);
 
 /// How long ago an event happened that is over, such as the end of a lease.
 const MOMENT: Duration = Duration::from_millis(1);
+
+/// The state of a record's `lease_until`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeaseState {
+    None,
+    Live(Duration),
+    Lapsed,
+    Released,
+}
 
 /// The state of a record that a test writes.
 #[derive(Clone, Debug)]

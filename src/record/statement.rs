@@ -8,6 +8,7 @@ use sqlx::query::Query;
 use sqlx::{PgExecutor, Postgres, Row as _};
 
 pub(super) use crate::response::Response;
+use crate::state::State;
 use crate::{Deployment, Error, Key, Mode};
 
 /// The record of one key.
@@ -48,6 +49,12 @@ pub(super) fn known_mode(row: &PgRow) -> sqlx::Result<Mode> {
     let mode: &str = row.try_get("mode")?;
     Mode::from_column(mode)
         .map_err(|_| sqlx::Error::Decode(format!("unknown mode {mode:?} in idempotency.record").into()))
+}
+
+/// The state of a row that was read with [`state`](super::fragment::state).
+pub(super) fn state(row: &PgRow) -> sqlx::Result<State> {
+    let state: &str = row.try_get("state")?;
+    State::from_column(state).ok_or_else(|| sqlx::Error::Decode(format!("unknown state {state:?}").into()))
 }
 
 /// A duration as a parameter. It has microseconds only: days and months would depend on the session's time zone.

@@ -39,15 +39,7 @@ macro_rules! take_over_free {
             from free
             where scope = $1::text and operation = $2::text and value = $3::text
                 and record.token = $9::int8
-                -- As in idempotency.await_key.
-                and (
-                    ", $crate::record::fragment::expired_when_asked!("$10"), "
-                    or (completed_at is null
-                        and (lease_until = '-infinity'
-                            or (lease_until <= pg_catalog.statement_timestamp()
-                                and mode in ('at_least_once', 'in_steps')))
-                        and ", $crate::record::fragment::no_step_in_doubt!(), ")
-                )"
+                and ", $crate::record::fragment::may_be_taken_over!("$10")
         }
     };
 }

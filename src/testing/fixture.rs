@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use sqlx::PgExecutor;
 
-use crate::lease::{NotResumable, Policy};
+use crate::lease::Policy;
 use crate::outcome::to_json;
 use crate::record::{LeaseState, Record, Response, Staged};
-use crate::{Body, Deployment, Error, Fingerprint, Key, Mode};
+use crate::{Body, Deployment, Error, Fingerprint, Key, Mode, NotResumable};
 
 /// A record in the state that a test needs. Begin with the state, change the details that matter to the test, and
 /// [`write`](Self::write) it. [`age`](super::age()) then makes it older.

@@ -229,7 +229,7 @@ async fn an_older_release_starts_on_a_newer_schema(pool: PgPool) -> anyhow::Resu
     .await?;
     migrate(&mut conn).await?;
     MIGRATOR.run(&mut conn).await?;
-    health(&mut conn, Duration::from_secs(3600)).await?;
+    health(&pool, Duration::from_secs(3600)).await?;
     works(&pool).await;
     Ok(())
 }

@@ -3,7 +3,8 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, release, resolve};
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy};
+use pg_idempotency::operator::{release, resolve};
 use pg_idempotency::testing::{self, Fixture};
 use pg_idempotency::{Error, Key};
 use sqlx::PgPool;
@@ -230,6 +231,6 @@ async fn the_workers_commit_a_lease_durably() -> anyhow::Result<()> {
 }
 
 async fn last_error(pool: &PgPool, key: &Key) -> anyhow::Result<String> {
-    let record = pg_idempotency::operator::show(&mut *pool.acquire().await?, key).await?;
+    let record = pg_idempotency::operator::show(&pool, key).await?;
     Ok(record.and_then(|record| record.last_error).unwrap_or_default())
 }

@@ -193,7 +193,7 @@ async fn a_response_that_an_operator_has_resolved_is_replayed_as_json(pool: PgPo
     let token: i64 =
         sqlx::query_scalar("select token from idempotency.record").fetch_one(&pool).await.expect("a token");
     let day = Duration::from_secs(24 * 3600);
-    let resolved = pg_idempotency::lease::resolve(&pool, &key, token, &serde_json::json!({"text": 7}), day).await;
+    let resolved = pg_idempotency::operator::resolve(&pool, &key, token, &serde_json::json!({"text": 7}), day).await;
     resolved.expect("resolved");
     let answer = post_to(&app, "/send/503", "key-1", "x").await;
     assert_eq!((answer.status, answer.is_replayed(), &*answer.body), (StatusCode::OK, true, &br#"{"text":7}"#[..]));

@@ -10,7 +10,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentLease, Rejection};
-use pg_idempotency::lease::{Policy, release, resolve_step};
+use pg_idempotency::lease::Policy;
+use pg_idempotency::operator::{release, resolve_step};
 use pg_idempotency::testing::{Gate, lapse};
 use pg_idempotency::{Error, Key};
 use sqlx::postgres::PgPoolOptions;
@@ -146,7 +147,7 @@ async fn assert_indeterminate(pool: &PgPool, app: &Router) -> i64 {
     assert_eq!((answer.status, &*answer.problem()), (StatusCode::CONFLICT, "indeterminate"));
     let Some(Rejection::Indeterminate { token, steps, .. }) = answer.rejection else { panic!("{answer:?}") };
     assert_eq!(steps, ["text"]);
-    let found = pg_idempotency::operator::unsettled(&mut pool.acquire().await.expect("a connection"), 10, None).await;
+    let found = pg_idempotency::operator::unsettled(&pool, 10, None).await;
     let [found] = &found.expect("a list")[..] else { panic!("one record") };
     assert_eq!((found.token, &found.steps), (token, &steps));
     token

@@ -5,8 +5,9 @@ use std::fmt::Debug;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, release, release_step, resolve_step};
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy};
 use pg_idempotency::mark::Marking;
+use pg_idempotency::operator::{release, release_step, resolve_step};
 use pg_idempotency::testing::{self, Fixture};
 use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Mode, Verdict, operator};
 use sqlx::{Connection as _, PgConnection, PgPool};
@@ -359,7 +360,7 @@ async fn steps(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) -> 
             .with_step_in_doubt("text")
             .write(pool)
             .await?;
-        let token = operator::show(&mut *pool.acquire().await?, key).await?.map_or(0, |shown| shown.token);
+        let token = operator::show(&pool, key).await?.map_or(0, |shown| shown.token);
         let [email, text] = ["email", "text"].map(str::to_owned);
         let decided = match decision {
             "none" => Ok(()),

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use pg_idempotency::lease::{Acquired, Leasing, Policy, downstream_key, release, resolve};
+use pg_idempotency::lease::{Acquired, Leasing, Policy, downstream_key};
+use pg_idempotency::operator::{release, resolve};
 use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;

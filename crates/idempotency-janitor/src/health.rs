@@ -11,8 +11,8 @@ use crate::{Ending, print};
 
 /// Exit code 1 with a line for each warning: what an alert needs.
 pub(crate) async fn health(database: &Database, max_lag: Duration, as_json: bool) -> Result<Ending, Failure> {
-    let mut conn = database.connect().await?;
-    let warnings = operator::health(&mut conn, max_lag).await.map_err(of)?;
+    let pool = database.pool().await?;
+    let warnings = operator::health(&pool, max_lag).await.map_err(of)?;
     print(&if as_json { in_json(&warnings) } else { in_text(&warnings) })?;
     if warnings.is_empty() { Ok(Ending::Done) } else { Err(Failure::Unhealthy) }
 }

@@ -5,8 +5,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, Step, release, resolve, resolve_step};
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, Step};
 use pg_idempotency::mark::{Marked, Marking};
+use pg_idempotency::operator::{release, resolve, resolve_step};
 use pg_idempotency::testing::{self, Fixture};
 use pg_idempotency::{Error, Idempotency, InFlight, Janitor, Key, Mode, Outcome, Verdict, operator};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, PgTransaction};
@@ -405,11 +406,11 @@ pub(crate) enum Verb {
 
 pub(crate) fn operate(verb: Verb) -> Actor {
     actor(move |seat| async move {
-        let mut conn = seat.pool.acquire().await?;
-        let Some(shown) = operator::show(&mut conn, &seat.key).await? else { return Ok("found nothing".to_owned()) };
-        let (pool, key, token) = (&seat.pool, &seat.key, shown.token);
+        let (pool, key) = (&seat.pool, &seat.key);
+        let Some(shown) = operator::show(pool, key).await? else { return Ok("found nothing".to_owned()) };
+        let token = shown.token;
         Ok(match verb {
-            Verb::Forget => said("forgot", operator::forget(&mut conn, key, &shown).await),
+            Verb::Forget => said("forgot", operator::forget(pool, key, &shown).await),
             Verb::Release => {
                 said("set free", release(pool, key, token, &shown.steps_in_doubt(), "by an operator").await)
             }
@@ -462,12 +463,12 @@ pub(crate) fn bystander(key: &Key) -> Result<Fixture, Error> {
 }
 
 /// The state that remains, and the answer of a further call, which is rolled back.
-pub(crate) async fn left(conn: &mut PgConnection, key: &Key) -> anyhow::Result<String> {
-    let Some(shown) = operator::show(conn, key).await? else {
+pub(crate) async fn left(pool: &PgPool, conn: &mut PgConnection, key: &Key) -> anyhow::Result<String> {
+    let Some(shown) = operator::show(pool, key).await? else {
         return next(conn, key).await.map(|next| format!("no record, the next {next}"));
     };
-    let mut left = shown.state.clone();
-    let stored = operator::response(conn, key, shown.token, 1000).await?.and_then(|stored| stored.body);
+    let mut left = shown.state.to_string();
+    let stored = operator::response(pool, key, shown.token, 1000).await?.and_then(|stored| stored.body);
     if let Some(body) = stored {
         left = format!("{left} {}", String::from_utf8_lossy(&body));
     }

@@ -233,7 +233,7 @@ impl<'w> Search<'w> {
             }
         }
         let there: Vec<String> = sight.effects.iter().map(|(what, who)| format!("{who}{what}")).collect();
-        let left = actors::left(&mut self.world.monitor, &self.world.key).await?;
+        let left = actors::left(&self.world.operators, &mut self.world.monitor, &self.world.key).await?;
         let end = format!("{} | effects {} | {left}", told.join(", "), there.join(" "));
         self.found.ends.insert(end);
         Ok(())

@@ -79,6 +79,8 @@ pub(crate) struct Sight {
 pub(crate) struct World {
     pub(crate) board: Arc<Board>,
     pub(crate) monitor: PgConnection,
+    /// For the operator's functions, which take a pool.
+    pub(crate) operators: PgPool,
     gates: PgConnection,
     gate_pid: i32,
     /// Whether statements stop at gates.
@@ -171,6 +173,7 @@ impl World {
             board,
             monitor: PgConnection::connect_with(&database.clone().options([("plan_cache_mode", "force_generic_plan")]))
                 .await?,
+            operators: pool(database),
             gate_pid: sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut gates).await?,
             gates,
             inside,
@@ -197,6 +200,7 @@ impl World {
         let kill = sqlx::query("select pg_terminate_backend(pid) from unnest($1::int4[]) as pid").bind(pids);
         kill.execute(&mut monitor).await?;
         monitor.close().await?;
+        self.operators.close().await;
         for pool in &self.pools {
             let _ = timeout(PATIENCE, pool.close()).await;
         }

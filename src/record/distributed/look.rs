@@ -8,9 +8,10 @@ use sqlx::{PgConnection, Row as _};
 
 use super::coordinator::{Coordinator, ask, pass_on_lock_timeout};
 use crate::record::fragment::{has_steps, readable, settled_by_an_operator, steps_in_doubt};
-use crate::record::look::{Found, LeaseState, Look, Standing};
+use crate::record::look::{Found, Look, Standing};
 use crate::record::statement::{Record, Response};
 use crate::record::step::in_doubt;
+use crate::state::State;
 use crate::{Error, Mode};
 
 /// As [`Record::look`].
@@ -28,7 +29,7 @@ pub(crate) async fn look(
                 ", has_steps!(), " as has_steps, ", steps_in_doubt!(), "::text as steps_in_doubt,
                 ", settled_by_an_operator!(), " as settled_by_an_operator,
                 completed_at is not null as completed,
-                lease_until = '-infinity' as released,
+                lease_until is not distinct from '-infinity' as released,
                 ", readable!("lease_until"), " as lease_until, ", readable!("expires_at"), " as expires_at,
                 response_status, response_headers::text as response_headers, response_body
             from idempotency.record
@@ -80,33 +81,44 @@ pub(crate) async fn select_first(record: Record<'_>, conn: &mut PgConnection, mo
 }
 
 impl Found {
-    /// The record as of the coordinator's time.
+    /// The record as of the coordinator's time. A worker would evaluate the SQL expression of the state by its own clock,
+    /// so its lines are here again, with the same order.
     fn at(row: &PgRow, asked: DateTime<Utc>, coordinator: &Coordinator) -> sqlx::Result<Self> {
         let token: i64 = row.try_get("token")?;
         let expires_at: DateTime<Utc> = row.try_get("expires_at")?;
         let lease_until: Option<DateTime<Utc>> = row.try_get("lease_until")?;
-        let lease = match (lease_until, row.try_get("released")?) {
-            (_, Some(true)) => LeaseState::Released,
-            (None, _) => LeaseState::None,
-            (Some(until), _) => match (until - coordinator.at).to_std() {
-                Ok(left) if !left.is_zero() => LeaseState::Live(left),
-                _ => LeaseState::Lapsed,
-            },
+        let lease_left =
+            lease_until.and_then(|until| (until - coordinator.at).to_std().ok()).filter(|left| !left.is_zero());
+        let mode = Mode::from_column(row.try_get("mode")?);
+        let steps_in_doubt = in_doubt(row)?;
+        let state = if expires_at <= asked && lease_left.is_none() {
+            State::Expired
+        } else if row.try_get("completed")? {
+            if matches!(mode, Ok(Mode::Mark)) { State::Mark } else { State::Completed }
+        } else if lease_left.is_some() {
+            State::InFlight
+        } else if !steps_in_doubt.is_empty() {
+            State::Indeterminate
+        } else if row.try_get("released")? {
+            State::Released
+        } else if lease_until.is_some() && mode.as_ref().is_ok_and(|mode| mode.repeats()) {
+            State::Lapsed
+        } else {
+            State::Indeterminate
         };
         Ok(Self {
-            mode: Mode::from_column(row.try_get("mode")?),
+            mode,
             fingerprint: row.try_get("fingerprint")?,
             token,
             attempt: row.try_get("attempt")?,
             claimed_at: row.try_get("claimed_at")?,
             claimed_by_this_transaction: coordinator.has_claimed_with(token),
-            lease,
-            completed: row.try_get("completed")?,
-            expired: expires_at <= asked && !matches!(lease, LeaseState::Live(_)),
+            state,
+            lease_left,
             response: Response::of(row)?,
             last_error: row.try_get("last_error")?,
             has_steps: row.try_get("has_steps")?,
-            steps_in_doubt: in_doubt(row)?,
+            steps_in_doubt,
             settled_by_an_operator: row.try_get("settled_by_an_operator")?,
         })
     }

@@ -3,7 +3,8 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, ensure_leased, release, resolve};
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, ensure_leased};
+use pg_idempotency::operator::{release, resolve};
 use pg_idempotency::testing::{Gate, lapse};
 use pg_idempotency::{Error, InFlight, Outcome};
 use sqlx::{Executor as _, PgPool};

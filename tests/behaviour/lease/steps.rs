@@ -815,7 +815,7 @@ async fn each_step_has_its_own_downstream_key_in_every_attempt(pool: PgPool) -> 
     assert!(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != keys[2]);
     assert!(keys.iter().all(|key| key.len() == 32));
     // No step of this name is stored: not while the operation is unfinished, and not after it.
-    let shown = async || show(&mut *pool.acquire().await?, &key("a")).await.map(|shown| shown.expect("a record"));
+    let shown = async || show(&pool, &key("a")).await.map(|shown| shown.expect("a record"));
     let unfinished = shown().await?;
     lease.complete(&1).await?;
     for shown in [unfinished, shown().await?] {

@@ -58,8 +58,8 @@ async fn in_flight_is_in_flight_until_it_completes_or_is_dropped(pool: PgPool) -
 }
 
 async fn state(pool: &PgPool, key: &Key) -> anyhow::Result<String> {
-    let shown = show(&mut *pool.acquire().await?, key).await?;
-    Ok(shown.map_or_else(|| "no record".to_owned(), |shown| shown.state))
+    let shown = show(&pool, key).await?;
+    Ok(shown.map_or_else(|| "no record".to_owned(), |shown| shown.state.to_string()))
 }
 
 /// The answer to a call with the same body.
@@ -135,7 +135,7 @@ async fn steps_and_a_stored_request_are_as_an_attempt_leaves_them(pool: PgPool) 
     lapsed()?.with_step_in_doubt("text").write(&pool).await?;
     let refused = leasing.acquire::<String, _>(&pool, &key, "body").await;
     assert!(matches!(&refused, Err(Error::Indeterminate { steps, .. }) if *steps == ["text"]), "{refused:?}");
-    let shown = show(&mut *pool.acquire().await?, &key).await?.expect("a record");
+    let shown = show(&pool, &key).await?.expect("a record");
     let steps: Vec<_> = shown.steps.iter().map(|step| (step.name.as_str(), step.in_doubt, step.at.is_some())).collect();
     assert_eq!(steps, [("ride", false, true), ("text", true, true)]);
     assert!(!shown.resumable, "an earlier fixture's request is gone");

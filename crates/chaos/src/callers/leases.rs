@@ -4,7 +4,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, release, resolve};
+use pg_idempotency::lease::{Acquired, Leasing};
+use pg_idempotency::operator::{release, resolve};
 use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use sqlx::PgPool;
 use tokio::time::sleep;

@@ -144,7 +144,7 @@ fn key(value: &str) -> Key {
 }
 
 async fn state(pool: &PgPool, key: &Key) -> anyhow::Result<Option<String>> {
-    Ok(operator::show(&mut *pool.acquire().await?, key).await?.map(|shown| shown.state))
+    Ok(operator::show(&pool, key).await?.map(|shown| shown.state.to_string()))
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
@@ -229,7 +229,7 @@ async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgCo
         .fetch_one(&pool)
         .await?;
     assert_eq!(text(&body), "{\n \"id\": 10000000000000000000001}", "not a digit less");
-    let shown = operator::show(&mut *pool.acquire().await?, &stepped).await?.expect("a record");
+    let shown = operator::show(&pool, &stepped).await?.expect("a record");
     assert!(shown.steps.iter().all(|step| !step.in_doubt), "{shown:?}");
     let (_, list) = visitor.get("/waiting").await?;
     assert!(list.contains("No key waits."), "{list}");
@@ -292,7 +292,7 @@ async fn each_of_several_steps_in_doubt_is_settled_for_itself(
     let (status, done) = visitor.settle(&link, &page, "took_effect", "\"sms-17\"").await?;
     assert_eq!((status, done.contains("which is released")), (200, true), "{done}");
     assert_eq!(state(&pool, &key).await?.as_deref(), Some("released"));
-    let shown = operator::show(&mut *pool.acquire().await?, &key).await?.expect("a record");
+    let shown = operator::show(&pool, &key).await?.expect("a record");
     let names: Vec<_> = shown.steps.iter().map(|step| (&*step.name, step.in_doubt)).collect();
     assert_eq!(names, [("ride", false), ("text\nto <Bob>", false)]);
     Ok(())
