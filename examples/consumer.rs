@@ -44,7 +44,7 @@ async fn consume(pool: &PgPool, batch: &[Message]) -> Result<usize, Error> {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let pool = PgPool::connect(&std::env::var("DATABASE_URL")?).await?;
-    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    pg_idempotency::migrate(&pool).await?;
     sqlx::raw_sql(
         "create table if not exists stock (article text primary key, left_over bigint not null);
          insert into stock values ('tea', 100) on conflict do nothing;",

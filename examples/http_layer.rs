@@ -61,7 +61,7 @@ fn router(pool: PgPool) -> Router {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let pool = PgPool::connect(&std::env::var("DATABASE_URL")?).await?;
-    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    pg_idempotency::migrate(&pool).await?;
     sqlx::raw_sql("create table if not exists payment (id bigint generated always as identity, cents bigint not null)")
         .execute(&pool)
         .await?;

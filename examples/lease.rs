@@ -34,7 +34,7 @@ async fn pay(pool: &PgPool, order: &Order) -> anyhow::Result<Outcome<String>> {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let pool = PgPool::connect(&std::env::var("DATABASE_URL")?).await?;
-    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    pg_idempotency::migrate(&pool).await?;
 
     let order = Order { number: 17, cents: 1250 };
     for attempt in 1..=2 {

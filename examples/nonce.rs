@@ -38,7 +38,7 @@ async fn send(pool: &PgPool, author: &str, nonce: &str, text: &str) -> Result<Ou
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let pool = PgPool::connect(&std::env::var("DATABASE_URL")?).await?;
-    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    pg_idempotency::migrate(&pool).await?;
     sqlx::raw_sql(
         "create table if not exists message (
             id bigint generated always as identity, author text not null, text text not null

@@ -89,7 +89,7 @@ async fn book(gateways: &Gateways, lease: &Lease, request: &Request) -> anyhow::
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let pool = PgPool::connect(&std::env::var("DATABASE_URL")?).await?;
-    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    pg_idempotency::migrate(&pool).await?;
     let table = "create table if not exists ride (number bigint generated always as identity, rider text not null)";
     sqlx::raw_sql(table).execute(&pool).await?;
 

@@ -58,7 +58,7 @@ async fn transfer(pool: &PgPool, request: &Transfer, key: &str) -> anyhow::Resul
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let pool = PgPool::connect(&std::env::var("DATABASE_URL")?).await?;
-    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    pg_idempotency::migrate(&pool).await?;
     sqlx::raw_sql(
         "create table if not exists account (owner text primary key, cents bigint not null);
          create table if not exists transfer (

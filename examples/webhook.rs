@@ -59,7 +59,7 @@ async fn process(pool: &PgPool, event: &Event) -> Result<Marked, Error> {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let pool = PgPool::connect(&std::env::var("DATABASE_URL")?).await?;
-    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    pg_idempotency::migrate(&pool).await?;
     sqlx::raw_sql("create table if not exists payment (invoice text not null, cents bigint not null)")
         .execute(&pool)
         .await?;

@@ -135,14 +135,15 @@ pub enum Error {
 
     /// The connection is not in the transaction that the call needs.
     ///
-    /// - A mark was requested on a connection in autocommit. Begin a transaction, and process the event in it.
+    /// - A mark or a call with a connection was made while the connection was in no transaction that sqlx has begun. Begin
+    ///   one with `conn.begin()`, or use [`Idempotency::run`](crate::Idempotency::run), which takes a pool. Nothing was done.
     /// - `perform` has ended the transaction that holds the claim, with a COMMIT, a ROLLBACK, or a nested
     ///   `conn.begin()` whose future was dropped while it waited. The response was not stored, and nothing was
     ///   acknowledged. **Later writes of `perform` stay.**
     /// - [`commit`](crate::commit()) met a transaction that had ended in one of these ways.
     #[error(
         "the connection is not in the transaction that the call needs, so nothing was stored; begin a transaction \
-         before a mark, and do not commit, roll back or drop a pending begin inside `perform`"
+         before the call, and do not commit, roll back or drop a pending begin inside `perform`"
     )]
     NotInTransaction,
 
@@ -167,12 +168,10 @@ pub enum Error {
         asked: Mode,
     },
 
-    /// The connection is in a foreign transaction: somebody sent a raw `BEGIN`, which sqlx does not count, or forgot a
-    /// guard of sqlx on a pool's connection. Nothing was performed. That transaction was not committed: it is aborted,
-    /// or its connection is closed. Begin transactions with `conn.begin()`.
-    #[error(
-        "the connection is in a transaction that the crate did not begin (a raw BEGIN); begin transactions with sqlx"
-    )]
+    /// The pool's connection was in a transaction that nobody owns, and could not be cleared of it. Usually the crate
+    /// rolls such a transaction back, and begins its own. This error is left for a connection on which somebody has
+    /// forgotten several guards of sqlx. Nothing was performed, and that transaction was not committed.
+    #[error("the pool's connection is in transactions that nobody owns; look for code that forgets a guard of sqlx")]
     UnknownTransaction,
 
     /// The stored response does not decode into the response type, or the result of a step into its type, or the

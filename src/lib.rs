@@ -47,4 +47,4 @@ pub use migrate::{MIGRATOR, distribute, migrate, schema_sql};
 pub use mode::Mode;
 pub use outcome::{Outcome, Verdict};
 pub use session::commit;
-pub use transaction::{Idempotency, ensure_idempotent, ensure_isolated};
+pub use transaction::{Idempotency, RoundTrips, ensure_idempotent, ensure_isolated};

@@ -8,10 +8,10 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use sqlx::migrate::{Migration, MigrationType, Migrator};
-use sqlx::{Connection, Executor, PgConnection, Row, SqlSafeStr as _};
+use sqlx::{Executor, PgConnection, PgPool, Row, SqlSafeStr as _};
 
 use crate::error::sqlstate;
-use crate::session::in_any_transaction;
+use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, record};
 
 pub use distribute::distribute;
@@ -56,13 +56,14 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 /// and needs no more than the right to read the schema, so a service may call it at every start. It ignores migrations
 /// of a newer release.
 ///
-/// It is safe to call from many processes at once, in a transaction, through PgBouncer, and beside the application's
-/// own migrations. It neither reads nor changes `search_path`. It waits for another session that migrates: for a
-/// minute, or for the connection's `lock_timeout` if that is shorter.
+/// It is safe to call from many processes at once, through PgBouncer, and beside the application's own migrations. It
+/// neither reads nor changes `search_path`. It waits for another session that migrates: for a minute, or for the
+/// connection's `lock_timeout` if that is shorter. To migrate in a transaction of your own, run [`schema_sql`] without its
+/// BEGIN and COMMIT.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
-/// pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+/// pg_idempotency::migrate(&pool).await?;
 /// # Ok(())
 /// # }
 /// ```
@@ -77,18 +78,14 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 /// # Cancellation
 ///
 /// All of it is one transaction, done or not done.
-pub async fn migrate(conn: &mut PgConnection) -> Result<(), Error> {
-    if missing(conn).await?.is_empty() {
+pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
+    if missing(&mut *pool.acquire().await?).await?.is_empty() {
         return Ok(());
     }
-    let callers = conn.is_in_transaction();
-    match in_any_transaction(conn, apply).await {
-        // sqlx's migrator, which has a lock of its own, was creating the same schema or table at this moment. If the
-        // transaction is the caller's, this error has aborted it, so only the caller can try again.
-        Err(Error::Database(error))
-            if !callers && matches!(sqlstate(&error).as_deref(), Some("23505" | "42P06" | "42P07")) =>
-        {
-            in_any_transaction(conn, apply).await
+    match in_pooled_transaction(pool, Opening::Plain, apply).await {
+        // sqlx's migrator, which has a lock of its own, was creating the same schema or table at this moment.
+        Err(Error::Database(error)) if matches!(sqlstate(&error).as_deref(), Some("23505" | "42P06" | "42P07")) => {
+            in_pooled_transaction(pool, Opening::Plain, apply).await
         }
         applied => applied,
     }
@@ -162,8 +159,8 @@ async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
 
 /// Admits one installer at a time: `if not exists` alone fails when two sessions create at once.
 ///
-/// It polls the lock, because a time-out while waiting for it would abort the caller's transaction. It sleeps on the
-/// server, because a sleep here would need a runtime.
+/// It polls the lock, because a time-out while waiting for it would abort the transaction, and the error could not name
+/// the holder. It sleeps on the server, because a sleep here would need a runtime.
 async fn lock(conn: &mut PgConnection) -> Result<(), Error> {
     let started = Instant::now();
     while !record::try_lock(conn, record::INSTALLER).await? {
@@ -176,7 +173,7 @@ async fn lock(conn: &mut PgConnection) -> Result<(), Error> {
     Ok(())
 }
 
-/// A minute, or the caller's `lock_timeout` if that is shorter. 0 means no time-out.
+/// A minute, or the session's `lock_timeout` if that is shorter. 0 means no time-out.
 async fn longest_wait(conn: &mut PgConnection) -> Result<Duration, Error> {
     let timeout =
         conn.fetch_one("select setting::int8 from pg_catalog.pg_settings where name = 'lock_timeout'").await?;

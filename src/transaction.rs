@@ -1,13 +1,13 @@
 //! Transaction mode: the effect and its response commit together, once per key.
 
-mod begin;
+mod call;
 mod ensure;
 mod fewest;
-mod isolated;
 mod options;
-mod protocol;
 
+#[cfg(feature = "http")]
+pub(crate) use call::Won;
 pub use ensure::{ensure_idempotent, ensure_isolated};
 #[cfg(feature = "http")]
-pub(crate) use fewest::{claiming, complete_and_commit};
-pub use options::Idempotency;
+pub(crate) use fewest::claiming;
+pub use options::{Idempotency, RoundTrips};

@@ -152,12 +152,14 @@ async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Re
     let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
 
     let call = async |body: &str| {
-        let mut conn = pool.acquire().await?;
-        ensure_idempotent(&mut conn, &key("POST /orders"), body, async |_| {
+        let mut tx = pool.begin().await?;
+        let outcome = ensure_idempotent(&mut tx, &key("POST /orders"), body, async |_| {
             tracing::info!("performing");
             Ok::<_, anyhow::Error>(1)
         })
-        .await
+        .await?;
+        tx.commit().await?;
+        anyhow::Ok(outcome)
     };
     assert!(!call("body").await?.is_replayed());
     assert!(call("body").await?.is_replayed());

@@ -18,7 +18,7 @@ use super::settings::{Denied, Settings};
 use super::transactional::Transactional;
 use crate::lease::{Leasing, Policy};
 use crate::limits::{RETENTION, checked, in_flight_within, within};
-use crate::{DEFAULT_RETENTION, InFlight, InvalidDuration};
+use crate::{DEFAULT_RETENTION, InFlight, InvalidDuration, RoundTrips};
 
 /// Makes the requests that pass through it idempotent. The [module documentation](super) describes the behaviour.
 ///
@@ -28,7 +28,7 @@ use crate::{DEFAULT_RETENTION, InFlight, InvalidDuration};
 /// ```compile_fail,E0599
 /// # use pg_idempotency::http::{IdempotencyLayer, Leased};
 /// fn wrong(layer: IdempotencyLayer<Leased>) -> IdempotencyLayer<Leased> {
-///     layer.with_select_first(true) // a setting of `Transactional`
+///     layer.with_round_trips(RoundTrips::SelectFirst) // a setting of `Transactional`
 /// }
 /// ```
 #[derive(Clone)]
@@ -51,12 +51,8 @@ impl IdempotencyLayer<Transactional> {
         pool: PgPool,
         scope: impl Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
     ) -> Self {
-        let mode = Transactional {
-            retention: DEFAULT_RETENTION,
-            transaction_required: true,
-            select_first: false,
-            fewest_round_trips: false,
-        };
+        let mode =
+            Transactional { retention: DEFAULT_RETENTION, transaction_required: true, round_trips: RoundTrips::Plain };
         Self { settings: Settings::new(pool, Arc::new(scope)), mode }
     }
 
@@ -68,19 +64,13 @@ impl IdempotencyLayer<Transactional> {
         Self { mode: Transactional { transaction_required: !optional, ..self.mode }, ..self }
     }
 
-    /// Whether the layer looks for a stored response before it claims. The default is `false`. See
-    /// [`Idempotency::with_select_first`](crate::Idempotency::with_select_first). The look takes a connection of its
-    /// own from the pool, which sqlx pings first by default, so a first call takes two round trips more.
-    pub fn with_select_first(self, select_first: bool) -> Self {
-        Self { mode: Transactional { select_first, ..self.mode }, ..self }
-    }
-
-    /// Whether the layer sends the claim together with BEGIN, and the response together with COMMIT, which saves two
-    /// round trips of a first call. The default is `false`. **It costs what
-    /// [`Idempotency::with_fewest_round_trips`](crate::Idempotency::with_fewest_round_trips) costs**: keys and
-    /// responses may appear in the server's log.
-    pub fn with_fewest_round_trips(self, fewest_round_trips: bool) -> Self {
-        Self { mode: Transactional { fewest_round_trips, ..self.mode }, ..self }
+    /// Which round trips the layer saves. The default is [`RoundTrips::Plain`]. [`RoundTrips`] describes what each choice
+    /// costs; with [`Fewest`](RoundTrips::Fewest), **keys and responses may appear in the server's log**.
+    ///
+    /// The look of [`SelectFirst`](RoundTrips::SelectFirst) takes a connection of its own from the pool, which sqlx pings
+    /// first by default, so a first call takes two round trips more.
+    pub fn with_round_trips(self, round_trips: RoundTrips) -> Self {
+        Self { mode: Transactional { round_trips, ..self.mode }, ..self }
     }
 
     /// How long the database remembers a key. The default is 24 hours. **Tell your clients**: a repeat that comes later

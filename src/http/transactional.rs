@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::Response;
-use sqlx::PgTransaction;
+use sqlx::{PgConnection, PgTransaction};
 use tokio::time::{Instant, timeout};
 
 use super::body::LayerBody;
@@ -18,10 +18,10 @@ use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{call_span, spanned};
 use crate::record::{self, Claim, Record, Terms};
 use crate::session::{
-    NotBegun, Opening, Polls, Savepoint, answered, begin_pooled, commit_outermost, commit_unclaimed, or_closed,
+    Opening, Polls, answered, begin_pooled, commit_and_chain, commit_unclaimed, end_chained, or_closed,
 };
-use crate::transaction::{claiming, complete_and_commit};
-use crate::{Error, InFlight, Key, Mode, observe};
+use crate::transaction::{Won, claiming};
+use crate::{Error, InFlight, Mode, RoundTrips, observe};
 
 /// A claim that lost against a concurrent transaction, above READ COMMITTED or to a sweep, starts over this often.
 const RETRIES: usize = 3;
@@ -35,8 +35,7 @@ const ROLLBACK_TIME: Duration = Duration::from_secs(1);
 pub struct Transactional {
     pub(super) retention: Duration,
     pub(super) transaction_required: bool,
-    pub(super) select_first: bool,
-    pub(super) fewest_round_trips: bool,
+    pub(super) round_trips: RoundTrips,
 }
 
 /// A run with a response.
@@ -47,17 +46,7 @@ struct Ran<R> {
 }
 
 /// The transaction that holds a key.
-struct Won {
-    transaction: PgTransaction<'static>,
-    held: Held,
-}
-
-/// What the transaction of a run holds.
-struct Held {
-    claim: Claim,
-    /// The state before the handler, if some errors are stored.
-    savepoint: Option<Savepoint>,
-}
+type Holding<'k> = (PgTransaction<'static>, Won<'k>);
 
 type Ending<H> = Result<Ran<<H as Handler>::Body>, Unanswered<<H as Handler>::Error>>;
 
@@ -66,8 +55,7 @@ impl Transactional {
     /// key, the handler has a transaction of its own.
     pub(super) async fn run<H: Handler>(self, settings: &Settings, ticket: Option<&Ticket>, handler: H) -> Answer<H> {
         let Some(ticket) = ticket else {
-            let begun = async { Ok(begin_pooled(&settings.pool, &Opening::Plain).await?) };
-            let transaction = answered(claim_limit(settings), begun).await?;
+            let transaction = answered(claim_limit(settings), begin(settings)).await?;
             return Ok(self.perform(settings, transaction, None, handler).await?.response);
         };
         let counted = async {
@@ -84,19 +72,19 @@ impl Transactional {
         let started = Instant::now();
         let claimed = self.claim(settings, ticket).await;
         observe::claimed(Mode::Transaction, key.operation(), started.elapsed());
-        let Won { transaction, held } = match claimed? {
-            Claimed::Won(won) => won,
+        let (transaction, won) = match claimed? {
+            Claimed::Won(holding) => holding,
             Claimed::Replayed(stored) => {
                 let response = replay(key, stored, settings.seal.as_deref())?;
                 return Ok(Ran { outcome: observe::REPLAYED, response });
             }
         };
         let _registered = settings.local.register(key, ticket.fingerprint);
-        self.perform(settings, transaction, Some((key, held)), handler).await
+        self.perform(settings, transaction, Some(won), handler).await
     }
 
     /// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.
-    async fn claim(self, settings: &Settings, ticket: &Ticket) -> Result<Claimed<Won>, Error> {
+    async fn claim<'k>(self, settings: &Settings, ticket: &'k Ticket) -> Result<Claimed<Holding<'k>>, Error> {
         let mut polls = Polls::until(Instant::now() + ticket.wait);
         let record = Record { key: &ticket.key, deployment: settings.deployment };
         let terms = Terms {
@@ -122,18 +110,18 @@ impl Transactional {
     }
 
     /// Under the settings that save round trips. `None` means that the plain way has to find out.
-    async fn claim_in_one_trip(
+    async fn claim_in_one_trip<'k>(
         self,
         settings: &Settings,
-        record: Record<'_>,
+        record: Record<'k>,
         terms: &Terms,
-    ) -> Result<Option<Claimed<Won>>, Error> {
-        if self.select_first
+    ) -> Result<Option<Claimed<Holding<'k>>>, Error> {
+        if self.round_trips == RoundTrips::SelectFirst
             && let Some(stored) = record.select_first(&mut *settings.pool.acquire().await?, terms).await
         {
             return Ok(Some(Claimed::Replayed(stored)));
         }
-        if self.fewest_round_trips && !settings.deployment.distributed {
+        if self.round_trips.are_fewest(settings.deployment) {
             return claim_with_begin(settings, record, terms).await;
         }
         Ok(None)
@@ -144,10 +132,10 @@ impl Transactional {
         self,
         settings: &Settings,
         transaction: PgTransaction<'static>,
-        held: Option<(&Key, Held)>,
+        won: Option<Won<'_>>,
         mut handler: H,
     ) -> Ending<H> {
-        let key = held.as_ref().map(|(key, _)| *key);
+        let key = won.as_ref().map(|won| won.record.key);
         let loan = Loan::of(transaction, handler.extensions_mut());
         let started = Instant::now();
         let answered = handler.call(settings.run_timeout).await;
@@ -166,12 +154,7 @@ impl Transactional {
                 // transaction, and undoes its writes anyway.
                 let required = self.transaction_required && key.is_some() && !undo;
                 let transaction = committable(settings, lent, required).await?;
-                let committing = async move {
-                    match held {
-                        None => commit_unclaimed(transaction).await.map_err(Rejection::of_completion),
-                        Some((key, held)) => self.commit(settings, transaction, key, held, &stored, undo).await,
-                    }
-                };
+                let committing = async move { self.commit(settings, transaction, won, &stored, undo).await };
                 let committed = or_closed(settings.answer_time(), committing).await;
                 committed.unwrap_or_else(|| Err(Rejection::of(Error::Unanswered)))?;
                 return Ok(Ran { outcome: observe::PERFORMED, response });
@@ -185,43 +168,42 @@ impl Transactional {
         undone
     }
 
-    /// Stores the response and commits. `undo`: without the handler's writes.
+    /// Stores the response and commits. `undo`: without the handler's writes. If this fails before the COMMIT, rolls back.
     async fn commit(
         self,
         settings: &Settings,
         mut transaction: PgTransaction<'static>,
-        key: &Key,
-        Held { claim, savepoint }: Held,
+        won: Option<Won<'_>>,
         stored: &record::Response,
         undo: bool,
     ) -> Result<(), Rejection> {
-        let record = Record { key, deployment: settings.deployment };
-        let undone = match savepoint {
-            Some(savepoint) if undo => savepoint.undo(&mut transaction).await,
-            _ => Ok(()),
+        let conn = &mut transaction;
+        let committed = match won {
+            None => commit_unclaimed(conn).await.map_err(Rejection::of_completion),
+            Some(won) => self.complete(conn, won, stored, undo).await,
         };
-        let completed = match undone {
-            Ok(()) if self.fewest_round_trips => {
-                return complete_and_commit(transaction, record, claim, stored).await.map_err(Rejection::of_completion);
-            }
-            Ok(()) => record.complete(&mut transaction, claim, stored).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = completed {
-            roll_back(settings, transaction).await;
-            return Err(Rejection::of_completion(error));
+        match committed {
+            Ok(()) => end_chained(transaction, settings.answer_time()),
+            Err(_) => roll_back(settings, transaction).await,
         }
-        commit_outermost(transaction).await.map_err(Rejection::of)
+        committed
     }
-}
 
-impl Won {
-    async fn of(settings: &Settings, mut transaction: PgTransaction<'static>, claim: Claim) -> Result<Self, Error> {
-        let savepoint = match settings.stored_errors.is_empty() {
-            true => None,
-            false => Some(Savepoint::set(&mut transaction, claim.token).await?),
-        };
-        Ok(Self { transaction, held: Held { claim, savepoint } })
+    async fn complete(
+        self,
+        conn: &mut PgConnection,
+        won: Won<'_>,
+        stored: &record::Response,
+        undo: bool,
+    ) -> Result<(), Rejection> {
+        if undo {
+            won.undo(conn).await.map_err(Rejection::of_completion)?;
+        }
+        if self.round_trips.are_fewest(won.record.deployment) {
+            return won.complete_and_chain(conn, stored).await.map_err(Rejection::of_completion);
+        }
+        won.store(conn, stored).await.map_err(Rejection::of_completion)?;
+        commit_and_chain(conn).await.map_err(Rejection::of)
     }
 }
 
@@ -230,16 +212,30 @@ fn claim_limit(settings: &Settings) -> Duration {
     settings.pool.options().get_acquire_timeout().saturating_add(settings.answer_time())
 }
 
-/// Claims the plain way, without waiting for another request.
-async fn claim_once(
+async fn begin(settings: &Settings) -> Result<PgTransaction<'static>, Error> {
+    begin_pooled(&settings.pool, &Opening::Plain).await?.ok_or(Error::UnknownTransaction)
+}
+
+async fn held<'k>(
     settings: &Settings,
-    record: Record<'_>,
+    mut transaction: PgTransaction<'static>,
+    record: Record<'k>,
+    claim: Claim,
+) -> Result<Claimed<Holding<'k>>, Error> {
+    let won = Won::of(&mut transaction, record, claim, !settings.stored_errors.is_empty()).await?;
+    Ok(Claimed::Won((transaction, won)))
+}
+
+/// Claims the plain way, without waiting for another request.
+async fn claim_once<'k>(
+    settings: &Settings,
+    record: Record<'k>,
     terms: &Terms,
     asked: &mut Asked,
-) -> Result<Claimed<Won>, Error> {
-    let mut transaction = begin_pooled(&settings.pool, &Opening::Plain).await?;
+) -> Result<Claimed<Holding<'k>>, Error> {
+    let mut transaction = begin(settings).await?;
     let lost = match contend(&mut transaction, record, terms, asked).await {
-        Ok(Claimed::Won(claim)) => return Won::of(settings, transaction, claim).await.map(Claimed::Won),
+        Ok(Claimed::Won(claim)) => return held(settings, transaction, record, claim).await,
         Ok(Claimed::Replayed(stored)) => Ok(Claimed::Replayed(stored)),
         Err(error) => Err(error),
     };
@@ -250,24 +246,18 @@ async fn claim_once(
 
 /// Claims in the message that begins. If the key is taken, looks for a stored response. `None` means that the plain way
 /// has to find out.
-async fn claim_with_begin(
+async fn claim_with_begin<'k>(
     settings: &Settings,
-    record: Record<'_>,
+    record: Record<'k>,
     terms: &Terms,
-) -> Result<Option<Claimed<Won>>, Error> {
+) -> Result<Option<Claimed<Holding<'k>>>, Error> {
     let pool = &settings.pool;
     let (claim, opening) = claiming(record, terms)?;
-    match begin_pooled(pool, &opening).await {
-        Ok(transaction) => Won::of(settings, transaction, claim).await.map(|won| Some(Claimed::Won(won))),
-        Err(NotBegun::Taken) => {
-            let stored = record.select_first(&mut *pool.acquire().await?, terms).await;
-            Ok(stored.map(Claimed::Replayed))
-        }
-        Err(not_begun) => match Error::from(not_begun) {
-            Error::Retryable(_) => Ok(None),
-            error => Err(error),
-        },
+    if let Some(transaction) = begin_pooled(pool, &opening).await? {
+        return held(settings, transaction, record, claim).await.map(Some);
     }
+    let stored = record.select_first(&mut *pool.acquire().await?, terms).await;
+    Ok(stored.map(Claimed::Replayed))
 }
 
 /// A failure to roll back means a broken connection, whose transaction the server rolls back.

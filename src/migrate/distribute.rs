@@ -1,10 +1,10 @@
 //! Handing the table to Citus.
 
-use sqlx::PgConnection;
+use sqlx::PgPool;
 
 use crate::Error;
 use crate::record::{self, Distribution};
-use crate::session::in_any_transaction;
+use crate::session::{Opening, in_pooled_transaction};
 
 /// Distributes the table by `scope` over the workers of Citus. If it is distributed so already, does nothing. Then set
 /// [`Deployment::with_distributed`](crate::Deployment::with_distributed) in every process.
@@ -26,9 +26,9 @@ use crate::session::in_any_transaction;
 /// # Cancellation
 ///
 /// All of it is one transaction, done or not done.
-pub async fn distribute(conn: &mut PgConnection) -> Result<(), Error> {
+pub async fn distribute(pool: &PgPool) -> Result<(), Error> {
     let refused = |why: &str| Err(Error::CannotMigrate { problem: why.to_owned() });
-    in_any_transaction(conn, async |conn| {
+    in_pooled_transaction(pool, Opening::Plain, async |conn| {
         super::current(conn).await?;
         super::lock(conn).await?;
         match record::distribution(conn).await? {

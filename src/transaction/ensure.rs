@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{PgConnection, PgPool};
 
-use super::protocol::Call;
+use super::call::Call;
 use crate::observe::{call_span, observed};
 use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 
@@ -15,9 +15,8 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// response](#the-response), and performs nothing. A call with another body under the key returns
 /// [`Error::KeyReused`]. A concurrent duplicate waits for the first call's transaction.
 ///
-/// If the connection is in a transaction of the caller, the claim is a part of it, and takes effect when the caller
-/// commits. If the connection is in no transaction, the crate begins one and commits it. With a pool,
-/// [`Idempotency::run`] is simpler.
+/// The connection must be in a transaction, which sqlx has begun. The claim is a part of it, and takes effect when the
+/// caller commits. For callers without a transaction there is [`Idempotency::run`], which takes a pool.
 ///
 /// A first call adds two round trips to the transaction: the claim and the completion. [`commit`](crate::commit()) takes
 /// one more than `tx.commit()`.
@@ -72,14 +71,14 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// # Errors
 ///
-/// - An error of `perform` comes back unchanged. In a transaction of the caller, **the caller must then roll back**. If
-///   the caller commits all the same, the key is left [indeterminate](Error::Indeterminate).
+/// - An error of `perform` comes back unchanged. **The caller must then roll back.** If the caller commits all the same,
+///   the key is left [indeterminate](Error::Indeterminate).
 /// - Errors because an earlier call has the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight),
 ///   [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
 ///   [`AlreadyInTransaction`](Error::AlreadyInTransaction), [`UnknownFingerprint`](Error::UnknownFingerprint),
 ///   [`UnknownMode`](Error::UnknownMode). Nothing was performed.
 /// - Errors before `perform`: [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing),
-///   [`UnknownTransaction`](Error::UnknownTransaction).
+///   [`NotInTransaction`](Error::NotInTransaction) if sqlx has begun no transaction on the connection.
 /// - Errors after `perform`, when the response could not be stored: [`Unencodable`](Error::Unencodable),
 ///   [`NotInTransaction`](Error::NotInTransaction), [`OutlivedRetention`](Error::OutlivedRetention). Nothing was
 ///   acknowledged: roll back.
@@ -88,10 +87,9 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// # Cancellation
 ///
-/// If the crate owns the transaction, the future may be dropped at any point. Then the transaction is rolled back, or
-/// its COMMIT was already sent and may take effect. If the caller owns the transaction, drop the transaction together
-/// with this future, as `?` and a `timeout` around both do. If a caller drops only this future and then commits, the
-/// key is left indeterminate. A statement that was sent runs to its end on the server, and holds the claim until then.
+/// Drop the transaction together with this future, as `?` and a `timeout` around both do. If a caller drops only this
+/// future and then commits, the key is left indeterminate. A statement that was sent runs to its end on the server, and
+/// holds the claim until then.
 ///
 /// Three things inside `perform` end the claim: a COMMIT, a ROLLBACK, and a nested `conn.begin()` whose future is
 /// dropped while it waits (sqlx 0.9 then rolls back the *outer* transaction). After that the call returns
@@ -179,9 +177,9 @@ impl Idempotency {
     {
         let span = call_span!("ensure_idempotent", Mode::Transaction, key);
         observed(span, key, async |watch| {
-            let call = Call::new(&self, key, body)?;
-            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await;
-            call.on_connection(conn, async |conn| call.ensure(conn, perform).await).await
+            let call = Call::new(&self, key, body, false)?;
+            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await.map(Verdict::Keep);
+            call.ensure(conn, perform).await
         })
         .await
     }
@@ -210,9 +208,9 @@ impl Idempotency {
     {
         let span = call_span!("ensure_isolated", Mode::Transaction, key);
         observed(span, key, async |watch| {
-            let call = Call::new(&self, key, body)?;
+            let call = Call::new(&self, key, body, true)?;
             let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await;
-            call.on_connection(conn, async |conn| call.ensure_isolated(conn, perform).await).await
+            call.ensure(conn, perform).await
         })
         .await
     }
@@ -220,14 +218,14 @@ impl Idempotency {
     /// [`ensure`](Self::ensure) for callers without a transaction: takes a connection from the pool, begins, performs
     /// or replays, and commits.
     ///
-    /// If a connection has a [foreign transaction](Error::UnknownTransaction), the crate closes the connection, so that
-    /// the transaction is not committed, and takes another connection. After three such connections it returns that
-    /// error. (A replay under [`with_select_first`](Self::with_select_first) does not notice such a transaction.) A
-    /// duplicate that [waits](crate::InFlight::Wait) holds its connection.
+    /// If the pool's connection has a transaction that nobody owns, the crate rolls that transaction back, and begins
+    /// again. (A replay under [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst) does not notice such a
+    /// transaction.) A duplicate that [waits](crate::InFlight::Wait) holds its connection.
     ///
     /// # Errors
     ///
-    /// As [`ensure_idempotent`], and [`Error::Database`] if the pool has no connection in time.
+    /// As [`ensure_idempotent`], but an error of `perform` is rolled back; [`Error::Database`] if the pool has no
+    /// connection in time; [`Error::UnknownTransaction`] if the connection cannot be cleared of such a transaction.
     ///
     /// # Cancellation
     ///
@@ -241,13 +239,9 @@ impl Idempotency {
     {
         let span = call_span!("ensure_idempotent", Mode::Transaction, key);
         observed(span, key, async |watch| {
-            let call = Call::new(&self, key, body)?;
-            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await;
-            if self.fewest_round_trips && !self.deployment.distributed {
-                call.run_in_fewest(pool, perform).await
-            } else {
-                call.on_pool(pool, async |conn| call.ensure(conn, perform).await).await
-            }
+            let call = Call::new(&self, key, body, false)?;
+            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await.map(Verdict::Keep);
+            call.run(pool, perform).await
         })
         .await
     }
@@ -271,9 +265,9 @@ impl Idempotency {
     {
         let span = call_span!("ensure_isolated", Mode::Transaction, key);
         observed(span, key, async |watch| {
-            let call = Call::new(&self, key, body)?;
+            let call = Call::new(&self, key, body, true)?;
             let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await;
-            call.on_pool(pool, async |conn| call.ensure_isolated(conn, perform).await).await
+            call.run(pool, perform).await
         })
         .await
     }

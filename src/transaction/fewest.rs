@@ -6,15 +6,11 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, PgTransaction, SqlSafeStr as _};
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, SqlSafeStr as _};
 
-use super::protocol::Call;
 use crate::error::sqlstate;
-use crate::outcome::{Outcome, decode, encode};
 use crate::record::{Claim, Record, Response, Terms, draw_token};
-use crate::session::{Attempt, COMMIT_OUTERMOST, Connections, NotBegun, Opening, begin_and_lend, commit_outermost};
+use crate::session::{COMMIT_AND_CHAIN, Opening, commit_and_chain};
 use crate::{Error, Fingerprint, Key};
 
 /// The SQLSTATEs with which `idempotency.complete` fails.
@@ -25,87 +21,26 @@ const OUTLIVED_RETENTION: &str = "IK003";
 /// their decoding cost more than a round trip (measured; DESIGN.md).
 const MOST_INLINE: usize = 16 * 1024;
 
-impl Call<'_> {
-    /// As [`on_pool`](Self::on_pool) with [`ensure`](Self::ensure), in fewer round trips. If the key is taken, the call
-    /// looks for a response, and then goes the plain way, which costs up to two more.
-    pub(super) async fn run_in_fewest<T, E, F>(&self, pool: &PgPool, mut perform: F) -> Result<Outcome<T>, E>
-    where
-        T: Serialize + DeserializeOwned,
-        E: From<Error>,
-        F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
-    {
-        let (record, terms) = (self.record, &self.terms);
-        let mut connections = Connections::of(pool);
-        let mut conn = connections.next().await?;
-        loop {
-            if let Some(replayed) = self.replay_first(&mut conn).await {
-                return Ok(replayed?);
-            }
-            let (claim, opening) = claiming(record, terms)?;
-            let work = async |mut transaction: PgTransaction<'_>, perform: F| {
-                let performed = match perform(&mut transaction).await {
-                    Ok(response) => encode(&response).map(|encoded| (response, encoded)).map_err(E::from),
-                    Err(error) => Err(error),
-                };
-                match performed {
-                    Ok((response, encoded)) => {
-                        complete_and_commit(transaction, record, claim, &encoded).await?;
-                        Ok(Outcome::Performed(response))
-                    }
-                    Err(error) => {
-                        let _ = transaction.rollback().await;
-                        Err(error)
-                    }
-                }
-            };
-            match begin_and_lend(&mut conn, &opening, perform, work).await {
-                Attempt::NotBegun(NotBegun::Foreign, uncalled) => {
-                    perform = uncalled;
-                    conn = connections.replace(conn).await?;
-                }
-                Attempt::NotBegun(NotBegun::Taken, uncalled) => {
-                    if let Some(response) = record.select_first(&mut conn, terms).await {
-                        return Ok(Outcome::Replayed(decode(&response)?));
-                    }
-                    let plain = async |conn: &mut PgConnection| self.ensure(conn, uncalled).await;
-                    return connections.in_transaction(conn, &Opening::Plain, plain).await;
-                }
-                attempt => return attempt.into_result(),
-            }
-        }
-    }
-}
-
-/// Stores the response and commits: in one message if the response is short. If either fails, rolls back.
-///
-/// In one message, an error of the first statement keeps the server from reaching the COMMIT, which is that of
-/// [`commit_outermost`].
-pub(crate) async fn complete_and_commit(
-    mut transaction: PgTransaction<'_>,
+/// Stores the response and commits: in one message if the response is short. In one message, an error of the first
+/// statement keeps the server from reaching the COMMIT, which is that of [`commit_and_chain`].
+pub(super) async fn complete_and_chain(
+    conn: &mut PgConnection,
     record: Record<'_>,
     claim: Claim,
     response: &Response,
 ) -> Result<(), Error> {
     let length = response.body.as_ref().map_or(0, Vec::len) + response.headers.as_ref().map_or(0, String::len);
-    let completed = if length > MOST_INLINE || record.deployment.distributed {
-        match record.complete(&mut transaction, claim, response).await {
-            Ok(()) => return commit_outermost(transaction).await,
-            Err(error) => Err(error),
-        }
-    } else {
-        let sql = format!("{}; {COMMIT_OUTERMOST}", complete_text(record.key, claim, response));
-        transaction.execute(AssertSqlSafe(sql)).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
-            Some(NOT_IN_TRANSACTION) => Error::NotInTransaction,
-            Some(OUTLIVED_RETENTION) => Error::OutlivedRetention,
-            // This may be an error of the COMMIT: the caller's deferred constraints and triggers run there.
-            _ => error.into(),
-        })
-    };
-    if completed.is_err() {
-        // Awaited, so that an immediate retry finds the key free.
-        let _ = transaction.rollback().await;
+    if length > MOST_INLINE || record.deployment.distributed {
+        record.complete(conn, claim, response).await?;
+        return commit_and_chain(conn).await;
     }
-    completed
+    let sql = format!("{}; {COMMIT_AND_CHAIN}", complete_text(record.key, claim, response));
+    conn.execute(AssertSqlSafe(sql)).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
+        Some(NOT_IN_TRANSACTION) => Error::NotInTransaction,
+        Some(OUTLIVED_RETENTION) => Error::OutlivedRetention,
+        // This may be an error of the COMMIT: the caller's deferred constraints and triggers run there.
+        _ => error.into(),
+    })
 }
 
 /// The message that claims and begins.

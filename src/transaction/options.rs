@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::limits::{DEFAULT_RETENTION, RETENTION, checked, in_flight_within, within};
 use crate::{Deployment, InFlight, InvalidDuration};
 
-/// The options of transaction mode: retention, in-flight policy, deployment, and two options that save round trips.
+/// The options of transaction mode: retention, in-flight policy, deployment and round trips.
 ///
 /// It is cheap to copy, and its setters are `const`, so it can be a constant of your service. The calls are
 /// [`ensure`](Self::ensure), [`ensure_isolated`](Self::ensure_isolated), [`run`](Self::run) and
@@ -28,8 +28,7 @@ pub struct Idempotency {
     pub(crate) retention: Duration,
     in_flight: Option<InFlight>,
     pub(crate) deployment: Deployment,
-    pub(crate) select_first: bool,
-    pub(crate) fewest_round_trips: bool,
+    pub(crate) round_trips: RoundTrips,
 }
 
 impl Idempotency {
@@ -40,8 +39,7 @@ impl Idempotency {
             retention: DEFAULT_RETENTION,
             in_flight: None,
             deployment: Deployment::new(),
-            select_first: false,
-            fewest_round_trips: false,
+            round_trips: RoundTrips::Plain,
         }
     }
 
@@ -86,42 +84,56 @@ impl Idempotency {
         Self { deployment, ..self }
     }
 
-    /// Whether to look for a stored response before the transaction begins. For services where most calls are repeats.
-    /// The default is `false`.
-    ///
-    /// A replay then takes one round trip instead of four, and a first call takes one more. The option works for
-    /// [`run`](Self::run) and on a connection that is in no transaction. It has no effect in a transaction of the
-    /// caller. It also has no effect without [prepared statements](Deployment::with_prepared_statements), because a
-    /// pooler could mix up unprepared statements outside a transaction.
+    /// Which round trips [`run`](Self::run) and [`run_isolated`](Self::run_isolated) save. The default is
+    /// [`RoundTrips::Plain`]. In a transaction of the caller the setting has no effect.
     #[must_use]
-    pub const fn with_select_first(self, select_first: bool) -> Self {
-        Self { select_first, ..self }
+    pub const fn with_round_trips(self, round_trips: RoundTrips) -> Self {
+        Self { round_trips, ..self }
     }
+}
 
-    /// Whether [`run`](Self::run) sends the claim together with BEGIN, and the completion together with COMMIT. The
-    /// default is `false`. A first call then takes as many round trips as its bare transaction, two fewer than without
-    /// this option. It pays off if the database is distant, and not on a Unix socket: `docs/performance.md` has
-    /// measurements.
+/// Which round trips a call in a transaction of the crate's own saves, for [`Idempotency::with_round_trips`] and for the
+/// transactional HTTP layer. The answers are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RoundTrips {
+    /// The claim and the completion are statements of their own: a first call takes two round trips more than its bare
+    /// transaction, and a replay takes four.
+    #[default]
+    Plain,
+    /// Look for a stored response before the transaction begins. For services where most calls are repeats.
+    ///
+    /// A replay then takes one round trip instead of four, and a first call takes one more. This has no effect without
+    /// [prepared statements](Deployment::with_prepared_statements), because a pooler could mix up unprepared statements
+    /// outside a transaction.
+    SelectFirst,
+    /// Send the claim together with BEGIN, and the completion together with COMMIT. A first call then takes as many
+    /// round trips as its bare transaction, two fewer than [`Plain`](Self::Plain). It pays off if the database is
+    /// distant, and not on a Unix socket: `docs/performance.md` has measurements.
     ///
     /// The price:
     /// - **Each call that finds the key taken writes an ERROR to the server's log**, with SQLSTATE IK001 and the key.
     ///   Such a call is a duplicate, or the record is expired or released. It takes one or two round trips more than
-    ///   without the option, but a replay takes two fewer.
+    ///   under `Plain`, but a replay takes two fewer.
     /// - The text of a statement contains the key, and the response in hexadecimal digits. PostgreSQL logs this text if the
     ///   statement fails (`log_min_error_statement`) or is slow, `pg_stat_activity` shows it, and sqlx logs it at DEBUG
-    ///   or, if slow, at WARN. **Do not use the option if a response must not appear in logs.** Responses over 16 KiB
-    ///   are stored by a statement of their own.
+    ///   or, if slow, at WARN. **Do not use this if a response must not appear in logs.** Responses over 16 KiB are
+    ///   stored by a statement of their own.
     /// - A COMMIT that fails also leaves a WARNING about a missing transaction. If the future of a duplicate is
     ///   dropped, the pool may lose that duplicate's connection.
+    /// - Each first call of [`Idempotency::run`] counts as a commit and as a rollback in `pg_stat_database`: its connection
+    ///   returns to the pool with an empty transaction, and the pool rolls that transaction back first. So the round
+    ///   trips are saved only if the pool has another connection for the next call.
     ///
-    /// The option saves its round trips only if the pool has another connection for the next call: this call's
-    /// connection returns to the pool with an empty transaction, and the pool ends that transaction first. The option
-    /// has no effect on isolated calls, nor on calls with a connection of the caller, nor on a
-    /// [distributed](Deployment::with_distributed) table. Roles need EXECUTE on
-    /// `idempotency.claim` and `idempotency.complete`. PUBLIC has it by default.
-    #[must_use]
-    pub const fn with_fewest_round_trips(self, fewest_round_trips: bool) -> Self {
-        Self { fewest_round_trips, ..self }
+    /// It has no effect on isolated calls, nor on a [distributed](Deployment::with_distributed) table. Roles need
+    /// EXECUTE on `idempotency.claim` and `idempotency.complete`. PUBLIC has it by default.
+    Fewest,
+}
+
+impl RoundTrips {
+    /// Whether the messages that begin and commit claim and complete.
+    pub(crate) fn are_fewest(self, deployment: Deployment) -> bool {
+        self == Self::Fewest && !deployment.distributed
     }
 }
 

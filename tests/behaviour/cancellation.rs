@@ -7,11 +7,11 @@ use std::time::Duration;
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::mark::{Marked, mark, mark_many};
 use pg_idempotency::testing::cancel_after;
-use pg_idempotency::{Error, Idempotency, Key, Outcome, Verdict, ensure_idempotent, ensure_isolated};
+use pg_idempotency::{Error, Idempotency, Key, Outcome, Verdict, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::support::{WAYS, WAYS_ON_A_CONNECTION, clear, connect, create_effects, key, leave_effect, once};
+use crate::support::{WAYS, clear, create_effects, key, leave_effect, once};
 
 /// Far more than any call takes.
 const MOST_POLLS: usize = 200;
@@ -49,47 +49,22 @@ async fn tables(pool: &PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_call_on_a_connection_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
-    tables(&pool).await;
-    for way in WAYS_ON_A_CONNECTION {
-        clear(&pool).await;
-        let mut conn = connect(&pool).await;
-        let mut completed = 0;
-        'polls: for polls in 0..MOST_POLLS {
-            completed = 0;
-            for attempt in 0..TRIES {
-                let key = key(&format!("{polls}/{attempt}"));
-                let call = way.ensure(&mut conn, &key, "body", async |conn| leave_effect(conn, "effect").await);
-                completed += usize::from(cancel_after(polls, call).await.transpose()?.is_some());
-                let context = format!("{polls} polls, attempt {attempt}");
-                assert_usable(&mut conn, &pool, &context).await;
-                assert_whole(&pool, &context).await;
-                // Whatever became of it: asked again, it has happened once.
-                let _ = once(&pool, &key, "body").await?;
-                assert_whole(&pool, &context).await;
-            }
-            if completed == TRIES {
-                break 'polls;
-            }
-        }
-        assert_eq!(completed, TRIES, "it never completed");
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_isolated_call_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
-    tables(&pool).await;
-    let mut conn = connect(&pool).await;
+async fn an_isolated_call_can_be_dropped_at_every_poll(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let observer = PgPool::connect_with(options.clone()).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    tables(&observer).await;
     let mut completed = 0;
     for polls in 0..MOST_POLLS {
         let key = key(&polls.to_string());
-        let call = ensure_isolated(&mut conn, &key, "body", async |conn| -> Result<_, Error> {
+        let call = Idempotency::new().run_isolated(&pool, &key, "body", async |conn| -> Result<_, Error> {
             Ok(Verdict::Keep(leave_effect(conn, "effect").await?))
         });
         let done = cancel_after(polls, call).await.transpose()?.is_some();
-        assert_usable(&mut conn, &pool, &format!("{polls} polls")).await;
-        assert_whole(&pool, &format!("{polls} polls")).await;
+        assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
+        assert_whole(&observer, &format!("{polls} polls")).await;
         completed += usize::from(done);
         if completed == TRIES {
             return Ok(());
@@ -99,28 +74,23 @@ async fn an_isolated_call_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_replay_and_a_refusal_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
-    tables(&pool).await;
-    let _ = once(&pool, &key("a"), "body").await?;
-    let mut conn = connect(&pool).await;
-    for (way, body) in WAYS_ON_A_CONNECTION.into_iter().flat_map(|way| ["body", "another"].map(|body| (way, body))) {
+async fn a_refusal_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let observer = PgPool::connect_with(options.clone()).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    tables(&observer).await;
+    let key = key("a");
+    let _ = once(&observer, &key, "body").await?;
+    for way in WAYS {
         let mut completed = 0;
         for polls in 0..MOST_POLLS {
-            let key = key("a");
-            let call = way.ensure(&mut conn, &key, body, async |conn| leave_effect(conn, "no").await);
+            let call = way.run(&pool, &key, "another", async |conn| leave_effect(conn, "no").await);
             match cancel_after(polls, call).await {
                 None => {}
-                Some(Ok(outcome)) => {
-                    assert!(outcome.is_replayed());
-                    completed += 1;
-                }
-                Some(Err(error)) => {
-                    assert!(matches!(error, Error::KeyReused { .. }), "{error:?}");
-                    completed += 1;
-                }
+                Some(Err(Error::KeyReused { .. })) => completed += 1,
+                Some(other) => panic!("{polls} polls: {other:?}"),
             }
-            assert_usable(&mut conn, &pool, &format!("{body}, {polls} polls")).await;
-            assert_whole(&pool, &format!("{body}, {polls} polls")).await;
+            assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
+            assert_whole(&observer, &format!("{polls} polls")).await;
             if completed == TRIES {
                 break;
             }
@@ -255,15 +225,16 @@ async fn a_sweep_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConne
 }
 
 #[sqlx::test(migrations = false)]
-async fn a_migration_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
-    let mut conn = connect(&pool).await;
+async fn a_migration_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let observer = PgPool::connect_with(options.clone()).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
     for polls in 0..MOST_POLLS {
-        let done = cancel_after(polls, pg_idempotency::migrate(&mut conn)).await.transpose()?.is_some();
-        assert!(!conn.is_in_transaction());
+        let done = cancel_after(polls, pg_idempotency::migrate(&pool)).await.transpose()?.is_some();
+        assert!(!pool.acquire().await?.is_in_transaction());
         let (applied, created): (bool, bool) = sqlx::query_as(
             "select to_regclass('idempotency._sqlx_migrations') is not null, to_regclass('idempotency.record') is not null",
         )
-        .fetch_one(&pool)
+        .fetch_one(&observer)
         .await?;
         assert_eq!(applied, created, "{polls} polls: done or not begun");
         if done {

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use pg_idempotency::operator::health;
 use pg_idempotency::testing::backend;
-use pg_idempotency::{Error, MIGRATOR, migrate, schema_sql};
+use pg_idempotency::{Error, Idempotency, MIGRATOR, migrate, schema_sql};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection as _, Executor as _, PgPool};
+use sqlx::{Executor as _, PgPool};
 
 use crate::support::{connect, create_effects, once, setting, wide_pool};
 
@@ -19,23 +19,9 @@ async fn works(pool: &PgPool) {
 async fn migrating_twice_is_migrating_once(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = pool.acquire().await?;
     let path = setting(&mut conn, "search_path").await;
-    migrate(&mut conn).await?;
-    migrate(&mut conn).await?;
+    migrate(&pool).await?;
+    migrate(&pool).await?;
     assert_eq!(setting(&mut conn, "search_path").await, path);
-    works(&pool).await;
-    Ok(())
-}
-
-#[sqlx::test(migrations = false)]
-async fn a_migration_is_part_of_the_callers_transaction(pool: PgPool) -> anyhow::Result<()> {
-    let mut tx = pool.begin().await?;
-    migrate(&mut tx).await?;
-    tx.rollback().await?;
-    let there: bool = sqlx::query_scalar("select to_regnamespace('idempotency') is not null").fetch_one(&pool).await?;
-    assert!(!there);
-    let mut tx = pool.begin().await?;
-    migrate(&mut tx).await?;
-    tx.commit().await?;
     works(&pool).await;
     Ok(())
 }
@@ -48,31 +34,18 @@ async fn a_migration_says_who_keeps_it_waiting(_: PgPoolOptions, options: PgConn
     sqlx::query("select pg_advisory_xact_lock($1)").bind(i64::from_be_bytes(*b"pgidempo")).execute(&mut *other).await?;
     let held_by = backend(&mut other).await?;
 
-    let mut conn = connect(&pool).await;
-    conn.execute("set lock_timeout = '300ms'").await?;
-    for in_transaction in [false, true] {
-        let mut tx = None;
-        let error = if in_transaction {
-            let tx = tx.insert(conn.begin().await?);
-            migrate(tx).await.expect_err("the lock is taken")
-        } else {
-            migrate(&mut conn).await.expect_err("the lock is taken")
-        };
-        assert!(error.is_transient());
-        let said = error.to_string();
-        let Error::MigrationLocked { holder: Some(holder), waited, .. } = error else { panic!("{error:?}") };
-        assert_eq!(holder.pid, held_by);
-        assert_eq!(holder.role.as_deref(), Some("postgres"));
-        assert_eq!(holder.application.as_deref(), Some("a tool of somebody's"));
-        assert!(waited >= Duration::from_millis(300), "{waited:?}");
-        assert!(said.contains(&held_by.to_string()) && said.contains("a tool of somebody's"), "{said}");
-        if let Some(mut tx) = tx {
-            tx.execute("select 1").await.expect("the caller's transaction is usable");
-        }
-    }
-    assert_eq!(setting(&mut conn, "lock_timeout").await, "300ms");
+    let impatient = wide_pool(&options.options([("lock_timeout", "300ms")]), 1).await;
+    let error = migrate(&impatient).await.expect_err("the lock is taken");
+    assert!(error.is_transient());
+    let said = error.to_string();
+    let Error::MigrationLocked { holder: Some(holder), waited, .. } = error else { panic!("{error:?}") };
+    assert_eq!(holder.pid, held_by);
+    assert_eq!(holder.role.as_deref(), Some("postgres"));
+    assert_eq!(holder.application.as_deref(), Some("a tool of somebody's"));
+    assert!(waited >= Duration::from_millis(300), "{waited:?}");
+    assert!(said.contains(&held_by.to_string()) && said.contains("a tool of somebody's"), "{said}");
     other.rollback().await?;
-    migrate(&mut conn).await?;
+    migrate(&impatient).await?;
     works(&pool).await;
     Ok(())
 }
@@ -80,12 +53,16 @@ async fn a_migration_says_who_keeps_it_waiting(_: PgPoolOptions, options: PgConn
 #[sqlx::test(migrations = false)]
 async fn a_migration_waits_for_another(pool: PgPool) -> anyhow::Result<()> {
     let mut other = pool.begin().await?;
-    migrate(&mut other).await?;
+    sqlx::query("select pg_advisory_xact_lock($1)").bind(i64::from_be_bytes(*b"pgidempo")).execute(&mut *other).await?;
     let waiting = tokio::spawn({
         let pool = pool.clone();
-        async move { migrate(&mut *pool.acquire().await?).await }
+        async move { migrate(&pool).await }
     });
     crate::support::until(&pool, "select count(*) > 0 from pg_stat_activity where query like '%pg_sleep(0.05)'").await;
+    // What the other migration would do.
+    let kept: Vec<_> =
+        schema_sql().lines().filter(|line| !["begin;", "commit;"].contains(line)).map(str::to_owned).collect();
+    other.execute(sqlx::AssertSqlSafe(kept.join("\n"))).await?;
     other.commit().await?;
     waiting.await??;
     works(&pool).await;
@@ -99,7 +76,7 @@ async fn sixteen_installers_at_once_all_succeed(_: PgPoolOptions, options: PgCon
         let installers: Vec<_> = (0..16)
             .map(|_| {
                 let pool = pool.clone();
-                tokio::spawn(async move { migrate(&mut *pool.acquire().await?).await })
+                tokio::spawn(async move { migrate(&pool).await })
             })
             .collect();
         for installer in installers {
@@ -117,7 +94,7 @@ async fn every_way_of_installing_finds_the_others(pool: PgPool) -> anyhow::Resul
         for second in ["migrate", "MIGRATOR"] {
             for way in [first, second] {
                 match way {
-                    "migrate" => migrate(&mut conn).await?,
+                    "migrate" => migrate(&pool).await?,
                     "MIGRATOR" => MIGRATOR.run(&mut conn).await?,
                     _ => conn.execute(sqlx::AssertSqlSafe(schema_sql())).await.map(|_| ())?,
                 }
@@ -139,7 +116,7 @@ async fn an_applications_own_migrations_are_left_alone(pool: PgPool) -> anyhow::
     let own = Migrator::with_migrations(vec![own]);
     for _ in 0..2 {
         own.run(&pool).await?;
-        migrate(&mut *pool.acquire().await?).await?;
+        migrate(&pool).await?;
         MIGRATOR.run(&pool).await?;
     }
     works(&pool).await;
@@ -166,10 +143,11 @@ async fn the_printed_sql_is_a_migration_of_the_application(pool: PgPool) -> anyh
          grant create on schema public to {role}; set role {role}"
     );
     conn.execute(sqlx::AssertSqlSafe(create)).await?;
+    let as_role = wide_pool(&(*pool.connect_options()).clone().options([("role", &role)]), 1).await;
     let migrated = async {
         for _ in 0..2 {
             Migrator::with_migrations(vec![own.clone()]).run(&mut conn).await?;
-            migrate(&mut conn).await?;
+            migrate(&as_role).await?;
             MIGRATOR.run(&mut conn).await?;
         }
         anyhow::Ok(())
@@ -187,20 +165,19 @@ async fn the_printed_sql_is_a_migration_of_the_application(pool: PgPool) -> anyh
 #[sqlx::test(migrations = false)]
 async fn a_current_schema_needs_no_right_to_create_one(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
-    migrate(&mut conn).await?;
+    migrate(&pool).await?;
     let role = format!("app_{}", backend(&mut conn).await?);
     let create = format!(
         "create role {role}; grant usage on schema idempotency to {role};
          grant select, insert, update on idempotency.record to {role};
-         grant select on idempotency._sqlx_migrations to {role};
-         set role {role}"
+         grant select on idempotency._sqlx_migrations to {role}"
     );
     conn.execute(sqlx::AssertSqlSafe(create)).await?;
-    let migrated = migrate(&mut conn).await;
+    let as_role = wide_pool(&(*pool.connect_options()).clone().options([("role", &role)]), 1).await;
+    let migrated = migrate(&as_role).await;
     let performed =
-        pg_idempotency::ensure_idempotent(&mut conn, &crate::support::key("a"), "body", async |_| Ok::<_, Error>(1))
-            .await;
-    let drop = format!("reset role; drop owned by {role}; drop role {role}");
+        Idempotency::new().run(&as_role, &crate::support::key("a"), "body", async |_| Ok::<_, Error>(1)).await;
+    let drop = format!("drop owned by {role}; drop role {role}");
     conn.execute(sqlx::AssertSqlSafe(drop)).await?;
     migrated?;
     assert!(!performed?.is_replayed());
@@ -210,9 +187,9 @@ async fn a_current_schema_needs_no_right_to_create_one(pool: PgPool) -> anyhow::
 #[sqlx::test(migrations = false)]
 async fn a_migration_that_was_edited_is_an_error(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
-    migrate(&mut conn).await?;
+    migrate(&pool).await?;
     conn.execute("update idempotency._sqlx_migrations set checksum = ''").await?;
-    let error = migrate(&mut conn).await.expect_err("another checksum");
+    let error = migrate(&pool).await.expect_err("another checksum");
     assert!(matches!(error, Error::CannotMigrate { .. }), "{error:?}");
     Ok(())
 }
@@ -227,7 +204,7 @@ async fn an_older_release_starts_on_a_newer_schema(pool: PgPool) -> anyhow::Resu
          values (2, 'add note', true, '\\x02', 0)",
     )
     .await?;
-    migrate(&mut conn).await?;
+    migrate(&pool).await?;
     MIGRATOR.run(&mut conn).await?;
     health(&pool, Duration::from_secs(3600)).await?;
     works(&pool).await;
@@ -266,9 +243,9 @@ async fn what_cannot_be_is_barred_by_name(pool: PgPool) -> anyhow::Result<()> {
 #[sqlx::test(migrations = false)]
 async fn a_table_that_was_dropped_is_not_taken_for_current(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
-    migrate(&mut conn).await?;
+    migrate(&pool).await?;
     conn.execute("drop table idempotency.record").await?;
-    let error = migrate(&mut conn).await.expect_err("it is gone");
+    let error = migrate(&pool).await.expect_err("it is gone");
     assert!(matches!(&error, Error::CannotMigrate { problem, .. } if problem.contains("not there")), "{error:?}");
     Ok(())
 }

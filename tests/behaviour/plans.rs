@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::{mark, mark_many};
-use pg_idempotency::{Error, Idempotency, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, RoundTrips, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool, Row as _};
 
@@ -33,21 +33,19 @@ async fn the_server_keeps_the_plan_of_each_statement(
         println!("skipped: PostgreSQL plans for the values, because it then has one partition to plan for");
         return Ok(());
     }
-    let select_first = Idempotency::new().with_select_first(true);
+    let select_first = Idempotency::new().with_round_trips(RoundTrips::SelectFirst);
     let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(30) })?;
     for call in 0..CALLS {
-        let mut conn = pool.acquire().await?;
         for _ in ["first", "replay"] {
-            let mut tx = conn.begin().await?;
+            let mut tx = pool.begin().await?;
             let one = key(&format!("one {call}"));
             let _ = ensure_idempotent(&mut tx, &one, "body", async |_| Ok::<_, Error>(1)).await?;
             let _ = mark(&mut tx, &key(&format!("mark {call}")), WINDOW).await?;
             // Of the smallest size, for which the values change the estimates most.
             let _ = mark_many(&mut tx, &[key(&format!("batch {call}"))], WINDOW).await?;
             tx.commit().await?;
-            let _ = select_first.ensure(&mut conn, &one, "body", async |_| Ok::<_, Error>(1)).await?;
+            let _ = select_first.run(&pool, &one, "body", async |_| Ok::<_, Error>(1)).await?;
         }
-        drop(conn);
         for _ in ["first", "replay"] {
             let lease = key(&format!("lease {call}"));
             let _ = leasing.ensure(&pool, &lease, "body", async |_| Ok::<_, Error>(1)).await?;
@@ -71,9 +69,10 @@ async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result
         println!("skipped: with the values, which are null here, the server reads no partition");
         return Ok(());
     }
+    let pool = crate::support::wide_pool(&pool.connect_options(), 1).await;
+    let select_first = Idempotency::new().with_round_trips(RoundTrips::SelectFirst);
+    let _ = select_first.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
     let mut conn = pool.acquire().await?;
-    let select_first = Idempotency::new().with_select_first(true);
-    let _ = select_first.ensure(&mut conn, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
     let mut tx = conn.begin().await?;
     let _ = mark_many(&mut tx, &[key("batch")], WINDOW).await?;
     tx.commit().await?;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pg_idempotency::testing::PATIENCE;
-use pg_idempotency::{Error, Idempotency, InFlight, Key, Outcome};
+use pg_idempotency::{Error, Idempotency, InFlight, Key, Outcome, RoundTrips};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
@@ -20,15 +20,11 @@ pub(crate) fn waiting(limit: Duration) -> Idempotency {
 }
 
 /// Every way to make a call by `run`: they differ in their round trips, and in nothing else.
-pub(crate) const WAYS: [Idempotency; 4] = [
+pub(crate) const WAYS: [Idempotency; 3] = [
     Idempotency::new(),
-    Idempotency::new().with_select_first(true),
-    Idempotency::new().with_fewest_round_trips(true),
-    Idempotency::new().with_select_first(true).with_fewest_round_trips(true),
+    Idempotency::new().with_round_trips(RoundTrips::SelectFirst),
+    Idempotency::new().with_round_trips(RoundTrips::Fewest),
 ];
-
-/// Those that are ways on a connection of the caller's too.
-pub(crate) const WAYS_ON_A_CONNECTION: [Idempotency; 2] = [WAYS[0], WAYS[1]];
 
 /// Between two of them.
 pub(crate) async fn clear(pool: &PgPool) {

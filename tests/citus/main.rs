@@ -57,8 +57,8 @@ fn options() -> Option<PgConnectOptions> {
 async fn pool() -> Option<PgPool> {
     let pool = PgPoolOptions::new().max_connections(12).connect_with(options()?).await.expect("a coordinator");
     let mut conn = pool.acquire().await.expect("a connection");
-    migrate(&mut conn).await.expect("migrated");
-    distribute(&mut conn).await.expect("distributed");
+    migrate(&pool).await.expect("migrated");
+    distribute(&pool).await.expect("distributed");
     let mut tx = conn.begin().await.expect("begun");
     tx.execute("select pg_advisory_xact_lock(1)").await.expect("locked");
     let there: bool = sqlx::query_scalar("select to_regclass('citus_effect') is not null")

@@ -118,11 +118,11 @@ async fn health_looks_at_the_distribution_and_the_workers() -> anyhow::Result<()
     on_workers("reset synchronous_commit").await?;
     assert_eq!(weak?, ["worker_synchronous_commit", "worker_synchronous_commit"]);
     // Not distributed, and then distributed.
-    conn.execute("drop schema idempotency cascade").await?;
-    migrate(&mut conn).await?;
+    fresh.execute("drop schema idempotency cascade").await?;
+    migrate(&citus.pool).await?;
     assert_eq!(names(&fresh).await?, ["not_distributed"]);
-    distribute(&mut conn).await?;
-    distribute(&mut conn).await?;
+    distribute(&citus.pool).await?;
+    distribute(&citus.pool).await?;
     assert_eq!(names(&fresh).await?, Vec::<&str>::new());
     Ok(())
 }
@@ -131,20 +131,18 @@ async fn health_looks_at_the_distribution_and_the_workers() -> anyhow::Result<()
 async fn distribute_says_why_it_refuses() -> anyhow::Result<()> {
     let Some(citus) = citus_alone().await else { return Ok(()) };
     let mut conn = citus.pool.acquire().await?;
-    let mut tx = conn.begin().await?;
-    tx.execute("drop schema idempotency cascade").await?;
-    let missing = distribute(&mut tx).await;
+    conn.execute("drop schema idempotency cascade").await?;
+    let missing = distribute(&citus.pool).await;
     assert!(matches!(missing, Err(Error::SchemaMissing { .. })), "{missing:?}");
-    tx.rollback().await?;
-    let mut tx = conn.begin().await?;
-    tx.execute("drop schema idempotency cascade").await?;
-    migrate(&mut tx).await?;
-    sqlx::raw_sql("select create_distributed_table('idempotency.record', 'key', colocate_with => 'none')")
-        .execute(&mut *tx)
+    migrate(&citus.pool).await?;
+    sqlx::raw_sql("select create_distributed_table('idempotency.record', 'value', colocate_with => 'none')")
+        .execute(&mut *conn)
         .await?;
-    let other = distribute(&mut tx).await.expect_err("by another column");
+    let other = distribute(&citus.pool).await.expect_err("by another column");
     assert!(std::error::Error::source(&other).expect("a cause").to_string().contains("undistribute"), "{other:?}");
-    tx.rollback().await?;
+    conn.execute("drop schema idempotency cascade").await?;
+    migrate(&citus.pool).await?;
+    distribute(&citus.pool).await?;
     // A database without Citus.
     let name = format!("without_{}", std::process::id());
     let (create, drop) = (format!("create database {name}"), format!("drop database {name} with (force)"));
@@ -152,8 +150,10 @@ async fn distribute_says_why_it_refuses() -> anyhow::Result<()> {
     sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut *conn).await?;
     let mut plain = PgConnection::connect_with(&options().expect("a URL").database(&name)).await?;
     plain.execute("drop extension if exists citus").await?;
-    migrate(&mut plain).await?;
-    let without = distribute(&mut plain).await.expect_err("no Citus");
+    let pool = PgPool::connect_with(options().expect("a URL").database(&name)).await?;
+    migrate(&pool).await?;
+    let without = distribute(&pool).await.expect_err("no Citus");
+    pool.close().await;
     plain.close().await?;
     sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut *conn).await?;
     assert!(std::error::Error::source(&without).expect("a cause").to_string().contains("no Citus"), "{without:?}");

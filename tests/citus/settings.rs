@@ -13,7 +13,7 @@ use pg_idempotency::http::{Denied, IdempotencyLayer, Rejection};
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::Marking;
 use pg_idempotency::testing::{self, Fixture};
-use pg_idempotency::{Deployment, Error, Idempotency, Key, Verdict, migrate};
+use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, migrate};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 use tower::ServiceExt as _;
@@ -57,7 +57,9 @@ async fn without_the_setting_every_entry_point_refuses() -> anyhow::Result<()> {
 #[tokio::test]
 async fn a_plain_first_call_on_a_distributed_table_is_an_error_that_says_so() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
-    for way in [plain(), plain().with_select_first(true), plain().with_fewest_round_trips(true)] {
+    for way in
+        [plain(), plain().with_round_trips(RoundTrips::SelectFirst), plain().with_round_trips(RoundTrips::Fewest)]
+    {
         let key = key("mismatch");
         let result = way.run(&citus.pool, &key, "body", async |conn| effect(conn, &key).await).await;
         assert!(matches!(result, Err(Error::WrongDeployment { .. })), "{way:?}: {result:?}");
@@ -147,9 +149,11 @@ impl Door {
                 let _ = plain().ensure(&mut tx, key, "body", perform).await?;
                 pg_idempotency::commit(tx).await
             }
-            Self::SelectFirst => plain().with_select_first(true).run(pool, key, "body", perform).await.map(drop),
+            Self::SelectFirst => {
+                plain().with_round_trips(RoundTrips::SelectFirst).run(pool, key, "body", perform).await.map(drop)
+            }
             Self::FewestRoundTrips => {
-                plain().with_fewest_round_trips(true).run(pool, key, "body", perform).await.map(drop)
+                plain().with_round_trips(RoundTrips::Fewest).run(pool, key, "body", perform).await.map(drop)
             }
             Self::Isolated => {
                 let perform = async |conn: &mut PgConnection| perform(conn).await.map(Verdict::Keep);
@@ -194,8 +198,8 @@ impl Door {
         let router = Router::new().route("/", handler);
         let router = match self {
             Self::Http => router.layer(transactional()),
-            Self::HttpSelectFirst => router.layer(transactional().with_select_first(true)),
-            Self::HttpFewestRoundTrips => router.layer(transactional().with_fewest_round_trips(true)),
+            Self::HttpSelectFirst => router.layer(transactional().with_round_trips(RoundTrips::SelectFirst)),
+            Self::HttpFewestRoundTrips => router.layer(transactional().with_round_trips(RoundTrips::Fewest)),
             _ => router.layer(IdempotencyLayer::leased(pool.clone(), scope, REPEATS)?.with_deployment(PLAIN)),
         };
         let request = Request::post("/").header("idempotency-key", uuid::Uuid::new_v4().to_string());
@@ -235,7 +239,7 @@ async fn every_door(open: &PgPool, closed: &PgPool) -> anyhow::Result<()> {
     static PERFORMED: AtomicU32 = AtomicU32::new(0);
     // Citus is there, and has nothing to do with the table.
     open.execute("create extension citus").await?;
-    migrate(&mut *open.acquire().await?).await?;
+    migrate(open).await?;
     for door in DOORS {
         for found in door.found() {
             for _ in 0..CALLS {
@@ -262,6 +266,16 @@ async fn every_door(open: &PgPool, closed: &PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What `migrate` does, in this transaction.
+async fn create_plain(conn: &mut PgConnection) -> sqlx::Result<()> {
+    let kept: Vec<_> = pg_idempotency::schema_sql()
+        .lines()
+        .filter(|line| !["begin;", "commit;"].contains(line))
+        .map(str::to_owned)
+        .collect();
+    conn.execute(sqlx::AssertSqlSafe(kept.join("\n"))).await.map(drop)
+}
+
 /// Another session distributes the table of a service that has kept its statements prepared.
 #[tokio::test]
 async fn a_table_that_is_distributed_meanwhile_refuses_the_kept_statements() -> anyhow::Result<()> {
@@ -270,14 +284,16 @@ async fn a_table_that_is_distributed_meanwhile_refuses_the_kept_statements() -> 
     // In one transaction that is rolled back, so the other tests keep their table.
     let mut tx = conn.begin().await?;
     tx.execute("drop schema idempotency cascade").await?;
-    migrate(&mut tx).await?;
+    create_plain(&mut tx).await?;
     let call =
         async |conn: &mut PgConnection| plain().ensure(conn, &key("kept"), "body", async |_| Ok::<_, Error>(1)).await;
     for _ in 0..CALLS {
         assert!(!call(&mut tx).await?.is_replayed());
     }
     tx.execute("delete from idempotency.record").await?;
-    pg_idempotency::distribute(&mut tx).await?;
+    sqlx::raw_sql("select create_distributed_table('idempotency.record', 'scope', colocate_with => 'none')")
+        .execute(&mut *tx)
+        .await?;
     let refused = call(&mut tx).await;
     assert!(matches!(refused, Err(Error::WrongDeployment { .. })), "{refused:?}");
     tx.rollback().await?;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pg_idempotency::testing::{self, Fixture, Gate, assert_performed_once};
-use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Mode, Verdict};
+use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Mode, RoundTrips, Verdict};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::{DISTRIBUTED, calls, citus, citus_alone, effect, effects, key, once, options, rejecting, waiting};
@@ -16,11 +16,11 @@ async fn a_first_call_performs_and_repeats_replay_on_one_connection() -> anyhow:
     for _ in 0..10 {
         let key = key("first");
         for repeat in 0..3 {
-            let outcome = calls().ensure(&mut conn, &key, "body", async |conn| effect(conn, &key).await).await?;
+            let outcome = calls().run(&citus.pool, &key, "body", async |conn| effect(conn, &key).await).await?;
             assert_eq!(outcome.is_replayed(), repeat > 0);
             assert_eq!(outcome.into_inner(), 1);
         }
-        let reused = calls().ensure(&mut conn, &key, "other", async |conn| effect(conn, &key).await).await;
+        let reused = calls().run(&citus.pool, &key, "other", async |conn| effect(conn, &key).await).await;
         assert!(matches!(reused, Err(Error::KeyReused { .. })), "{reused:?}");
         assert_eq!(effects(&mut conn, &key).await?, 1);
     }
@@ -31,14 +31,14 @@ async fn a_first_call_performs_and_repeats_replay_on_one_connection() -> anyhow:
 async fn a_first_call_is_one_commit_on_one_shard() -> anyhow::Result<()> {
     let Some(citus) = citus_alone().await else { return Ok(()) };
     let mut conn = citus.pool.acquire().await?;
-    let _ = calls().ensure(&mut conn, &key("warm"), "body", async |_| Ok::<_, Error>(1)).await?;
+    let _ = calls().run(&citus.pool, &key("warm"), "body", async |_| Ok::<_, Error>(1)).await?;
     let two_phase = "select count(*) from pg_dist_transaction";
     let before: i64 = sqlx::query_scalar(two_phase).fetch_one(&mut *conn).await?;
-    for way in [calls(), calls().with_select_first(true)] {
+    for way in [calls(), calls().with_round_trips(RoundTrips::SelectFirst)] {
         for _ in 0..10 {
             let key = key("one shard");
             let _ = way
-                .ensure(&mut conn, &key, "body", async |conn| {
+                .run(&citus.pool, &key, "body", async |conn| {
                     let count = effect(&mut *conn, &key).await?;
                     let workers: i64 = sqlx::query_scalar(
                         "select count(distinct nodeid) from citus_dist_stat_activity where global_pid = citus_backend_gpid()
@@ -66,7 +66,9 @@ async fn a_replay_is_one_statement_on_a_worker() -> anyhow::Result<()> {
     // A first call: the look, the claim and the completion.
     for expected in [3, 1, 1] {
         let before = statements_of_one_shard(&mut conn).await?;
-        let _ = calls().ensure(&mut conn, &key, "body", async |_| Ok::<_, Error>(1)).await?;
+        let mut tx = conn.begin().await?;
+        let _ = calls().ensure(&mut tx, &key, "body", async |_| Ok::<_, Error>(1)).await?;
+        tx.commit().await?;
         assert_eq!(statements_of_one_shard(&mut conn).await? - before, expected);
     }
     Ok(())
@@ -83,9 +85,8 @@ async fn every_option_gives_the_same_answers() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
     for way in [
         calls(),
-        calls().with_select_first(true),
-        calls().with_fewest_round_trips(true),
-        calls().with_select_first(true).with_fewest_round_trips(true),
+        calls().with_round_trips(RoundTrips::SelectFirst),
+        calls().with_round_trips(RoundTrips::Fewest),
         calls().with_deployment(DISTRIBUTED.with_prepared_statements(false)),
     ] {
         let key = key("way");
@@ -312,8 +313,10 @@ async fn a_claim_in_doubt_is_waited_for_as_long_as_the_sessions_lock_timeout_all
     for way in [calls(), rejecting()] {
         let mut conn = citus.pool.acquire().await?;
         conn.execute("set lock_timeout = '300ms'").await?;
-        let call = way.ensure(&mut conn, &key, "body", async |conn| effect(conn, &key).await);
+        let mut tx = conn.begin().await?;
+        let call = way.ensure(&mut tx, &key, "body", async |conn| effect(conn, &key).await);
         let late = tokio::time::timeout(Duration::from_secs(10), call).await?;
+        tx.rollback().await?;
         conn.execute("reset lock_timeout").await?;
         let Err(Error::Database(sqlx::Error::Database(timed_out))) = &late else { panic!("{late:?}") };
         assert_eq!(timed_out.code().as_deref(), Some("55P03"));
@@ -489,13 +492,16 @@ async fn the_loss_of_a_worker_is_transient_and_leaves_nothing() -> anyhow::Resul
 #[tokio::test]
 async fn a_look_before_the_transaction_sees_nothing_of_a_foreign_one() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(crate::options().expect("a URL")).await?;
     let key = key("foreign");
-    let mut conn = citus.pool.acquire().await?.detach();
+    let mut conn = pool.acquire().await?;
     conn.execute("begin").await?;
-    Fixture::completed(&key, "body", &7)?.write(&mut conn).await?;
-    let way: Idempotency = calls().with_select_first(true);
-    let refused = way.ensure(&mut conn, &key, "body", async |conn| effect(conn, &key).await).await;
-    assert!(matches!(refused, Err(Error::UnknownTransaction)), "{refused:?}");
+    Fixture::completed(&key, "body", &7)?.write(&mut *conn).await?;
+    drop(conn);
+    let way: Idempotency = calls().with_round_trips(RoundTrips::SelectFirst);
+    let performed = way.run(&pool, &key, "body", async |conn| effect(conn, &key).await).await?;
+    assert!(!performed.is_replayed());
+    assert_eq!(effects(&mut *citus.pool.acquire().await?, &key).await?, 1);
     Ok(())
 }
 

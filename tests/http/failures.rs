@@ -139,7 +139,7 @@ async fn a_key_outside_the_databases_encoding_is_a_500(_: PgPoolOptions, options
     let create = format!("create database {database} encoding 'LATIN1' template template0 lc_collate 'C' lc_ctype 'C'");
     sqlx::raw_sql(AssertSqlSafe(create)).execute(&pool).await.expect("created");
     let latin = PgPool::connect_with(options.database(&database)).await.expect("a pool");
-    pg_idempotency::migrate(&mut latin.acquire().await.expect("a connection")).await.expect("migrated");
+    pg_idempotency::migrate(&latin).await.expect("migrated");
     let ran = Arc::new(AtomicU32::new(0));
     let counted = ran.clone();
     let handler = async move |_: IdempotentTx| {

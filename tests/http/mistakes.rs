@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Router, body::Bytes};
+use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Misconfigured, NoTransaction, Rejection};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgPool};
@@ -57,7 +58,7 @@ async fn a_success_with_a_forgotten_nested_transaction_is_committed(_: PgPoolOpt
         "x".repeat(str::from_utf8(&body).expect("text").parse().expect("a number"))
     };
     let mut performed = 0;
-    for layer in [false, true].map(|fewest| transactional(&pool).with_fewest_round_trips(fewest)) {
+    for layer in [RoundTrips::Plain, RoundTrips::Fewest].map(|saved| transactional(&pool).with_round_trips(saved)) {
         let app = Router::new().route("/forgets", post(forgets)).layer(layer.with_optional_key(true));
         // A response over 16 KiB does not go into the message with the COMMIT.
         for (key, bytes) in [(Some("short"), "1"), (Some("long"), "20000"), (None, "1")] {
@@ -177,7 +178,7 @@ async fn a_missing_connection_is_waited_for_once(_: PgPoolOptions, options: PgCo
     const LIMIT: Duration = Duration::from_secs(1);
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(LIMIT);
     let pool = pool.connect_with(options).await.expect("a pool");
-    let app = app(transactional(&pool).with_select_first(true));
+    let app = app(transactional(&pool).with_round_trips(RoundTrips::SelectFirst));
     let _held = pool.acquire().await.expect("the only connection");
     let asked = Instant::now();
     assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);

@@ -11,6 +11,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use http_body_util::BodyExt as _;
 use pg_idempotency::Key;
+use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, NoStore, Rejection};
 use pg_idempotency::testing::{Gate, PATIENCE};
 use sqlx::PgPool;
@@ -57,7 +58,8 @@ pub(crate) fn user(parts: &Parts) -> Result<String, Denied> {
 /// answer.
 pub(crate) fn transactional(pool: &PgPool) -> IdempotencyLayer {
     let saving = std::env::var_os("SAVE_ROUND_TRIPS").is_some();
-    IdempotencyLayer::transactional(pool.clone(), user).with_select_first(saving).with_fewest_round_trips(saving)
+    let round_trips = if saving { RoundTrips::Fewest } else { RoundTrips::Plain };
+    IdempotencyLayer::transactional(pool.clone(), user).with_round_trips(round_trips)
 }
 
 /// The service. Each route leaves an effect and answers in a different way.

@@ -4,6 +4,7 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::Key;
+use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, NoTransaction};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgPool, Row as _};
@@ -213,10 +214,12 @@ async fn with_the_fewest_round_trips_a_first_call_takes_as_many_as_the_bare_hand
     // a ping between the claim that failed and the look.
     const UNAWAITED: usize = 1;
     // Of a first call and of a replay, which rolls back.
-    for (fewest, wanted) in [(false, [5 + UNAWAITED, 4]), (true, [3 + UNAWAITED, 2 + UNAWAITED])] {
-        let app = app(layer.clone().with_fewest_round_trips(fewest));
+    for (saved, wanted) in
+        [(RoundTrips::Plain, [5 + UNAWAITED, 4]), (RoundTrips::Fewest, [3 + UNAWAITED, 2 + UNAWAITED])]
+    {
+        let app = app(layer.clone().with_round_trips(saved));
         // The first use of a statement prepares it.
-        for key in ["prepare", "measure"].map(|key| format!("{key}-{fewest}")) {
+        for key in ["prepare", "measure"].map(|key| format!("{key}-{saved:?}")) {
             for wanted in wanted {
                 let held = pool.acquire().await?;
                 proxy.take();

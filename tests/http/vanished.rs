@@ -6,6 +6,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
+use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Runs};
 use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::{Gate, PATIENCE};
@@ -70,8 +71,8 @@ impl Behind {
     }
 
     fn layers(&self) -> [IdempotencyLayer; 2] {
-        [false, true].map(|fewest| {
-            let layer = transactional(&self.pool).with_fewest_round_trips(fewest).with_optional_key(true);
+        [RoundTrips::Plain, RoundTrips::Fewest].map(|saved| {
+            let layer = transactional(&self.pool).with_round_trips(saved).with_optional_key(true);
             layer.with_run_timeout(LIMIT).expect("a time-out")
         })
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::{Marked, Marking};
-use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Janitor, Key, Outcome, migrate};
+use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Janitor, Key, Outcome, RoundTrips, migrate};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
@@ -100,7 +100,7 @@ async fn migrates_and_keeps_its_promise_through_transaction_pooling(
     let installers: Vec<_> = (0..8)
         .map(|_| {
             let pool = pool.clone();
-            tokio::spawn(async move { migrate(&mut *pool.acquire().await?).await })
+            tokio::spawn(async move { migrate(&pool).await })
         })
         .collect();
     for installer in installers {
@@ -111,9 +111,8 @@ async fn migrates_and_keeps_its_promise_through_transaction_pooling(
     let unprepared = Idempotency::new().with_deployment(UNPREPARED);
     let ways = [
         unprepared,
-        unprepared.with_select_first(true),
-        unprepared.with_fewest_round_trips(true),
-        unprepared.with_select_first(true).with_fewest_round_trips(true),
+        unprepared.with_round_trips(RoundTrips::SelectFirst),
+        unprepared.with_round_trips(RoundTrips::Fewest),
     ];
     let callers: Vec<_> = (0..12)
         .map(|caller| {
@@ -220,8 +219,9 @@ async fn leaves_no_setting_behind_on_a_server_connection(
     let mut conn = PgConnection::connect_with(&bouncer.options).await?;
     let unprepared = Idempotency::new().with_deployment(UNPREPARED);
     for replayed in [false, true] {
-        let outcome: Outcome<i64> =
-            unprepared.ensure(&mut conn, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
+        let mut tx = conn.begin().await?;
+        let outcome: Outcome<i64> = unprepared.ensure(&mut tx, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
+        tx.commit().await?;
         assert_eq!(outcome.is_replayed(), replayed);
         let timeout: String = sqlx::Row::try_get(
             &sqlx::Executor::fetch_one(&mut conn, "select current_setting('lock_timeout')").await?,

@@ -9,7 +9,7 @@ use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy};
 use pg_idempotency::mark::Marking;
 use pg_idempotency::operator::{release, release_step, resolve_step};
 use pg_idempotency::testing::{self, Fixture};
-use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Mode, Verdict, operator};
+use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Mode, RoundTrips, Verdict, operator};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
 const LEASE: Duration = Duration::from_secs(40);
@@ -124,13 +124,11 @@ async fn transactions(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Lin
     let short = way.with_in_flight(InFlight::Wait(Duration::from_millis(200)))?;
     for left in LEFT {
         for entry in [
-            "ensure",
             "ensure in a transaction",
             "run",
             "run, with a wait",
             "run, select first",
             "run, fewest round trips",
-            "run, both",
             "run_isolated",
             "ensure_isolated",
             "ensure_isolated, undone",
@@ -140,17 +138,18 @@ async fn transactions(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Lin
             let perform = async |conn: &mut PgConnection| effect(conn, key).await;
             let verdict = async |conn: &mut PgConnection| effect(conn, key).await.map(Verdict::Keep);
             let mut conn = pool.acquire().await?;
-            let both = way.with_select_first(true).with_fewest_round_trips(true);
             let result = match entry {
-                "ensure" => way.ensure(&mut conn, key, "body", perform).await,
                 "ensure in a transaction" => {
                     in_transaction(&mut conn, async |conn| way.ensure(conn, key, "body", perform).await).await
                 }
                 "run" => way.run(pool, key, "body", perform).await,
                 "run, with a wait" => short.run(pool, key, "body", perform).await,
-                "run, select first" => way.with_select_first(true).run(pool, key, "body", perform).await,
-                "run, fewest round trips" => way.with_fewest_round_trips(true).run(pool, key, "body", perform).await,
-                "run, both" => both.run(pool, key, "body", perform).await,
+                "run, select first" => {
+                    way.with_round_trips(RoundTrips::SelectFirst).run(pool, key, "body", perform).await
+                }
+                "run, fewest round trips" => {
+                    way.with_round_trips(RoundTrips::Fewest).run(pool, key, "body", perform).await
+                }
                 "run_isolated" => way.run_isolated(pool, key, "body", verdict).await,
                 "ensure_isolated" => {
                     in_transaction(&mut conn, async |conn| way.ensure_isolated(conn, key, "body", verdict).await).await
@@ -201,8 +200,11 @@ async fn in_one_transaction(pool: &PgPool, deployment: Deployment, lines: &mut V
     });
     lines.push(("a call in its own perform".to_owned(), said(result.await)));
     let key = &self::key();
-    let result = way.ensure_isolated(&mut conn, key, "body", async |_| -> Result<Verdict<i64>, Error> {
-        Err(Error::AlreadyInTransaction)
+    let result = in_transaction(&mut conn, async |conn| {
+        way.ensure_isolated(conn, key, "body", async |_| -> Result<Verdict<i64>, Error> {
+            Err(Error::AlreadyInTransaction)
+        })
+        .await
     });
     lines.push(("ensure_isolated, failed".to_owned(), said(result.await)));
     lines.push((
@@ -360,7 +362,7 @@ async fn steps(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) -> 
             .with_step_in_doubt("text")
             .write(pool)
             .await?;
-        let token = operator::show(&pool, key).await?.map_or(0, |shown| shown.token);
+        let token = operator::show(pool, key).await?.map_or(0, |shown| shown.token);
         let [email, text] = ["email", "text"].map(str::to_owned);
         let decided = match decision {
             "none" => Ok(()),

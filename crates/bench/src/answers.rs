@@ -34,7 +34,7 @@ pub(crate) fn answers(report: &Report) -> Vec<Answer> {
             "How much latency does a protected call add?",
             format!(
                 "The median rises by {}. The claim and the completion are two round trips more than those of the bare \
-                 transaction. With `with_fewest_round_trips` a call waits for no more round trips than the bare \
+                 transaction. With `RoundTrips::Fewest` a call waits for no more round trips than the bare \
                  transaction{}. In your own transaction, `pg_idempotency::commit` takes one more round trip than the \
                  COMMIT of sqlx, which was measured.",
                 added(&first, BARE, library::NAME),
@@ -54,7 +54,7 @@ pub(crate) fn answers(report: &Report) -> Vec<Answer> {
         },
         titled(
             "What does a replay cost?",
-            "By default a replay is a transaction of its own: four round trips. With `with_select_first` it is one \
+            "By default a replay is a transaction of its own: four round trips. With `RoundTrips::SelectFirst` it is one \
              select, without a transaction."
                 .to_owned(),
             "replay",

@@ -64,7 +64,7 @@ impl Bench {
         let distant = |rtt| near[0].clone().far(rtt);
         let far = arguments.rtt.map(distant).transpose()?;
         let farther = arguments.rtt.map(|rtt| distant(rtt * 5)).transpose()?;
-        prepare(&mut near[1].connect(None).await?).await?;
+        prepare(&near[1].lazy_pool(None)).await?;
         let by_hand = ByHand::capture(&near[1]).await?;
         let pgbench = std::env::var_os("PGBENCH").filter(|program| !program.is_empty()).map(PathBuf::from);
         let scale = if arguments.quick { QUICK } else { WHOLE };
@@ -97,9 +97,8 @@ impl Bench {
 
     pub(crate) async fn create_database(&self, name: &str) -> anyhow::Result<PgConnection> {
         self.plain().connect(None).await?.execute(AssertSqlSafe(format!("create database {name}"))).await?;
-        let mut conn = self.plain().connect(Some(name)).await?;
-        prepare(&mut conn).await?;
-        Ok(conn)
+        prepare(&self.plain().lazy_pool(Some(name))).await?;
+        Ok(self.plain().connect(Some(name)).await?)
     }
 
     pub(crate) async fn drop_database(&self, name: &str) -> anyhow::Result<()> {
@@ -116,9 +115,10 @@ impl Bench {
     }
 }
 
-async fn prepare(conn: &mut PgConnection) -> anyhow::Result<()> {
-    pg_idempotency::migrate(&mut *conn).await?;
-    conn.execute("create table effect (id bigint generated always as identity, note text not null)").await?;
-    conn.execute(crate::alternatives::usual::TABLE).await?;
+async fn prepare(pool: &PgPool) -> anyhow::Result<()> {
+    pg_idempotency::migrate(pool).await?;
+    pool.execute("create table effect (id bigint generated always as identity, note text not null)").await?;
+    pool.execute(crate::alternatives::usual::TABLE).await?;
+    pool.close().await;
     Ok(())
 }

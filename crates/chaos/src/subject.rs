@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use pg_idempotency::testing::cancel_after;
-use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Outcome, Verdict};
+use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Outcome, RoundTrips, Verdict};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::error_checker::{APART, INDETERMINATE};
@@ -33,10 +33,9 @@ pub(crate) enum Door {
     OwnTransaction,
 }
 
-pub(crate) const SAFE_TO_DROP: &[Door] =
-    &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunIsolated, Door::Connection];
+pub(crate) const SAFE_TO_DROP: &[Door] = &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunIsolated];
 pub(crate) const EVERY_DOOR: &[Door] =
-    &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunIsolated, Door::Connection, Door::OwnTransaction];
+    &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunIsolated, Door::OwnTransaction];
 
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
@@ -79,9 +78,11 @@ impl Request {
 
     fn options(&self) -> Result<Idempotency, Error> {
         let options = Idempotency::new().with_deployment(self.deployment()).with_retention(self.retention)?;
-        let options = options
-            .with_select_first(self.door == Door::RunSelectFirst)
-            .with_fewest_round_trips(matches!(self.door, Door::RunFewest | Door::RunSelectFirst));
+        let options = options.with_round_trips(match self.door {
+            Door::RunSelectFirst => RoundTrips::SelectFirst,
+            Door::RunFewest => RoundTrips::Fewest,
+            _ => RoundTrips::Plain,
+        });
         Ok(if self.reject { options.with_in_flight(InFlight::Reject)? } else { options })
     }
 
@@ -221,10 +222,6 @@ async fn by_the_crate(pool: &PgPool, request: &Request) -> Result<Outcome<String
                 Ok(Verdict::Keep(request.effect(conn).await?))
             };
             options.run_isolated(pool, &key, body, perform).await
-        }
-        Door::Connection => {
-            let mut conn = pool.acquire().await?;
-            options.ensure(&mut conn, &key, body, async |conn| request.effect(conn).await).await
         }
         Door::OwnTransaction => {
             let mut tx = pool.begin().await?;

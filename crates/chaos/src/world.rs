@@ -129,7 +129,7 @@ impl World {
     ) -> anyhow::Result<Arc<Self>> {
         let observer = pool(&options, 4);
         let mut conn = observer.acquire().await?;
-        pg_idempotency::migrate(&mut conn).await?;
+        pg_idempotency::migrate(&observer).await?;
         conn.execute(include_str!("../../../migrations/strict.sql")).await?;
         conn.execute(
             "create table effect (key text collate \"C\" not null, call text not null, downstream_key text, token bigint);

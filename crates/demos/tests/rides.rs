@@ -49,7 +49,7 @@ const ONCE: Effects = (1, 1, 1, 1);
 
 impl App {
     async fn start(pool: PgPool) -> anyhow::Result<Self> {
-        pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+        pg_idempotency::migrate(&pool).await?;
         sqlx::raw_sql(demos::STRICT).execute(&pool).await?;
         sqlx::raw_sql(TABLES).execute(&pool).await?;
         let (gateways, url) = Gateways::start(Duration::ZERO, None).await?;
@@ -106,7 +106,7 @@ impl App {
     }
 
     async fn shown(&self) -> anyhow::Result<Shown> {
-        Ok(show(&self.pool(), &key()).await?.expect("a record"))
+        Ok(show(self.pool(), &key()).await?.expect("a record"))
     }
 
     async fn assert_unlocked(&self, steps: &[&str]) -> anyhow::Result<()> {

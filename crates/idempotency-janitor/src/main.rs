@@ -51,10 +51,10 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
     match arguments.command {
         Command::Migrate { print: true, .. } => print(&schema_sql()),
         Command::Migrate { print: false, distributed } => {
-            let mut conn = database.connect().await?;
-            migrate(&mut conn).await.map_err(failure::of)?;
+            let pool = database.pool().await?;
+            migrate(&pool).await.map_err(failure::of)?;
             if distributed {
-                distribute(&mut conn).await.map_err(failure::of)?;
+                distribute(&pool).await.map_err(failure::of)?;
             }
             print("the schema is current\n")
         }

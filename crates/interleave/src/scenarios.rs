@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::{Idempotency, InFlight};
+use pg_idempotency::{Idempotency, InFlight, RoundTrips};
 
 use crate::actors::{
     AT_LEAST_ONCE, AT_MOST_ONCE, Actor, Before, Ending, Isolation, Manner, PAY, REJECT, SEND, Verb, WAIT, call,
@@ -135,8 +135,8 @@ fn at_repeatable_read(options: Idempotency) -> Actor {
 }
 
 pub(crate) fn all() -> Vec<Scenario> {
-    let fewest = WAIT.with_fewest_round_trips(true);
-    let select_first = WAIT.with_select_first(true);
+    let fewest = WAIT.with_round_trips(RoundTrips::Fewest);
+    let select_first = WAIT.with_round_trips(RoundTrips::SelectFirst);
     let wait = || call(WAIT);
     let reject = || call(REJECT);
     let owns = || own(AT_LEAST_ONCE, Ending::Completes);
@@ -172,7 +172,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         calls("fewest-commits-inside", [run_that(Commits, fewest), wait()]),
         calls("fewest-rolls-back-inside", [run_that(RollsBack, fewest), wait()]),
         calls("select-first", [run(select_first), run(select_first)]),
-        calls("select-first-fewest", [run(select_first.with_fewest_round_trips(true)), run(fewest)]),
+        calls("select-first-fewest", [run(select_first), run(fewest)]),
         calls("repeatable-read", [wait(), at_repeatable_read(WAIT)]).unmerged(),
         calls("repeatable-read-two", [at_repeatable_read(WAIT), at_repeatable_read(WAIT)]).unmerged(),
         calls("drops", [wait(), wait()]).dropping(&[0, 1]),

@@ -106,8 +106,10 @@ pub(crate) async fn create_database(server: &PgConnectOptions, name: &str) -> an
     conn.execute(AssertSqlSafe(format!("alter database {name} set deadlock_timeout = '20ms'"))).await?;
     conn.close().await?;
     let database = server.clone().database(name).disable_statement_logging();
+    let pool = PgPool::connect_with(database.clone()).await?;
+    pg_idempotency::migrate(&pool).await?;
+    pool.close().await;
     let mut conn = PgConnection::connect_with(&database).await?;
-    pg_idempotency::migrate(&mut conn).await?;
     // So that a statement that breaks a rule of the records shows it.
     conn.execute(include_str!("../../../migrations/strict.sql")).await?;
     conn.execute(SCHEMA).await?;

@@ -101,11 +101,9 @@ async fn a_take_over_that_fails_leaves_the_key_to_the_next(pool: PgPool) -> anyh
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
     expire_in(&pool, &key("a"), Duration::ZERO).await?;
-    ensure_idempotent(&mut *pool.acquire().await?, &key("a"), "body", async |_| -> Result<i64, Error> {
-        Err(Error::Database(sqlx::Error::RowNotFound))
-    })
-    .await
-    .expect_err("perform fails");
+    let failing =
+        async |_: &mut sqlx::PgConnection| -> Result<i64, Error> { Err(Error::Database(sqlx::Error::RowNotFound)) };
+    pg_idempotency::Idempotency::new().run(&pool, &key("a"), "body", failing).await.expect_err("perform fails");
     assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
     assert_eq!(effects(&pool).await, 2);
     Ok(())

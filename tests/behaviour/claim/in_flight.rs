@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use pg_idempotency::testing::{Gate, backend, kill_backend, until_blocked};
 use pg_idempotency::{Error, Idempotency, InFlight, Outcome, ensure_idempotent};
+use sqlx::Connection as _;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgConnection, PgPool};
 use tokio::task::JoinHandle;
@@ -16,12 +17,18 @@ use crate::support::{
 fn owner(mut conn: PgConnection, gate: &Gate, fails: bool) -> JoinHandle<Result<Outcome<i64>, Error>> {
     let gate = gate.clone();
     tokio::spawn(async move {
-        ensure_idempotent(&mut conn, &key("a"), "body", async |conn| {
+        let mut tx = conn.begin().await?;
+        let outcome = ensure_idempotent(&mut tx, &key("a"), "body", async |conn| {
             let id = leave_effect(conn, "owner").await?;
             gate.pass().await;
             if fails { Err(Error::Database(sqlx::Error::RowNotFound)) } else { Ok(id) }
         })
-        .await
+        .await;
+        match outcome {
+            Ok(_) => tx.commit().await?,
+            Err(_) => tx.rollback().await?,
+        }
+        outcome
     })
 }
 

@@ -294,7 +294,7 @@ async fn goes_on_after_errors(pool: PgPool) -> anyhow::Result<()> {
          )",
     )
     .await;
-    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    pg_idempotency::migrate(&pool).await?;
     fill(&pool, "transaction", true, None, true, 500).await;
     crate::support::until(&pool, "select count(*) = 0 from idempotency.record").await;
     let mut killer = crate::support::connect(&pool).await;

@@ -3,148 +3,119 @@
 use std::time::Duration;
 
 use pg_idempotency::testing::{backend, cancel_after};
-use pg_idempotency::{Error, ensure_idempotent};
+use pg_idempotency::{Error, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Row as _};
 
-use crate::support::{WAYS, WAYS_ON_A_CONNECTION, clear, connect, create_effects, effects, key, leave_effect, once};
+use crate::support::{WAYS, clear, connect, create_effects, effects, key, leave_effect, once, setting};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_connection_in_no_transaction_gets_one(pool: PgPool) -> anyhow::Result<()> {
+async fn a_connection_in_no_transaction_that_sqlx_counts_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    for way in WAYS_ON_A_CONNECTION {
-        clear(&pool).await;
-        let mut plain = connect(&pool).await;
-        let _ = way.ensure(&mut plain, &key("a"), "body", async |conn| leave_effect(conn, "a").await).await?;
-        assert!(!plain.is_in_transaction());
-        let mut pooled = pool.acquire().await?;
-        let _ = way.ensure(&mut pooled, &key("b"), "body", async |conn| leave_effect(conn, "b").await).await?;
-        assert_eq!(effects(&pool).await, 2, "committed, and seen from elsewhere");
-
-        way.ensure(&mut plain, &key("c"), "body", async |conn| -> Result<i64, Error> {
-            leave_effect(conn, "c").await?;
-            Err(Error::Database(sqlx::Error::RowNotFound))
-        })
-        .await
-        .expect_err("perform fails");
-        let idle: bool = plain.fetch_one("select now() = statement_timestamp()").await?.try_get(0)?;
-        assert!(idle, "rolled back before the error came back");
-        assert_eq!(effects(&pool).await, 2);
+    let mut conn = connect(&pool).await;
+    for raw in [false, true] {
+        if raw {
+            conn.execute("begin").await?;
+            leave_effect(&mut conn, "the caller's").await?;
+        }
+        let key = key("a");
+        let plain = ensure_idempotent(&mut conn, &key, "body", async |_| -> Result<i64, Error> { panic!() }).await;
+        assert!(matches!(plain, Err(Error::NotInTransaction)), "{plain:?}");
+        let isolated =
+            ensure_isolated(&mut conn, &key, "body", async |_| -> Result<Verdict<i64>, Error> { panic!() }).await;
+        assert!(matches!(isolated, Err(Error::NotInTransaction)), "{isolated:?}");
     }
+    conn.execute("commit").await?;
+    assert_eq!(effects(&pool).await, 1, "the caller's own transaction was left alone");
+    assert!(!once(&pool, &key("a"), "body").await?.is_replayed(), "nothing was claimed");
     Ok(())
 }
 
+/// Whoever has forgotten it: a raw BEGIN, usable or aborted, one that sqlx counts, or two of them.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_raw_begin_is_refused_and_not_committed(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for way in WAYS_ON_A_CONNECTION {
-        clear(&pool).await;
-        let mut conn = connect(&pool).await;
-        conn.execute("begin").await?;
-        leave_effect(&mut conn, "the caller's").await?;
-        let error = way
-            .ensure(&mut conn, &key("a"), "body", async |conn| leave_effect(conn, "ours").await)
-            .await
-            .expect_err("unknown transaction");
-        assert!(matches!(error, Error::UnknownTransaction), "{error:?}");
-        assert_eq!(effects(&pool).await, 0, "not committed");
-        conn.execute("rollback").await?;
-        let outcome = way.ensure(&mut conn, &key("a"), "body", async |conn| leave_effect(conn, "ours").await).await?;
-        assert!(!outcome.is_replayed());
-    }
-    Ok(())
-}
-
-/// Dropped at any poll, the call leaves somebody's raw BEGIN open or aborted. Rolled back, it would leave the caller's
-/// next statements in autocommit.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_call_dropped_on_a_raw_begin_never_leaves_autocommit(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let mut refused = 0;
-    for polls in 0..100 {
-        let mut conn = connect(&pool).await;
-        conn.execute("begin").await?;
-        leave_effect(&mut conn, "before").await?;
-        let key_a = key("a");
-        let call = ensure_idempotent(&mut conn, &key_a, "body", async |conn| leave_effect(conn, "ours").await);
-        match cancel_after(polls, call).await {
-            Some(Err(Error::UnknownTransaction)) => refused += 1,
-            Some(other) => panic!("{polls} polls: {other:?}"),
-            None => {}
-        }
-        // What was written after it stands or falls with what was written before.
-        let after = leave_effect(&mut conn, "after").await;
-        let _ = conn.execute("commit").await;
-        let notes: Vec<String> = sqlx::query_scalar("delete from effect returning note").fetch_all(&pool).await?;
-        match after {
-            Ok(_) => assert!(notes == ["before", "after"] || notes.is_empty(), "{polls} polls: {notes:?}"),
-            Err(_) => assert!(notes.is_empty(), "{polls} polls: {notes:?}"),
-        }
-        if refused == 3 {
-            return Ok(());
-        }
-    }
-    panic!("it never completed");
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_aborted_raw_transaction_is_refused(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for way in WAYS_ON_A_CONNECTION {
-        clear(&pool).await;
-        let mut conn = connect(&pool).await;
-        conn.execute("begin").await?;
-        conn.execute("select 1 / 0").await.expect_err("aborts it");
-        let error = way
-            .ensure(&mut conn, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(1) })
-            .await
-            .expect_err("unknown transaction");
-        assert!(matches!(error, Error::UnknownTransaction), "{error:?}");
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn run_closes_a_connection_with_a_transaction_on_it(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
+async fn run_rolls_back_a_foreign_transaction(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
     create_effects(&pool).await;
     for way in WAYS {
-        clear(&pool).await;
-        let leaked = {
+        for leak in ["begin", "begin; select 1 / 0", "guard", "guards"] {
+            clear(&pool).await;
+            let leaked = {
+                let mut conn = pool.acquire().await?;
+                let leaked = backend(&mut conn).await?;
+                match leak {
+                    "guard" => std::mem::forget(conn.begin().await?),
+                    "guards" => {
+                        let mut outer = conn.begin().await?;
+                        std::mem::forget(outer.begin().await?);
+                        std::mem::forget(outer);
+                    }
+                    raw => drop(conn.execute(raw).await),
+                }
+                let _ = leave_effect(&mut conn, "leaked").await;
+                leaked
+            };
+            let outcome = way.run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "body").await).await?;
+            assert!(!outcome.is_replayed());
             let mut conn = pool.acquire().await?;
-            conn.execute("begin").await?;
-            leave_effect(&mut conn, "leaked").await?;
-            backend(&mut conn).await?
-        };
-        let outcome = way.run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "body").await).await?;
-        assert!(!outcome.is_replayed());
-        let mut conn = pool.acquire().await?;
-        assert_ne!(backend(&mut conn).await?, leaked);
-        let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&mut *conn).await?;
-        assert_eq!(notes, ["body"], "the leaked transaction was not committed");
+            assert_eq!(backend(&mut conn).await?, leaked, "{way:?}, {leak}: the connection is kept");
+            let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&mut *conn).await?;
+            assert_eq!(notes, ["body"], "{way:?}, {leak}: the leaked transaction was not committed");
+        }
     }
     Ok(())
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn run_gives_up_when_every_connection_has_a_transaction_on_it(
+async fn no_mode_of_a_foreign_transaction_reaches_perform(
     _: PgPoolOptions,
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
-    let pool = PgPoolOptions::new()
-        .max_connections(1)
-        .after_connect(|conn, _| Box::pin(async move { conn.execute("begin").await.map(drop) }))
-        .connect_with(options)
-        .await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    create_effects(&pool).await;
     for way in WAYS {
+        clear(&pool).await;
+        pool.acquire()
+            .await?
+            .execute("begin isolation level serializable read only; set local work_mem = '77MB'")
+            .await?;
+        let modes = way
+            .run(&pool, &key("a"), "body", async |conn| -> Result<Vec<String>, Error> {
+                leave_effect(&mut *conn, "written").await?;
+                Ok(vec![setting(&mut *conn, "transaction_isolation").await, setting(conn, "work_mem").await])
+            })
+            .await?;
+        assert_ne!(modes.into_inner(), ["serializable", "77MB"]);
+        assert_eq!(effects(&pool).await, 1);
+    }
+    Ok(())
+}
+
+/// Four forgotten guards are more than one call clears, and its connection is closed.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn run_gives_up_on_a_connection_that_it_cannot_clear(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    create_effects(&pool).await;
+    for way in WAYS {
+        clear(&pool).await;
+        {
+            let mut conn = pool.acquire().await?;
+            let mut outer = conn.begin().await?;
+            for _ in 0..3 {
+                std::mem::forget(outer.begin().await?);
+            }
+            leave_effect(&mut outer, "leaked").await?;
+            std::mem::forget(outer);
+        }
         let error = way
             .run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { panic!("not performed") })
             .await
             .expect_err("unknown transaction");
         assert!(matches!(error, Error::UnknownTransaction), "{error:?}");
+        assert!(!way.run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "a").await).await?.is_replayed());
+        assert_eq!(effects(&pool).await, 1);
     }
     Ok(())
 }
@@ -182,25 +153,28 @@ async fn a_pool_that_rolls_back_on_release_lends_no_foreign_transaction(
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_timeout_around_the_call_leaves_nothing_behind(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for way in WAYS_ON_A_CONNECTION {
-        clear(&pool).await;
-        let mut conn = connect(&pool).await;
+async fn a_timeout_around_the_call_leaves_nothing_behind(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let other = PgPool::connect_with(options.clone()).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    create_effects(&other).await;
+    for way in WAYS {
+        clear(&other).await;
         let key_a = key("a");
-        let call = way.ensure(&mut conn, &key_a, "body", async |conn| {
+        let call = way.run(&pool, &key_a, "body", async |conn| {
             let id = leave_effect(&mut *conn, "undone").await?;
             conn.execute("select pg_sleep(0.3)").await?;
             Ok::<_, Error>(id)
         });
         tokio::time::timeout(Duration::from_millis(100), call).await.expect_err("too slow");
-        // On another connection: the ROLLBACK is on the wire and does not need the first one to be used again.
-        assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
-        assert_eq!(effects(&pool).await, 1);
-        // And the connection is as good as new.
-        assert!(
-            way.ensure(&mut conn, &key("a"), "body", async |conn| leave_effect(conn, "no").await).await?.is_replayed()
-        );
+        // On another connection: the pool sends the ROLLBACK, and the first connection need not be used again.
+        assert!(!once(&other, &key("a"), "body").await?.is_replayed());
+        assert_eq!(effects(&other).await, 1);
+        // And the pool's connection is as good as new.
+        let again = way.run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "no").await).await?;
+        assert!(again.is_replayed());
     }
     Ok(())
 }
@@ -263,26 +237,29 @@ async fn an_error_at_commit_reaches_the_caller_and_stores_nothing(pool: PgPool) 
     Ok(())
 }
 
-/// A statement of a dropped call fails later, and its error is read by the next `begin`. Taken for that one's own, it
-/// would leave the new transaction open, and what the caller writes next in autocommit would be lost with it.
+/// A statement of a dropped call fails later. The pool reads its error, so no later call takes it for its own.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_stale_error_is_not_taken_for_a_foreign_transaction(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for way in WAYS_ON_A_CONNECTION {
-        clear(&pool).await;
-        let mut conn = connect(&pool).await;
+async fn an_error_of_a_dropped_call_reaches_no_other_call(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let other = PgPool::connect_with(options.clone()).await?;
+    let pool = PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(options).await?;
+    create_effects(&other).await;
+    for way in WAYS {
+        clear(&other).await;
         for sleeps in 1..=3 {
             let key_a = key(&format!("dropped {sleeps}"));
-            let call = way.ensure(&mut conn, &key_a, "body", async |conn| -> Result<i64, Error> {
+            let call = way.run(&pool, &key_a, "body", async |conn| -> Result<i64, Error> {
                 conn.execute("select 1 / (pg_sleep(0.2) is null)::int").await?;
                 Ok(1)
             });
             tokio::time::timeout(Duration::from_millis(100), call).await.expect_err("it sleeps");
             let key_b = key(&format!("next {sleeps}"));
-            let outcome = way.ensure(&mut conn, &key_b, "body", async |conn| leave_effect(conn, "next").await).await?;
+            let outcome = way.run(&pool, &key_b, "body", async |conn| leave_effect(conn, "next").await).await?;
             assert!(!outcome.is_replayed());
-            leave_effect(&mut conn, "in autocommit").await?;
-            assert_eq!(effects(&pool).await, 2 * sleeps, "both are there for others to see");
+            leave_effect(&mut *pool.acquire().await?, "in autocommit").await?;
+            assert_eq!(effects(&other).await, 2 * sleeps, "both are there for others to see");
         }
     }
     Ok(())
@@ -292,7 +269,7 @@ async fn a_stale_error_is_not_taken_for_a_foreign_transaction(pool: PgPool) -> a
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_nested_transaction_whose_guard_is_forgotten_is_not_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    for way in WAYS_ON_A_CONNECTION {
+    for way in [WAYS[0], WAYS[1]] {
         let error = way
             .run(&pool, &key("a"), "body", async |conn| -> Result<i64, Error> {
                 let mut nested = conn.begin().await?;

@@ -40,7 +40,7 @@ async fn this_crates_table_alone(pool: PgPool) -> anyhow::Result<()> {
 
 #[sqlx::test(migrations = "tests/behaviour/testing/shop/migrations")]
 async fn beside_the_applications_own_migrations(pool: PgPool) -> anyhow::Result<()> {
-    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    pg_idempotency::migrate(&pool).await?;
 
     let answers = race(&pool, 10, async |pool| place_order(pool, &key("a"), &json!({"what": "tea"})).await).await?;
     assert_performed_once(answers);
@@ -66,7 +66,7 @@ async fn beside_them_with_records_from_files(pool: PgPool) -> anyhow::Result<()>
     assert_eq!(outcome, Outcome::Replayed(17));
     assert_eq!(orders(&pool).await?, 0);
     // A service that migrates at its start finds the schema up to date.
-    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    pg_idempotency::migrate(&pool).await?;
     assert_eq!(include_str!("shop/fixtures/idempotency.sql"), schema_sql());
     Ok(())
 }

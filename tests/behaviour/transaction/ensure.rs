@@ -1,6 +1,7 @@
 //! First call, replay, key reused.
 
 use pg_idempotency::{Deployment, Error, Idempotency, Key, Outcome, ensure_idempotent};
+use sqlx::Connection as _;
 use sqlx::PgPool;
 
 use crate::support::{create_effects, effects, key, leave_effect, once};
@@ -67,8 +68,10 @@ async fn prepared_statements_can_be_turned_off(pool: PgPool) -> anyhow::Result<(
     let unprepared = Idempotency::new().with_deployment(Deployment::new().with_prepared_statements(false));
     let mut conn = pool.acquire().await?;
     for replayed in [false, true] {
+        let mut tx = conn.begin().await?;
         let outcome: Outcome<i64> =
-            unprepared.ensure(&mut conn, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(7) }).await?;
+            unprepared.ensure(&mut tx, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(7) }).await?;
+        tx.commit().await?;
         assert_eq!(outcome.is_replayed(), replayed);
     }
     let kept: i64 =
@@ -95,8 +98,9 @@ async fn a_temporary_table_of_the_same_name_is_not_taken_for_the_record(pool: Pg
     sqlx::raw_sql("create temp table record (like idempotency.record); set search_path = pg_temp, public")
         .execute(&mut *conn)
         .await?;
+    let mut tx = conn.begin().await?;
     let outcome =
-        ensure_idempotent(&mut conn, &key("a"), "body", async |conn| leave_effect(conn, "second").await).await?;
+        ensure_idempotent(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "second").await).await?;
     assert!(outcome.is_replayed());
     Ok(())
 }

@@ -175,7 +175,9 @@ async fn every_handler_gets_its_answer_and_its_own_error(pool: PgPool) -> anyhow
     for replayed in [false, true] {
         assert_eq!(with_thiserror(&pool, &order).await?.is_replayed(), replayed);
         assert_eq!(with_anyhow(&pool, &order).await?, 2);
-        assert_eq!(with_box(&mut *pool.acquire().await?, &order).await.map_err(anyhow::Error::from_boxed)?, 2);
+        let mut tx = pool.begin().await?;
+        assert_eq!(with_box(&mut tx, &order).await.map_err(anyhow::Error::from_boxed)?, 2);
+        tx.commit().await?;
         assert_eq!(with_spawn(pool.clone(), order.clone()).await?, 2);
         assert_eq!(pool.sell(&order).await?, 2);
         assert_eq!(with_named_fn(&pool).await?, 2);

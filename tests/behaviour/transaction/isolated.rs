@@ -47,7 +47,7 @@ async fn undo_stores_the_response_without_the_writes(pool: PgPool) -> anyhow::Re
                 tx.commit().await?;
                 outcome
             } else {
-                ensure_isolated(&mut *pool.acquire().await?, &key, "body", perform).await?
+                Idempotency::new().run_isolated(&pool, &key, "body", perform).await?
             };
             assert_eq!(outcome.is_replayed(), replayed);
             assert_eq!(outcome.into_inner(), "declined");
@@ -118,12 +118,13 @@ async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::
     create_effects(&pool).await;
     for verdict in [Verdict::Keep(1), Verdict::Undo(1)] {
         let key = key(&format!("{verdict:?}"));
-        let error = ensure_isolated(&mut *pool.acquire().await?, &key, "body", async |conn| -> Result<_, Error> {
-            conn.execute("commit").await?;
-            Ok(verdict)
-        })
-        .await
-        .expect_err("the transaction is gone");
+        let error = Idempotency::new()
+            .run_isolated(&pool, &key, "body", async |conn| -> Result<_, Error> {
+                conn.execute("commit").await?;
+                Ok(verdict)
+            })
+            .await
+            .expect_err("the transaction is gone");
         assert!(matches!(error, Error::NotInTransaction), "{error:?}");
         let error = once(&pool, &key, "body").await.expect_err("nobody knows");
         assert!(matches!(error, Error::Indeterminate { .. }), "{error:?}");
@@ -134,16 +135,17 @@ async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn isolated_calls_nest(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let outcome: Outcome<i64> = ensure_isolated(&mut *pool.acquire().await?, &key("outer"), "body", async |conn| {
-        let key = key("inner");
-        let inner = ensure_isolated(&mut *conn, &key, "body", async |conn| -> Result<_, Error> {
-            leave_effect(conn, "undone").await?;
-            Ok(Verdict::Undo(0))
-        });
-        let _ = Box::pin(inner).await?;
-        Ok::<_, Error>(Verdict::Keep(leave_effect(conn, "kept").await?))
-    })
-    .await?;
+    let outcome: Outcome<i64> = Idempotency::new()
+        .run_isolated(&pool, &key("outer"), "body", async |conn| {
+            let key = key("inner");
+            let inner = ensure_isolated(&mut *conn, &key, "body", async |conn| -> Result<_, Error> {
+                leave_effect(conn, "undone").await?;
+                Ok(Verdict::Undo(0))
+            });
+            let _ = Box::pin(inner).await?;
+            Ok::<_, Error>(Verdict::Keep(leave_effect(conn, "kept").await?))
+        })
+        .await?;
     assert!(!outcome.is_replayed());
     assert_eq!(effects(&pool).await, 1);
     assert!(once(&pool, &key("inner"), "body").await?.is_replayed());

@@ -57,11 +57,14 @@ async fn a_duplicate_that_waited_is_retryable(pool: PgPool) -> anyhow::Result<()
         let owner = tokio::spawn({
             let (mut conn, gate) = (connect(&pool).await, gate.clone());
             async move {
-                ensure_idempotent(&mut conn, &key(level), "body", async |conn| {
+                let mut tx = conn.begin().await?;
+                let outcome = ensure_idempotent(&mut tx, &key(level), "body", async |conn| {
                     gate.pass().await;
                     leave_effect(conn, level).await
                 })
-                .await
+                .await?;
+                tx.commit().await?;
+                Ok::<_, Error>(outcome)
             }
         });
         gate.reached().await;

@@ -45,7 +45,9 @@ impl ByHand {
         let mut conn = pool.acquire().await?;
         let asked = key(u64::MAX)?;
         for _ in 0..2 {
-            let _ = ensure_idempotent(&mut conn, &asked, BODY, async |_| Ok::<_, Error>(())).await?;
+            let mut tx = conn.begin().await?;
+            let _ = ensure_idempotent(&mut tx, &asked, BODY, async |_| Ok::<_, Error>(())).await?;
+            tx.commit().await?;
         }
         drop(conn);
         let in_transaction_mode = proxy.texts();

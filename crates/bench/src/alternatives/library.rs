@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use pg_idempotency::lease::{Acquired, Leasing};
 use pg_idempotency::mark::{Marked, mark, mark_many};
-use pg_idempotency::{Error, Idempotency, Key};
+use pg_idempotency::{Error, Idempotency, Key, RoundTrips};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
 use crate::client::{BODY, Client, effect, key};
@@ -23,10 +23,10 @@ pub(crate) const FEWEST: &str = "pg-idempotency, fewest round trips";
 /// The ways that the crate has to make a call, the plain one first: a line in each case with first calls or replays.
 pub(crate) const VARIANTS: &[Variant] = &[
     Variant { name: NAME, options: PLAIN, through: Through::Transaction },
-    Variant { name: SELECT_FIRST, options: PLAIN.with_select_first(true), through: Through::Connection },
+    Variant { name: SELECT_FIRST, options: PLAIN.with_round_trips(RoundTrips::SelectFirst), through: Through::Pool },
     Variant { name: FROM_POOL, options: PLAIN, through: Through::PooledTransaction },
     Variant { name: BY_RUN, options: PLAIN, through: Through::Pool },
-    Variant { name: FEWEST, options: PLAIN.with_fewest_round_trips(true), through: Through::Pool },
+    Variant { name: FEWEST, options: PLAIN.with_round_trips(RoundTrips::Fewest), through: Through::Pool },
 ];
 
 const PLAIN: Idempotency = Idempotency::new();
@@ -42,8 +42,6 @@ pub(crate) struct Variant {
 enum Through {
     /// A transaction of the caller.
     Transaction,
-    /// A connection without a transaction.
-    Connection,
     /// A transaction of the caller, which begins it from the client's pool.
     PooledTransaction,
     /// The client's pool, by `run`.
@@ -91,7 +89,6 @@ impl Variant {
                 tx.commit().await?;
                 outcome
             }
-            Through::Connection => self.options.ensure(&mut client.conn, key, BODY, perform).await?,
             // sqlx's future of a pool's connection is large: not to be a part of the other way's.
             Through::Pool => Box::pin(self.options.run(&client.pool, key, BODY, perform)).await?,
         };

@@ -65,13 +65,13 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     ensure!(!used, "the database on Citus has the schema idempotency, which this case would drop");
     conn.execute(AssertSqlSafe(format!("create database {PLAIN} template template0"))).await?;
     let mut plain = setting.connect(Some(PLAIN)).await?;
-    pg_idempotency::migrate(&mut plain).await?;
+    pg_idempotency::migrate(&setting.lazy_pool(Some(PLAIN))).await?;
     plain.execute(PAYMENT).await?;
     use_keys(Side::Plain, &mut plain).await?;
 
     let mut first_calls = Vec::new();
     for shards in SHARDS {
-        distribute(&mut conn, shards).await?;
+        distribute(&server, &mut conn, shards).await?;
         let usual = shards == SHARDS[0];
         if usual {
             use_keys(Side::Citus, &mut conn).await?;
@@ -105,11 +105,13 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
 const PAYMENT: &str = "create table payment (scope text collate \"C\" not null, note text not null)";
 const DROP: &str = "drop schema if exists idempotency cascade; drop table if exists payment";
 
-async fn distribute(conn: &mut PgConnection, shards: u32) -> anyhow::Result<()> {
+async fn distribute(server: &PgConnectOptions, conn: &mut PgConnection, shards: u32) -> anyhow::Result<()> {
     conn.execute(DROP).await?;
-    pg_idempotency::migrate(&mut *conn).await?;
-    conn.execute(AssertSqlSafe(format!("set citus.shard_count = {shards}"))).await?;
-    pg_idempotency::distribute(&mut *conn).await?;
+    let shard_count = [("citus.shard_count", shards.to_string())];
+    let pool = PgPool::connect_with(server.clone().options(shard_count)).await?;
+    pg_idempotency::migrate(&pool).await?;
+    pg_idempotency::distribute(&pool).await?;
+    pool.close().await;
     conn.execute(PAYMENT).await?;
     conn.execute("select create_distributed_table('payment', 'scope', colocate_with => 'idempotency.record')").await?;
     Ok(())
@@ -137,7 +139,10 @@ impl Side {
             pay(conn, key.scope()).await?;
             Ok(response.to_owned())
         };
-        Ok(options.ensure(conn, key, BODY, perform).await?.is_replayed())
+        let mut tx = conn.begin().await?;
+        let outcome = options.ensure(&mut tx, key, BODY, perform).await?;
+        tx.commit().await?;
+        Ok(outcome.is_replayed())
     }
 }
 

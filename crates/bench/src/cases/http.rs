@@ -8,6 +8,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Extension, Router};
 use pg_idempotency::InFlight;
+use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
 use sqlx::PgPool;
 use tokio::net::TcpListener;
@@ -122,8 +123,8 @@ impl Service {
             tx.commit().await.map_err(unavailable)?;
             Ok::<_, StatusCode>(answer.clone())
         };
-        let fewest = layer(InFlight::Reject)?.with_fewest_round_trips(true);
-        let select_first = layer(InFlight::Reject)?.with_select_first(true);
+        let fewest = layer(InFlight::Reject)?.with_round_trips(RoundTrips::Fewest);
+        let select_first = layer(InFlight::Reject)?.with_round_trips(RoundTrips::SelectFirst);
         let app = Router::new()
             .route("/fewest", post(work.clone()).layer(fewest))
             .route("/select-first", post(work.clone()).layer(select_first))

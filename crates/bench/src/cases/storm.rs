@@ -89,7 +89,7 @@ async fn duplicate(
     let key = key(hot)?;
     loop {
         let outcome = options
-            .ensure(&mut client.conn, &key, BODY, async |conn| -> Result<(), Error> {
+            .run(&client.pool, &key, BODY, async |conn| -> Result<(), Error> {
                 conn.execute(sqlx::query("select pg_sleep($1)").bind(work.as_secs_f64())).await?;
                 Ok(())
             })

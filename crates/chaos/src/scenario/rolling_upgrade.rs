@@ -112,7 +112,9 @@ async fn start(world: &World, random: &mut Random) -> anyhow::Result<()> {
     } else if random.one_in(2) {
         MIGRATOR.run(&mut conn).await?;
     } else {
-        migrate(&mut conn).await?;
+        let pool = PgPoolOptions::new().max_connections(1).connect_with(world.options.clone()).await?;
+        migrate(&pool).await?;
+        pool.close().await;
     }
     conn.close().await?;
     let pool = pool(&world.options, 1);

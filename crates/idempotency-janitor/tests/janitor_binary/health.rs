@@ -46,7 +46,7 @@ async fn reload(server: &Server, conn: &mut PgConnection, standbys: &str) -> any
 async fn health_sees_what_is_set_for_other_roles() -> anyhow::Result<()> {
     let server = Server::start(None)?;
     let mut conn = PgConnection::connect(&server.url).await?;
-    pg_idempotency::migrate(&mut conn).await?;
+    pg_idempotency::migrate(&PgPool::connect(&server.url).await?).await?;
     for prepare in [
         "create database other",
         "create role shop_app login",
@@ -183,7 +183,8 @@ async fn health_and_migrate_notice_a_schema_that_somebody_else_has_created() -> 
         .collect();
 
     // As documented: a role of its own migrates, and the database's owner is a member of it.
-    pg_idempotency::migrate(&mut as_role("shop_deploy").await?).await?;
+    let deploy = PgPool::connect(&server.url.replace("postgres@", "shop_deploy@")).await?;
+    pg_idempotency::migrate(&deploy).await?;
     sqlx::raw_sql(AssertSqlSafe(&*grants)).execute(&mut conn).await?;
     assert!(!names(&server, "shop_janitor", "shop_deploy"));
     assert!(!names(&server, "postgres", "shop_deploy"));
@@ -202,7 +203,7 @@ async fn health_and_migrate_notice_a_schema_that_somebody_else_has_created() -> 
     // Before anybody migrates: the schema alone, and then all of it.
     let mut eve = as_role("eve").await?;
     sqlx::raw_sql("create schema idempotency; grant all on schema idempotency to public").execute(&mut eve).await?;
-    let error = pg_idempotency::migrate(&mut as_role("shop_deploy").await?).await.expect_err("eve's schema");
+    let error = pg_idempotency::migrate(&deploy).await.expect_err("eve's schema");
     let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
     assert!(cause.contains("\"eve\" owns schema idempotency"), "{error}: {cause}");
     sqlx::raw_sql("drop schema idempotency").execute(&mut eve).await?;

@@ -43,7 +43,7 @@ fn main() -> ExitCode {
 #[tokio::main]
 async fn start(url: &str) -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().max_connections(16).connect(url).await.context("cannot connect")?;
-    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    pg_idempotency::migrate(&pool).await?;
     // A proof, not a service: every statement is held to the rules of a record.
     sqlx::raw_sql(demos::STRICT).execute(&pool).await?;
     shop::create_table(&pool).await?;

@@ -33,7 +33,7 @@ impl Schema {
 
     pub(crate) async fn create(&self) -> anyhow::Result<()> {
         let pool = self.pool(1).await?;
-        pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+        pg_idempotency::migrate(&pool).await?;
         // A proof, not a service: every statement is held to the rules of a record.
         sqlx::raw_sql(demos::STRICT).execute(&pool).await?;
         sqlx::raw_sql(AssertSqlSafe(format!("create schema {}", self.name()))).execute(&pool).await?;

@@ -62,7 +62,7 @@ async fn serve(url: &str) -> anyhow::Result<()> {
 
     let pool = PgPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(ACQUIRE_LIMIT);
     let pool = pool.connect(url).await.context("cannot connect to the database")?;
-    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    pg_idempotency::migrate(&pool).await?;
     payments::create_table(&pool).await?;
 
     let layer = payments::idempotency(pool.clone())?;

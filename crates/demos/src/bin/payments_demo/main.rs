@@ -45,7 +45,7 @@ async fn demo() -> anyhow::Result<Vec<String>> {
     let url = env::var("DATABASE_URL").context("DATABASE_URL is not set; script/demo brings a server")?;
     let pool = PgPoolOptions::new().max_connections(2).connect(&url).await.context("cannot connect to the database")?;
     // A proof, not a service: every statement is held to the rules of a record. The API finds the table there.
-    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    pg_idempotency::migrate(&pool).await?;
     sqlx::raw_sql(demos::STRICT).execute(&pool).await?;
     // The database may hold payments of earlier runs.
     let client = Client::new(pool, Uuid::new_v4())?;

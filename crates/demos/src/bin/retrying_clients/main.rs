@@ -41,7 +41,7 @@ fn main() -> ExitCode {
 #[tokio::main]
 async fn start(url: &str) -> anyhow::Result<()> {
     let pool = PgPool::connect(url).await.context("cannot connect")?;
-    pg_idempotency::migrate(&mut *pool.acquire().await?).await?;
+    pg_idempotency::migrate(&pool).await?;
     sqlx::raw_sql(
         "create table if not exists client_order (id bigint generated always as identity, item text not null)",
     )

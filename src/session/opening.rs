@@ -1,0 +1,101 @@
+//! How a transaction of the crate's own begins, and what became of the attempt.
+
+use sqlx::{SqlSafeStr as _, SqlStr};
+
+use crate::error::sqlstate;
+use crate::{Deployment, Error};
+
+/// How a transaction begins.
+#[derive(Clone, Debug)]
+pub(crate) enum Opening {
+    /// With the session's settings.
+    Plain,
+    /// With `synchronous_commit = on`, if the session has a weaker setting. For a claim that guards an effect
+    /// elsewhere: if the server lost the claim, a second caller could repeat the effect.
+    ///
+    /// The setting `idempotency.transaction` is `open` until this transaction ends, so a later statement can tell
+    /// whether it is still in it.
+    Durable,
+    /// As `Durable`, and the workers of a distributed table commit with the same setting. Otherwise each has its own.
+    DurableOnWorkers,
+    /// With this message, which contains a claim and BEGIN. The claim contains the check.
+    Claiming(SqlStr),
+}
+
+/// The result of an attempt to begin.
+#[derive(Debug)]
+pub(crate) enum Begun<T> {
+    Open(T),
+    /// The claim in the message did not win: the key is taken, or the claim lost against a concurrent transaction.
+    Taken,
+    /// The connection was in a transaction that nobody owns, because the connection came from the pool. It is aborted, or
+    /// sqlx has queued its ROLLBACK.
+    Foreign,
+}
+
+/// Refuses a connection on which somebody sent a raw `BEGIN`, which sqlx does not count. There `now()` is older than
+/// this message, and the division by zero aborts that transaction. Without the check the crate would commit it.
+///
+/// The check comes before BEGIN in the same message, and the message is one transaction. So if the check fails, the
+/// crate has no open transaction.
+macro_rules! check {
+    () => {
+        "select 1 / (pg_catalog.now() = pg_catalog.statement_timestamp())::int"
+    };
+}
+
+const BEGIN: &str = concat!(check!(), "; begin");
+const BEGIN_DURABLE: &str = concat!(
+    check!(),
+    ", case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
+    then pg_catalog.set_config('synchronous_commit', 'on', true) end,
+    pg_catalog.set_config('idempotency.transaction', 'open', true); begin"
+);
+/// Citus passes on `set local`, and nothing that a function sets. The session's `lock_timeout` bounds the waits for a row
+/// on a worker. On a server without Citus the settings stay what they are.
+const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
+    check!(),
+    "; begin; set local idempotency.transaction = 'open';
+    set local citus.propagate_set_commands = 'local'; do $$ begin
+        execute pg_catalog.format('set local synchronous_commit = %L', case
+            when pg_catalog.current_setting('synchronous_commit') in ('off', 'local') then 'on'
+            else pg_catalog.current_setting('synchronous_commit')
+        end);
+        if pg_catalog.current_setting('lock_timeout') <> '0' then
+            execute pg_catalog.format('set local lock_timeout = %L', pg_catalog.current_setting('lock_timeout'));
+        end if;
+    end $$"
+);
+
+impl Opening {
+    /// [`Durable`](Self::Durable), on every server of this deployment.
+    pub(crate) fn durable(deployment: Deployment) -> Self {
+        if deployment.distributed { Self::DurableOnWorkers } else { Self::Durable }
+    }
+
+    pub(super) fn sql(&self) -> SqlStr {
+        match self {
+            Self::Plain => BEGIN.into_sql_str(),
+            Self::Durable => BEGIN_DURABLE.into_sql_str(),
+            Self::DurableOnWorkers => BEGIN_DURABLE_ON_WORKERS.into_sql_str(),
+            Self::Claiming(message) => message.clone(),
+        }
+    }
+
+    /// What became of an attempt to begin with this message.
+    pub(super) fn judge<T>(&self, begun: Result<T, sqlx::Error>) -> Result<Begun<T>, Error> {
+        let error = match begun {
+            Ok(transaction) => return Ok(Begun::Open(transaction)),
+            Err(error) => error,
+        };
+        match (self, sqlstate(&error).as_deref()) {
+            (Self::Claiming(_), Some("IK001" | "40001" | "40P01")) => Ok(Begun::Taken),
+            // In a foreign transaction the check divides by zero (22012), or the claim refuses (IK005), or that
+            // transaction is already aborted (25P02).
+            (Self::Claiming(_), Some("IK005")) | (_, Some("22012" | "25P02")) => Ok(Begun::Foreign),
+            // sqlx counts this transaction: somebody has forgotten its guard.
+            _ if matches!(error, sqlx::Error::InvalidSavePointStatement) => Ok(Begun::Foreign),
+            _ => Err(Error::of_statement(error)),
+        }
+    }
+}
