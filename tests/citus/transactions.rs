@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use pg_idempotency::testing::{self, Fixture, Gate, assert_performed_once};
 use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Mode, RoundTrips, Verdict};
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::{DISTRIBUTED, calls, citus, citus_alone, effect, effects, key, once, options, rejecting, waiting};
@@ -492,7 +493,7 @@ async fn the_loss_of_a_worker_is_transient_and_leaves_nothing() -> anyhow::Resul
 #[tokio::test]
 async fn a_look_before_the_transaction_sees_nothing_of_a_foreign_one() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(crate::options().expect("a URL")).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options().expect("a URL")).await?;
     let key = key("foreign");
     let mut conn = pool.acquire().await?;
     conn.execute("begin").await?;

@@ -236,3 +236,29 @@ async fn with_the_fewest_round_trips_a_first_call_takes_as_many_as_the_bare_hand
     assert_eq!((effects(&direct).await, records(&direct).await), (4, 4));
     Ok(())
 }
+
+/// A dashboard that watches the ratio of rollbacks must not alarm because of the layer.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_first_call_counts_no_rollback(_: PgPoolOptions, options: PgConnectOptions) {
+    let observer = PgPool::connect_with(options.clone()).await.expect("a pool");
+    create_effects(&observer).await;
+    let rollbacks = async || -> i64 {
+        sqlx::query_scalar("select xact_rollback from pg_stat_database where datname = current_database()")
+            .fetch_one(&observer)
+            .await
+            .expect("a count")
+    };
+    for saved in [RoundTrips::Plain, RoundTrips::Fewest] {
+        let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await.expect("a pool");
+        let before = rollbacks().await;
+        let app = app(transactional(&pool).with_round_trips(saved));
+        for key in 0..10 {
+            let answer = post_to(&app, "/effects", &format!("{saved:?}-{key}"), "x").await;
+            assert_eq!(answer.status, StatusCode::CREATED);
+        }
+        // The server reports the counts of a session at its end.
+        pool.close().await;
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        assert_eq!(rollbacks().await - before, 0, "{saved:?}");
+    }
+}

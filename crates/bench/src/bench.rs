@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{AssertSqlSafe, Executor as _, PgConnection};
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool};
 
 use crate::alternatives::by_hand::ByHand;
 use crate::arguments::Arguments;

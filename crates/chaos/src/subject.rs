@@ -24,11 +24,9 @@ pub(crate) enum Door {
     Run,
     /// In the fewest round trips.
     RunFewest,
-    /// So too, after a look for what is stored.
+    /// After a look for what is stored.
     RunSelectFirst,
     RunIsolated,
-    /// A connection in no transaction, on which the crate begins its own.
-    Connection,
     /// A transaction of the caller's. Its `begin` is sqlx's, which is not safe to drop: not where futures are dropped.
     OwnTransaction,
 }

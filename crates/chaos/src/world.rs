@@ -138,7 +138,7 @@ impl World {
         )
         .await?;
         if let Some(effects) = effects {
-            effects.distribute(&mut conn).await?;
+            effects.distribute(&options).await?;
         }
         if let Subject::Mutant(mutant) = stage.subject {
             mutant.prepare(&mut conn, name).await?;

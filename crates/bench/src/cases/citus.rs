@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::{Deployment, Error, Idempotency, Key};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::bench::Bench;
 use crate::client::{BODY, Client, of_clients, response, spread};

@@ -80,12 +80,7 @@ async fn storm(bench: &Bench, setting: &Setting, options: Idempotency) -> anyhow
 }
 
 /// Whether it was this one who performed.
-async fn duplicate(
-    mut client: Client,
-    hot: u64,
-    options: Idempotency,
-    work: Duration,
-) -> anyhow::Result<(Client, bool)> {
+async fn duplicate(client: Client, hot: u64, options: Idempotency, work: Duration) -> anyhow::Result<(Client, bool)> {
     let key = key(hot)?;
     loop {
         let outcome = options

@@ -1,6 +1,7 @@
 //! Where the table of effects is.
 
-use sqlx::{Executor as _, PgConnection};
+use sqlx::Executor as _;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 /// Each shard of the one table that a world writes is on one worker. With few of them, both workers still have some.
 const SHARDS: &str = "set citus.shard_count = 4";
@@ -16,9 +17,11 @@ pub(crate) enum Effects {
 }
 
 impl Effects {
-    pub(crate) async fn distribute(self, conn: &mut PgConnection) -> anyhow::Result<()> {
-        conn.execute(SHARDS).await?;
-        pg_idempotency::distribute(conn).await?;
+    pub(crate) async fn distribute(self, options: &PgConnectOptions) -> anyhow::Result<()> {
+        // One connection, so that all statements see the setting.
+        let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
+        pool.execute(SHARDS).await?;
+        pg_idempotency::distribute(&pool).await?;
         let place = match self {
             Self::BesideTheKeys => {
                 "select create_distributed_table('effect', 'key', colocate_with => 'idempotency.record')"
@@ -26,7 +29,7 @@ impl Effects {
             Self::LocalToCitus => "select citus_add_local_table_to_metadata('effect')",
             Self::Plain => return Ok(()),
         };
-        conn.execute(place).await?;
+        pool.execute(place).await?;
         Ok(())
     }
 }

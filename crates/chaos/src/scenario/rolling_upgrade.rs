@@ -112,7 +112,7 @@ async fn start(world: &World, random: &mut Random) -> anyhow::Result<()> {
     } else if random.one_in(2) {
         MIGRATOR.run(&mut conn).await?;
     } else {
-        let pool = PgPoolOptions::new().max_connections(1).connect_with(world.options.clone()).await?;
+        let pool = sqlx::PgPool::connect_with(world.options.clone()).await?;
         migrate(&pool).await?;
         pool.close().await;
     }
