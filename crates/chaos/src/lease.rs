@@ -117,7 +117,7 @@ async fn by_the_crate(
     let leasing = Leasing::new(leased.policy()).map_err(Error::from)?;
     match leasing.acquire(pool, &key(value), value).await? {
         Acquired::Replayed(response) => Ok(Outcome::Replayed(response)),
-        Acquired::Lease(lease) => {
+        Acquired::Owner(lease) => {
             world.history.add(call, value, What::Claimed(lease.token()));
             if lease.is_lost() {
                 return Err(Error::LeaseLost.into());

@@ -58,7 +58,7 @@ async fn in_flight_is_in_flight_until_it_completes_or_is_dropped(pool: PgPool) -
 }
 
 async fn state(pool: &PgPool, key: &Key) -> anyhow::Result<String> {
-    let shown = show(&pool, key).await?;
+    let shown = show(pool, key).await?;
     Ok(shown.map_or_else(|| "no record".to_owned(), |shown| shown.state.to_string()))
 }
 
