@@ -56,8 +56,9 @@
 //!
 //! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. At least once, an error frees the key.
 //! **At most once, an error leaves the key indeterminate**, whatever its status, and even if an extractor has refused
-//! the request. There are two exceptions: the response has [`NotPerformed`] in its extensions, or the layer has an
-//! [explicit begin](IdempotencyLayer::with_explicit_begin) that the handler has not reached.
+//! the request. There is one exception: the handler has declared that it did nothing, with [`NotPerformed`] in the
+//! extensions of its response or with [`Lease::not_performed`](crate::lease::Lease::not_performed). So let such a handler
+//! read the body itself, and not an extractor.
 //!
 //! # Where to put it
 //!
@@ -76,7 +77,7 @@
 //!
 //! A run has the span of its request, but **not the task-locals of the layers outside** (`tokio::task_local!`). Pass
 //! such values in the request's extensions, where the handler also finds the [`Key`](crate::Key), if there is one, and
-//! what [`IdempotentTx`] and [`IdempotentLease`] take. A panic of the handler continues on the connection's task: the
+//! what [`IdempotentTx`] and [`Lease`](crate::lease::Lease) take. A panic of the handler continues on the connection's task: the
 //! client sees a cut connection, or the answer of a `CatchPanicLayer` further out.
 //!
 //! # What makes two requests the same
@@ -125,7 +126,7 @@ pub(crate) use fingerprint_choice::plain_fingerprint;
 pub use idempotent_tx::{IdempotentTx, NoTransaction};
 pub use key_header::{IDEMPOTENCY_KEY, MalformedKey, key_value};
 pub use layer::{IdempotencyLayer, InvalidSetting};
-pub use leased::{IdempotentLease, Leased, NoLease};
+pub use leased::{Leased, NoLease};
 pub use rejection::{Misconfigured, Rejection, problem};
 #[cfg(feature = "testing")]
 pub(crate) use replay::plain_response;

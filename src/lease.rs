@@ -52,8 +52,9 @@
 //! attempt may wait: 40 seconds is usual. If a queue delivers a message again before the lease has lapsed, the call
 //! only returns [`Error::InFlight`](crate::Error::InFlight).
 
-mod guard;
+mod handle;
 mod leasing;
+mod memory;
 mod owner;
 mod policy;
 mod protocol;
@@ -64,11 +65,9 @@ mod retry;
 mod step;
 mod steps;
 
-pub use guard::Lease;
+pub use handle::{Lease, downstream_key};
 pub use leasing::Leasing;
-#[cfg(feature = "http")]
-pub(crate) use owner::Owner;
-pub use owner::downstream_key;
+pub use owner::LeaseOwner;
 pub use policy::Policy;
 #[cfg(feature = "http")]
 pub(crate) use protocol::unless_lost;
@@ -77,5 +76,3 @@ pub use resume::Resumed;
 pub use resumer::{Resumer, Resumptions};
 pub use step::Step;
 pub(crate) use step::{encode_result, too_large};
-#[cfg(feature = "http")]
-pub(crate) use steps::Steps;

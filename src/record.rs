@@ -60,7 +60,7 @@ pub(crate) use statement::{changes_a_row, interval};
 pub use stats::Group;
 pub(crate) use stats::{groups, size};
 pub use step::ShownStep;
-pub(crate) use step::{Steps, StoredStep, is_open};
+pub(crate) use step::{StoredStep, StoredSteps, is_open};
 pub(crate) use sweep::{Batch, leaves, sweep};
 pub(crate) use take_over::TakeOver;
 pub use unsettled::{Unsettled, UnsettledPart};

@@ -213,7 +213,7 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
         Ok::<_, Error>(1)
     };
     ensure_leased(&pool, &key("refund"), "body", policy, forgotten).await.expect_err("lost");
-    let Acquired::Lease(dropped) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key("payout"), "body").await? else {
+    let Acquired::Owner(dropped) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key("payout"), "body").await? else {
         anyhow::bail!("the key is new")
     };
     drop(dropped);
@@ -272,12 +272,13 @@ async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyh
     use axum::body::Body;
     use axum::http::{Request, StatusCode};
     use axum::routing::post;
-    use pg_idempotency::http::{IdempotencyLayer, IdempotentLease};
+    use pg_idempotency::http::IdempotencyLayer;
+    use pg_idempotency::lease::Lease;
     use tower::ServiceExt as _;
 
     let listener = Listener::default();
     let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
-    let send = async |lease: IdempotentLease| {
+    let send = async |lease: Lease| {
         let sent = lease.step_at_most_once("text", async |_| Err::<i64, Error>(sqlx::Error::RowNotFound.into())).await;
         sent.map_or(StatusCode::SERVICE_UNAVAILABLE, |_| StatusCode::CREATED)
     };
@@ -352,7 +353,7 @@ async fn a_resumer_logs_errors_and_panics_without_the_key(pool: PgPool) -> anyho
         .with_max_attempts(std::num::NonZeroU32::MIN.saturating_add(3));
     for operation in ["fails", "panics"] {
         let key = key(operation);
-        let Acquired::Lease(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else {
+        let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else {
             anyhow::bail!("the key is new")
         };
         drop(lease);

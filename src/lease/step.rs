@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::handle::Lease;
 use crate::error::MAX_RESULT_BYTES;
 use crate::outcome::encode;
 use crate::{Error, InvalidStep};
@@ -12,12 +13,20 @@ use crate::{Error, InvalidStep};
 /// A step outside the database, while it is performed.
 #[derive(Debug)]
 pub struct Step {
-    pub(super) name: String,
-    pub(super) downstream_key: String,
+    name: String,
+    downstream_key: String,
     pub(super) took_no_effect: AtomicBool,
 }
 
 impl Step {
+    pub(super) fn of(lease: &Lease, name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            downstream_key: lease.key.downstream(lease.fingerprint.as_bytes(), name),
+            took_no_effect: false.into(),
+        }
+    }
+
     /// The name.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -95,7 +95,7 @@ async fn a_suspended_owner_stores_nothing_and_takes_no_further_step(
         .with_in_flight(InFlight::Wait(PATIENCE))?
         .acquire::<String, _>(&pool, &key(), "body")
         .await?;
-    let Acquired::Lease(taker) = taker else { panic!("nothing is stored") };
+    let Acquired::Owner(taker) = taker else { panic!("nothing is stored") };
     assert_eq!(taker.attempt(), 2);
     taker.complete(&"the taker's".to_owned()).await?;
     let before: i64 = sqlx::query_scalar("select count(*) from step").fetch_one(&pool).await?;

@@ -118,7 +118,7 @@ async fn own(
     let leasing = Leasing::new(policy).map_err(Error::from)?;
     match leasing.acquire(pool, &key(value), value).await? {
         Acquired::Replayed(response) => Ok(Outcome::Replayed(response)),
-        Acquired::Lease(lease) => {
+        Acquired::Owner(lease) => {
             world.history.add(call, value, What::Claimed(lease.token()));
             if lease.is_lost() && !ignores_loss {
                 return Err(Error::LeaseLost.into());

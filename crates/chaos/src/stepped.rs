@@ -331,7 +331,7 @@ pub(crate) async fn operator(world: Arc<World>, pool: PgPool, name: String) {
 
 /// Asks the gateway whether each message in doubt was sent, and withdraws it: its worker may only be suspended.
 pub(crate) async fn settle_in_doubt(world: &World, pool: &PgPool) -> Result<(), Error> {
-    let found = unsettled(&pool, 100, None).await?;
+    let found = unsettled(pool, 100, None).await?;
     for found in found.into_iter().filter(|found| !found.steps.is_empty()) {
         let settled = if world.subject.mutant() == Some(Mutant::SettlesAllInDoubt) {
             settle_as_if_one(world, pool, &found).await

@@ -19,7 +19,7 @@ mod service;
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Resumed};
+use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Resumed};
 use pg_idempotency::operator::{Shown, show};
 use pg_idempotency::{Error, Key, testing};
 use reqwest::Client;
@@ -98,9 +98,9 @@ impl App {
     }
 
     /// Another process takes the ride, and is at work.
-    async fn taken(&self) -> anyhow::Result<Lease> {
+    async fn taken(&self) -> anyhow::Result<LeaseOwner> {
         match leasing()?.acquire::<Booking, _>(self.pool(), &key(), &self.new).await? {
-            Acquired::Lease(lease) => Ok(lease),
+            Acquired::Owner(lease) => Ok(lease),
             Acquired::Replayed(booking) => panic!("{booking:?}"),
         }
     }

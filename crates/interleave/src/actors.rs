@@ -235,7 +235,7 @@ pub(crate) fn own(policy: Policy, ending: Ending) -> Actor {
     actor(move |seat| async move {
         let acquired = leasing(policy)?.acquire::<String, _>(&seat.pool, &seat.key, BODY).await;
         let lease = match acquired {
-            Ok(Acquired::Lease(lease)) => lease,
+            Ok(Acquired::Owner(lease)) => lease,
             Ok(Acquired::Replayed(who)) => return Ok(format!("replayed {who}")),
             Err(error) => return Ok(cause(&error.into())),
         };

@@ -356,7 +356,7 @@ async fn the_attempt_after_a_settled_step_is_permitted(pool: PgPool) -> anyhow::
         assert_eq!(waiting().await?, 1, "{way}");
         settle_all().await?;
         assert_eq!(waiting().await?, 0, "{way}");
-        let Acquired::Lease(lease) = next().await? else { panic!("not completed") };
+        let Acquired::Owner(lease) = next().await? else { panic!("not completed") };
         assert_eq!(lease.attempt(), 3, "{way}");
         assert!(Kind::AtMostOnce.failing(&lease, "more").await.is_err());
         drop(lease);
@@ -384,7 +384,7 @@ async fn a_released_step_leaves_nothing_that_counts(pool: PgPool) -> anyhow::Res
     let token = crash_in(&pool, &["text"]).await;
     release(&pool, &key("a"), token, &names_of(["text"]), "not sent").await?;
     assert!(show(&pool, &key("a")).await?.expect("a record").steps.is_empty());
-    let Acquired::Lease(lease) = acquire(&pool, "another body").await? else { panic!("new") };
+    let Acquired::Owner(lease) = acquire(&pool, "another body").await? else { panic!("new") };
     assert_eq!((lease.attempt(), steps(&pool).await), (1, None));
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, ensure_leased};
+use pg_idempotency::lease::{Acquired, LeaseOwner, Leasing, Policy, ensure_leased};
 use pg_idempotency::operator::{release, resolve};
 use pg_idempotency::testing::{Gate, lapse};
 use pg_idempotency::{Error, InFlight, Outcome};
@@ -28,9 +28,9 @@ pub(crate) async fn acquire(pool: &PgPool, policy: Policy, body: &str) -> Result
     Leasing::new(policy)?.acquire(pool, &key("a"), body).await
 }
 
-pub(crate) async fn acquired(pool: &PgPool, policy: Policy) -> Lease {
+pub(crate) async fn acquired(pool: &PgPool, policy: Policy) -> LeaseOwner {
     match acquire(pool, policy, "body").await.expect("acquired") {
-        Acquired::Lease(lease) => lease,
+        Acquired::Owner(lease) => lease,
         Acquired::Replayed(response) => panic!("replayed {response}"),
     }
 }
@@ -245,7 +245,7 @@ async fn a_poison_message_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
     }
     // The third is lost with its process instead of failing.
     match leasing.acquire::<String, _>(&pool, &key("a"), "body").await? {
-        Acquired::Lease(lease) => assert_eq!(lease.attempt(), 3),
+        Acquired::Owner(lease) => assert_eq!(lease.attempt(), 3),
         Acquired::Replayed(_) => panic!("nothing to replay"),
     }
     lapse(&pool, &key("a")).await?;
@@ -263,7 +263,7 @@ async fn a_poison_message_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_retention_counts_from_the_completion(pool: PgPool) -> anyhow::Result<()> {
     let leasing = Leasing::new(AT_LEAST_ONCE)?.with_retention(Duration::from_secs(3 * 3600))?;
-    let Acquired::Lease(lease) = leasing.acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
+    let Acquired::Owner(lease) = leasing.acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
     expire_in(&pool, &key("a"), Duration::from_secs(60)).await?;
     lease.complete(&"done".to_owned()).await?;
     let exact: bool = sqlx::query_scalar(

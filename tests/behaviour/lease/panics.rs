@@ -22,7 +22,7 @@ fn leasing() -> Leasing {
 
 /// An operation whose caller died in its work, long enough ago.
 async fn abandoned(pool: &PgPool, value: &str) -> anyhow::Result<()> {
-    let Acquired::Lease(lease) = leasing().acquire::<String, _>(pool, &key(value), "body").await? else {
+    let Acquired::Owner(lease) = leasing().acquire::<String, _>(pool, &key(value), "body").await? else {
         panic!("it is new")
     };
     drop(lease);

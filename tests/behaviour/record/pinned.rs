@@ -94,7 +94,7 @@ async fn callers_get_the_usual_answers_for_a_record_that_somebody_has_pinned(poo
         let lapsed = acquire(&pool, &key("resolved"), AT_MOST_ONCE).await;
         assert!(matches!(&lapsed, Err(Error::Indeterminate { .. })), "{edit}: {lapsed:?}");
         match acquire(&pool, &key("lapsed"), AT_LEAST_ONCE).await? {
-            Acquired::Lease(lease) => {
+            Acquired::Owner(lease) => {
                 assert_eq!(lease.attempt(), 2);
                 lease.complete(&"done".to_owned()).await?;
             }

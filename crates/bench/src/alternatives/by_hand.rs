@@ -53,7 +53,7 @@ impl ByHand {
         let in_transaction_mode = proxy.texts();
         let leasing = Leasing::new(Policy::AtLeastOnce { lease: std::time::Duration::from_secs(60) })?;
         match leasing.acquire(&pool, &key(u64::MAX - 1)?, BODY).await? {
-            Acquired::Lease(lease) => lease.complete(&()).await?,
+            Acquired::Owner(lease) => lease.complete(&()).await?,
             Acquired::Replayed(()) => {}
         }
         let in_lease_mode = proxy.texts();

@@ -109,7 +109,7 @@ pub(crate) fn lease(pool: PgPool, leasing: Leasing, response: Arc<str>) -> Way {
     Way::new(NAME, move |_, call| {
         let (pool, response) = (pool.clone(), response.clone());
         Box::pin(async move {
-            let Acquired::Lease(lease) = leasing.acquire::<String, _>(&pool, &key(call)?, BODY).await? else {
+            let Acquired::Owner(lease) = leasing.acquire::<String, _>(&pool, &key(call)?, BODY).await? else {
                 bail!("every key is new");
             };
             Ok(lease.complete(&response.to_string()).await?)
@@ -133,7 +133,7 @@ pub(crate) fn in_steps(pool: PgPool, leasing: Leasing, name: &str, kinds: &'stat
     Way::new(name, move |_, call| {
         let pool = pool.clone();
         Box::pin(async move {
-            let Acquired::Lease(lease) = leasing.acquire::<i64, _>(&pool, &key(call)?, BODY).await? else {
+            let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key(call)?, BODY).await? else {
                 bail!("every key is new");
             };
             for (n, kind) in kinds.iter().enumerate() {

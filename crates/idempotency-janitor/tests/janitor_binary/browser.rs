@@ -197,7 +197,7 @@ async fn picture(browser: &Client, name: &str) -> anyhow::Result<()> {
 }
 
 async fn state(pool: &PgPool, key: &Key) -> anyhow::Result<Option<String>> {
-    Ok(operator::show(&pool, key).await?.map(|shown| shown.state.to_string()))
+    Ok(operator::show(pool, key).await?.map(|shown| shown.state.to_string()))
 }
 
 fn key(operation: &str, value: &str) -> Key {

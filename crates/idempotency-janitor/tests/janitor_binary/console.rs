@@ -144,7 +144,7 @@ fn key(value: &str) -> Key {
 }
 
 async fn state(pool: &PgPool, key: &Key) -> anyhow::Result<Option<String>> {
-    Ok(operator::show(&pool, key).await?.map(|shown| shown.state.to_string()))
+    Ok(operator::show(pool, key).await?.map(|shown| shown.state.to_string()))
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

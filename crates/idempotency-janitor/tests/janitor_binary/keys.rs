@@ -27,7 +27,7 @@ async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) ->
 
     use pg_idempotency::lease::{Acquired, Leasing, Policy};
     let policy = Policy::AtMostOnce { lease: std::time::Duration::from_secs(40) };
-    let Acquired::Lease(_lease) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
+    let Acquired::Owner(_lease) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
     assert_fails(&janitor_on(&options, &[&forget[..], &["--yes"]].concat()), 1, "live lease");
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, ensure_leased};
+use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy, ensure_leased};
 use pg_idempotency::mark::mark_many;
 use pg_idempotency::{Error, Idempotency, Janitor, Key, Outcome, testing};
 use sqlx::PgPool;
@@ -98,9 +98,9 @@ async fn steps_and_resumed_operations_are_counted(pool: PgPool) -> anyhow::Resul
     let leasing = Leasing::new(policy)?.with_stored_request(true).with_max_attempts(NonZeroU32::new(3).expect("three"));
     let leasing = leasing.with_resume_after(Duration::ZERO)?;
     let key = |value: &str| key("ride", value);
-    let abandoned = async |value: &str| -> anyhow::Result<Lease> {
+    let abandoned = async |value: &str| -> anyhow::Result<LeaseOwner> {
         match leasing.acquire::<i64, _>(&pool, &key(value), "body").await? {
-            Acquired::Lease(lease) => Ok(lease),
+            Acquired::Owner(lease) => Ok(lease),
             Acquired::Replayed(_) => anyhow::bail!("it is new"),
         }
     };
