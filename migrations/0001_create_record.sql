@@ -100,19 +100,29 @@ returns text language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     callers text := current_setting('lock_timeout');
     callers_ms numeric := extract(epoch from callers::interval) * 1000;
-    there record;
+    -- The columns of the record, under their own names: the condition below is that of src/record/fragment.rs, word for word.
+    mode text;
+    lease_until timestamptz;
+    completed_at timestamptz;
+    expires_at timestamptz;
+    steps jsonb;
     answer text;
 begin
     -- PostgreSQL takes 0 for no limit.
     perform set_config('lock_timeout', case when callers_ms between 1 and $5 then callers else greatest($5, 1)::text end, true);
     perform pg_advisory_xact_lock($4);
-    select mode, lease_until, completed_at, expires_at into there
-    from idempotency.record where scope = $1 and operation = $2 and value = $3;
+    select record.mode, record.lease_until, record.completed_at, record.expires_at, record.steps
+    into mode, lease_until, completed_at, expires_at, steps
+    from idempotency.record as record
+    where record.scope = $1 and record.operation = $2 and record.value = $3;
     answer := case when found then 'look' else 'claim' end;
     if found and (
-        (there.expires_at <= least($6, statement_timestamp()) and coalesce(there.lease_until, '-infinity') <= statement_timestamp())
-        or (there.completed_at is null and there.lease_until <= statement_timestamp()
-            and (there.lease_until = '-infinity' or there.mode in ('at_least_once', 'in_steps')))
+        (expires_at <= least($6::timestamptz, pg_catalog.statement_timestamp())
+            and (lease_until is null or lease_until <= pg_catalog.statement_timestamp()))
+        or (completed_at is null
+            and (lease_until = '-infinity'
+                or (lease_until <= pg_catalog.statement_timestamp() and mode in ('at_least_once', 'in_steps')))
+            and pg_catalog.jsonb_path_exists(steps, '$.*.begun') is not true)
     ) is not true then
         raise exception 'a record is there' using errcode = 'IK004';
     end if;
@@ -128,7 +138,7 @@ $$;
 -- server keeps the plans of a function; planning the statements anew costs more than a round trip on a Unix socket. They are
 -- those of src/record/claim.rs and src/record/complete.rs, word for word.
 
-create function idempotency.claim(text, text, text, bytea, int8, interval, int8, interval, text)
+create function idempotency.claim(text, text, text, int8, bytea, interval, interval, text, int8)
 returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     claims text;
@@ -141,19 +151,19 @@ begin
     insert into idempotency.record
         (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at)
     select
-        $9::text, $1::text, $2::text, $3::text, $4::bytea, $5::int8,
+        $8::text, $1::text, $2::text, $3::text, $5::bytea, $4::int8,
         pg_catalog.statement_timestamp() + $6::interval,
-        pg_catalog.statement_timestamp() + $8::interval,
-        case when $9::text = 'mark' then pg_catalog.statement_timestamp() end
+        pg_catalog.statement_timestamp() + $7::interval,
+        case when $8::text = 'mark' then pg_catalog.statement_timestamp() end
     where case
         -- A replay takes no lock, and no claim waits in the insert for an update or delete of the record.
         when exists (
             select from idempotency.record where scope = $1::text and operation = $2::text and value = $3::text
         ) then false
-        when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($7::int8)
+        when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($9::int8)
     end
     on conflict (scope, operation, value) do nothing
-    returning pg_catalog.set_config('idempotency.claim', pg_catalog.concat_ws(' ', nullif(pg_catalog.current_setting('idempotency.claim', true), ''), $5::int8::text), true)
+    returning pg_catalog.set_config('idempotency.claim', pg_catalog.concat_ws(' ', nullif(pg_catalog.current_setting('idempotency.claim', true), ''), $4::int8::text), true)
     into claims;
     if not found then
         raise exception 'the idempotency key is taken' using errcode = 'IK001';

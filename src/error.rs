@@ -1,6 +1,7 @@
 //! The errors of the crate: one variant for each way in which the caller can react.
 
 mod lock_holder;
+mod problem;
 #[cfg(test)]
 mod table;
 
@@ -8,11 +9,12 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use crate::lease::{InvalidStep, NotResumable};
 use crate::mode::UnknownMode;
 use crate::{InvalidBody, InvalidDuration, InvalidKey, Key, Mode};
 
 pub use lock_holder::LockHolder;
+pub use problem::{InvalidStep, NotResumable};
+pub(crate) use problem::{MAX_NAME_BYTES, MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
 
 /// An error from another library, kept as the cause.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -71,11 +73,11 @@ pub enum Error {
         claimed_at: DateTime<Utc>,
         /// The error of the latest attempt that reported one.
         last_error: Option<String>,
-        /// The fencing token of the claim, for [`resolve`](crate::lease::resolve()) and
-        /// [`release`](crate::lease::release()).
+        /// The fencing token of the claim, for [`resolve`](crate::operator::resolve()) and
+        /// [`release`](crate::operator::release()).
         token: i64,
         /// The names of all steps that were begun and have no result, in an operation in steps, in the order of their
-        /// bytes. See [`resolve_step`](crate::lease::resolve_step()).
+        /// bytes. See [`resolve_step`](crate::operator::resolve_step()).
         steps: Vec<String>,
     },
 
@@ -275,7 +277,7 @@ pub enum Error {
     #[non_exhaustive]
     SchemaMissing {
         /// The server's error (SQLSTATE 42P01, 42703, 42883 or 3F000), or the migration that is missing.
-        source: sqlx::Error,
+        source: BoxError,
     },
 
     /// Citus distributes the table, and the [`Deployment`](crate::Deployment::with_distributed) of the call does not
@@ -302,6 +304,27 @@ pub enum Error {
         holder: Option<LockHolder>,
         /// How long this call has waited.
         waited: Duration,
+    },
+
+    /// [`migrate`](crate::migrate()) or [`distribute`](crate::distribute()) refuses this database. Nothing was changed.
+    #[error("the table idempotency.record cannot be set up in this database: {problem}")]
+    #[non_exhaustive]
+    CannotMigrate {
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+
+    /// The database did not answer within the crate's time, or the runtime ended with the call. The connection is closed,
+    /// and **nobody knows what the server has done**: ask again with the same key.
+    #[error("the database did not answer in time, and the outcome is unknown; ask again with the same key")]
+    Unanswered,
+
+    /// The operating system has no random number for the token of a claim. Nothing was performed.
+    #[error("the operating system has no random numbers, so nothing was claimed")]
+    #[non_exhaustive]
+    NoRandomness {
+        /// The error of the operating system.
+        source: BoxError,
     },
 
     /// A serialization failure (SQLSTATE 40001) or a deadlock (40P01). Nothing was stored, and the transaction is
@@ -334,7 +357,11 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::InFlight { .. } | Self::LeaseLost | Self::Retryable(_) | Self::MigrationLocked { .. } => true,
+            Self::InFlight { .. }
+            | Self::LeaseLost
+            | Self::Retryable(_)
+            | Self::MigrationLocked { .. }
+            | Self::Unanswered => true,
             Self::Database(error) => is_lost(error),
             _ => false,
         }
@@ -343,7 +370,7 @@ impl Error {
     /// The error of one of the crate's own statements.
     pub(crate) fn of_statement(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {
-            Some("42P01" | "42703" | "42883" | "3F000") => Self::SchemaMissing { source: error },
+            Some("42P01" | "42703" | "42883" | "3F000") => Self::SchemaMissing { source: error.into() },
             Some("0A000") => Self::WrongDeployment { source: error },
             _ => error.into(),
         }

@@ -1,5 +1,5 @@
-//! `Idempotency-Key` over HTTP, after draft-ietf-httpapi-idempotency-key-header-07: a tower layer for axum, hyper,
-//! tonic.
+//! `Idempotency-Key` over HTTP, after draft-ietf-httpapi-idempotency-key-header-07: a tower layer for axum and
+//! hyper.
 //!
 //! ```
 //! # #[cfg(feature = "axum")] {
@@ -56,8 +56,9 @@
 //!
 //! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. At least once, an error frees the key.
 //! **At most once, an error leaves the key indeterminate**, whatever its status, and even if an extractor has refused
-//! the request. There are two exceptions: the response has [`NotPerformed`] in its extensions, or the layer has an
-//! [explicit begin](IdempotencyLayer::with_explicit_begin) that the handler has not reached.
+//! the request. There is one exception: the handler has declared that it did nothing, with [`NotPerformed`] in the
+//! extensions of its response or with [`Lease::not_performed`](crate::lease::Lease::not_performed). So let such a handler
+//! read the body itself, and not an extractor.
 //!
 //! # Where to put it
 //!
@@ -67,21 +68,17 @@
 //! leaves the run alone. **Code that retries the handler belongs outside**: inside, the second attempt would write into
 //! a transaction that still has the first one's writes, so it gets no transaction, and nothing is committed.
 //!
+//! **gRPC methods do not belong behind the layer**: a call that fails has the status 200 and says so after the body, so
+//! the layer refuses its response, and commits nothing. Call [`ensure_idempotent`](crate::ensure_idempotent()) in the
+//! method.
+//!
 //! In axum add the layer with `Router::route_layer`: there the matched route names the operation, and unknown paths
 //! stay a 404. **Enable the feature `axum`**, without which a nested router hides the front of the path.
 //!
 //! A run has the span of its request, but **not the task-locals of the layers outside** (`tokio::task_local!`). Pass
 //! such values in the request's extensions, where the handler also finds the [`Key`](crate::Key), if there is one, and
-//! what [`IdempotentTx`] and [`IdempotentLease`] take. A panic of the handler continues on the connection's task: the
+//! what [`IdempotentTx`] and [`Lease`](crate::lease::Lease) take. A panic of the handler continues on the connection's task: the
 //! client sees a cut connection, or the answer of a `CatchPanicLayer` further out.
-//!
-//! # gRPC
-//!
-//! The status of a call comes last, in the trailers. Before it commits, the layer therefore reads a response of
-//! `application/grpc` to its end, with or without a key, and undoes a call that fails. A response that does not reach
-//! its status within a second, or within 4 MiB or the [limit](IdempotencyLayer::with_response_limit) if that is larger,
-//! is a 500 and undone: long streams do not belong behind the layer. Put a translation of gRPC-Web outside; inside, the
-//! status would be in the body, where the layer does not look.
 //!
 //! # What makes two requests the same
 //!
@@ -129,8 +126,8 @@ pub(crate) use fingerprint_choice::plain_fingerprint;
 pub use idempotent_tx::{IdempotentTx, NoTransaction};
 pub use key_header::{IDEMPOTENCY_KEY, MalformedKey, key_value};
 pub use layer::{IdempotencyLayer, InvalidSetting};
-pub use leased::{IdempotentLease, Leased, NoLease};
-pub use rejection::{Misconfigured, PROBLEM_TYPE, Rejection, problem, processing};
+pub use leased::{Leased, NoLease};
+pub use rejection::{Misconfigured, Rejection, problem};
 #[cfg(feature = "testing")]
 pub(crate) use replay::plain_response;
 pub use replay::{IDEMPOTENCY_REPLAYED, Seal};

@@ -7,11 +7,13 @@
 //! - [`AtLeastOnce`](Policy::AtLeastOnce) takes a lapsed claim over and does the work again. **The effect can happen
 //!   twice.** If the other service deduplicates by a key, give it [`Lease::downstream_key`], and it sees one operation.
 //! - [`AtMostOnce`](Policy::AtMostOnce) never does the work again. **The effect can stay unknown**: the key is
-//!   [indeterminate](crate::Error::Indeterminate) until an operator finds out and calls [`resolve`] or [`release`].
+//!   [indeterminate](crate::Error::Indeterminate) until an operator finds out and calls
+//!   [`resolve`](crate::operator::resolve()) or [`release`](crate::operator::release()).
 //! - [`InSteps`](Policy::InSteps) is for work of several named parts, in this database and outside. The result of each
 //!   part is stored when the part is done, so the next attempt continues after the last one. [`Lease::step`],
 //!   [`Lease::step_at_least_once`] and [`Lease::step_at_most_once`] are the kinds of parts. A step at most once that was
-//!   begun and has no result makes the key indeterminate, until an operator calls [`resolve_step`] or [`release`].
+//!   begun and has no result makes the key indeterminate, until an operator calls
+//!   [`resolve_step`](crate::operator::resolve_step) or [`release_step`](crate::operator::release_step).
 //!
 //! Under every policy at most one result is stored. A stale owner can neither store nor undo anything, because every
 //! write demands the fencing token of the claim. For an effect in this database alone, use
@@ -50,30 +52,27 @@
 //! attempt may wait: 40 seconds is usual. If a queue delivers a message again before the lease has lapsed, the call
 //! only returns [`Error::InFlight`](crate::Error::InFlight).
 
-mod guard;
+mod handle;
 mod leasing;
+mod memory;
 mod owner;
 mod policy;
 mod protocol;
 mod renewal;
 mod resume;
 mod resumer;
-mod settle;
+mod retry;
 mod step;
 mod steps;
 
-pub use guard::Lease;
+pub use handle::{Lease, downstream_key};
 pub use leasing::Leasing;
-#[cfg(feature = "http")]
-pub(crate) use owner::Owner;
-pub use owner::downstream_key;
+pub use owner::LeaseOwner;
 pub use policy::Policy;
 #[cfg(feature = "http")]
 pub(crate) use protocol::unless_lost;
 pub use protocol::{Acquired, ensure_leased};
-pub use resume::{NotResumable, Resumed};
+pub use resume::Resumed;
 pub use resumer::{Resumer, Resumptions};
-pub use settle::{release, release_step, resolve, resolve_step};
-pub use step::{InvalidStep, Step};
-#[cfg(feature = "http")]
-pub(crate) use steps::Steps;
+pub use step::Step;
+pub(crate) use step::{encode_result, too_large};

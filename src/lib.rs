@@ -4,6 +4,7 @@
 
 mod caught;
 mod claim;
+mod deployment;
 mod error;
 mod fingerprint;
 #[cfg(feature = "http")]
@@ -20,8 +21,10 @@ mod observe;
 pub mod operator;
 mod outcome;
 mod record;
+mod response;
 mod session;
 mod shutdown;
+mod state;
 mod transaction;
 
 #[cfg(doctest)]
@@ -34,14 +37,14 @@ pub mod testing;
 pub use chrono;
 pub use sqlx;
 
-pub use error::{BoxError, Error, LockHolder};
+pub use deployment::Deployment;
+pub use error::{BoxError, Error, InvalidStep, LockHolder, NotResumable};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};
-pub use lease::{InvalidStep, NotResumable};
 pub use limits::{DEFAULT_RETENTION, InFlight, InvalidDuration};
 pub use migrate::{MIGRATOR, distribute, migrate, schema_sql};
 pub use mode::Mode;
 pub use outcome::{Outcome, Verdict};
-pub use session::{Deployment, commit};
+pub use session::commit;
 pub use transaction::{Idempotency, RoundTrips, ensure_idempotent, ensure_isolated};

@@ -136,7 +136,7 @@ async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
             "the role {:?} owns {}; migrate as that role, or grant it to this role, or drop the schema",
             stranger.role, stranger.objects
         );
-        return Err(Error::Database(sqlx::Error::Configuration(problem.into())));
+        return Err(Error::CannotMigrate { problem });
     }
     conn.execute(PREPARE).await?;
     for migration in missing {
@@ -187,9 +187,9 @@ async fn longest_wait(conn: &mut PgConnection) -> Result<Duration, Error> {
 pub(crate) async fn current(conn: &mut PgConnection) -> Result<(), Error> {
     match missing(conn).await?.first() {
         None => Ok(()),
-        Some(migration) => Err(Error::SchemaMissing {
-            source: sqlx::Error::Protocol(format!("migration {} is not applied", migration.version)),
-        }),
+        Some(migration) => {
+            Err(Error::SchemaMissing { source: format!("migration {} is not applied", migration.version).into() })
+        }
     }
 }
 
@@ -215,18 +215,23 @@ async fn missing(conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Err
             None => missing.push(migration),
             Some(checksum) if checksum == *migration.checksum => {}
             Some(_) => {
-                return Err(Error::Database(sqlx::Error::Migrate(Box::new(
-                    sqlx::migrate::MigrateError::VersionMismatch(migration.version),
-                ))));
+                return Err(Error::CannotMigrate {
+                    problem: format!(
+                        "migration {} was applied with another text; drop the schema idempotency, or install the release \
+                         that made it",
+                        migration.version
+                    ),
+                });
             }
         }
     }
     if dropped.try_get(0)? && missing.is_empty() {
-        return Err(Error::Database(sqlx::Error::Configuration(
-            "idempotency._sqlx_migrations says that idempotency.record was created, but the table is not there; \
-             drop the schema idempotency and migrate again, or restore the table"
-                .into(),
-        )));
+        return Err(Error::CannotMigrate {
+            problem:
+                "idempotency._sqlx_migrations says that idempotency.record was created, but the table is not there; \
+                      drop the schema idempotency and migrate again, or restore the table"
+                    .to_owned(),
+        });
     }
     Ok(missing)
 }

@@ -1,4 +1,4 @@
-//! Metrics (feature `metrics`), spans and logs. They never contain the key's value or scope, and neither does the text of
+//! Metrics, spans and logs. They never contain the key's value or scope, and neither does the text of
 //! an error, which a log may contain: the value may be a secret, and each of the two would create one series of metrics
 //! per client.
 
@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use tracing::{Instrument as _, Span};
 
 use crate::caught::Panic;
-use crate::claim::Claimed;
-use crate::record::{Batch, Terms};
-use crate::{Error, Key, LockHolder, Mode, Outcome};
+use crate::{Error, Key, Mode, Outcome};
 
 /// The span of one call. A macro, because the name of a span is a part of its static metadata.
 macro_rules! call_span {
@@ -140,7 +138,6 @@ impl<E> From<Error> for Failure<E> {
 /// Records how a call ended, in the log and in `idempotency_outcomes_total`.
 pub(crate) fn outcome(mode: Mode, operation: &str, outcome: &'static str) {
     tracing::debug!(mode = mode.as_str(), operation, outcome, "idempotency");
-    #[cfg(feature = "metrics")]
     metrics::counter!(
         "idempotency_outcomes_total",
         "mode" => mode.as_str(),
@@ -149,7 +146,6 @@ pub(crate) fn outcome(mode: Mode, operation: &str, outcome: &'static str) {
     )
     .increment(1);
     if outcome == LEASE_LOST {
-        #[cfg(feature = "metrics")]
         metrics::counter!("idempotency_lease_lost_total").increment(1);
     }
 }
@@ -161,45 +157,28 @@ pub(crate) fn failure(mode: Mode, operation: &str, error: &Error) {
 
 /// How long `perform`, or the work of a lease, took.
 pub(crate) fn performed(mode: Mode, operation: &str, took: Duration) {
-    #[cfg(feature = "metrics")]
     metrics::histogram!(
         "idempotency_perform_duration_seconds",
         "mode" => mode.as_str(),
         "operation" => operation.to_owned()
     )
     .record(took);
-    #[cfg(not(feature = "metrics"))]
-    let _ = (mode, operation, took);
 }
 
 /// How long a claim took, won or lost. It includes the wait for a connection and for another owner.
 pub(crate) fn claimed(mode: Mode, operation: &str, took: Duration) {
-    #[cfg(feature = "metrics")]
     metrics::histogram!(
         "idempotency_claim_wait_seconds",
         "mode" => mode.as_str(),
         "operation" => operation.to_owned()
     )
     .record(took);
-    #[cfg(not(feature = "metrics"))]
-    let _ = (mode, operation, took);
-}
-
-/// Records the end of a claim, once for all its polls. A claim that was won is counted when its work ends.
-pub(crate) fn claim_ended<W>(terms: &Terms, key: &Key, started: Instant, ended: Result<&Claimed<W>, &Error>) {
-    claimed(terms.mode, key.operation(), started.elapsed());
-    match ended {
-        Ok(Claimed::Won(_)) => {}
-        Ok(Claimed::Replayed(_)) => outcome(terms.mode, key.operation(), REPLAYED),
-        Err(error) => failure(terms.mode, key.operation(), error),
-    }
 }
 
 /// A step that an attempt asked for, and how that ended: performed, replayed, or in doubt. Errors after which the step
 /// may be performed again are not counted. Names of steps are no labels, because a loop makes many.
 pub(crate) fn step(operation: &str, outcome: &'static str) {
     tracing::debug!(operation, outcome, "step");
-    #[cfg(feature = "metrics")]
     metrics::counter!("idempotency_steps_total", "operation" => operation.to_owned(), "outcome" => outcome)
         .increment(1);
 }
@@ -207,35 +186,16 @@ pub(crate) fn step(operation: &str, outcome: &'static str) {
 /// An operation that was resumed, and how it ended.
 pub(crate) fn resumed(operation: &str, outcome: &'static str) {
     tracing::debug!(operation, outcome, "resumed");
-    #[cfg(feature = "metrics")]
     metrics::counter!("idempotency_resumed_total", "operation" => operation.to_owned(), "outcome" => outcome)
         .increment(1);
 }
 
-/// A batch that the janitor deleted.
-pub(crate) fn swept(batch: &Batch, took: Duration) {
-    #[cfg(feature = "metrics")]
-    {
-        for (kind, rows) in [("completed", batch.completed), ("unfinished", batch.unfinished), ("marks", batch.marks)] {
-            metrics::counter!("idempotency_cleanup_rows_total", "kind" => kind).increment(rows);
-        }
-        metrics::histogram!("idempotency_cleanup_batch_duration_seconds").record(took);
+/// A batch that the janitor deleted: how many records of each kind.
+pub(crate) fn swept(kinds: [(&'static str, u64); 3], took: Duration) {
+    for (kind, rows) in kinds {
+        metrics::counter!("idempotency_cleanup_rows_total", "kind" => kind).increment(rows);
     }
-    #[cfg(not(feature = "metrics"))]
-    let _ = (batch, took);
-}
-
-/// A sweep that ended because another session has the single runner's lock. Any role can take that lock, so the log
-/// names the session.
-pub(crate) fn yielded(holder: Option<&LockHolder>) {
-    tracing::info!(
-        pid = holder.map(|holder| holder.pid),
-        role = holder.and_then(|holder| holder.role.as_deref()),
-        application = holder.and_then(|holder| holder.application.as_deref()),
-        "a sweep yields to another session, which has the lock of the single runner"
-    );
-    #[cfg(feature = "metrics")]
-    metrics::counter!("idempotency_cleanup_yields_total").increment(1);
+    metrics::histogram!("idempotency_cleanup_batch_duration_seconds").record(took);
 }
 
 /// A janitor met a distributed table, and its deployment does not say so. It deletes all the same, and warns once for
@@ -247,24 +207,12 @@ pub(crate) fn wrong_deployment(error: &Error) {
     }
 }
 
-/// The deployment says that the table is distributed, and it is not.
-pub(crate) fn needless_deployment() {
-    tracing::warn!(
-        "the deployment says that idempotency.record is distributed, and it is not; run \
-         `idempotency-janitor migrate --distributed`, or turn Deployment::with_distributed off"
-    );
-}
-
 /// For how long the oldest expired record has been expired; 0 if there is none.
 pub(crate) fn oldest_expired(oldest: Option<Duration>) {
-    #[cfg(feature = "metrics")]
     metrics::gauge!("idempotency_oldest_expired_age_seconds").set(oldest.unwrap_or_default().as_secs_f64());
-    #[cfg(not(feature = "metrics"))]
-    let _ = oldest;
 }
 
 /// How many records there are in each state, estimated.
-#[cfg(feature = "metrics")]
 pub(crate) fn records(by_state: impl IntoIterator<Item = (String, u64)>) {
     for (state, records) in by_state {
         metrics::gauge!("idempotency_records", "state" => state).set(records as f64);

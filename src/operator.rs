@@ -1,18 +1,22 @@
-//! The questions of an operator: how much is in the table, whether the set-up keeps the crate's promises, what became
-//! of one key, and which records wait for a decision.
+//! What an operator asks and decides: how much is in the table, whether the set-up keeps the crate's promises, what
+//! became of one key, which records wait for a decision, and the decision.
 //!
-//! The binary `idempotency-janitor` prints the answers, and a service may serve them.
+//! The binary `idempotency-janitor` is a command line over these functions, and a service may call them itself. Each takes a
+//! pool, and runs in a transaction of its own.
 //!
 //! # Layout
 //!
 //! `stats` reads sizes and counts; `health` looks for warnings; `records` lists, shows and forgets single records, and
-//! reads their responses. The module `record` has the statements, and the types of their rows.
+//! reads their responses; `settle` decides about a claim whose owner is gone. The module `record` has the statements, and the types of their rows.
 
 mod health;
 mod records;
+mod settle;
 mod stats;
 
 pub use crate::record::{Group, Shown, ShownStep, StoredResponse, Unsettled, UnsettledPart};
-pub use health::{Warning, deep_health, health, response_compression};
+pub use crate::state::State;
+pub use health::{Warning, health};
 pub use records::{forget, response, show, unsettled, unsettled_part};
-pub use stats::{AGES, SAMPLE, STATES, Stats, stats};
+pub use settle::{release, release_step, resolve, resolve_step};
+pub use stats::{AGES, SAMPLE, Stats, stats};

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Error;
-use crate::record::Response;
+use crate::response::Response;
 
 /// The response of a call, and whether this call performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,7 +2,6 @@
 
 mod bounded;
 mod commit;
-mod deployment;
 mod opening;
 mod own;
 #[cfg(feature = "http")]
@@ -10,13 +9,10 @@ mod owned;
 mod poll;
 mod savepoint;
 
-#[cfg(feature = "http")]
-pub(crate) use bounded::unanswered;
 pub(crate) use bounded::{ANSWER, answered, or_closed};
 pub use commit::commit;
-pub use deployment::Deployment;
 pub(crate) use opening::Opening;
-pub(crate) use own::{COMMIT_AND_CHAIN, Session, commit_and_chain, in_any_transaction, in_pooled_transaction};
+pub(crate) use own::{COMMIT_AND_CHAIN, Session, commit_and_chain, in_pooled_transaction};
 #[cfg(feature = "http")]
 pub(crate) use owned::{begin_pooled, commit_unclaimed, end_chained};
 pub(crate) use poll::{Polls, jittered};

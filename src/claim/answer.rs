@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::fingerprint::Comparison;
-use crate::record::{Found, LeaseState, Response, Terms};
+use crate::record::{Found, Response, Terms};
+use crate::state::State;
 use crate::{Error, Key, Mode};
 
 /// The default `retry_after`, if no lease shows how long the owner will take. Transactions are short, and one request a
@@ -24,11 +25,12 @@ pub(crate) enum Answer {
 /// An expired record is ignored, in any mode and state, so that no answer depends on when a sweep runs. *Key reused*
 /// comes before *in flight*, so that a client learns of its mistake without waiting.
 pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, Error> {
-    if found.expired {
+    if found.state == State::Expired {
         return Ok(Answer::TakeOver { attempt: 1 });
     }
     let mode = found.mode.clone()?;
-    if !may_follow(mode, found.completed, terms.mode) {
+    let completed = matches!(found.state, State::Completed | State::Mark);
+    if !may_follow(mode, completed, terms.mode) {
         return Err(Error::OtherMode { key: key.clone(), stored: mode, asked: terms.mode });
     }
     let comparison = match (&terms.fingerprint, &found.fingerprint) {
@@ -37,26 +39,27 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
         (None, None) => Comparison::Same,
         _ => Comparison::Other,
     };
-    if !found.completed {
-        match found.lease {
-            LeaseState::Released if comparison != Comparison::Same && !found.has_steps => {
-                return Ok(Answer::TakeOver { attempt: 1 });
-            }
-            LeaseState::None if found.claimed_by_this_transaction => return Err(Error::AlreadyInTransaction),
-            _ => {}
+    match found.state {
+        State::Released if comparison != Comparison::Same && !found.has_steps => {
+            return Ok(Answer::TakeOver { attempt: 1 });
         }
+        // The owner is this transaction, which is not gone.
+        State::Indeterminate if mode == Mode::Transaction && found.claimed_by_this_transaction => {
+            return Err(Error::AlreadyInTransaction);
+        }
+        _ => {}
     }
     match comparison {
         Comparison::Same => {}
         Comparison::Other => return Err(Error::KeyReused { key: key.clone() }),
         Comparison::UnknownVersion(version) => return Err(Error::UnknownFingerprint { version }),
     }
-    match (found.completed, found.lease) {
-        (true, _) => Ok(Answer::Replay(found.response)),
-        (false, LeaseState::Live(left)) => Err(Error::InFlight { retry_after: left }),
-        (false, LeaseState::Released) if found.steps_in_doubt.is_empty() => next_attempt(&found, terms),
-        (false, LeaseState::Lapsed) if mode.repeats() && found.steps_in_doubt.is_empty() => next_attempt(&found, terms),
-        (false, _) => Err(Error::Indeterminate {
+    match found.state {
+        State::Completed | State::Mark => Ok(Answer::Replay(found.response)),
+        State::InFlight => Err(Error::InFlight { retry_after: found.lease_left.unwrap_or_default() }),
+        State::Released | State::Lapsed => next_attempt(&found, terms),
+        // (An expired record has its answer above.)
+        State::Indeterminate | State::Expired => Err(Error::Indeterminate {
             attempt: found.attempt.unsigned_abs(),
             claimed_at: found.claimed_at,
             last_error: found.last_error,

@@ -22,6 +22,7 @@ impl<R: http_body::Body<Data = Bytes, Error: Into<BoxError>>> ResponseBody for R
 /// the original.
 pub struct LayerBody<B> {
     data: Bytes,
+    /// Passed on, and not stored with a response.
     trailers: Option<HeaderMap>,
     rest: Option<Pin<Box<B>>>,
 }
@@ -31,13 +32,13 @@ impl<B> LayerBody<B> {
         Self { data: Bytes::new(), trailers: None, rest: Some(Box::pin(body)) }
     }
 
-    pub(super) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
-        Self { data, trailers, rest: None }
+    pub(super) fn whole(data: Bytes) -> Self {
+        Self { data, trailers: None, rest: None }
     }
 
-    /// The data and the trailers, if all has been read.
-    pub(super) fn as_whole(&self) -> Option<(&Bytes, Option<&HeaderMap>)> {
-        self.rest.is_none().then_some((&self.data, self.trailers.as_ref()))
+    /// The data, if all has been read.
+    pub(super) fn as_whole(&self) -> Option<&Bytes> {
+        self.rest.is_none().then_some(&self.data)
     }
 }
 

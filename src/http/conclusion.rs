@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderValue, Response, header};
+use http::{Response, header};
 
 use super::body::{LayerBody, ResponseBody};
 use super::handler::Unanswered;
 use super::rejection::Misconfigured;
-use super::replay::{GRPC_STATUS, sealed, to_record};
+use super::replay::{sealed, to_record};
 use super::settings::Settings;
 use crate::caught::caught;
 use crate::{Key, record};
@@ -15,9 +15,6 @@ use crate::{Key, record};
 /// A response of unknown length that does not end within this time counts as a stream. The transaction is open
 /// meanwhile.
 const STREAM_TIME: Duration = Duration::from_secs(1);
-/// The layer reads this much of a gRPC response to reach its status, which comes last. gRPC implementations accept
-/// messages of up to 4 MiB by default; the last KiB is for the frame.
-const GRPC_LIMIT: usize = 4 * 1024 * 1024 + 1024;
 
 /// Put this into the extensions of a response that the layer sends and must not store. With axum:
 /// `(Extension(NoStore), secret).into_response()`.
@@ -56,30 +53,25 @@ async fn judge<R: ResponseBody>(
 ) -> Result<Conclusion<R>, Misconfigured> {
     let status = response.status();
     let undo = key.is_some() && settings.stored_errors.contains(&status);
-    let failed = status.as_u16() >= 400 || grpc_failed(response.headers());
-    if failed && !undo {
+    if status.as_u16() >= 400 && !undo {
         return Ok(Conclusion::Free { response: response.map(LayerBody::untouched) });
+    }
+    let content_type = response.headers().get(header::CONTENT_TYPE);
+    // A gRPC call has the status 200 even if it fails.
+    if content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc")) {
+        return Err(Misconfigured::Grpc);
     }
     let (parts, body) = response.into_parts();
     // An upgraded connection cannot be replayed.
-    let storable = !settings.no_store && parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
+    let storable = parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
     let storing_key = key.filter(|_| storable);
-    let content_type = parts.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-    // Then its status comes in the trailers.
-    let grpc = content_type.starts_with(b"application/grpc") && !parts.headers.contains_key(GRPC_STATUS);
     let body = match storing_key {
-        // Read to its end even if it is not stored: a failed call says so last, and must not be committed by then.
-        _ if grpc => read(body, settings.response_limit.max(GRPC_LIMIT)).await?,
         Some(_) => read(body, settings.response_limit).await?,
         None => LayerBody::untouched(body),
     };
     let stored_body = match (storing_key, body.as_whole()) {
-        (_, None) if grpc => return Err(Misconfigured::GrpcStatusTooLate),
-        (_, Some((_, Some(trailers)))) if grpc_failed(trailers) => {
-            return Ok(Conclusion::Free { response: Response::from_parts(parts, body) });
-        }
-        (Some(key), Some((data, trailers))) if data.len() <= settings.response_limit => {
-            Some((sealed(key, data, settings.seal.as_deref())?, trailers))
+        (Some(key), Some(data)) if data.len() <= settings.response_limit => {
+            Some(sealed(key, data, settings.seal.as_deref())?)
         }
         _ => None,
     };
@@ -90,9 +82,4 @@ async fn judge<R: ResponseBody>(
 async fn read<R: ResponseBody>(body: R, limit: usize) -> Result<LayerBody<R>, Misconfigured> {
     let read = LayerBody::read(body, limit, Some(STREAM_TIME)).await;
     read.map_err(|error| Misconfigured::BrokenResponse(error.into().to_string()))
-}
-
-/// Whether these headers or trailers say that a gRPC call failed, although its HTTP status is 200.
-fn grpc_failed(fields: &HeaderMap) -> bool {
-    fields.get(GRPC_STATUS).is_some_and(|status| status != "0")
 }

@@ -1,7 +1,6 @@
 //! Which parts of a request its fingerprint covers: the default, or the service's choice.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -10,8 +9,6 @@ use serde_json::json;
 
 use crate::fingerprint::pointer::Pointer;
 use crate::{Fingerprint, InvalidBody};
-
-pub(super) type FingerprintOf = dyn Fn(&Parts, &Bytes) -> Result<Fingerprint, InvalidBody> + Send + Sync;
 
 /// Which parts of a request its fingerprint covers.
 #[derive(Clone, Default)]
@@ -31,8 +28,6 @@ pub(super) enum Compared {
     CanonicalJson,
     /// As [`CanonicalJson`](Self::CanonicalJson), but without some parts of the body.
     JsonWithout(BTreeSet<Pointer>),
-    /// The fingerprint that this function returns, and nothing else.
-    Function { name: String, function: Arc<FingerprintOf> },
 }
 
 impl FingerprintChoice {
@@ -47,7 +42,6 @@ impl FingerprintChoice {
             Compared::Bytes => of_bytes(parts, data),
             Compared::CanonicalJson => of_json(parts, &Fingerprint::of_json_without(data, [])?),
             Compared::JsonWithout(pointers) => of_json(parts, &Fingerprint::of_json_without(data, pointers)?),
-            Compared::Function { function, .. } => function(parts, data)?,
         };
         Ok(match self.described() {
             None => compared,
@@ -65,7 +59,6 @@ impl FingerprintChoice {
             Compared::JsonWithout(pointers) => {
                 json!(["json without", pointers.iter().map(Pointer::tokens).collect::<Vec<_>>()])
             }
-            Compared::Function { name, .. } => json!(["function", name]),
         };
         let headers: Vec<_> = self.headers.iter().map(HeaderName::as_str).collect();
         Some(json!([compared, headers]).to_string())

@@ -113,21 +113,14 @@ impl IdempotencyLayer<Leased> {
         scope: impl Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
         policy: Policy,
     ) -> Result<Self, InvalidDuration> {
-        let mode = Leased { leasing: Leasing::new(policy)?, explicit_begin: false };
+        let mode = Leased { leasing: Leasing::new(policy)? };
         Ok(Self { settings: Settings::new(pool, Arc::new(scope)), mode })
     }
 
     /// The number of attempts after which the layer refuses another one. The default is no limit.
     pub fn with_max_attempts(self, max_attempts: NonZeroU32) -> Self {
         let leasing = self.mode.leasing.with_max_attempts(max_attempts);
-        Self { mode: Leased { leasing, ..self.mode }, ..self }
-    }
-
-    /// Whether the handler declares the [beginning](super::IdempotentLease::begin) of its effect. The default is
-    /// `false`. Under [`AtMostOnce`](Policy::AtMostOnce) a failure before that moment then frees the key, for example a
-    /// request that an extractor refuses. **A handler that forgets to call `begin` can repeat its effect.**
-    pub fn with_explicit_begin(self, explicit_begin: bool) -> Self {
-        Self { mode: Leased { explicit_begin, ..self.mode }, ..self }
+        Self { mode: Leased { leasing }, ..self }
     }
 
     /// As [in transactional mode](IdempotencyLayer::<Transactional>::with_retention), but counted from the completion.
@@ -139,7 +132,7 @@ impl IdempotencyLayer<Leased> {
     pub fn with_retention(self, retention: Duration) -> Result<Self, InvalidSetting> {
         let leasing = self.mode.leasing.with_retention(retention)?;
         in_flight_within(Some(self.settings.in_flight), retention)?;
-        Ok(Self { mode: Leased { leasing, ..self.mode }, ..self })
+        Ok(Self { mode: Leased { leasing }, ..self })
     }
 
     /// As [in transactional mode](IdempotencyLayer::<Transactional>::with_in_flight).
@@ -190,14 +183,6 @@ pub enum InvalidSetting {
     /// The text is not a JSON pointer to a part of the body.
     #[error("{0:?} is not a JSON pointer to a part of the body (RFC 6901); write /name or /outer/inner")]
     NotAPointer(String),
-    /// The route is too long to be a part of a key.
-    #[error("the route has {bytes} bytes, and the limit is {most}; give the operation a shorter name: with_operation")]
-    RouteTooLong {
-        /// The length of the route.
-        bytes: usize,
-        /// The greatest length that the layer accepts.
-        most: usize,
-    },
     /// The duration is outside its bounds.
     #[error(transparent)]
     Duration(#[from] InvalidDuration),

@@ -5,15 +5,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::key_header::MalformedKey;
 use crate::claim::RETRY_AFTER;
 use crate::error::sqlstate;
 use crate::{Error, InvalidBody, observe};
-
-/// The `type` of a problem is this prefix and [`Rejection::kind`].
-pub const PROBLEM_TYPE: &str = "urn:pg-idempotency:problem:";
 
 /// Why the layer refused a request. **The request performed nothing**, unless the variant says otherwise.
 ///
@@ -117,7 +114,7 @@ pub enum Misconfigured {
     /// Nothing names the operation of the request.
     #[error(
         "the request has no matched route to name its operation; add the layer by axum's Router::route_layer, with the \
-         feature axum, or name the operation: with_route, with_operation"
+         feature axum, or name the operation: with_operation"
     )]
     NoOperation,
     /// The handler answered while it, or a task that it spawned, still held the transaction.
@@ -143,12 +140,9 @@ pub enum Misconfigured {
     /// The body of the handler's response failed.
     #[error("the handler's response could not be read to its end: {0}")]
     BrokenResponse(String),
-    /// A [gRPC](super#grpc) response did not reach its status, which comes last, in time or within the limit.
-    #[error(
-        "the gRPC response did not reach its status in time, or within the limit, so the call may still fail; keep \
-         long streams away from the layer"
-    )]
-    GrpcStatusTooLate,
+    /// The handler answered in gRPC, whose calls have the status 200 even if they fail.
+    #[error("the layer cannot judge a gRPC response; call ensure_idempotent in the method, without the layer")]
+    Grpc,
     /// The response could not be sealed.
     #[error("the response could not be sealed")]
     Unsealable(#[source] crate::BoxError),
@@ -169,7 +163,7 @@ impl From<Misconfigured> for Rejection {
 }
 
 impl Rejection {
-    /// The last part of the problem's `type`. It is stable.
+    /// The last part of the problem's `type`, after `urn:pg-idempotency:problem:`. It is stable.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         self.kind_and_status().0
@@ -263,37 +257,17 @@ impl Rejection {
 /// and with `Retry-After` if the rejection [has a time](Rejection::retry_after).
 #[must_use]
 pub fn problem(rejection: &Rejection) -> Response<Bytes> {
-    problem_with_status(rejection, rejection.status())
-}
-
-/// For APIs whose clients poll: *in flight* is `202 {"status":"processing"}`, and *key reused* is a 409. Every other
-/// rejection is a [`problem`].
-#[must_use]
-pub fn processing(rejection: &Rejection) -> Response<Bytes> {
-    match rejection {
-        Rejection::InFlight { .. } => {
-            respond(rejection, StatusCode::ACCEPTED, "application/json", &json!({ "status": "processing" }))
-        }
-        Rejection::KeyReused => problem_with_status(rejection, StatusCode::CONFLICT),
-        _ => problem(rejection),
-    }
-}
-
-fn problem_with_status(rejection: &Rejection, status: StatusCode) -> Response<Bytes> {
+    let status = rejection.status();
     let body = json!({
-        "type": format!("{PROBLEM_TYPE}{}", rejection.kind()),
+        "type": format!("urn:pg-idempotency:problem:{}", rejection.kind()),
         "title": rejection.kind().replace('-', " "),
         "status": status.as_u16(),
         "detail": rejection.to_string(),
         "retryable": rejection.is_retryable(),
     });
-    respond(rejection, status, "application/problem+json", &body)
-}
-
-fn respond(rejection: &Rejection, status: StatusCode, content_type: &'static str, body: &Value) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(body.to_string()));
     *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     if let Some(retry_after) = rejection.retry_after() {
         // The header counts whole seconds, and 0 would mean at once.
         let seconds = u64::try_from(retry_after.as_millis().div_ceil(1000)).unwrap_or(u64::MAX).max(1);

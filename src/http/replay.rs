@@ -10,15 +10,12 @@ use crate::{BoxError, Key, record};
 /// `Idempotency-Replayed`: `true` on every replay, absent from every other response.
 pub const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
-pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
-
-/// A replay repeats the headers that a client needs to read the body or to find things. The last three are gRPC's.
+/// A replay repeats the headers that a client needs to read the body or to find things.
 #[rustfmt::skip]
-pub(super) const REPLAYED: [HeaderName; 16] = [
+pub(super) const REPLAYED: [HeaderName; 13] = [
     header::CACHE_CONTROL, header::CONTENT_DISPOSITION, header::CONTENT_ENCODING, header::CONTENT_LANGUAGE,
     header::CONTENT_LOCATION, header::CONTENT_RANGE, header::CONTENT_TYPE, header::ETAG, header::EXPIRES,
     header::LAST_MODIFIED, header::LINK, header::LOCATION, header::VARY,
-    HeaderName::from_static("grpc-encoding"), HeaderName::from_static("grpc-message"), GRPC_STATUS,
 ];
 
 /// No replay may repeat the session or the challenge of the first request, the headers of one connection (RFC 9110,
@@ -59,29 +56,17 @@ pub(super) fn sealed(key: &Key, data: &Bytes, seal: Option<&dyn Seal>) -> Result
     }
 }
 
-/// The record of a response: with its body and its trailers, or without them if they are not to be stored.
-pub(super) fn to_record(
-    parts: &response::Parts,
-    body: Option<(Vec<u8>, Option<&HeaderMap>)>,
-    replayed: &[HeaderName],
-) -> record::Response {
+/// The record of a response, with its headers and its body, or without them if they are not to be stored.
+pub(super) fn to_record(parts: &response::Parts, body: Option<Vec<u8>>, replayed: &[HeaderName]) -> record::Response {
     // `StatusCode` is at most 999.
     let status = Some(parts.status.as_u16().cast_signed());
-    let Some((body, trailers)) = body else { return record::Response { status, headers: None, body: None } };
-    let headers = parts.headers.iter().map(|(name, value)| (name, value, None));
-    let trailers = trailers.into_iter().flatten().map(|(name, value)| (name, value, Some("trailer".to_owned())));
-    // `[name, value]` for a header, `[name, value, "trailer"]` for a trailer.
-    let fields: Vec<Vec<String>> = headers
-        .chain(trailers)
-        .filter(|(name, ..)| replayed.contains(name))
-        .map(|(name, value, section)| {
-            // One character for each byte, as in ISO 8859-1: a value may have any byte, and JSON only Unicode.
-            let value = value.as_bytes().iter().copied().map(char::from).collect();
-            [name.to_string(), value].into_iter().chain(section).collect()
-        })
-        .collect();
-    // Lists of strings always have a JSON form.
-    record::Response { status, headers: serde_json::to_string(&fields).ok(), body: Some(body) }
+    let Some(body) = body else { return record::Response { status, headers: None, body: None } };
+    let kept = parts.headers.iter().filter(|(name, _)| replayed.contains(name));
+    // One character for each byte, as in ISO 8859-1: a value may have any byte, and JSON only Unicode.
+    let headers: Vec<(&str, String)> =
+        kept.map(|(name, value)| (name.as_str(), value.as_bytes().iter().copied().map(char::from).collect())).collect();
+    // Pairs of strings always have a JSON form.
+    record::Response { status, headers: serde_json::to_string(&headers).ok(), body: Some(body) }
 }
 
 /// The record that a layer with default settings makes of a response.
@@ -90,7 +75,7 @@ pub(crate) fn plain_response<R: AsRef<[u8]>>(response: &Response<R>) -> record::
     let mut head = Response::new(());
     *head.status_mut() = response.status();
     *head.headers_mut() = response.headers().clone();
-    to_record(&head.into_parts().0, Some((response.body().as_ref().to_vec(), None)), &REPLAYED)
+    to_record(&head.into_parts().0, Some(response.body().as_ref().to_vec()), &REPLAYED)
 }
 
 /// The replay of a stored response.
@@ -104,13 +89,13 @@ pub(super) fn replay<B>(
     let body = stored.body.ok_or_else(not_replayable)?;
     let mut response = Response::new(());
     response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
-    let Some((status, fields)) = status.zip(stored.headers) else {
+    let Some((status, headers)) = status.zip(stored.headers) else {
         // An operator has resolved the operation with a JSON value, which is never sealed.
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        return Ok(response.map(|()| LayerBody::whole(Bytes::from(body), None)));
+        return Ok(response.map(|()| LayerBody::whole(Bytes::from(body))));
     };
     *response.status_mut() = status;
-    let trailers = restore(&fields, response.headers_mut()).ok_or_else(not_replayable)?;
+    restore(&headers, response.headers_mut()).ok_or_else(not_replayable)?;
     let body = match seal {
         None => body,
         Some(seal) => seal.open(key, body).map_err(|error| {
@@ -119,21 +104,14 @@ pub(super) fn replay<B>(
             not_replayable()
         })?,
     };
-    Ok(response.map(|()| LayerBody::whole(Bytes::from(body), trailers)))
+    Ok(response.map(|()| LayerBody::whole(Bytes::from(body))))
 }
 
-/// Adds the stored headers to `headers` and returns the trailers. `None` if the stored text is not what [`to_record`]
-/// writes.
-fn restore(json: &str, headers: &mut HeaderMap) -> Option<Option<HeaderMap>> {
-    let mut trailers: Option<HeaderMap> = None;
-    for field in serde_json::from_str::<Vec<Vec<String>>>(json).ok()? {
-        let (name, value, section) = match &field[..] {
-            [name, value] => (name, value, &mut *headers),
-            [name, value, ..] => (name, value, trailers.get_or_insert_default()),
-            _ => return None,
-        };
+/// Adds the stored headers. `None` if the stored text is not what [`to_record`] writes.
+fn restore(json: &str, headers: &mut HeaderMap) -> Option<()> {
+    for (name, value) in serde_json::from_str::<Vec<(String, String)>>(json).ok()? {
         let value: Vec<u8> = value.chars().map(u8::try_from).collect::<Result<_, _>>().ok()?;
-        section.append(name.parse::<HeaderName>().ok()?, HeaderValue::from_bytes(&value).ok()?);
+        headers.append(name.parse::<HeaderName>().ok()?, HeaderValue::from_bytes(&value).ok()?);
     }
-    Some(trailers)
+    Some(())
 }

@@ -57,7 +57,7 @@ where
 
     let limit = settings.request_limit;
     let body = LayerBody::read(body, limit, None).await.map_err(|_| Rejection::BrokenBody)?;
-    let (data, _) = body.as_whole().ok_or(Rejection::BodyTooLarge { limit })?;
+    let data = body.as_whole().ok_or(Rejection::BodyTooLarge { limit })?;
     let value = match &settings.key {
         KeyFrom::Header { .. } => from_header.flatten(),
         KeyFrom::Function(value) => value(&parts, data).map_err(Unanswered::Denied)?,

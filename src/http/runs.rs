@@ -6,8 +6,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 /// Counts the runs of a layer. Take it from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and wait for
-/// [`finished`](Self::finished) at the end of a graceful shutdown. For several layers, pass one `Runs::default()` to
-/// [`with_runs`](super::IdempotencyLayer::with_runs) of each.
+/// [`finished`](Self::finished) at the end of a graceful shutdown.
 #[derive(Clone, Debug, Default)]
 pub struct Runs {
     count: Arc<watch::Sender<usize>>,

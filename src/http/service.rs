@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{Request, Response, header};
+use http::{Request, Response};
 use tokio::time::Instant;
 use tower_service::Service;
 use tracing::Instrument as _;
@@ -95,7 +95,7 @@ where
             match answer {
                 Ok(response) => Ok(response),
                 Err(Unanswered::Rejected(rejection)) => Ok(rejected(&settings, rejection)),
-                Err(Unanswered::Denied(Denied(response))) => Ok(response.map(|body| LayerBody::whole(body, None))),
+                Err(Unanswered::Denied(Denied(response))) => Ok(response.map(LayerBody::whole)),
                 Err(Unanswered::Failed(error)) => Err(error),
                 // The panic goes on in the connection's task, where it would be without the layer.
                 Err(Unanswered::Panicked(panic)) => resume_unwind(panic),
@@ -142,7 +142,7 @@ impl Protection {
         };
         // The task fails if the runtime is shutting down, or the layer itself has panicked.
         let ended = tokio::spawn(run.in_current_span()).await;
-        ended.unwrap_or_else(|error| Err(crate::Error::Database(sqlx::Error::Io(error.into())).into()))
+        ended.unwrap_or_else(|_| Err(crate::Error::Unanswered.into()))
     }
 
     async fn run<H: Handler>(self, settings: &Settings, ticket: Option<Ticket>, mut handler: H) -> Answer<H> {
@@ -190,10 +190,7 @@ fn rejected<R>(settings: &Settings, rejection: Rejection) -> Response<LayerBody<
         }
         _ => {}
     }
-    let mut response = (settings.rejection)(&rejection).map(|body| LayerBody::whole(body, None));
-    if let Some(link) = &settings.documentation {
-        response.headers_mut().append(header::LINK, link.clone());
-    }
+    let mut response = (settings.rejection)(&rejection).map(LayerBody::whole);
     response.extensions_mut().insert(rejection);
     response
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
+use http::{HeaderName, Method, Response, StatusCode};
 use sqlx::PgPool;
 
 use super::fingerprint_choice::FingerprintChoice;
@@ -46,10 +46,8 @@ pub(super) struct Settings {
     // The response.
     pub(super) stored_errors: Vec<StatusCode>,
     pub(super) replayed_headers: Vec<HeaderName>,
-    pub(super) no_store: bool,
     pub(super) seal: Option<Arc<dyn Seal>>,
     pub(super) rejection: Arc<ResponseOf>,
-    pub(super) documentation: Option<HeaderValue>,
     // The bounds.
     pub(super) in_flight: InFlight,
     pub(super) local: LocalInFlight,
@@ -81,10 +79,8 @@ impl Settings {
             fingerprint: FingerprintChoice::default(),
             stored_errors: Vec::new(),
             replayed_headers: REPLAYED.to_vec(),
-            no_store: false,
             seal: None,
             rejection: Arc::new(problem),
-            documentation: None,
             in_flight: InFlight::Reject,
             local: LocalInFlight::default(),
             request_limit: BODY_LIMIT,

@@ -18,7 +18,7 @@ use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{call_span, spanned};
 use crate::record::{self, Claim, Record, Terms};
 use crate::session::{
-    Opening, Polls, answered, begin_pooled, commit_and_chain, commit_unclaimed, end_chained, or_closed, unanswered,
+    Opening, Polls, answered, begin_pooled, commit_and_chain, commit_unclaimed, end_chained, or_closed,
 };
 use crate::transaction::{Won, claiming};
 use crate::{Error, InFlight, Mode, RoundTrips, observe};
@@ -156,7 +156,7 @@ impl Transactional {
                 let transaction = committable(settings, lent, required).await?;
                 let committing = async move { self.commit(settings, transaction, won, &stored, undo).await };
                 let committed = or_closed(settings.answer_time(), committing).await;
-                committed.unwrap_or_else(|| Err(Rejection::of(unanswered())))?;
+                committed.unwrap_or_else(|| Err(Rejection::of(Error::Unanswered)))?;
                 return Ok(Ran { outcome: observe::PERFORMED, response });
             }
             Ok(Conclusion::Free { response }) => Ok(Ran { outcome: observe::FAILED, response }),

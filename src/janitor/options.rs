@@ -1,6 +1,5 @@
 //! The janitor and its options.
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use sqlx::PgPool;
@@ -47,20 +46,8 @@ pub(super) struct Options {
     pub(super) batch_size: u32,
     pub(super) pause: Duration,
     pub(super) interval: Duration,
-    pub(super) max_rows_per_second: Option<NonZeroU32>,
-    pub(super) single_runner: bool,
     pub(super) grace: Duration,
     pub(super) deployment: Deployment,
-}
-
-impl Options {
-    /// The pause after a full batch that took this long: the configured pause, or a longer one that keeps to the rate.
-    pub(super) fn pause_after(&self, rows: u32, took: Duration) -> Duration {
-        let owed = self.max_rows_per_second.map_or(Duration::ZERO, |rate| {
-            Duration::from_secs_f64(f64::from(rows) / f64::from(rate.get())).saturating_sub(took)
-        });
-        self.pause.max(owed)
-    }
 }
 
 /// A batch size of zero, or over [`MAX_BATCH_SIZE`].
@@ -81,8 +68,6 @@ impl Janitor {
             batch_size: BATCH_SIZE,
             pause: PAUSE,
             interval: INTERVAL,
-            max_rows_per_second: None,
-            single_runner: false,
             grace: GRACE,
             deployment: Deployment::new(),
         };
@@ -120,22 +105,6 @@ impl Janitor {
         Ok(self)
     }
 
-    /// Limits the rate of deletions, in addition to the pause. The default is no limit.
-    #[must_use]
-    pub fn with_max_rows_per_second(mut self, rate: NonZeroU32) -> Self {
-        self.options.max_rows_per_second = Some(rate);
-        self
-    }
-
-    /// Sets whether only one janitor of a database may delete at a time. The default is no: several janitors share the
-    /// work. The janitor uses a transaction-level advisory lock. This lock works through a pooler, and the server
-    /// releases it if the runner dies.
-    #[must_use]
-    pub fn with_single_runner(mut self, single_runner: bool) -> Self {
-        self.options.single_runner = single_runner;
-        self
-    }
-
     /// Sets how long an expired record is left alone. The default is 10 seconds. The grace does not prolong the
     /// retention: an expired key is new at once. The grace is for duplicates that asked before the record expired and
     /// still wait: the record is their answer. Make it longer than the longest wait of your service.
@@ -152,22 +121,5 @@ impl Janitor {
     pub fn with_deployment(mut self, deployment: Deployment) -> Self {
         self.options.deployment = deployment;
         self
-    }
-
-    /// The rows that this janitor deletes in a second while it is busy, if a batch takes `batch_time`.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::janitor::InvalidBatchSize> {
-    /// // 20 000 inserts a second, 100 000 rows deleted in a second of work:
-    /// let janitor = pg_idempotency::Janitor::new(pool).with_batch_size(10_000)?;
-    /// assert!(janitor.capacity(Duration::from_millis(100)) > 3.0 * 20_000.0);
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn capacity(&self, batch_time: Duration) -> f64 {
-        let rows = self.options.batch_size;
-        f64::from(rows) / (batch_time + self.options.pause_after(rows, batch_time)).as_secs_f64()
     }
 }

@@ -44,7 +44,6 @@ impl Janitor {
             match self.sweep(u64::MAX, batch_size, &mut shutdown, |_| {}).await {
                 Ok(swept) => {
                     log(&swept, backlog.grows(&swept));
-                    #[cfg(feature = "metrics")]
                     self.observe_records().await;
                     batch_size = batch_size.saturating_mul(2).min(self.options.batch_size);
                     retry = FIRST_RETRY;
@@ -68,15 +67,12 @@ impl Janitor {
 
     /// Counts the records by state from a sample, which is cheap for any table. It ignores an error, because the next
     /// pass counts again.
-    #[cfg(feature = "metrics")]
     async fn observe_records(&self) {
-        let Ok(mut conn) = self.pool.acquire().await else { return };
-        let Ok(stats) = crate::operator::stats(&mut conn, Some(crate::operator::SAMPLE)).await else { return };
-        let mut by_state = std::collections::BTreeMap::from(crate::operator::STATES.map(|state| (state.to_owned(), 0)));
-        for group in stats.groups {
-            *by_state.entry(group.state).or_default() += group.records;
-        }
-        crate::observe::records(by_state);
+        use crate::operator::{SAMPLE, State, stats};
+        let Ok(stats) = stats(&self.pool, Some(SAMPLE)).await else { return };
+        let records_in =
+            |state: State| stats.groups.iter().filter(|group| group.state == state).map(|group| group.records).sum();
+        crate::observe::records(State::ALL.iter().map(|state| (state.to_string(), records_in(*state))));
     }
 }
 
@@ -85,22 +81,14 @@ fn log(swept: &Swept, backlog_grows: bool) {
         rows = swept.rows(),
         batches = swept.batches,
         unfinished = swept.unfinished,
-        yielded = swept.yielded,
         seconds = swept.duration.as_secs_f64(),
         "swept"
     );
-    let oldest_seconds = swept.oldest_after.unwrap_or_default().as_secs_f64();
-    match (backlog_grows, swept.yielded) {
-        (false, _) => {}
-        (true, true) => tracing::warn!(
-            oldest_seconds,
-            "the backlog of expired records grows while this janitor yields: look at the session that has the lock of the \
-             single runner"
-        ),
-        (true, false) => tracing::warn!(
-            oldest_seconds,
+    if backlog_grows {
+        tracing::warn!(
+            oldest_seconds = swept.oldest_after.unwrap_or_default().as_secs_f64(),
             "the backlog of expired records grows: raise the batch size, or lower pause or interval"
-        ),
+        );
     }
 }
 

@@ -19,8 +19,6 @@ enum LeafEnd {
     Done,
     /// The limit is reached, or the caller asked for a shutdown.
     Limited,
-    /// Another session has the lock of the single runner.
-    Yielded,
 }
 
 impl Janitor {
@@ -116,7 +114,6 @@ impl Janitor {
             match self.sweep_leaf(&leaf, limit, batch_size, shutdown, &mut progress, &mut swept).await? {
                 LeafEnd::Done => continue,
                 LeafEnd::Limited => swept.limited = true,
-                LeafEnd::Yielded => swept.yielded = true,
             }
             break;
         }
@@ -163,21 +160,20 @@ impl Janitor {
                 }
                 batch => batch?,
             };
-            let Some(batch) = batch else { return Ok(LeafEnd::Yielded) };
             since = batch.until;
-            observe::swept(&batch, started.elapsed());
+            observe::swept(batch.kinds(), started.elapsed());
             swept.add(batch);
             progress(swept);
             if batch.rows() < u64::from(rows) {
                 return Ok(LeafEnd::Done);
             }
             if swept.rows() < limit {
-                unless(shutdown, tokio::time::sleep(self.options.pause_after(rows, started.elapsed()))).await;
+                unless(shutdown, tokio::time::sleep(self.options.pause)).await;
             }
         }
     }
 
-    /// Deletes one batch. `None` means that another session has the lock of the single runner.
+    /// Deletes one batch.
     async fn batch(
         &self,
         conn: &mut PgConnection,
@@ -185,17 +181,10 @@ impl Janitor {
         rows: u32,
         since: Option<DateTime<Utc>>,
         distributed: bool,
-    ) -> Result<Option<Batch>, Error> {
-        if self.options.single_runner && !record::try_lock(conn, record::SINGLE_RUNNER).await? {
-            observe::yielded(record::holder(conn, record::SINGLE_RUNNER).await?.as_ref());
-            return Ok(None);
-        }
+    ) -> Result<Batch, Error> {
         match distributed {
-            true => {
-                record::warn_if_plain(conn).await?;
-                record::sweep_distributed(conn, rows, since, self.options.grace).await.map(Some)
-            }
-            false => record::sweep(conn, leaf, rows, since, self.options.grace).await.map(Some),
+            true => record::sweep_distributed(conn, rows, since, self.options.grace).await,
+            false => record::sweep(conn, leaf, rows, since, self.options.grace).await,
         }
     }
 

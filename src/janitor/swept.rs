@@ -19,9 +19,6 @@ pub struct Swept {
     pub batches: u64,
     /// Whether the limit or a shutdown ended the sweep while more was due.
     pub limited: bool,
-    /// Whether another session had the lock of the [single runner](super::Janitor::with_single_runner), so that this
-    /// sweep ended. The log names that session.
-    pub yielded: bool,
     /// How long the sweep took.
     pub duration: Duration,
     /// How long ago the oldest expired record had expired when the sweep began; `None` if none was due.
@@ -47,11 +44,7 @@ impl Swept {
 
     /// The outcome for the sweep's span.
     pub(super) fn outcome(&self) -> &'static str {
-        match self {
-            Self { yielded: true, .. } => "yielded",
-            Self { limited: true, .. } => "limited",
-            _ => "done",
-        }
+        if self.limited { "limited" } else { "done" }
     }
 }
 

@@ -5,9 +5,8 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::policy::{self, Policy};
-use super::resume::NotResumable;
-use crate::limits::{DEFAULT_RETENTION, RETENTION, WAIT, in_flight_within, within};
-use crate::{Deployment, Error, InFlight, InvalidDuration};
+use crate::limits::{DEFAULT_RETENTION, RETENTION, checked, in_flight_within, within};
+use crate::{Deployment, Error, InFlight, InvalidDuration, NotResumable};
 
 /// A minute: longer than the pauses between the retries of most clients.
 const RESUME_AFTER: Duration = Duration::from_secs(60);
@@ -21,7 +20,7 @@ pub struct Leasing {
     pub(super) policy: Policy,
     pub(super) retention: Duration,
     pub(super) max_attempts: Option<NonZeroU32>,
-    pub(super) wait_for: Duration,
+    in_flight: InFlight,
     pub(super) deployment: Deployment,
     pub(super) stored_request: bool,
     pub(super) resume_after: Duration,
@@ -39,7 +38,7 @@ impl Leasing {
             policy,
             retention: DEFAULT_RETENTION,
             max_attempts: None,
-            wait_for: Duration::ZERO,
+            in_flight: InFlight::Reject,
             deployment: Deployment::new(),
             stored_request: false,
             resume_after: RESUME_AFTER,
@@ -79,19 +78,24 @@ impl Leasing {
         Self { max_attempts: Some(max_attempts), ..self }
     }
 
-    /// How long to wait for another owner's result before the call returns [`Error::InFlight`](crate::Error::InFlight).
-    /// The default is zero: do not wait. The call polls, with jitter, and holds no connection between two polls. If the
-    /// wait is not shorter than the retention, every call returns
-    /// [`Error::InvalidDuration`](crate::Error::InvalidDuration).
+    /// What to do while another owner holds the key. The default is [`InFlight::Reject`]. A call that waits polls, with
+    /// jitter, and holds no connection between two polls. If the wait is not shorter than the retention, every call
+    /// returns [`Error::InvalidDuration`](crate::Error::InvalidDuration).
     ///
     /// # Errors
     ///
-    /// [`InvalidDuration`] over an hour.
-    pub const fn with_wait_for(self, wait_for: Duration) -> Result<Self, InvalidDuration> {
-        match within("wait", wait_for, Duration::ZERO..=*WAIT.end()) {
-            Ok(wait_for) => Ok(Self { wait_for, ..self }),
+    /// [`InvalidDuration`] for a wait under a millisecond or over an hour.
+    pub const fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
+        match checked(in_flight) {
+            Ok(in_flight) => Ok(Self { in_flight, ..self }),
             Err(invalid) => Err(invalid),
         }
+    }
+
+    /// What is left of a wait that was checked before, or zero.
+    #[cfg(feature = "http")]
+    pub(crate) const fn waiting(self, left: Duration) -> Self {
+        Self { in_flight: InFlight::Wait(left), ..self }
     }
 
     /// Whether the claim stores the request, so that [`resume_one`](Self::resume_one) or a
@@ -137,7 +141,10 @@ impl Leasing {
     }
 
     /// The wait must be shorter than the retention. The setters cannot check this, because they may come in any order.
-    pub(super) fn check_wait(&self) -> Result<InFlight, InvalidDuration> {
-        in_flight_within(Some(InFlight::Wait(self.wait_for)), self.retention)
+    pub(super) fn wait(&self) -> Result<Duration, InvalidDuration> {
+        Ok(match in_flight_within(Some(self.in_flight), self.retention)? {
+            InFlight::Wait(limit) => limit,
+            InFlight::Reject => Duration::ZERO,
+        })
     }
 }

@@ -1,55 +1,211 @@
-//! The owner of a lease: its claim, and its deadline by the owner's own clock.
+//! The owner of a lease, and the ways to end it.
 
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
-use super::renewal::Deadline;
-use crate::{Body, Fingerprint, InvalidBody, Key};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::PgPool;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
-/// The facts of a lease, read-only. Only the [`Lease`](super::Lease) itself completes or releases the claim.
-#[derive(Clone, Debug)]
-pub(crate) struct Owner {
-    pub(super) key: Key,
-    pub(super) fingerprint: Fingerprint,
-    pub(crate) token: i64,
-    pub(crate) attempt: u32,
-    pub(super) deadline: Arc<Deadline>,
+use super::handle::Lease;
+use super::leasing::Leasing;
+use super::memory::remembered;
+use super::renewal::{Deadline, Renewed, renew};
+use super::retry::{committed, within_a_lease};
+use crate::observe::{call_span, outcome_of, spanned};
+use crate::outcome::encode;
+use crate::record::{Actor, Claim, Response, StoredSteps};
+use crate::session::{ANSWER, Opening, answered};
+use crate::{Error, Fingerprint, Key, observe};
+
+/// The right and the duty to do the work of one key. The lease renews itself until it is completed, released, lost or
+/// dropped. The work gets the [`Lease`], to which this dereferences.
+///
+/// End it with [`complete`](Self::complete) or [`release`](Self::release). **If it is dropped, the claim lapses**, and a
+/// warning is logged. The next caller then takes it over, or finds it indeterminate, as the [`Policy`](super::Policy)
+/// says. Nothing is undone, because nobody knows whether the work took effect.
+#[derive(Debug)]
+#[must_use = "a lease that is dropped is neither completed nor released"]
+pub struct LeaseOwner {
+    lease: Lease,
+    renewal: AbortHandle,
+    ended: bool,
 }
 
-impl Owner {
-    #[cfg(feature = "http")]
-    pub(crate) fn key(&self) -> &Key {
-        &self.key
-    }
+impl Deref for LeaseOwner {
+    type Target = Lease;
 
-    pub(crate) fn downstream_key(&self) -> String {
-        self.key.downstream(self.fingerprint.as_bytes(), "")
-    }
-
-    /// The key for the next service of one step.
-    pub(super) fn downstream_key_of(&self, step: &str) -> String {
-        self.key.downstream(self.fingerprint.as_bytes(), step)
-    }
-
-    /// Waits until the lease is lost.
-    pub(super) async fn lost(&self) {
-        self.deadline.past().await;
-    }
-
-    pub(crate) fn is_lost(&self) -> bool {
-        self.deadline.is_past()
+    fn deref(&self) -> &Lease {
+        &self.lease
     }
 }
 
-/// A key for the next service, the same in every attempt of an operation: 32 hexadecimal digits of a SHA-256 of the key
-/// and the fingerprint. A gateway that deduplicates by it sees one operation, however many attempts there are. An
-/// operator can look up an indeterminate operation there under this key.
-///
-/// After the retention, the same key with the same body is a new operation, with the same downstream key. A gateway
-/// that remembers keys for longer than the retention would treat it as the earlier operation.
-///
-/// # Errors
-///
-/// [`InvalidBody`] if the body has no fingerprint.
-pub fn downstream_key<B: Body + ?Sized>(key: &Key, body: &B) -> Result<String, InvalidBody> {
-    Ok(key.downstream(body.fingerprint()?.as_bytes(), ""))
+impl LeaseOwner {
+    pub(super) fn new(
+        leasing: Leasing,
+        pool: &PgPool,
+        key: &Key,
+        fingerprint: Fingerprint,
+        claim: Claim,
+        claimed_at: Instant,
+        steps: StoredSteps,
+    ) -> Self {
+        let time = leasing.policy.lease();
+        let deadline = Arc::new(Deadline::of(claimed_at, time));
+        let renewed = Renewed {
+            pool: pool.clone(),
+            key: key.clone(),
+            deployment: leasing.deployment,
+            token: claim.token,
+            lease: time,
+        };
+        let renewal = tokio::spawn({
+            let deadline = deadline.clone();
+            async move { renew(renewed, claimed_at, &deadline).await }
+        });
+        let lease = Lease {
+            leasing,
+            pool: pool.clone(),
+            key: key.clone(),
+            fingerprint,
+            token: claim.token,
+            attempt: claim.attempt,
+            deadline,
+            not_performed: Arc::default(),
+            steps: Arc::new(Mutex::new(remembered(steps))),
+        };
+        Self { lease, renewal: renewal.abort_handle(), ended: false }
+    }
+
+    /// Stores the result. Every repeat gets it, for the retention, counted from now.
+    ///
+    /// The work is done, and one broken connection would lose its result. So after an error of the database this tries
+    /// again, for the length of one lease.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LeaseLost`] if another owner has the claim, or has had it; [`Error::Unencodable`]; errors of the
+    /// database. After an error the claim lapses.
+    ///
+    /// # Cancellation
+    ///
+    /// The result is stored, or the claim lapses.
+    pub fn complete<T>(self, response: &T) -> impl Future<Output = Result<(), Error>> + Send + use<T>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        // Before the first await, because a reference across it would demand `T: Sync`.
+        let encoded = encode(response);
+        async move { self.complete_encoded(&encoded?).await }
+    }
+
+    pub(crate) async fn complete_encoded(self, encoded: &Response) -> Result<(), Error> {
+        let span = call_span!("lease.complete", self.leasing.policy.mode(), self.key);
+        spanned(span, self.store(encoded), |stored| outcome_of(stored, |()| observe::PERFORMED)).await
+    }
+
+    async fn store(mut self, encoded: &Response) -> Result<(), Error> {
+        let Leasing { policy, retention, .. } = self.leasing;
+        let (record, token) = (self.record(), self.token);
+        let stored = within_a_lease(policy.lease(), || {
+            committed(&self.pool, Opening::durable(self.leasing.deployment), async move |conn| {
+                record.complete_lease(conn, token, encoded, retention, Actor::Owner).await
+            })
+        })
+        .await;
+        self.ended = matches!(stored, Ok(()) | Err(Error::LeaseLost));
+        stored.map_err(|error| self.failed(error))?;
+        let not_asked_for = self.lease.steps_not_asked_for();
+        if !not_asked_for.is_empty() {
+            tracing::warn!(
+                operation = self.key.operation(),
+                steps = ?not_asked_for,
+                "an operation completed without asking for steps that an earlier attempt had stored; was a step renamed?"
+            );
+        }
+        let in_doubt = self.lease.steps_in_doubt();
+        if !in_doubt.is_empty() {
+            tracing::warn!(
+                operation = self.key.operation(),
+                token = self.token,
+                steps = ?in_doubt,
+                "an operation completed with steps in doubt, which nobody can settle now; return the error of a step"
+            );
+        }
+        observe::outcome(policy.mode(), self.key.operation(), observe::PERFORMED);
+        Ok(())
+    }
+
+    /// Releases the claim: the next caller may claim at once, under either policy. Only for work that did nothing, or
+    /// whose effect may repeat. The record keeps `reason`.
+    ///
+    /// All clones of the [`Lease`] are lost before the release is sent. This tries once, for at most the length of one
+    /// lease, or for a minute if that is shorter. If that fails, the claim lapses.
+    ///
+    /// # Errors
+    ///
+    /// As [`complete`](Self::complete).
+    ///
+    /// # Cancellation
+    ///
+    /// The claim is released, or lapses.
+    pub async fn release(mut self, reason: &str) -> Result<(), Error> {
+        // Another owner may work as soon as the release has committed, which this owner may learn later.
+        self.deadline.end();
+        let giving_up = committed(&self.pool, Opening::Plain, async |conn| {
+            self.record().release_lease(conn, self.token, reason).await
+        });
+        let released = self.for_a_lease(giving_up).await;
+        self.ended = released.is_ok() || matches!(released, Err(Error::LeaseLost));
+        released
+    }
+
+    /// Releases or ends the claim of work that failed, as the policy says. Ignores an error of this statement: the
+    /// caller needs the error of the work, and the claim lapses.
+    pub(crate) async fn fail(mut self, reason: &str) {
+        self.deadline.end();
+        observe::outcome(self.leasing.policy.mode(), self.key.operation(), observe::FAILED);
+        let may_repeat = self.mode().repeats() || self.not_performed.load(Ordering::Relaxed);
+        // A step in doubt must be remembered for the whole retention.
+        if may_repeat && self.lease.steps_in_doubt().is_empty() {
+            let _ = self.release(reason).await;
+            return;
+        }
+        let retention = self.leasing.retention;
+        let lapsing = committed(&self.pool, Opening::durable(self.leasing.deployment), async |conn| {
+            self.record().lapse(conn, self.token, reason, retention).await
+        });
+        let lapsed = self.for_a_lease(lapsing).await;
+        self.ended = lapsed.is_ok();
+    }
+
+    /// Stops waiting for a statement after the length of one lease, or after a minute if that is shorter. If the network
+    /// drops all packets, the wait would last until TCP gives up, and the claim lapses meanwhile.
+    async fn for_a_lease(&self, statement: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
+        answered(self.leasing.policy.lease().min(ANSWER * 2), statement).await
+    }
+
+    pub(crate) fn failed(&self, error: Error) -> Error {
+        observe::failure(self.mode(), self.key.operation(), &error);
+        error
+    }
+}
+
+impl Drop for LeaseOwner {
+    fn drop(&mut self) {
+        self.renewal.abort();
+        self.deadline.end();
+        if !self.ended {
+            // An operator can find the record by the token, and the token is not a secret.
+            tracing::warn!(
+                operation = self.key.operation(),
+                token = self.token,
+                attempt = self.attempt(),
+                "a lease was dropped before it was completed or released; its claim lapses"
+            );
+        }
+    }
 }

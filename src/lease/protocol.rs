@@ -11,18 +11,17 @@ use serde::de::DeserializeOwned;
 use sqlx::{PgConnection, PgPool};
 use tokio::time::Instant;
 
-use super::guard::Lease;
+use super::handle::Lease;
 use super::leasing::Leasing;
-use super::owner::Owner;
+use super::owner::LeaseOwner;
 use super::policy::Policy;
-use super::resume::NotResumable;
 use crate::caught::caught;
 use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{Failure, call_span, outcome_of, outcome_of_call, spanned};
 use crate::outcome::{decode, encode};
-use crate::record::{Claim, Record, Response, Steps, Terms};
+use crate::record::{Claim, Record, Response, StoredSteps, Terms};
 use crate::session::{ANSWER, Opening, Polls, answered, in_pooled_transaction};
-use crate::{Body, Error, Fingerprint, InFlight, Key, Mode, Outcome, observe};
+use crate::{Body, Error, Fingerprint, InFlight, Key, Mode, NotResumable, Outcome, observe};
 
 /// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
 /// transaction mode.
@@ -34,7 +33,7 @@ const CLAIM_WAIT: Duration = Duration::from_secs(1);
 #[must_use = "a lease that is dropped is neither completed nor released"]
 pub enum Acquired<T> {
     /// This caller has to do the work.
-    Lease(Lease),
+    Owner(LeaseOwner),
     /// An earlier owner has done the work. This is its response.
     Replayed(T),
 }
@@ -117,14 +116,14 @@ impl Leasing {
         E: Display,
         F: AsyncFnOnce(&Lease) -> Result<T, E>,
     {
-        let lease = match self.acquire(pool, key, body).await? {
+        let owner = match self.acquire(pool, key, body).await? {
             Acquired::Replayed(response) => return Ok(Outcome::Replayed(response)),
-            Acquired::Lease(lease) => lease,
+            Acquired::Owner(owner) => owner,
         };
-        work_and_complete(lease, work).await.map(Outcome::Performed)
+        work_and_complete(owner, work).await.map(Outcome::Performed)
     }
 
-    /// Claims the key and returns the lease, for work that does not fit into a closure.
+    /// Claims the key and returns the owner of the lease, for work that does not fit into a closure.
     ///
     /// # Errors
     ///
@@ -148,7 +147,7 @@ impl Leasing {
         };
         let asked = Asked::now();
         match self.acquire_stored(pool, key, body.fingerprint()?, request, asked).await? {
-            Acquired::Lease(lease) => Ok(Acquired::Lease(lease)),
+            Acquired::Owner(owner) => Ok(Acquired::Owner(owner)),
             Acquired::Replayed(stored) => Ok(Acquired::Replayed(decode(&stored)?)),
         }
     }
@@ -171,7 +170,7 @@ impl Leasing {
         let span = call_span!("lease.acquire", self.policy.mode(), key);
         spanned(span, self.claim_when_free(pool, key, fingerprint, request, asked), |acquired| {
             outcome_of(acquired, |acquired| match acquired {
-                Acquired::Lease(_) => observe::CLAIMED,
+                Acquired::Owner(_) => observe::CLAIMED,
                 Acquired::Replayed(_) => observe::REPLAYED,
             })
         })
@@ -197,9 +196,9 @@ impl Leasing {
         conn: &mut PgConnection,
         record: Record<'_>,
         claim: Claim,
-    ) -> Result<Steps, Error> {
+    ) -> Result<StoredSteps, Error> {
         if claim.attempt == 1 || self.policy.mode() != Mode::InSteps {
-            return Ok(Steps::default());
+            return Ok(StoredSteps::default());
         }
         Ok(record.steps(conn, claim.token).await?.unwrap_or_default())
     }
@@ -220,11 +219,11 @@ impl Leasing {
         mut asked: Asked,
     ) -> Result<Acquired<Response>, Error> {
         let _ = tokio::runtime::Handle::current();
-        self.check_wait()?;
+        let wait = self.wait()?;
         let terms = self.terms(fingerprint, InFlight::Wait(CLAIM_WAIT));
         let record = Record { key, deployment: self.deployment };
         let started = Instant::now();
-        let mut polls = Polls::until(started + self.wait_for);
+        let mut polls = Polls::until(started + wait);
         let (claimed_at, claimed) = loop {
             // Read before the claim is sent, because the owner's deadline must come before the database's.
             let claimed_at = Instant::now();
@@ -243,10 +242,16 @@ impl Leasing {
                 break (claimed_at, claimed);
             }
         };
-        observe::claim_ended(&terms, key, started.into_std(), claimed.as_ref());
+        // Once for all polls. A claim that was won is counted when its work ends.
+        observe::claimed(terms.mode, key.operation(), started.elapsed());
+        match &claimed {
+            Ok(Claimed::Won(_)) => {}
+            Ok(Claimed::Replayed(_)) => observe::outcome(terms.mode, key.operation(), observe::REPLAYED),
+            Err(error) => observe::failure(terms.mode, key.operation(), error),
+        }
         Ok(match claimed? {
             Claimed::Won((claim, steps)) => {
-                Acquired::Lease(Lease::new(self, pool, key, fingerprint, claim, claimed_at, steps))
+                Acquired::Owner(LeaseOwner::new(self, pool, key, fingerprint, claim, claimed_at, steps))
             }
             Claimed::Replayed(response) => Acquired::Replayed(response),
         })
@@ -255,7 +260,7 @@ impl Leasing {
 
 /// Does the work, and stores its result or releases the claim.
 pub(super) async fn work_and_complete<T, E>(
-    lease: Lease,
+    owner: LeaseOwner,
     work: impl AsyncFnOnce(&Lease) -> Result<T, E>,
 ) -> Result<T, Failure<E>>
 where
@@ -263,22 +268,22 @@ where
     E: Display,
 {
     let started = Instant::now();
-    let worked = unless_lost(lease.owner(), caught(work(&lease))).await;
-    observe::performed(lease.mode(), lease.key().operation(), started.elapsed());
+    let worked = unless_lost(&owner, caught(work(&owner))).await;
+    observe::performed(owner.mode(), owner.key().operation(), started.elapsed());
     match worked {
-        None => Err(lease.failed(Error::LeaseLost).into()),
+        None => Err(owner.failed(Error::LeaseLost).into()),
         Some(Ok(Ok(response))) => {
-            let encoded = encode(&response).map_err(|error| lease.failed(error))?;
-            lease.complete_encoded(&encoded).await?;
+            let encoded = encode(&response).map_err(|error| owner.failed(error))?;
+            owner.complete_encoded(&encoded).await?;
             Ok(response)
         }
         Some(Ok(Err(error))) => {
             // The alternate form (`#`), because with it anyhow prints the causes too.
-            lease.fail(&format!("{error:#}")).await;
+            owner.fail(&format!("{error:#}")).await;
             Err(Failure::Perform(error))
         }
         Some(Err(panic)) => {
-            lease.fail("the work panicked").await;
+            owner.fail("the work panicked").await;
             Err(Failure::Panicked(panic))
         }
     }
@@ -286,8 +291,8 @@ where
 
 /// The result of the work, or `None` when the lease is lost. This polls the lease first: a process that was suspended
 /// past its lease must not continue its work when it wakes.
-pub(crate) async fn unless_lost<R>(owner: &Owner, work: impl Future<Output = R>) -> Option<R> {
-    let mut lost = pin!(owner.lost());
+pub(crate) async fn unless_lost<R>(lease: &Lease, work: impl Future<Output = R>) -> Option<R> {
+    let mut lost = pin!(lease.lost());
     let mut work = pin!(work);
     poll_fn(|context| match lost.as_mut().poll(context) {
         Poll::Ready(()) => Poll::Ready(None),

@@ -7,14 +7,15 @@ use serde::de::DeserializeOwned;
 use sqlx::PgPool;
 use tokio::time::Instant;
 
-use super::guard::Lease;
+use super::handle::Lease;
 use super::leasing::Leasing;
+use super::owner::LeaseOwner;
 use super::protocol::work_and_complete;
 use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{Failure, outcome_of_work};
 use crate::record::{Candidate, Record};
 use crate::session::{Opening, answered, in_pooled_transaction};
-use crate::{Error, InFlight, Key, observe};
+use crate::{Error, InFlight, Key, NotResumable, observe};
 
 /// An operation that was resumed, and how it ended.
 #[derive(Debug)]
@@ -23,21 +24,6 @@ pub struct Resumed<T, E> {
     pub key: Key,
     /// The response, which is stored now; or why the attempt failed.
     pub result: Result<T, E>,
-}
-
-/// Why the options do not allow to store requests or to resume operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum NotResumable {
-    /// Nobody may do the work of this policy again.
-    #[error("under Policy::AtMostOnce nobody may do the work again; use Policy::InSteps or AtLeastOnce")]
-    AtMostOnce,
-    /// The call has a fingerprint in place of a body, as the HTTP layer has.
-    #[error("the call has no body to store; give the body itself, and not its fingerprint")]
-    NoBody,
-    /// Work that always fails would be resumed for ever.
-    #[error("the number of attempts is unlimited; set Leasing::with_max_attempts")]
-    UnlimitedAttempts,
 }
 
 impl Leasing {
@@ -79,12 +65,12 @@ impl Leasing {
         E: From<Error> + Display,
         F: AsyncFnOnce(&Lease, B) -> Result<T, E>,
     {
-        let Some((lease, request)) = self.take_one(pool, operation).await? else { return Ok(None) };
-        let key = lease.key().clone();
+        let Some((owner, request)) = self.take_one(pool, operation).await? else { return Ok(None) };
+        let key = owner.key().clone();
         let worked = match serde_json::from_slice(&request) {
-            Ok(request) => work_and_complete(lease, async |lease| work(lease, request).await).await,
+            Ok(request) => work_and_complete(owner, async |lease| work(lease, request).await).await,
             Err(error) => {
-                lease.fail(&format!("the stored request does not decode: {error}")).await;
+                owner.fail(&format!("the stored request does not decode: {error}")).await;
                 Err(Failure::Crate(Error::Undecodable { step: None, source: error.into() }))
             }
         };
@@ -99,7 +85,7 @@ impl Leasing {
         Ok(i32::try_from(most.get()).unwrap_or(i32::MAX))
     }
 
-    async fn take_one(self, pool: &PgPool, operation: &str) -> Result<Option<(Lease, Vec<u8>)>, Error> {
+    async fn take_one(self, pool: &PgPool, operation: &str) -> Result<Option<(LeaseOwner, Vec<u8>)>, Error> {
         let max_attempts = self.resumable_attempts()?;
         let (mode, after) = (self.policy.mode(), self.resume_after);
         let candidates = in_pooled_transaction(pool, Opening::Plain, async |conn| {
@@ -130,7 +116,7 @@ impl Leasing {
     }
 
     /// Takes the operation over, in the state in which it was found.
-    async fn take(self, pool: &PgPool, candidate: &Candidate) -> Result<(Lease, Vec<u8>), Error> {
+    async fn take(self, pool: &PgPool, candidate: &Candidate) -> Result<(LeaseOwner, Vec<u8>), Error> {
         let record = Record { key: &candidate.key, deployment: self.deployment };
         let terms = self.terms(candidate.fingerprint, InFlight::Reject);
         // An error rolls the claim back.
@@ -147,6 +133,6 @@ impl Leasing {
             Ok((claim, self.earlier_steps(conn, record, claim).await?, request))
         });
         let (claim, steps, request) = answered(self.claim_limit(pool), claiming).await?;
-        Ok((Lease::new(self, pool, &candidate.key, candidate.fingerprint, claim, claimed_at, steps), request))
+        Ok((LeaseOwner::new(self, pool, &candidate.key, candidate.fingerprint, claim, claimed_at, steps), request))
     }
 }

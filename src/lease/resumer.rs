@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::PgPool;
 
-use super::guard::Lease;
+use super::handle::Lease;
 use super::leasing::Leasing;
 use crate::caught::caught;
 use crate::limits::within;

@@ -1,28 +1,32 @@
-//! A step outside the database, as its closure sees it; the results of steps as text; and the reasons to refuse a step.
+//! A step outside the database, as its closure sees it, and the results of steps as text.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::Error;
+use super::handle::Lease;
+use crate::error::MAX_RESULT_BYTES;
 use crate::outcome::encode;
-
-pub(super) const MAX_NAME_BYTES: usize = 255;
-/// Each step that is stored writes all of them again, so a large operation belongs into a table of its own.
-pub(super) const MAX_STEPS: usize = 100;
-pub(super) const MAX_RESULT_BYTES: usize = 64 * 1024;
-pub(super) const MAX_STEPS_BYTES: usize = 256 * 1024;
+use crate::{Error, InvalidStep};
 
 /// A step outside the database, while it is performed.
 #[derive(Debug)]
 pub struct Step {
-    pub(super) name: String,
-    pub(super) downstream_key: String,
+    name: String,
+    downstream_key: String,
     pub(super) took_no_effect: AtomicBool,
 }
 
 impl Step {
+    pub(super) fn of(lease: &Lease, name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            downstream_key: lease.key.downstream(lease.fingerprint.as_bytes(), name),
+            took_no_effect: false.into(),
+        }
+    }
+
     /// The name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -46,30 +50,6 @@ impl Step {
     }
 }
 
-/// Why a step was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum InvalidStep {
-    /// The name is empty, too long, or contains a NUL.
-    #[error("a name takes 1 to {MAX_NAME_BYTES} bytes without NUL")]
-    Name,
-    /// This attempt has asked for the step before, and got its result or is still performing it.
-    #[error("this attempt has asked for it before; names are unique, so put the index of a loop into the name")]
-    Repeated,
-    /// The step was asked for inside another step of the same operation.
-    #[error("it was asked for inside another step of the same operation; perform one after the other")]
-    Nested,
-    /// The operation has another policy.
-    #[error("the operation has another policy than Policy::InSteps, so its steps would not be stored")]
-    Policy,
-    /// Too many steps, or too large a result.
-    #[error(
-        "an operation takes {MAX_STEPS} steps, a result {MAX_RESULT_BYTES} bytes, and all results \
-         {MAX_STEPS_BYTES} bytes; store large values in a table of your own, and return their key"
-    )]
-    TooLarge,
-}
-
 /// The result of a step, from its JSON text.
 pub(super) fn decoded<T: DeserializeOwned>(name: &str, result: &str) -> Result<T, Error> {
     serde_json::from_str(result)
@@ -77,7 +57,7 @@ pub(super) fn decoded<T: DeserializeOwned>(name: &str, result: &str) -> Result<T
 }
 
 /// The result as JSON text.
-pub(super) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: &T) -> Result<String, Error> {
+pub(crate) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: &T) -> Result<String, Error> {
     let result = encode(value)?.body.unwrap_or_default();
     if result.len() > MAX_RESULT_BYTES {
         return Err(too_large(name));
@@ -85,6 +65,6 @@ pub(super) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: 
     String::from_utf8(result).map_err(|error| Error::Unencodable { source: error.into() })
 }
 
-pub(super) fn too_large(name: &str) -> Error {
+pub(crate) fn too_large(name: &str) -> Error {
     Error::InvalidStep { step: name.to_owned(), problem: InvalidStep::TooLarge }
 }

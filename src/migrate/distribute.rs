@@ -20,14 +20,14 @@ use crate::session::{Opening, in_pooled_transaction};
 /// # Errors
 ///
 /// - [`Error::SchemaMissing`]: run [`migrate`](crate::migrate()) before.
-/// - [`Error::Database`]: the database has no Citus, the table is distributed in another way, or Citus refuses, for
-///   example for want of workers or because the role is not the owner.
+/// - [`Error::CannotMigrate`]: the database has no Citus, or the table is distributed in another way.
+/// - [`Error::Database`]: Citus refuses, for example for want of workers or because the role is not the owner.
 ///
 /// # Cancellation
 ///
 /// All of it is one transaction, done or not done.
 pub async fn distribute(pool: &PgPool) -> Result<(), Error> {
-    let refused = |why: &str| Err(Error::Database(sqlx::Error::Configuration(why.into())));
+    let refused = |why: &str| Err(Error::CannotMigrate { problem: why.to_owned() });
     in_pooled_transaction(pool, Opening::Plain, async |conn| {
         super::current(conn).await?;
         super::lock(conn).await?;

@@ -1,16 +1,12 @@
 //! Whether the set-up keeps the crate's promises.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sqlx::PgConnection;
+use sqlx::{PgConnection, PgPool};
 
-use crate::record::{Broken, Distribution, Stranger};
-use crate::session::in_any_transaction;
+use crate::record::{Distribution, Stranger};
+use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, migrate, record};
-
-/// The number of records that one statement of [`deep_health`] checks: short enough to hold back no vacuum.
-const DEEP_STEP: i64 = 5000;
 
 /// A part of the set-up that breaks a promise of this crate, or will break one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,18 +69,6 @@ pub enum Warning {
         /// What it owns, separated by commas.
         objects: String,
     },
-    /// Records break a rule of `migrations/strict.sql`: they were edited by hand, or there is a bug. Only
-    /// [`deep_health`] checks these rules.
-    BrokenRule {
-        /// The name of the rule in that file.
-        rule: String,
-        /// How many records break it.
-        records: u64,
-        /// The scope of one of them.
-        scope: String,
-        /// The operation of that record.
-        operation: String,
-    },
     /// The oldest expired record has waited for its sweep for too long: no janitor runs, or it does not keep up.
     SweepLags {
         /// How long ago it expired.
@@ -110,7 +94,6 @@ impl Warning {
             Self::AutovacuumOff => "autovacuum_off",
             Self::TableAutovacuumOff { .. } => "table_autovacuum_off",
             Self::ForeignOwner { .. } => "foreign_owner",
-            Self::BrokenRule { .. } => "broken_rule",
             Self::SweepLags { .. } => "sweep_lags",
         }
     }
@@ -173,11 +156,6 @@ impl std::fmt::Display for Warning {
                 "the role {role:?} owns {objects}, so its code can run as every caller; if it is the role that migrates, grant \
                  it to the owner of the database; if not, drop the schema or give it another owner"
             ),
-            Self::BrokenRule { rule, records, scope, operation } => write!(
-                f,
-                "{records} records break the rule {rule}, one of them of scope {scope:?} and operation {operation:?}: \
-                 they were edited by hand, or there is a bug; migrations/strict.sql explains the rule"
-            ),
             Self::SweepLags { oldest } => write!(
                 f,
                 "the oldest expired record has been due for {} s: run a janitor, or raise its batch size",
@@ -189,8 +167,8 @@ impl std::fmt::Display for Warning {
 
 /// Looks for parts of the set-up that break a promise. `lag` is how long an expired record may wait for its sweep.
 ///
-/// It sees the settings of this connection, and the settings of `alter role` and `alter database` for any role that may
-/// log in. It does not see settings that a service makes in its URL or in a session.
+/// It sees the settings of a connection of this pool, and the settings of `alter role` and `alter database` for any role
+/// that may log in. It does not see settings that a service makes in its URL or in a session.
 ///
 /// # Errors
 ///
@@ -199,51 +177,8 @@ impl std::fmt::Display for Warning {
 /// # Cancellation
 ///
 /// Nothing is changed, at any point.
-pub async fn health(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {
-    in_any_transaction(conn, async |conn| warnings(conn, lag).await).await
-}
-
-/// Checks every record against the rules of `migrations/strict.sql`. The schema does not contain these constraints,
-/// because they slow down every statement. It reads the whole table, some thousand records in each statement. On a
-/// connection outside a transaction it holds no snapshot between two statements.
-///
-/// # Errors
-///
-/// As [`health`].
-///
-/// # Cancellation
-///
-/// Nothing is changed, at any point.
-pub async fn deep_health(conn: &mut PgConnection) -> Result<Vec<Warning>, Error> {
-    migrate::current(conn).await?;
-    let mut broken: BTreeMap<String, Broken> = BTreeMap::new();
-    let mut after = None;
-    loop {
-        let step = record::broken_rules(conn, after.as_ref(), DEEP_STEP).await?;
-        for found in step.broken {
-            broken.entry(found.rule.clone()).and_modify(|known| known.records += found.records).or_insert(found);
-        }
-        match step.last {
-            None => break,
-            last => after = last,
-        }
-    }
-    let warning = |Broken { rule, records, scope, operation }| Warning::BrokenRule { rule, records, scope, operation };
-    Ok(broken.into_values().map(warning).collect())
-}
-
-/// The method by which PostgreSQL compresses stored responses: `lz4`, or `pglz`, which is slower for large responses.
-///
-/// # Errors
-///
-/// As [`health`].
-///
-/// # Cancellation
-///
-/// Nothing is changed, at any point.
-pub async fn response_compression(conn: &mut PgConnection) -> Result<String, Error> {
-    migrate::current(conn).await?;
-    record::response_compression(conn).await
+pub async fn health(pool: &PgPool, lag: Duration) -> Result<Vec<Warning>, Error> {
+    in_pooled_transaction(pool, Opening::Plain, async |conn| warnings(conn, lag).await).await
 }
 
 async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {

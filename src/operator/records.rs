@@ -3,10 +3,10 @@
 use std::num::NonZeroU32;
 
 use chrono::{DateTime, Utc};
-use sqlx::PgConnection;
+use sqlx::PgPool;
 
 use crate::record::{self, Record, Shown, StoredResponse, Unsettled, UnsettledPart};
-use crate::session::in_any_transaction;
+use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, Key};
 
 /// Lists at most `limit` records that an operator has to settle, the oldest claim first. These are the indeterminate
@@ -23,12 +23,8 @@ use crate::{Error, Key};
 /// # Cancellation
 ///
 /// Nothing is changed, at any point.
-pub async fn unsettled(
-    conn: &mut PgConnection,
-    limit: u32,
-    max_attempts: Option<NonZeroU32>,
-) -> Result<Vec<Unsettled>, Error> {
-    in_any_transaction(conn, async |conn| {
+pub async fn unsettled(pool: &PgPool, limit: u32, max_attempts: Option<NonZeroU32>) -> Result<Vec<Unsettled>, Error> {
+    in_pooled_transaction(pool, Opening::Plain, async |conn| {
         record::unsettled(conn, i64::from(limit), most(max_attempts), None, None).await
     })
     .await
@@ -49,14 +45,14 @@ pub async fn unsettled(
 ///
 /// Nothing is changed, at any point.
 pub async fn unsettled_part(
-    conn: &mut PgConnection,
+    pool: &PgPool,
     after: Option<DateTime<Utc>>,
     records: u32,
     max_attempts: Option<NonZeroU32>,
 ) -> Result<UnsettledPart, Error> {
     // Parts without a record would never come to an end.
     let records = records.max(1);
-    in_any_transaction(conn, async |conn| {
+    in_pooled_transaction(pool, Opening::Plain, async |conn| {
         let (until, read) = record::end_of_part(conn, after, i64::from(records)).await?;
         let found = record::unsettled(conn, i64::MAX, most(max_attempts), after, until).await?;
         Ok(UnsettledPart { found, read, next: until.filter(|_| read == u64::from(records)) })
@@ -78,8 +74,8 @@ fn most(max_attempts: Option<NonZeroU32>) -> Option<i32> {
 /// # Cancellation
 ///
 /// Nothing is changed, at any point.
-pub async fn show(conn: &mut PgConnection, key: &Key) -> Result<Option<Shown>, Error> {
-    in_any_transaction(conn, async |conn| Record::unprepared(key).show(conn).await).await
+pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
+    in_pooled_transaction(pool, Opening::Plain, async |conn| Record::unprepared(key).show(conn).await).await
 }
 
 /// Reads the stored response of a key, with at most `most` bytes of its body. `token` is [`Shown::token`]. `None` means
@@ -94,14 +90,12 @@ pub async fn show(conn: &mut PgConnection, key: &Key) -> Result<Option<Shown>, E
 /// # Cancellation
 ///
 /// Nothing is changed, at any point.
-pub async fn response(
-    conn: &mut PgConnection,
-    key: &Key,
-    token: i64,
-    most: u32,
-) -> Result<Option<StoredResponse>, Error> {
+pub async fn response(pool: &PgPool, key: &Key, token: i64, most: u32) -> Result<Option<StoredResponse>, Error> {
     let most = i32::try_from(most).unwrap_or(i32::MAX);
-    in_any_transaction(conn, async |conn| Record::unprepared(key).stored_response(conn, token, most).await).await
+    in_pooled_transaction(pool, Opening::Plain, async |conn| {
+        Record::unprepared(key).stored_response(conn, token, most).await
+    })
+    .await
 }
 
 /// Deletes the record of a key before the record expires: **the next call with the key performs again**. This deletes
@@ -116,8 +110,10 @@ pub async fn response(
 /// # Cancellation
 ///
 /// Safe at every point: the record is deleted, or it is not.
-pub async fn forget(conn: &mut PgConnection, key: &Key, shown: &Shown) -> Result<(), Error> {
-    match in_any_transaction(conn, async |conn| Record::unprepared(key).forget(conn, shown).await).await? {
+pub async fn forget(pool: &PgPool, key: &Key, shown: &Shown) -> Result<(), Error> {
+    match in_pooled_transaction(pool, Opening::Plain, async |conn| Record::unprepared(key).forget(conn, shown).await)
+        .await?
+    {
         true => Ok(()),
         false => Err(Error::Changed),
     }

@@ -2,20 +2,17 @@
 
 use std::time::Duration;
 
-use sqlx::PgConnection;
+use sqlx::PgPool;
 
 use crate::Error;
 use crate::record::{self, Group};
-use crate::session::in_any_transaction;
+use crate::session::{Opening, in_pooled_transaction};
 
 /// A size for the sample of [`stats`]: a share is accurate to about half a per cent, and reading it takes a moment.
 pub const SAMPLE: u32 = 30_000;
 
 /// The classes of age that [`Group::age`] counts in, by their upper ends. The last class has none.
 pub const AGES: [&str; 5] = ["< 1 min", "< 1 h", "< 1 day", "< 7 days", "older"];
-
-/// The states of a record, as in [`Group::state`].
-pub const STATES: [&str; 7] = ["completed", "mark", "in_flight", "released", "lapsed", "indeterminate", "expired"];
 
 /// The content of the table.
 #[derive(Clone, Debug)]
@@ -47,8 +44,8 @@ pub struct Stats {
 /// # Cancellation
 ///
 /// Nothing is changed, at any point.
-pub async fn stats(conn: &mut PgConnection, sample: Option<u32>) -> Result<Stats, Error> {
-    in_any_transaction(conn, async |conn| {
+pub async fn stats(pool: &PgPool, sample: Option<u32>) -> Result<Stats, Error> {
+    in_pooled_transaction(pool, Opening::Plain, async |conn| {
         let size = record::size(conn).await?;
         // A table that was never analyzed is small, or so young that a sample means nothing.
         let sample = sample.map_or(f64::INFINITY, f64::from);

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
+use super::distributed;
 use super::fragment::note_claim;
 use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::{Error, Fingerprint, InFlight, Mode};
@@ -40,7 +41,7 @@ impl Record<'_> {
     /// Without the setting for such a table, `idempotency.is_plain` refuses the statement while the server plans it.
     pub(crate) async fn claim(self, conn: &mut PgConnection, terms: &Terms) -> Result<Option<Claim>, Error> {
         if self.deployment.distributed {
-            return self.claim_distributed(conn, terms).await;
+            return distributed::claim(self, conn, terms).await;
         }
         let token = draw_token()?;
         let insert = self
@@ -49,26 +50,26 @@ impl Record<'_> {
                 insert into idempotency.record
                     (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at)
                 select
-                    $9::text, $1::text, $2::text, $3::text, $4::bytea, $5::int8,
+                    $8::text, $1::text, $2::text, $3::text, $5::bytea, $4::int8,
                     pg_catalog.statement_timestamp() + $6::interval,
-                    pg_catalog.statement_timestamp() + $8::interval,
-                    case when $9::text = 'mark' then pg_catalog.statement_timestamp() end
+                    pg_catalog.statement_timestamp() + $7::interval,
+                    case when $8::text = 'mark' then pg_catalog.statement_timestamp() end
                 where case
                     -- A replay takes no lock, and no claim waits in the insert for an update or delete of the record.
                     when exists (
                         select from idempotency.record where scope = $1::text and operation = $2::text and value = $3::text
                     ) then false
-                    when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($7::int8)
+                    when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($9::int8)
                 end
                 on conflict (scope, operation, value) do nothing
-                returning ", note_claim!("$5::int8"),
+                returning ", note_claim!("$4::int8"),
             })
-            .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes))
-            .bind(token)
-            .bind(interval(terms.retention))
-            .bind(self.key.lock_id())
-            .bind(terms.lease.map(interval))
-            .bind(terms.mode.as_str());
+            .bind(token) // $4
+            .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes)) // $5
+            .bind(interval(terms.retention)) // $6
+            .bind(terms.lease.map(interval)) // $7
+            .bind(terms.mode.as_str()) // $8
+            .bind(self.key.lock_id()); // $9
         Ok(changes_a_row(conn, insert).await?.then_some(Claim { token, attempt: 1 }))
     }
 }

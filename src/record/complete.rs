@@ -28,10 +28,10 @@ impl Record<'_> {
                     and expires_at > pg_catalog.statement_timestamp()
                 ",
             )
-            .bind(claim.token)
-            .bind(&response.body)
-            .bind(response.status)
-            .bind(&response.headers);
+            .bind(claim.token) // $4
+            .bind(&response.body) // $5
+            .bind(response.status) // $6
+            .bind(&response.headers); // $7
         if changes_a_row(&mut *conn, update).await? {
             return Ok(());
         }
@@ -53,7 +53,7 @@ impl Record<'_> {
                     and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
                 ",
             )
-            .bind(claim.token);
+            .bind(claim.token); // $4
         changes_a_row(conn, update).await
     }
 }

@@ -21,7 +21,7 @@ pub(crate) async fn count_due(conn: &mut PgConnection, grace: Duration) -> Resul
         ",
     })
     .persistent(false)
-    .bind(interval(grace))
+    .bind(interval(grace)) // $1
     .try_map(|row: PgRow| Batch::of(&row))
     .fetch_one(conn)
     .await
@@ -43,7 +43,7 @@ pub(crate) async fn oldest_due(conn: &mut PgConnection, grace: Duration) -> Resu
         ",
     })
     .persistent(false)
-    .bind(interval(grace))
+    .bind(interval(grace)) // $1
     .fetch_optional(conn)
     .await
     .map_err(Error::of_statement)?;

@@ -127,18 +127,46 @@ macro_rules! settled_by_an_operator {
     };
 }
 
-/// The state of a record, as operators see it. The first line that matches counts, so the order has a meaning.
-macro_rules! state {
+/// The next caller may take the unfinished record over, as its next attempt: the claim was released, or its lease has
+/// lapsed and its mode repeats. Null or false otherwise.
+macro_rules! may_be_retried {
     () => {
         concat! {
+            "(completed_at is null
+                and (lease_until = '-infinity'
+                    or (lease_until <= pg_catalog.statement_timestamp() and mode in ('at_least_once', 'in_steps')))
+                and ", $crate::record::fragment::no_step_in_doubt!(), ")"
+        }
+    };
+}
+
+/// A call that first asked at this moment may take the record over. `idempotency.await_key` asks the same question.
+macro_rules! may_be_taken_over {
+    ($asked:literal) => {
+        concat!(
+            "(",
+            $crate::record::fragment::expired_when_asked!($asked),
+            " or ",
+            $crate::record::fragment::may_be_retried!(),
+            ")"
+        )
+    };
+}
+
+/// The [`State`](crate::state::State) of a record, which is expired as of this moment. The first line that matches
+/// counts, so the order has a meaning. The last line is also for a lease of a newer release's mode.
+macro_rules! state {
+    () => {
+        $crate::record::fragment::state!("pg_catalog.statement_timestamp()")
+    };
+    ($moment:literal) => {
+        concat! {
             "case
-                when ", $crate::record::fragment::expired_at!("pg_catalog.statement_timestamp()"), " then 'expired'
-                when mode = 'mark' then 'mark'
-                when completed_at is not null then 'completed'
+                when ", $crate::record::fragment::expired_at!($moment), " then 'expired'
+                when completed_at is not null then case mode when 'mark' then 'mark' else 'completed' end
                 when lease_until > pg_catalog.statement_timestamp() then 'in_flight'
-                when pg_catalog.jsonb_path_exists(steps, '$.*.begun') then 'indeterminate'
-                when lease_until = '-infinity' then 'released'
-                when mode in ('at_least_once', 'in_steps') then 'lapsed'
+                when ", $crate::record::fragment::may_be_retried!(), "
+                    then case lease_until when '-infinity' then 'released' else 'lapsed' end
                 else 'indeterminate'
             end"
         }
@@ -165,7 +193,23 @@ macro_rules! counts_by_kind {
 }
 
 pub(super) use {
-    claimed_here, counts_by_kind, expired_at, expired_when_asked, forget_claim, has_steps, no_live_lease,
-    no_step_in_doubt, note_claim, readable, readable_place, settled_by_an_operator, state, steps_in_doubt,
-    table_or_leaf,
+    claimed_here, counts_by_kind, expired_at, expired_when_asked, forget_claim, has_steps, may_be_retried,
+    may_be_taken_over, no_live_lease, no_step_in_doubt, note_claim, readable, readable_place, settled_by_an_operator,
+    state, steps_in_doubt, table_or_leaf,
 };
+
+#[cfg(test)]
+mod tests {
+    /// One space in place of each white space, and none inside parentheses.
+    fn normalised(sql: &str) -> String {
+        sql.split_whitespace().collect::<Vec<_>>().join(" ").replace("( ", "(").replace(" )", ")")
+    }
+
+    /// PL/pgSQL cannot share the text. It has variables with the names of the columns.
+    #[test]
+    fn await_key_asks_whether_the_record_may_be_taken_over() {
+        let migration = normalised(include_str!("../../migrations/0001_create_record.sql"));
+        let condition = normalised(may_be_taken_over!("$6"));
+        assert!(migration.contains(&format!("if found and {condition} is not true then")), "{condition}");
+    }
+}

@@ -1,4 +1,4 @@
-//! The advisory locks with a fixed number. Any role can take them, so every wait for one has a limit.
+//! The advisory lock of the installer, whose number is fixed. Any role can take it, so the wait for it has a limit.
 
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
@@ -7,14 +7,12 @@ use crate::{Error, LockHolder};
 
 /// ASCII for "pgidempo": one installer at a time.
 pub(crate) const INSTALLER: i64 = i64::from_be_bytes(*b"pgidempo");
-/// ASCII for "pgisweep": one sweep at a time, if the janitor is a single runner.
-pub(crate) const SINGLE_RUNNER: i64 = i64::from_be_bytes(*b"pgisweep");
 
 /// Takes the lock until the end of the transaction. `false` means that another session has it.
 pub(crate) async fn try_lock(conn: &mut PgConnection, lock: i64) -> Result<bool, Error> {
     sqlx::query_scalar("select pg_catalog.pg_try_advisory_xact_lock($1::int8)")
         .persistent(false)
-        .bind(lock)
+        .bind(lock) // $1
         .fetch_one(conn)
         .await
         .map_err(Error::of_statement)
@@ -37,7 +35,7 @@ pub(crate) async fn holder(conn: &mut PgConnection, lock: i64) -> Result<Option<
         ",
     )
     .persistent(false)
-    .bind(lock)
+    .bind(lock) // $1
     .try_map(|row: PgRow| {
         Ok(LockHolder {
             pid: row.try_get("pid")?,

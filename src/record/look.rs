@@ -6,10 +6,12 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{claimed_here, expired_at, has_steps, readable, settled_by_an_operator, steps_in_doubt};
-use super::statement::{Record, Response, interval};
+use super::distributed;
+use super::fragment::{claimed_here, has_steps, readable, settled_by_an_operator, state, steps_in_doubt};
+use super::statement::{self, Record, Response, interval};
 use super::step::in_doubt;
 use crate::mode::UnknownMode;
+use crate::state::State;
 use crate::{Error, Mode};
 
 /// The result of a look.
@@ -37,10 +39,10 @@ pub(crate) struct Found {
     pub(crate) attempt: i32,
     pub(crate) claimed_at: DateTime<Utc>,
     pub(crate) claimed_by_this_transaction: bool,
-    pub(crate) lease: LeaseState,
-    pub(crate) completed: bool,
-    /// The retention had ended when the call was made, and no live lease protects the record.
-    pub(crate) expired: bool,
+    /// Expired, if the retention had ended when the call was made, and no live lease protects the record.
+    pub(crate) state: State,
+    /// The rest of a live lease.
+    pub(crate) lease_left: Option<Duration>,
     pub(crate) response: Response,
     pub(crate) last_error: Option<String>,
     pub(crate) has_steps: bool,
@@ -48,15 +50,6 @@ pub(crate) struct Found {
     pub(crate) steps_in_doubt: Vec<String>,
     /// An operator has settled a step of the last attempt.
     pub(crate) settled_by_an_operator: bool,
-}
-
-/// The state of a record's `lease_until`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LeaseState {
-    None,
-    Live(Duration),
-    Lapsed,
-    Released,
 }
 
 impl Record<'_> {
@@ -71,7 +64,7 @@ impl Record<'_> {
         waited: Duration,
     ) -> Result<Look, Error> {
         if self.deployment.distributed {
-            return self.look_distributed(conn, asked, waited).await;
+            return distributed::look(self, conn, asked, waited).await;
         }
         self.query(concat! {
             "
@@ -83,9 +76,7 @@ impl Record<'_> {
                 case when lease_until > pg_catalog.statement_timestamp()
                     then extract(epoch from (", readable!("lease_until"), ") - pg_catalog.statement_timestamp())::float8
                 end as lease_left,
-                lease_until = '-infinity' as released,
-                completed_at is not null as completed,
-                ", expired_at!("asked.at"), " as expired,
+                ", state!("asked.at"), " as state,
                 ", has_steps!(), " as has_steps, ", steps_in_doubt!(), "::text as steps_in_doubt,
                 ", settled_by_an_operator!(), " as settled_by_an_operator,
                 response_status, response_headers::text as response_headers, response_body
@@ -96,9 +87,9 @@ impl Record<'_> {
             left join idempotency.record on scope = $1::text and operation = $2::text and value = $3::text
             ",
         })
-        .bind(self.key.lock_id())
-        .bind(asked)
-        .bind(interval(waited))
+        .bind(self.key.lock_id()) // $4
+        .bind(asked) // $5
+        .bind(interval(waited)) // $6
         .try_map(|row: PgRow| {
             let standing = match row.try_get("mine")? {
                 None => Standing::Found(Found::of(&row)?),
@@ -123,14 +114,8 @@ impl Found {
             attempt: row.try_get("attempt")?,
             claimed_at: row.try_get("claimed_at")?,
             claimed_by_this_transaction: row.try_get("claimed_by_this_transaction")?,
-            lease: match (lease_left, row.try_get("released")?) {
-                (Some(left), _) => LeaseState::Live(Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX)),
-                (None, Some(true)) => LeaseState::Released,
-                (None, Some(false)) => LeaseState::Lapsed,
-                (None, None) => LeaseState::None,
-            },
-            completed: row.try_get("completed")?,
-            expired: row.try_get("expired")?,
+            state: statement::state(row)?,
+            lease_left: lease_left.map(|left| Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX)),
             response: Response::of(row)?,
             last_error: row.try_get("last_error")?,
             has_steps: row.try_get("has_steps")?,

@@ -2,8 +2,6 @@
 //!
 //! Every batch takes locks and rows in the order of the keys, so overlapping batches queue instead of deadlocking.
 
-mod distributed;
-
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -11,18 +9,19 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
+use super::distributed;
 use super::fragment::{expired_when_asked, note_claim};
 use super::statement::{draw_token, interval};
 use crate::{Deployment, Error, Key, Mode};
 
 /// The keys that one statement marks. They are different and in order.
 pub(crate) struct MarkBatch<'k> {
-    scopes: Vec<&'k str>,
-    operations: Vec<&'k str>,
-    values: Vec<&'k str>,
-    locks: Vec<i64>,
-    retention: Duration,
-    deployment: Deployment,
+    pub(super) scopes: Vec<&'k str>,
+    pub(super) operations: Vec<&'k str>,
+    pub(super) values: Vec<&'k str>,
+    pub(super) locks: Vec<i64>,
+    pub(super) retention: Duration,
+    pub(super) deployment: Deployment,
 }
 
 /// What became of a batch.
@@ -67,7 +66,7 @@ macro_rules! take_over_locked {
         }
     };
 }
-use take_over_locked;
+pub(super) use take_over_locked;
 
 impl<'k> MarkBatch<'k> {
     pub(crate) fn new(keys: impl Iterator<Item = &'k Key>, retention: Duration, deployment: Deployment) -> Self {
@@ -89,7 +88,7 @@ impl<'k> MarkBatch<'k> {
     /// key holds no later key, for which another batch might wait.
     pub(crate) async fn mark(&self, conn: &mut PgConnection, asked: Option<DateTime<Utc>>) -> Result<Marking, Error> {
         if self.deployment.distributed {
-            return self.mark_distributed(conn, asked).await;
+            return distributed::mark(self, conn, asked).await;
         }
         let rows = self
             .of_keys(concat! {
@@ -185,10 +184,10 @@ impl<'k> MarkBatch<'k> {
                 ",
             })
             // Tokens count up from a random start, which must leave room for a batch.
-            .bind(draw_token()? >> 1)
-            .bind(interval(self.retention))
-            .bind(asked)
-            .bind(&self.locks)
+            .bind(draw_token()? >> 1) // $4
+            .bind(interval(self.retention)) // $5
+            .bind(asked) // $6
+            .bind(&self.locks) // $7
             .fetch_all(conn)
             .await
             .map_err(Error::of_statement)?;
@@ -196,12 +195,12 @@ impl<'k> MarkBatch<'k> {
     }
 
     /// A statement whose parameters $1 to $3 are the keys.
-    fn of_keys(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
+    pub(super) fn of_keys(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
         sqlx::query(sql)
             .persistent(self.deployment.prepared)
-            .bind(&self.scopes)
-            .bind(&self.operations)
-            .bind(&self.values)
+            .bind(&self.scopes) // $1
+            .bind(&self.operations) // $2
+            .bind(&self.values) // $3
     }
 }
 
@@ -224,6 +223,6 @@ impl Marking {
 }
 
 /// Converts an ordinality, which counts from one, into a place in the batch.
-fn index(place: i64) -> usize {
+pub(super) fn index(place: i64) -> usize {
     usize::try_from(place - 1).unwrap_or(usize::MAX)
 }

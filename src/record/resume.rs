@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{no_step_in_doubt, settled_by_an_operator};
+use super::fragment::{may_be_retried, settled_by_an_operator};
 use super::statement::{Record, changes_a_row, interval};
 use crate::{Deployment, Error, Fingerprint, Key, Mode};
 
@@ -37,12 +37,10 @@ impl Candidate {
             where operation = $1::text
                 and request is not null
                 and mode in ('at_least_once', $2::text)
-                and completed_at is null
-                and lease_until <= pg_catalog.statement_timestamp()
+                and ", may_be_retried!(), "
                 -- After its retention the key is new, and its stored steps do not count.
                 and expires_at > pg_catalog.statement_timestamp()
                 and (attempt < $3::int4 or ", settled_by_an_operator!(), ")
-                and ", no_step_in_doubt!(), "
                 and claimed_at <= pg_catalog.statement_timestamp() - $4::interval * pg_catalog.power(2, least(attempt - 1, 20))
             order by claimed_at
             limit $5::int8

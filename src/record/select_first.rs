@@ -3,6 +3,7 @@
 use sqlx::{PgConnection, Row as _};
 
 use super::claim::Terms;
+use super::distributed;
 use super::statement::{Record, Response};
 use crate::fingerprint::Comparison;
 
@@ -19,7 +20,7 @@ impl Record<'_> {
             return None;
         }
         let row = if self.deployment.distributed {
-            self.select_first_distributed(conn, terms.mode).await?
+            distributed::select_first(self, conn, terms.mode).await?
         } else {
             self.query(
                 "
@@ -33,7 +34,7 @@ impl Record<'_> {
                     and idempotency.is_plain()
                 ",
             )
-            .bind(terms.mode.as_str())
+            .bind(terms.mode.as_str()) // $4
             .fetch_optional(conn)
             .await
             .ok()??

@@ -105,23 +105,3 @@ pub(crate) async fn without_autovacuum(conn: &mut PgConnection) -> Result<Vec<St
     .await
     .map_err(Error::of_statement)
 }
-
-/// The method by which PostgreSQL compresses the responses that it stores. The catalog of PostgreSQL 13 does not have
-/// the column `attcompression`. So the query reads the row as JSON, which then gives null.
-pub(crate) async fn response_compression(conn: &mut PgConnection) -> Result<String, Error> {
-    sqlx::query_scalar(
-        "
-        select case pg_catalog.to_jsonb(attribute) ->> 'attcompression'
-            when 'l' then 'lz4'
-            when 'p' then 'pglz'
-            else coalesce(pg_catalog.current_setting('default_toast_compression', true), 'pglz')
-        end
-        from pg_catalog.pg_attribute as attribute
-        where attribute.attrelid = 'idempotency.record'::regclass and attribute.attname = 'response_body'
-        ",
-    )
-    .persistent(false)
-    .fetch_one(conn)
-    .await
-    .map_err(Error::of_statement)
-}

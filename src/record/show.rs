@@ -6,8 +6,9 @@ use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
 
 use super::fragment::{no_live_lease, readable, state};
-use super::statement::{Record, changes_a_row, known_mode};
+use super::statement::{self, Record, changes_a_row, known_mode};
 use super::step::ShownStep;
+use crate::state::State;
 use crate::{Error, Key, Mode};
 
 /// One record, without its response.
@@ -16,10 +17,10 @@ use crate::{Error, Key, Mode};
 pub struct Shown {
     /// Its mode.
     pub mode: Mode,
-    /// One of [`STATES`](crate::operator::STATES).
-    pub state: String,
-    /// The fencing token of its last claim, which [`lease::resolve`](crate::lease::resolve),
-    /// [`lease::release`](crate::lease::release) and [`forget`](crate::operator::forget) require.
+    /// Its state.
+    pub state: State,
+    /// The fencing token of its last claim, which [`resolve`](crate::operator::resolve()),
+    /// [`release`](crate::operator::release()) and [`forget`](crate::operator::forget) require.
     pub token: i64,
     /// How many times it was claimed.
     pub attempt: u32,
@@ -50,7 +51,7 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// The names of all steps in doubt, in the order of their bytes, for [`lease::release`](crate::lease::release).
+    /// The names of all steps in doubt, in the order of their bytes, for [`release`](crate::operator::release()).
     #[must_use]
     pub fn steps_in_doubt(&self) -> Vec<String> {
         let mut names: Vec<_> = self.steps.iter().filter(|step| step.in_doubt).map(|step| step.name.clone()).collect();
@@ -109,7 +110,7 @@ impl Record<'_> {
             let response_bytes: Option<i32> = row.try_get("response_bytes")?;
             Ok(Shown {
                 mode,
-                state: row.try_get("state")?,
+                state: statement::state(&row)?,
                 token: row.try_get("token")?,
                 attempt: row.try_get::<i32, _>("attempt")?.unsigned_abs(),
                 claimed_at: row.try_get("claimed_at")?,

@@ -1,4 +1,4 @@
-//! Records that a test writes, in any state and of any age.
+//! Records that a test writes, in any state.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -7,12 +7,24 @@ use chrono::{DateTime, Utc};
 use serde_json::json;
 use sqlx::PgExecutor;
 
-use super::look::LeaseState;
 use super::statement::{Record, Response, microseconds};
-use crate::{Error, Fingerprint, Mode};
+use crate::{DEFAULT_RETENTION, Error, Fingerprint, Mode};
+
+/// The time since the claim, and since the completion if the record is completed. It is long enough that no call mistakes
+/// the claim for one of its own transaction, and far shorter than the retention.
+const AGE: Duration = Duration::from_secs(60);
 
 /// How long ago an event happened that is over, such as the end of a lease.
 const MOMENT: Duration = Duration::from_millis(1);
+
+/// The state of a record's `lease_until`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeaseState {
+    None,
+    Live(Duration),
+    Lapsed,
+    Released,
+}
 
 /// The state of a record that a test writes.
 #[derive(Clone, Debug)]
@@ -21,10 +33,6 @@ pub(crate) struct Staged {
     /// A mark has none.
     pub(crate) fingerprint: Option<Fingerprint>,
     pub(crate) attempt: u32,
-    /// The time since the claim, and since the completion if it is completed.
-    pub(crate) age: Duration,
-    /// Counts from the claim.
-    pub(crate) retention: Duration,
     /// The retention has ended, however long it is.
     pub(crate) expired: bool,
     pub(crate) lease: LeaseState,
@@ -64,7 +72,7 @@ impl Staged {
 
     /// The column `steps`. Its times only inform people, so the test's clock is good enough.
     fn steps_as_json(&self) -> Option<String> {
-        let at = DateTime::<Utc>::from(SystemTime::now().checked_sub(self.age).unwrap_or(SystemTime::UNIX_EPOCH));
+        let at = DateTime::<Utc>::from(SystemTime::now().checked_sub(AGE).unwrap_or(SystemTime::UNIX_EPOCH));
         let at = at.to_rfc3339();
         let steps = self.steps.iter().map(|(name, result)| {
             let step = match result {
@@ -87,10 +95,7 @@ impl Staged {
 
     /// The rest of the retention in microseconds, negative once it has ended.
     fn retention_left(&self) -> i64 {
-        match self.expired {
-            true => -microseconds(MOMENT),
-            false => microseconds(self.retention).saturating_sub(microseconds(self.age)),
-        }
+        if self.expired { -microseconds(MOMENT) } else { microseconds(DEFAULT_RETENTION - AGE) }
     }
 }
 
@@ -126,7 +131,7 @@ impl Record<'_> {
         .bind(staged.mode.as_str())
         .bind(staged.fingerprint.as_ref().map(Fingerprint::as_bytes))
         .bind(i32::try_from(staged.attempt).unwrap_or(i32::MAX))
-        .bind(microseconds(staged.age))
+        .bind(microseconds(AGE))
         .bind(staged.completed)
         .bind(staged.lease == LeaseState::Released)
         .bind(staged.lease_left())

@@ -7,6 +7,8 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::{PgExecutor, Postgres, Row as _};
 
+pub(super) use crate::response::Response;
+use crate::state::State;
 use crate::{Deployment, Error, Key, Mode};
 
 /// The record of one key.
@@ -23,7 +25,7 @@ impl<'k> Record<'k> {
     }
 
     /// A statement on this record, whose parameters $1 to $3 are the key.
-    pub(super) fn query(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
+    pub(crate) fn query(self, sql: &'static str) -> Query<'k, Postgres, PgArguments> {
         sqlx::query(sql)
             .persistent(self.deployment.prepared)
             .bind(self.key.scope())
@@ -33,7 +35,7 @@ impl<'k> Record<'k> {
 }
 
 /// Sends a statement that changes one row or none, and returns whether it changed one.
-pub(super) async fn changes_a_row(
+pub(crate) async fn changes_a_row(
     executor: impl PgExecutor<'_>,
     statement: Query<'_, Postgres, PgArguments>,
 ) -> Result<bool, Error> {
@@ -49,8 +51,14 @@ pub(super) fn known_mode(row: &PgRow) -> sqlx::Result<Mode> {
         .map_err(|_| sqlx::Error::Decode(format!("unknown mode {mode:?} in idempotency.record").into()))
 }
 
+/// The state of a row that was read with [`state`](super::fragment::state).
+pub(super) fn state(row: &PgRow) -> sqlx::Result<State> {
+    let state: &str = row.try_get("state")?;
+    State::from_column(state).ok_or_else(|| sqlx::Error::Decode(format!("unknown state {state:?}").into()))
+}
+
 /// A duration as a parameter. It has microseconds only: days and months would depend on the session's time zone.
-pub(super) fn interval(duration: Duration) -> PgInterval {
+pub(crate) fn interval(duration: Duration) -> PgInterval {
     PgInterval { months: 0, days: 0, microseconds: microseconds(duration) }
 }
 
@@ -63,28 +71,6 @@ pub(super) fn microseconds(duration: Duration) -> i64 {
 pub(crate) fn draw_token() -> Result<i64, Error> {
     match getrandom::u64() {
         Ok(random) => Ok(random.cast_signed()),
-        Err(error) => Err(Error::Database(sqlx::Error::Io(std::io::Error::other(error)))),
-    }
-}
-
-/// A response as its record stores it: a body of JSON text, or, over HTTP, a status, headers and a body.
-///
-/// If the service chose not to store an HTTP response, the record has its status, and no body.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Response {
-    pub(crate) status: Option<i16>,
-    /// JSON text.
-    pub(crate) headers: Option<String>,
-    pub(crate) body: Option<Vec<u8>>,
-}
-
-impl Response {
-    /// Reads the three columns of the response.
-    pub(super) fn of(row: &PgRow) -> sqlx::Result<Self> {
-        Ok(Self {
-            status: row.try_get("response_status")?,
-            headers: row.try_get("response_headers")?,
-            body: row.try_get("response_body")?,
-        })
+        Err(error) => Err(Error::NoRandomness { source: error.into() }),
     }
 }

@@ -4,9 +4,11 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::citus::{is_distributed, size_of_shards};
+use super::distributed::{is_distributed, size_of_shards};
 use super::fragment::{readable, state, table_or_leaf};
+use super::statement;
 use crate::Error;
+use crate::state::State;
 
 /// The sizes and counts that the server keeps.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +39,8 @@ pub struct Group {
     pub mode: String,
     /// The operation.
     pub operation: String,
-    /// One of [`STATES`](crate::operator::STATES).
-    pub state: String,
+    /// The state.
+    pub state: State,
     /// The class of the time since the claim, as an index of [`AGES`](crate::operator::AGES).
     pub age: usize,
     /// The number of records.
@@ -102,7 +104,7 @@ pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<
         Ok(Group {
             mode: row.try_get("mode")?,
             operation: row.try_get("operation")?,
-            state: row.try_get("state")?,
+            state: statement::state(&row)?,
             age: usize::try_from(row.try_get::<i32, _>("age")?).unwrap_or_default(),
             records: (records as f64 * (100.0 / percent)).round() as u64,
             oldest: row.try_get("oldest")?,

@@ -15,7 +15,7 @@ use crate::Error;
 
 /// The steps of an operation, by name.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Steps(pub(crate) BTreeMap<String, StoredStep>);
+pub(crate) struct StoredSteps(pub(crate) BTreeMap<String, StoredStep>);
 
 #[derive(Clone, Debug)]
 pub(crate) enum StoredStep {
@@ -45,7 +45,7 @@ pub struct ShownStep {
     pub downstream_key: String,
 }
 
-impl Steps {
+impl StoredSteps {
     /// Reads the column `steps`, as text.
     pub(super) fn of(row: &PgRow) -> sqlx::Result<Self> {
         let mut steps = BTreeMap::new();
@@ -231,7 +231,7 @@ impl Record<'_> {
     }
 
     /// The steps that are stored under this token. `None` means that the claim is gone.
-    pub(crate) async fn steps(self, conn: &mut PgConnection, token: i64) -> Result<Option<Steps>, Error> {
+    pub(crate) async fn steps(self, conn: &mut PgConnection, token: i64) -> Result<Option<StoredSteps>, Error> {
         self.query(
             "
             select steps::text as steps
@@ -242,7 +242,7 @@ impl Record<'_> {
             ",
         )
         .bind(token)
-        .try_map(|row: PgRow| Steps::of(&row))
+        .try_map(|row: PgRow| StoredSteps::of(&row))
         .fetch_optional(conn)
         .await
         .map_err(Error::of_statement)

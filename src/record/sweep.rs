@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
 use super::fragment::{counts_by_kind, expired_at, readable_place, table_or_leaf};
 use super::statement::interval;
@@ -25,6 +25,11 @@ pub(crate) struct Batch {
 impl Batch {
     pub(crate) fn rows(&self) -> u64 {
         self.completed + self.unfinished + self.marks
+    }
+
+    /// The counts with their names.
+    pub(crate) fn kinds(&self) -> [(&'static str, u64); 3] {
+        [("completed", self.completed), ("unfinished", self.unfinished), ("marks", self.marks)]
     }
 
     /// Reads the counts.
@@ -81,69 +86,13 @@ pub(crate) async fn sweep(
     );
     sqlx::query(AssertSqlSafe(sql))
         .persistent(false)
-        .bind(i64::from(limit))
-        .bind(since)
-        .bind(interval(grace))
+        .bind(i64::from(limit)) // $1
+        .bind(since) // $2
+        .bind(interval(grace)) // $3
         .try_map(|row| Ok(Batch { until: row.try_get("until")?, ..Batch::of(&row)? }))
         .fetch_one(conn)
         .await
         .map_err(Error::of_statement)
-}
-
-/// [`sweep`] for a distributed table (Citus), which refuses `ctid` and `for update skip locked`. It deletes everything
-/// that is due up to the `expires_at` of the `limit`th record.
-///
-/// Records that share this `expires_at` are deleted together, so it may delete some more. It waits for a record that
-/// another transaction has locked, for at most a second (SQLSTATE 55P03). The owner may have prolonged that record
-/// meanwhile, so PostgreSQL then checks the same condition against the new version of the row.
-pub(crate) async fn sweep_distributed(
-    conn: &mut PgConnection,
-    limit: u32,
-    since: Option<DateTime<Utc>>,
-    grace: Duration,
-) -> Result<Batch, Error> {
-    conn.execute("set local citus.propagate_set_commands = 'local'; set local lock_timeout = '1s'")
-        .await
-        .map_err(Error::of_statement)?;
-    let deleted = sqlx::query(concat! {
-        "
-        delete from idempotency.record
-        where ", expired_at!("pg_catalog.statement_timestamp() - $3::interval"), "
-            and expires_at >= coalesce($2::timestamptz, '-infinity')
-            and expires_at <= (
-                select max(due.expires_at)
-                from (
-                    select expires_at
-                    from idempotency.record
-                    where ", expired_at!("pg_catalog.statement_timestamp() - $3::interval"), "
-                        and expires_at >= coalesce($2::timestamptz, '-infinity')
-                    order by expires_at
-                    limit $1::int8
-                ) as due
-            )
-        returning
-            mode = 'mark' as marks,
-            mode <> 'mark' and completed_at is not null as completed,
-            ", readable_place!("expires_at"), " as expires_at
-        ",
-    })
-    .persistent(false)
-    .bind(i64::from(limit))
-    .bind(since)
-    .bind(interval(grace))
-    .fetch_all(conn)
-    .await
-    .map_err(Error::of_statement)?;
-    let mut batch = Batch::default();
-    for row in deleted {
-        batch.until = batch.until.max(row.try_get("expires_at")?);
-        match (row.try_get("marks")?, row.try_get("completed")?) {
-            (true, _) => batch.marks += 1,
-            (false, true) => batch.completed += 1,
-            (false, false) => batch.unfinished += 1,
-        }
-    }
-    Ok(batch)
 }
 
 /// The leaves of a partitioned table, or the table itself, as the server quotes their names.

@@ -7,8 +7,8 @@ use sqlx::{PgConnection, Postgres, Row as _};
 
 use super::claim::{Claim, Terms};
 use super::distributed;
-use super::fragment::{expired_when_asked, no_step_in_doubt, note_claim};
-use super::statement::{Record, changes_a_row, draw_token, interval};
+use super::fragment::note_claim;
+use super::statement::{Record, draw_token, interval};
 use crate::Error;
 
 /// How a [take-over](Record::take_over) ended.
@@ -28,7 +28,7 @@ macro_rules! take_over_free {
     () => {
         concat! {
             "update idempotency.record
-            set mode = $8::text, fingerprint = $4::bytea, token = $5::int8,
+            set mode = $8::text, fingerprint = $5::bytea, token = $4::int8,
                 attempt = $11::int4, claimed_at = pg_catalog.now(),
                 completed_at = pg_catalog.statement_timestamp() + case when $8::text = 'mark' then interval '0' end,
                 lease_until = pg_catalog.statement_timestamp() + $7::interval,
@@ -39,18 +39,11 @@ macro_rules! take_over_free {
             from free
             where scope = $1::text and operation = $2::text and value = $3::text
                 and record.token = $9::int8
-                -- As in idempotency.await_key.
-                and (
-                    ", expired_when_asked!("$10"), "
-                    or (completed_at is null
-                        and (lease_until = '-infinity'
-                            or (lease_until <= pg_catalog.statement_timestamp()
-                                and mode in ('at_least_once', 'in_steps')))
-                        and ", no_step_in_doubt!(), ")
-                )"
+                and ", $crate::record::fragment::may_be_taken_over!("$10")
         }
     };
 }
+pub(super) use take_over_free;
 
 impl Record<'_> {
     /// Takes over a claim that had expired at `asked`, or is released or lapsed, in one conditional update. One of all
@@ -65,7 +58,7 @@ impl Record<'_> {
     ) -> Result<TakeOver, Error> {
         let claim = Claim { token: draw_token()?, attempt };
         if self.deployment.distributed {
-            return self.take_over_distributed(conn, terms, asked, found_token, claim).await;
+            return distributed::take_over(self, conn, terms, asked, found_token, claim).await;
         }
         let (mine, free, taken): (Option<bool>, bool, bool) = self
             .taking(
@@ -87,7 +80,7 @@ impl Record<'_> {
                             and record.scope = $1::text and record.operation = $2::text and record.value = $3::text
                         for update of record skip locked
                     ),
-                    taken as (", take_over_free!(), " returning ", note_claim!("$5::int8"), ")
+                    taken as (", take_over_free!(), " returning ", note_claim!("$4::int8"), ")
                     select mine.mine, exists (select from free) as free, exists (select from taken) as taken
                     from mine
                     ",
@@ -97,7 +90,7 @@ impl Record<'_> {
                 found_token,
                 claim,
             )
-            .bind(self.key.lock_id())
+            .bind(self.key.lock_id()) // $12
             .try_map(|row| Ok((row.try_get("mine")?, row.try_get("free")?, row.try_get("taken")?)))
             .fetch_one(conn)
             .await
@@ -110,65 +103,8 @@ impl Record<'_> {
         })
     }
 
-    /// [`take_over`](Self::take_over) on a distributed table: the lock is the coordinator's, and the row is locked and
-    /// updated on its worker. Skipping a locked row there means that no setting has to bound the wait.
-    async fn take_over_distributed(
-        self,
-        conn: &mut PgConnection,
-        terms: &Terms,
-        asked: DateTime<Utc>,
-        found_token: i64,
-        claim: Claim,
-    ) -> Result<TakeOver, Error> {
-        if !self.has_token(conn, found_token).await? {
-            return Ok(TakeOver::Overtaken);
-        }
-        if !self.try_lock(conn).await? {
-            return Ok(TakeOver::Held);
-        }
-        let update = self.taking(
-            concat! {
-                "
-                with free as materialized (
-                    select token
-                    from idempotency.record
-                    where scope = $1::text and operation = $2::text and value = $3::text
-                    for update skip locked
-                )
-                ", take_over_free!(), "
-                ",
-            },
-            terms,
-            asked,
-            found_token,
-            claim,
-        );
-        if !changes_a_row(&mut *conn, update).await? {
-            // Or it was overtaken: the next look tells.
-            return Ok(TakeOver::Locked);
-        }
-        distributed::note_claim(conn, self.deployment, claim.token).await?;
-        Ok(TakeOver::Won(claim))
-    }
-
-    /// Whether the record still has this token. Only columns, because a worker evaluates the functions.
-    async fn has_token(self, conn: &mut PgConnection, token: i64) -> Result<bool, Error> {
-        self.query(
-            "
-            select
-            from idempotency.record
-            where scope = $1::text and operation = $2::text and value = $3::text and token = $4::int8
-            ",
-        )
-        .bind(token)
-        .fetch_optional(conn)
-        .await
-        .map(|row| row.is_some())
-        .map_err(Error::of_statement)
-    }
-
     /// A statement with [`take_over_free`].
-    fn taking(
+    pub(super) fn taking(
         &self,
         sql: &'static str,
         terms: &Terms,
@@ -177,13 +113,13 @@ impl Record<'_> {
         claim: Claim,
     ) -> Query<'_, Postgres, PgArguments> {
         self.query(sql)
-            .bind(terms.fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().to_vec()))
-            .bind(claim.token)
-            .bind(interval(terms.retention))
-            .bind(terms.lease.map(interval))
-            .bind(terms.mode.as_str())
-            .bind(found_token)
-            .bind(asked)
-            .bind(claim.attempt)
+            .bind(claim.token) // $4
+            .bind(terms.fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().to_vec())) // $5
+            .bind(interval(terms.retention)) // $6
+            .bind(terms.lease.map(interval)) // $7
+            .bind(terms.mode.as_str()) // $8
+            .bind(found_token) // $9
+            .bind(asked) // $10
+            .bind(claim.attempt) // $11
     }
 }

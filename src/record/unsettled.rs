@@ -4,9 +4,10 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{readable, readable_place, settled_by_an_operator, state, steps_in_doubt};
-use super::statement::known_mode;
+use super::fragment::{may_be_retried, readable, readable_place, settled_by_an_operator, state, steps_in_doubt};
+use super::statement::{self, known_mode};
 use super::step::in_doubt;
+use crate::state::State;
 use crate::{Error, Key, Mode};
 
 /// A record that remains as it is until an operator settles it, or its retention ends.
@@ -15,8 +16,9 @@ use crate::{Error, Key, Mode};
 pub struct Unsettled {
     /// Its mode. `Transaction` means a mistake in the service: a caller committed after an error.
     pub mode: Mode,
-    /// `indeterminate`; or `lapsed` or `released`, with all of its attempts used up.
-    pub state: String,
+    /// [`Indeterminate`](State::Indeterminate); or [`Lapsed`](State::Lapsed) or [`Released`](State::Released), with all
+    /// of its attempts used up.
+    pub state: State,
     /// The key's scope.
     pub scope: String,
     /// The key's operation.
@@ -109,12 +111,12 @@ pub(crate) async fn unsettled(
         where completed_at is null
             and expires_at > greatest($3::timestamptz, pg_catalog.statement_timestamp())
             and expires_at <= coalesce($4::timestamptz, 'infinity')
+            -- A newer release's mode is for an operator with that release.
+            and mode in ('transaction', 'at_least_once', 'in_steps', 'at_most_once')
             and (
-                lease_until is null
-                or (mode = 'at_most_once' and lease_until > '-infinity' and lease_until <= pg_catalog.statement_timestamp())
-                or (pg_catalog.jsonb_path_exists(steps, '$.*.begun') and lease_until <= pg_catalog.statement_timestamp())
-                or (mode in ('at_least_once', 'in_steps', 'at_most_once')
-                    and lease_until <= pg_catalog.statement_timestamp()
+                ", state!(), " = 'indeterminate'
+                or (", may_be_retried!(), "
+                    and mode <> 'transaction'
                     and attempt >= $2::int4
                     and not ", settled_by_an_operator!(), ")
             )
@@ -145,7 +147,7 @@ impl Unsettled {
         let mode = known_mode(row)?;
         let mut unsettled = Self {
             mode,
-            state: row.try_get("state")?,
+            state: statement::state(row)?,
             scope: row.try_get("scope")?,
             operation: row.try_get("operation")?,
             value: row.try_get("value")?,

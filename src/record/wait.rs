@@ -27,9 +27,9 @@ impl Record<'_> {
         asked: Option<DateTime<Utc>>,
     ) -> Result<Awaited, Error> {
         self.query("select idempotency.await_key($1::text, $2::text, $3::text, $4::int8, $5::int8, $6::timestamptz)")
-            .bind(self.key.lock_id())
-            .bind(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX).max(1))
-            .bind(asked)
+            .bind(self.key.lock_id()) // $4
+            .bind(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX).max(1)) // $5
+            .bind(asked) // $6
             .try_map(|row| {
                 Ok(match row.try_get(0)? {
                     "claim" => Awaited::Claim,

@@ -3,7 +3,6 @@
 //! sqlx sets no TCP keepalive. If a connection vanishes without a word, a statement on it waits until TCP gives up, which
 //! takes a quarter of an hour. If TCP has acknowledged the statement, the wait has no end.
 
-use std::io;
 use std::time::Duration;
 
 use tokio::runtime;
@@ -15,14 +14,14 @@ use crate::Error;
 /// good as away. A shorter limit would leave more sessions behind on a server whose COMMIT waits for a standby.
 pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 
-/// Runs `work` for at most `limit`, and returns an [error of the connection](unanswered) after that. The work is then
+/// Runs `work` for at most `limit`, and returns [`Error::Unanswered`] after that. The work is then
 /// dropped, and so are its connections, without a return to their pool. Nobody knows what the server has done.
 pub(crate) fn answered<R>(
     limit: Duration,
     work: impl Future<Output = Result<R, Error>>,
 ) -> impl Future<Output = Result<R, Error>> {
     let answered = or_closed(limit, work);
-    async { answered.await.unwrap_or_else(|| Err(unanswered())) }
+    async { answered.await.unwrap_or(Err(Error::Unanswered)) }
 }
 
 /// As [`answered`], for any work. `None` if the time is over.
@@ -36,11 +35,6 @@ pub(crate) fn or_closed<R>(limit: Duration, work: impl Future<Output = R>) -> im
         }
         ended.ok()
     }
-}
-
-/// The error of a wait that took too long.
-pub(crate) fn unanswered() -> Error {
-    Error::Database(io::Error::new(io::ErrorKind::TimedOut, "the database did not answer in time").into())
 }
 
 /// Calls `drop_them`, which drops connections of a pool, and closes these connections.

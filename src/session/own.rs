@@ -147,21 +147,3 @@ pub(crate) async fn commit_and_chain(conn: &mut PgConnection) -> Result<(), Erro
         _ => error.into(),
     })
 }
-
-/// Runs `work` in the caller's transaction, or in a new one if there is none. Only `operator` still uses it.
-pub(crate) async fn in_any_transaction<R, E, W>(conn: &mut PgConnection, work: W) -> Result<R, E>
-where
-    E: From<Error>,
-    W: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
-{
-    if conn.is_in_transaction() {
-        return work(conn).await;
-    }
-    let opening = Opening::Plain;
-    let Begun::Open(mut transaction) = opening.judge(conn.begin_with(opening.sql()).await)? else {
-        return Err(Error::UnknownTransaction.into());
-    };
-    let worked = work(&mut transaction).await?;
-    transaction.commit().await.map_err(Error::from)?;
-    Ok(worked)
-}

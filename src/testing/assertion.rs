@@ -6,7 +6,7 @@ use std::panic::Location;
 
 use sqlx::PgPool;
 
-use crate::operator::{Shown, show};
+use crate::operator::{State, show};
 use crate::{Key, Outcome};
 
 /// Asserts that exactly one of these calls performed, that all others replayed, and that all gave the same answer.
@@ -55,8 +55,8 @@ where
 pub fn assert_completed<'a>(pool: &'a PgPool, key: &'a Key) -> impl Future<Output = ()> + Send + 'a {
     let at = Location::caller();
     async move {
-        match state(pool, key, at).await.as_deref() {
-            Some("completed" | "mark") => {}
+        match state(pool, key, at).await {
+            Some(State::Completed | State::Mark) => {}
             Some(state) => panic!("{} is {state}, not completed; asserted at {at}", named(key)),
             None => panic!("{} has no record, so it is not completed; asserted at {at}", named(key)),
         }
@@ -83,9 +83,8 @@ fn named(key: &Key) -> String {
     format!("the key {:?}", (key.scope(), key.operation(), key.value()))
 }
 
-async fn state(pool: &PgPool, key: &Key, at: &Location<'_>) -> Option<String> {
-    let shown: Result<Option<Shown>, crate::Error> = async { show(&mut *pool.acquire().await?, key).await }.await;
-    match shown {
+async fn state(pool: &PgPool, key: &Key, at: &Location<'_>) -> Option<State> {
+    match show(pool, key).await {
         Ok(shown) => shown.map(|shown| shown.state),
         Err(error) => {
             panic!(

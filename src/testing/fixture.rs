@@ -1,54 +1,22 @@
 //! Records that an earlier call would have left.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde::Serialize;
-use sqlx::{PgConnection, PgExecutor};
+use sqlx::PgExecutor;
 
-use crate::lease::{NotResumable, Policy};
+use crate::lease::Policy;
 use crate::outcome::to_json;
 use crate::record::{LeaseState, Record, Response, Staged};
-use crate::{Body, DEFAULT_RETENTION, Deployment, Error, Fingerprint, Key, Mode};
+use crate::{Body, Deployment, Error, Fingerprint, Key, Mode, NotResumable};
 
-/// Writes a record that an earlier call completed with this response a minute ago: the next call with the same body
-/// replays.
+/// A record in the state that a test needs. Begin with the state, change the details that matter to the test, and
+/// [`write`](Self::write) it. [`age`](super::age()) then makes it older.
 ///
-/// It writes a [`Fixture::completed`], and replaces any other record of the key.
-///
-/// # Errors
-///
-/// [`Error::InvalidBody`] and [`Error::Unencodable`] for a body or response that cannot be stored; errors of the
-/// database.
-pub async fn completed<B, T>(conn: &mut PgConnection, key: &Key, body: &B, response: &T) -> Result<(), Error>
-where
-    B: Body + ?Sized,
-    T: Serialize + ?Sized,
-{
-    Fixture::completed(key, body, response)?.write(conn).await
-}
-
-/// Writes a completed record whose retention ended a moment ago, and which no sweep has deleted yet: the next call
-/// performs.
-///
-/// # Errors
-///
-/// As [`completed`].
-pub async fn expired<B, T>(conn: &mut PgConnection, key: &Key, body: &B, response: &T) -> Result<(), Error>
-where
-    B: Body + ?Sized,
-    T: Serialize + ?Sized,
-{
-    Fixture::completed(key, body, response)?.expired().write(conn).await
-}
-
-/// A record in the state and of the age that a test needs. Begin with the state, change the details that matter to the
-/// test, and [`write`](Self::write) it.
-///
-/// By default it was claimed a minute ago, for the first time, and its retention is 24 hours.
+/// It was claimed a minute ago, by default for the first time, and its retention is 24 hours.
 ///
 /// ```no_run
-/// # use pg_idempotency::{Key, lease::Policy, testing::Fixture};
+/// # use pg_idempotency::{Key, lease::Policy, testing::{self, Fixture}};
 /// # use std::time::Duration;
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
 /// let key = Key::new("rides", "sms.arrived", "ride-7")?;
@@ -56,11 +24,11 @@ where
 ///
 /// // The worker that sent the text died an hour ago, in its second attempt: indeterminate.
 /// Fixture::lapsed(&key, "your car is here", policy)?
-///     .with_age(Duration::from_secs(3600))
 ///     .with_attempt(2)
 ///     .with_last_error("the gateway closed the connection")
 ///     .write(&pool)
 ///     .await?;
+/// testing::age(&pool, &key, Duration::from_secs(3600)).await?;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
@@ -69,10 +37,6 @@ pub struct Fixture {
     key: Key,
     record: Staged,
 }
-
-/// Long enough that no call mistakes the claim for one of its own transaction, and far shorter than any usual
-/// retention.
-const AGE: Duration = Duration::from_secs(60);
 
 impl Fixture {
     /// Completed with this response: the next call with the same body replays. The mode is transaction mode. To change
@@ -180,8 +144,6 @@ impl Fixture {
             mode,
             fingerprint,
             attempt: 1,
-            age: AGE,
-            retention: DEFAULT_RETENTION,
             expired: false,
             lease: LeaseState::None,
             completed: false,
@@ -208,20 +170,6 @@ impl Fixture {
     /// [`write`](Self::write) refuses a mode that does not fit the state.
     pub fn with_mode(mut self, mode: Mode) -> Self {
         self.record.mode = mode;
-        self
-    }
-
-    /// Sets how long ago the record was claimed, and completed if it is completed. The retention counts from then. A
-    /// retention that is shorter than the age has ended. A lease remains live or lapsed, as the state says. The default
-    /// is a minute.
-    pub fn with_age(mut self, age: Duration) -> Self {
-        self.record.age = age;
-        self
-    }
-
-    /// Sets the retention, which counts from the claim. The default is 24 hours.
-    pub fn with_retention(mut self, retention: Duration) -> Self {
-        self.record.retention = retention;
         self
     }
 

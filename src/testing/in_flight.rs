@@ -27,7 +27,7 @@ use crate::{Body, Error, Fingerprint, Key};
 ///
 /// # Errors
 ///
-/// As [`completed`](super::completed).
+/// [`Error::InvalidBody`], and errors of the database.
 pub async fn in_flight<B>(pool: &PgPool, key: &Key, body: &B) -> Result<InFlightCall, Error>
 where
     B: Body + ?Sized,
@@ -54,7 +54,7 @@ impl InFlightCall {
     ///
     /// # Errors
     ///
-    /// As [`completed`](super::completed).
+    /// [`Error::Unencodable`] for a response that cannot be stored, and errors of the database.
     pub async fn complete<T: Serialize + ?Sized>(mut self, response: &T) -> Result<(), Error> {
         Fixture::completed(&self.key, &self.fingerprint, response)?.write(&mut self.conn).await?;
         self.conn.execute("commit").await?;

@@ -5,9 +5,11 @@
 
 use std::time::Duration;
 
-use sqlx::PgExecutor;
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{PgExecutor, Postgres};
 
-use crate::record::Record;
+use crate::record::{Record, changes_a_row, interval};
 use crate::{Deployment, Error, Key};
 
 /// Lets this much time pass for the record: it was claimed and completed earlier by that much, and its lease and
@@ -25,7 +27,18 @@ use crate::{Deployment, Error, Key};
 ///
 /// [`Error::Database`], with [`sqlx::Error::RowNotFound`] if there is no record.
 pub async fn age(executor: impl PgExecutor<'_>, key: &Key, by: Duration) -> Result<(), Error> {
-    moved(record(key).move_back(executor, by).await?)
+    let update = record(key).query(
+        "
+        update idempotency.record
+        -- In UTC, because a time with a zone minus an interval depends on the session, and Citus refuses that.
+        set claimed_at = (claimed_at at time zone 'UTC' - $4::interval) at time zone 'UTC',
+            completed_at = (completed_at at time zone 'UTC' - $4::interval) at time zone 'UTC',
+            lease_until = (lease_until at time zone 'UTC' - $4::interval) at time zone 'UTC',
+            expires_at = (expires_at at time zone 'UTC' - $4::interval) at time zone 'UTC'
+        where scope = $1::text and operation = $2::text and value = $3::text
+        ",
+    );
+    moved(executor, update.bind(interval(by))).await
 }
 
 /// Moves the end of the retention, and of a live lease, to a moment ago. Then the key is new, whatever the state of its
@@ -35,16 +48,19 @@ pub async fn age(executor: impl PgExecutor<'_>, key: &Key, by: Duration) -> Resu
 ///
 /// As [`age`].
 pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error> {
-    moved(record(key).end(executor).await?)
-}
-
-/// Sets the rest of the retention. Zero ends it now. A lease that is live then protects the record, as in production.
-///
-/// # Errors
-///
-/// As [`age`].
-pub async fn expire_in(executor: impl PgExecutor<'_>, key: &Key, left: Duration) -> Result<(), Error> {
-    moved(record(key).set_retention_left(executor, left).await?)
+    let update = record(key).query(
+        "
+        update idempotency.record
+        set expires_at = least(expires_at, statement_timestamp() - interval '1 ms'),
+            lease_until = least(
+                lease_until,
+                -- Null without a lease. Citus takes a CASE only without the clock.
+                statement_timestamp() - interval '1 ms' + case when lease_until is not null then interval '0' end
+            )
+        where scope = $1::text and operation = $2::text and value = $3::text
+        ",
+    );
+    moved(executor, update).await
 }
 
 /// Lets the lease lapse a moment ago, as if its owner had died long enough before.
@@ -56,13 +72,23 @@ pub async fn expire_in(executor: impl PgExecutor<'_>, key: &Key, left: Duration)
 ///
 /// As [`age`]; also if the record is completed, released, or never had a lease.
 pub async fn lapse(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error> {
-    moved(record(key).end_lease(executor).await?)
+    let update = record(key).query(
+        "
+        update idempotency.record
+        set lease_until = least(lease_until, statement_timestamp() - interval '1 ms')
+        where scope = $1::text and operation = $2::text and value = $3::text
+            and completed_at is null
+            and lease_until > '-infinity'
+        ",
+    );
+    moved(executor, update).await
 }
 
 fn record(key: &Key) -> Record<'_> {
     Record { key, deployment: Deployment::new() }
 }
 
-fn moved(moved: bool) -> Result<(), Error> {
+async fn moved(executor: impl PgExecutor<'_>, update: Query<'_, Postgres, PgArguments>) -> Result<(), Error> {
+    let moved = changes_a_row(executor, update).await?;
     if moved { Ok(()) } else { Err(Error::Database(sqlx::Error::RowNotFound)) }
 }

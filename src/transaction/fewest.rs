@@ -47,7 +47,7 @@ pub(super) async fn complete_and_chain(
 pub(crate) fn claiming(record: Record<'_>, terms: &Terms) -> Result<(Claim, Opening), Error> {
     let token = draw_token()?;
     let message = format!(
-        "select idempotency.claim({key}, {fingerprint}, '{token}', {retention}, '{lock_id}', {lease}, {mode}); begin",
+        "select idempotency.claim({key}, '{token}', {fingerprint}, {retention}, {lease}, {mode}, '{lock_id}'); begin",
         key = key(record.key),
         fingerprint = bytes(terms.fingerprint.as_ref().map(Fingerprint::as_bytes)),
         retention = interval(Some(terms.retention)),

@@ -286,11 +286,11 @@ async fn a_release_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgCon
     let leasing = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })?;
     for polls in 0..MOST_POLLS {
         let key = key(&polls.to_string());
-        let Acquired::Lease(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
+        let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
         let done = cancel_after(polls, lease.release("on purpose")).await.transpose()?.is_some();
         assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
         match leasing.acquire::<i64, _>(&pool, &key, "body").await {
-            Ok(Acquired::Lease(lease)) => assert_eq!(lease.attempt(), 2, "released"),
+            Ok(Acquired::Owner(lease)) => assert_eq!(lease.attempt(), 2, "released"),
             Err(Error::InFlight { .. }) => assert!(!done, "left to lapse"),
             other => panic!("{polls} polls: {other:?}"),
         }

@@ -44,6 +44,21 @@ pub(crate) async fn leave_effect(conn: &mut PgConnection, note: &str) -> Result<
     Ok(sqlx::query_scalar("insert into effect (note) values ($1) returning id").bind(note).fetch_one(conn).await?)
 }
 
+/// Sets the rest of the retention. `testing::expire` also ends a live lease; this does not.
+pub(crate) async fn expire_in(pool: &PgPool, key: &Key, left: Duration) -> Result<(), Error> {
+    sqlx::query(
+        "update idempotency.record set expires_at = statement_timestamp() + $4 * interval '1 s'
+         where scope = $1 and operation = $2 and value = $3",
+    )
+    .bind(key.scope())
+    .bind(key.operation())
+    .bind(key.value())
+    .bind(left.as_secs_f64())
+    .execute(pool)
+    .await?;
+    Ok(())
+}
+
 pub(crate) async fn effects(pool: &PgPool) -> i64 {
     sqlx::query_scalar("select count(*) from effect").fetch_one(pool).await.expect("a count")
 }

@@ -3,7 +3,8 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, release, resolve};
+use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy};
+use pg_idempotency::operator::{release, resolve};
 use pg_idempotency::testing::{self, Fixture};
 use pg_idempotency::{Error, Key};
 use sqlx::PgPool;
@@ -18,9 +19,9 @@ fn leasing(policy: Policy) -> Leasing {
     Leasing::new(policy).expect("a lease").with_deployment(DISTRIBUTED)
 }
 
-async fn acquired(pool: &PgPool, key: &Key, policy: Policy) -> anyhow::Result<Lease> {
+async fn acquired(pool: &PgPool, key: &Key, policy: Policy) -> anyhow::Result<LeaseOwner> {
     match leasing(policy).acquire::<String, _>(pool, key, "body").await? {
-        Acquired::Lease(lease) => Ok(lease),
+        Acquired::Owner(lease) => Ok(lease),
         Acquired::Replayed(response) => anyhow::bail!("replayed {response}"),
     }
 }
@@ -98,7 +99,7 @@ async fn of_eight_callers_one_takes_over_what_lapsed() -> anyhow::Result<()> {
         let answers =
             testing::race(&citus.pool, 8, async |pool| leasing(REPEATS).acquire::<String, _>(pool, &key, "body").await)
                 .await?;
-        let won = answers.iter().filter(|answer| matches!(answer, Ok(Acquired::Lease(_)))).count();
+        let won = answers.iter().filter(|answer| matches!(answer, Ok(Acquired::Owner(_)))).count();
         let in_flight = answers.iter().filter(|answer| matches!(answer, Err(Error::InFlight { .. }))).count();
         assert_eq!((won, in_flight), (1, 7), "{answers:?}");
     }
@@ -137,7 +138,7 @@ async fn an_error_releases_or_ends_the_lease() -> anyhow::Result<()> {
         assert!(leasing(policy).ensure(&citus.pool, &key, "body", failing).await.is_err());
         let next = leasing(policy).acquire::<String, _>(&citus.pool, &key, "body").await;
         match (next, repeats) {
-            (Ok(Acquired::Lease(lease)), true) => {
+            (Ok(Acquired::Owner(lease)), true) => {
                 assert_eq!(lease.attempt(), 2);
                 lease.release("gave up").await?;
                 let most = leasing(policy).with_max_attempts(NonZeroU32::new(2).expect("two"));
@@ -230,6 +231,6 @@ async fn the_workers_commit_a_lease_durably() -> anyhow::Result<()> {
 }
 
 async fn last_error(pool: &PgPool, key: &Key) -> anyhow::Result<String> {
-    let record = pg_idempotency::operator::show(&mut *pool.acquire().await?, key).await?;
+    let record = pg_idempotency::operator::show(pool, key).await?;
     Ok(record.and_then(|record| record.last_error).unwrap_or_default())
 }

@@ -154,7 +154,7 @@ async fn an_isolated_call_keeps_undoes_or_releases() -> anyhow::Result<()> {
     tx.commit().await?;
     assert_eq!(effects(&mut conn, &key).await?, 0);
     assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
-    let shown = pg_idempotency::operator::show(&mut conn, &key).await?.expect("a record");
+    let shown = pg_idempotency::operator::show(&citus.pool, &key).await?.expect("a record");
     assert_eq!((shown.attempt, shown.mode), (2, Mode::Transaction));
     Ok(())
 }

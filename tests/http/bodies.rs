@@ -11,7 +11,7 @@ use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
 use axum::routing::post;
 use http_body::Frame;
-use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Leased, NoStore, PROBLEM_TYPE};
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Leased, NoStore};
 use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::Gate;
 use sqlx::PgPool;
@@ -147,7 +147,7 @@ async fn a_rejection_after_an_effect_outside_does_not_deny_the_effect(pool: PgPo
     assert_eq!(sent.load(Ordering::SeqCst), 1);
     let problem: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");
     let detail = problem["detail"].as_str().expect("text");
-    assert!(!detail.contains("nothing"), "{PROBLEM_TYPE}misconfigured says: {detail}");
+    assert!(!detail.contains("nothing"), "the answer says: {detail}");
     assert_eq!(post_to(&app, "/sms", "key-1", "x").await.problem(), "indeterminate");
     assert_eq!(sent.load(Ordering::SeqCst), 1);
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
-use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, InvalidSetting, Rejection, Runs};
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, InvalidSetting, Rejection};
 use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::{Gate, PATIENCE};
 use sqlx::PgPool;
@@ -76,20 +76,6 @@ async fn clients_that_hang_up_leave_a_bounded_number_of_runs(_: PgPoolOptions, o
     drop(held);
     timeout(PATIENCE, runs.finished()).await.expect("in time");
     assert_eq!((effects(&pool).await, records(&pool).await), (32, 32));
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn layers_that_count_together_are_bounded_together(pool: PgPool) {
-    create_effects(&pool).await;
-    let (gate, runs) = (Gate::new(), Runs::default());
-    let gated = stops_at(&gate).layer(transactional(&pool).with_runs(&runs).with_max_runs(5));
-    let other = app(transactional(&pool).with_runs(&runs).with_max_runs(1));
-    let first = tokio::spawn(async move { post_to(&gated, "/gate", "key-1", "x").await });
-    gate.reached().await;
-    assert_is(&post_to(&other, "/effects", "key-2", "x").await, "overloaded");
-    gate.open();
-    assert_eq!(first.await.expect("joined").status, StatusCode::OK);
-    assert_eq!(post_to(&other, "/effects", "key-2", "x").await.status, StatusCode::CREATED);
 }
 
 /// The pool has one connection, so the next request would notice if the handler kept it.

@@ -119,7 +119,7 @@ async fn under_a_lease_a_reused_key_is_reported_before_in_flight(pool: PgPool) {
     let key = pg_idempotency::Key::new("ada", "POST /sms", "key-1").expect("a key");
     let held = Leasing::new(policy).expect("a lease").acquire::<(), _>(&pool, &key, &1).await.expect("acquired");
     assert_eq!(post_to(&app, "/sms", "key-1", "x").await.problem(), "key-reused");
-    let Acquired::Lease(lease) = held else { panic!("nothing is stored") };
+    let Acquired::Owner(lease) = held else { panic!("nothing is stored") };
     lease.release("the test is over").await.expect("released");
 }
 

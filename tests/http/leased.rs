@@ -10,9 +10,8 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
 use axum::routing::post;
 use axum::{Extension, Router};
-use pg_idempotency::Error;
-use pg_idempotency::http::{IdempotencyLayer, IdempotentLease, Leased, NotPerformed, Rejection};
-use pg_idempotency::lease::Policy;
+use pg_idempotency::http::{IdempotencyLayer, Leased, NotPerformed, Rejection};
+use pg_idempotency::lease::{Lease, Policy};
 use pg_idempotency::testing::Gate;
 use sqlx::PgPool;
 
@@ -28,7 +27,7 @@ fn leased(pool: &PgPool, policy: Policy) -> IdempotencyLayer<Leased> {
 fn app(layer: IdempotencyLayer<Leased>) -> (Router, Arc<AtomicU32>) {
     let sent = Arc::new(AtomicU32::new(0));
     let counted = sent.clone();
-    let send = async move |Path(status): Path<u16>, lease: IdempotentLease| {
+    let send = async move |Path(status): Path<u16>, lease: Lease| {
         counted.fetch_add(1, Ordering::SeqCst);
         match status {
             0 => panic!("on purpose"),
@@ -93,25 +92,19 @@ async fn at_most_once_a_failure_is_indeterminate_unless_nothing_was_done(pool: P
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_failure_before_the_effect_begins_frees_the_key(pool: PgPool) {
-    let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE }).with_explicit_begin(true);
-    let handler = async |Path(number): Path<u32>, lease: IdempotentLease| {
-        match number {
-            0 => panic!("before"),
-            1 => return StatusCode::BAD_REQUEST,
-            _ => lease.begin().expect("the lease is live"),
-        }
-        StatusCode::BAD_GATEWAY
+async fn a_handler_that_declares_that_it_did_nothing_frees_the_key(pool: PgPool) {
+    let handler = async |Path(number): Path<u32>, lease: Lease| match number {
+        1 => lease.not_performed(StatusCode::BAD_REQUEST),
+        _ => StatusCode::BAD_GATEWAY,
     };
+    let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE });
     let app = Router::new().route("/send/{number}", post(handler)).route_layer(layer);
-    // An extractor refuses, the handler refuses, the handler panics: each time before the effect begins.
     for _ in 0..2 {
-        assert_eq!(post_to(&app, "/send/no-number", "key-1", "x").await.status, StatusCode::BAD_REQUEST);
-        assert_eq!(post_to(&app, "/send/1", "key-2", "x").await.status, StatusCode::BAD_REQUEST);
-        let panicking = app.clone();
-        let panicked = tokio::spawn(async move { post_to(&panicking, "/send/0", "key-3", "x").await }).await;
-        assert!(panicked.is_err_and(|error| error.is_panic()));
+        assert_eq!(post_to(&app, "/send/1", "key-1", "x").await.status, StatusCode::BAD_REQUEST);
     }
+    // Nobody has declared that an extractor's refusal did nothing.
+    assert_eq!(post_to(&app, "/send/no-number", "key-2", "x").await.status, StatusCode::BAD_REQUEST);
+    assert_eq!(post_to(&app, "/send/no-number", "key-2", "x").await.problem(), "indeterminate");
     assert_eq!(post_to(&app, "/send/2", "key-4", "x").await.status, StatusCode::BAD_GATEWAY);
     let repeat = post_to(&app, "/send/2", "key-4", "x").await;
     assert_eq!(repeat.problem(), "indeterminate");
@@ -126,22 +119,20 @@ async fn a_failure_before_the_effect_begins_frees_the_key(pool: PgPool) {
 /// answer.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the coordinator does not show that a statement waits on a worker")]
-async fn a_lease_that_has_ended_is_lost_before_its_release_is_sent_and_cannot_begin(pool: PgPool) {
+async fn a_lease_that_has_ended_is_lost_before_its_release_is_sent(pool: PgPool) {
     let declared = (StatusCode::BAD_REQUEST, Some(Extension(NotPerformed)));
     let failed = (StatusCode::BAD_GATEWAY, None);
-    for (number, (explicit, (status, extension))) in
-        [(true, failed), (true, declared), (false, declared), (false, failed)].into_iter().enumerate()
-    {
+    for (number, (status, extension)) in [failed, declared].into_iter().enumerate() {
         let clones = Arc::new(Mutex::new(None));
         let kept = clones.clone();
         let gate = Gate::new();
         let gated = gate.clone();
-        let handler = async move |lease: IdempotentLease| {
+        let handler = async move |lease: Lease| {
             *kept.lock().expect("not poisoned") = Some(lease);
             gated.pass().await;
             (extension, status).into_response()
         };
-        let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE }).with_explicit_begin(explicit);
+        let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE });
         let app = Router::new().route("/send", post(handler)).layer(layer);
         let first = tokio::spawn(async move { post_to(&app, "/send", &format!("key-{number}"), "x").await });
         gate.reached().await;
@@ -158,10 +149,9 @@ async fn a_lease_that_has_ended_is_lost_before_its_release_is_sent_and_cannot_be
         .await;
         assert!(!first.is_finished());
         assert!(lease.is_lost(), "{number}");
-        assert!(matches!(lease.begin(), Err(Error::LeaseLost)), "{number}");
         locked.rollback().await.expect("unlocked");
         assert_eq!(first.await.expect("joined").status, status);
-        assert!(matches!(lease.begin(), Err(Error::LeaseLost)), "{number}");
+        assert!(lease.is_lost(), "{number}");
     }
 }
 
@@ -193,7 +183,7 @@ async fn a_response_that_an_operator_has_resolved_is_replayed_as_json(pool: PgPo
     let token: i64 =
         sqlx::query_scalar("select token from idempotency.record").fetch_one(&pool).await.expect("a token");
     let day = Duration::from_secs(24 * 3600);
-    let resolved = pg_idempotency::lease::resolve(&pool, &key, token, &serde_json::json!({"text": 7}), day).await;
+    let resolved = pg_idempotency::operator::resolve(&pool, &key, token, &serde_json::json!({"text": 7}), day).await;
     resolved.expect("resolved");
     let answer = post_to(&app, "/send/503", "key-1", "x").await;
     assert_eq!((answer.status, answer.is_replayed(), &*answer.body), (StatusCode::OK, true, &br#"{"text":7}"#[..]));

@@ -109,7 +109,6 @@ async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(p
         IdempotencyLayer::transactional(pool.clone(), |_| panic!("the scope")),
         transactional(&pool).with_key_from(|_, _| panic!("the key")),
         transactional(&pool).with_operation(|_| panic!("the operation")),
-        transactional(&pool).with_fingerprint("panics", |_, _| panic!("the fingerprint")),
         transactional(&pool).with_shortest_key(100).with_rejection(|_| panic!("the rejection")),
     ];
     for layer in layers {
@@ -118,6 +117,24 @@ async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(p
         let panicked = tokio::spawn(async move { post_to(&app, "/effects", "key-1", "x").await }).await;
         assert!(panicked.is_err_and(|error| error.is_panic()));
         assert_eq!(runs.count(), 0);
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
+/// A failed gRPC call has the status 200, and says so in its trailers.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_grpc_response_commits_nothing(pool: PgPool) {
+    create_effects(&pool).await;
+    let handler = async |mut tx: IdempotentTx| {
+        insert(&mut tx, "called").await;
+        [("content-type", "application/grpc+proto")]
+    };
+    let app = Router::new().route("/grpc", post(handler)).layer(transactional(&pool).with_optional_key(true));
+    for key in [Some("key-1"), None] {
+        let answer = send(&app, request("POST", "/grpc", key, "x")).await;
+        assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+        let Some(Rejection::Misconfigured(mistake)) = answer.rejection else { panic!("another rejection") };
+        assert!(matches!(*mistake, Misconfigured::Grpc), "{mistake}");
     }
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }

@@ -58,10 +58,10 @@ async fn any_body_comes_back_byte_by_byte(pool: PgPool) {
     }
 }
 
-/// Any stored status, any bytes that HTTP allows in headers and trailers, several of one name, any body.
+/// Any stored status, any bytes that HTTP allows in headers and trailers, several of one name, any body. The trailers
+/// are passed on, and a replay has none.
 fn any_response() -> impl Strategy<Value = (StatusCode, HeaderMap, Vec<u8>, Option<HeaderMap>)> {
-    // The default ones, except `grpc-status`, which is not free to have any value.
-    const NAMES: [&str; 15] = [
+    const NAMES: [&str; 13] = [
         "cache-control",
         "content-disposition",
         "content-encoding",
@@ -71,8 +71,6 @@ fn any_response() -> impl Strategy<Value = (StatusCode, HeaderMap, Vec<u8>, Opti
         "content-type",
         "etag",
         "expires",
-        "grpc-encoding",
-        "grpc-message",
         "last-modified",
         "link",
         "location",
@@ -133,8 +131,10 @@ async fn any_response_comes_back_from_the_database_unchanged(pool: PgPool) {
                 let mut answer = post_to(&app, "/any", &format!("key-{mode}-{case}"), "x").await;
                 let told = answer.headers.remove("idempotency-replayed").is_some();
                 answer.headers.remove("content-length");
-                let expected = (replayed, status, &headers, &body[..], &trailers);
-                assert_eq!((told, answer.status, &answer.headers, &answer.body[..], &answer.trailers), expected);
+                let trailers = trailers.as_ref().filter(|_| !replayed);
+                let expected = (replayed, status, &headers, &body[..], trailers);
+                let answered = (told, answer.status, &answer.headers, &answer.body[..], answer.trailers.as_ref());
+                assert_eq!(answered, expected);
             }
         }
     }
@@ -171,16 +171,13 @@ async fn a_stream_is_passed_on_and_not_stored(pool: PgPool) {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_secret_is_not_stored(pool: PgPool) {
     create_effects(&pool).await;
-    let marked = app(transactional(&pool));
-    assert_eq!(post_to(&marked, "/secret", "key-1", "x").await.status, StatusCode::CREATED);
-    assert_eq!(post_to(&marked, "/secret", "key-1", "x").await.problem(), "not-replayable");
-    let all = app(transactional(&pool).with_no_store(true));
-    assert_eq!(post_to(&all, "/effects", "key-2", "x").await.status, StatusCode::CREATED);
-    assert_eq!(post_to(&all, "/effects", "key-2", "x").await.problem(), "not-replayable");
-    assert_eq!(effects(&pool).await, 2);
-    let bodies: Vec<Option<Vec<u8>>> =
-        sqlx::query_scalar("select response_body from idempotency.record").fetch_all(&pool).await.expect("rows");
-    assert_eq!(bodies, [None, None]);
+    let app = app(transactional(&pool));
+    assert_eq!(post_to(&app, "/secret", "key-1", "x").await.status, StatusCode::CREATED);
+    assert_eq!(post_to(&app, "/secret", "key-1", "x").await.problem(), "not-replayable");
+    assert_eq!(effects(&pool).await, 1);
+    let body: Option<Vec<u8>> =
+        sqlx::query_scalar("select response_body from idempotency.record").fetch_one(&pool).await.expect("a row");
+    assert_eq!(body, None);
 }
 
 /// Not a cipher, but the sealed body is bound to its record.

@@ -1,7 +1,7 @@
 //! The rules of the draft: which requests are covered, and which answers they get.
 
 use axum::http::{Method, StatusCode};
-use pg_idempotency::http::{IdempotencyLayer, processing};
+use pg_idempotency::http::IdempotencyLayer;
 use sqlx::PgPool;
 
 use crate::support::{app, create_effects, effects, post_to, records, request, send, transactional, user};
@@ -141,16 +141,6 @@ async fn an_indeterminate_operation_has_a_problem_of_its_own(pool: PgPool) {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_service_may_choose_the_form_of_rejections(pool: PgPool) {
     create_effects(&pool).await;
-    let preset = app(transactional(&pool).with_rejection(processing));
-    assert_eq!(post_to(&preset, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
-    let reused = post_to(&preset, "/effects", "key-1", "y").await;
-    assert_eq!((reused.status, &*reused.problem()), (StatusCode::CONFLICT, "key-reused"));
-
-    let uri = "https://shop.example/docs/idempotency".parse().expect("a URI");
-    let documented = app(transactional(&pool).with_documentation(&uri));
-    let missing = send(&documented, request("POST", "/effects", None, "x")).await;
-    assert_eq!(missing.headers["link"], "<https://shop.example/docs/idempotency>; rel=\"describedby\"");
-
     let own = app(IdempotencyLayer::transactional(pool.clone(), user).with_rejection(|rejection| {
         let mut response = axum::http::Response::new(rejection.kind().into());
         *response.status_mut() = StatusCode::IM_A_TEAPOT;

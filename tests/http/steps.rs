@@ -9,8 +9,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use pg_idempotency::http::{IdempotencyLayer, IdempotentLease, Rejection};
-use pg_idempotency::lease::{Policy, release, resolve_step};
+use pg_idempotency::http::{IdempotencyLayer, Rejection};
+use pg_idempotency::lease::{Lease, Policy};
+use pg_idempotency::operator::{release, resolve_step};
 use pg_idempotency::testing::{Gate, lapse};
 use pg_idempotency::{Error, Key};
 use sqlx::postgres::PgPoolOptions;
@@ -92,7 +93,7 @@ async fn insert(conn: &mut PgConnection, note: &str) -> Result<i64, Error> {
     Ok(sqlx::query_scalar("insert into effect (note) values ($1) returning id").bind(note).fetch_one(conn).await?)
 }
 
-async fn book(world: &World, lease: &IdempotentLease) -> Result<(StatusCode, String), Failure> {
+async fn book(world: &World, lease: &Lease) -> Result<(StatusCode, String), Failure> {
     lease
         .step("ride", async |conn| -> Result<i64, Failure> {
             let ride = insert(conn, "ride").await?;
@@ -121,7 +122,7 @@ async fn book(world: &World, lease: &IdempotentLease) -> Result<(StatusCode, Str
 }
 
 /// A handler that drops its work when it is told to.
-async fn ride(State(world): State<Arc<World>>, lease: IdempotentLease) -> Response {
+async fn ride(State(world): State<Arc<World>>, lease: Lease) -> Response {
     tokio::select! {
         booked = book(&world, &lease) => booked.into_response(),
         () = world.give_up.notified() => StatusCode::SERVICE_UNAVAILABLE.into_response(),
@@ -146,7 +147,7 @@ async fn assert_indeterminate(pool: &PgPool, app: &Router) -> i64 {
     assert_eq!((answer.status, &*answer.problem()), (StatusCode::CONFLICT, "indeterminate"));
     let Some(Rejection::Indeterminate { token, steps, .. }) = answer.rejection else { panic!("{answer:?}") };
     assert_eq!(steps, ["text"]);
-    let found = pg_idempotency::operator::unsettled(&mut pool.acquire().await.expect("a connection"), 10, None).await;
+    let found = pg_idempotency::operator::unsettled(pool, 10, None).await;
     let [found] = &found.expect("a list")[..] else { panic!("one record") };
     assert_eq!((found.token, &found.steps), (token, &steps));
     token
@@ -239,7 +240,7 @@ async fn a_step_that_fails_in_doubt_is_performed_again_once_an_operator_releases
 async fn tasks_of_a_handler_perform_steps_side_by_side(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let attempts = Arc::new(AtomicU32::new(0));
-    let handler = async move |lease: IdempotentLease| -> Result<String, Failure> {
+    let handler = async move |lease: Lease| -> Result<String, Failure> {
         let tasks = (0..4).map(|n| {
             let lease = lease.clone();
             tokio::spawn(async move { lease.step(&format!("row {n}"), async |conn| insert(conn, "row").await).await })
@@ -272,7 +273,7 @@ async fn tasks_of_a_handler_perform_steps_side_by_side(pool: PgPool) -> anyhow::
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn steps_that_the_contract_forbids_are_refused(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let nested = async |lease: IdempotentLease| -> Result<String, Failure> {
+    let nested = async |lease: Lease| -> Result<String, Failure> {
         lease
             .step("outer", async |conn| -> Result<String, Failure> {
                 insert(conn, "outer").await?;
@@ -280,7 +281,7 @@ async fn steps_that_the_contract_forbids_are_refused(pool: PgPool) -> anyhow::Re
             })
             .await
     };
-    let twice = async |lease: IdempotentLease| -> Result<String, Failure> {
+    let twice = async |lease: Lease| -> Result<String, Failure> {
         lease.step("again", async |_| Ok::<_, Error>(())).await?;
         lease.step("again", async |_| Ok::<_, Error>(())).await?;
         Ok("twice".to_owned())
@@ -310,7 +311,7 @@ async fn a_task_that_outlives_the_response_performs_no_step(pool: PgPool) -> any
         let gate = Gate::new();
         let (sender, late) = oneshot::channel();
         let (gated, sender) = (gate.clone(), Arc::new(Mutex::new(Some(sender))));
-        let handler = async move |lease: IdempotentLease| {
+        let handler = async move |lease: Lease| {
             let task = async move {
                 gated.pass().await;
                 let performed = AtomicU32::new(0);
@@ -343,7 +344,7 @@ async fn a_task_in_the_middle_of_a_text_leaves_it_in_doubt(pool: PgPool) -> anyh
     let gate = Gate::new();
     let (sender, ended) = oneshot::channel();
     let (gated, sender) = (gate.clone(), Arc::new(Mutex::new(Some(sender))));
-    let handler = async move |lease: IdempotentLease| {
+    let handler = async move |lease: Lease| {
         let sender = sender.lock().unwrap_or_else(PoisonError::into_inner).take().expect("once");
         let in_text = gated.clone();
         tokio::spawn(async move {

@@ -1,12 +1,9 @@
-//! Tests that start servers or processes of their own: PostgreSQL, PgBouncer, a gRPC server, a worker that is
-//! suspended.
+//! Tests that start servers or processes of their own: PostgreSQL, PgBouncer, a worker that is suspended.
 
 #[path = "../support/strict.rs"]
 mod strict;
 
 #[cfg(target_os = "linux")]
 mod closed_checkout;
-#[cfg(feature = "http")]
-mod grpc;
 mod pgbouncer;
 mod suspended;

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy, ensure_leased};
-use pg_idempotency::{Error, Key};
+use pg_idempotency::{Error, InFlight, Key};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions as _, PgPool};
 
@@ -91,8 +91,11 @@ async fn a_suspended_owner_stores_nothing_and_takes_no_further_step(
     worker.wait_for("working");
     worker.signal("-STOP");
 
-    let taker = Leasing::new(POLICY)?.with_wait_for(PATIENCE)?.acquire::<String, _>(&pool, &key(), "body").await?;
-    let Acquired::Lease(taker) = taker else { panic!("nothing is stored") };
+    let taker = Leasing::new(POLICY)?
+        .with_in_flight(InFlight::Wait(PATIENCE))?
+        .acquire::<String, _>(&pool, &key(), "body")
+        .await?;
+    let Acquired::Owner(taker) = taker else { panic!("nothing is stored") };
     assert_eq!(taker.attempt(), 2);
     taker.complete(&"the taker's".to_owned()).await?;
     let before: i64 = sqlx::query_scalar("select count(*) from step").fetch_one(&pool).await?;

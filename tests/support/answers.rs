@@ -5,8 +5,9 @@ use std::fmt::Debug;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, release, release_step, resolve_step};
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy};
 use pg_idempotency::mark::Marking;
+use pg_idempotency::operator::{release, release_step, resolve_step};
 use pg_idempotency::testing::{self, Fixture};
 use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Mode, RoundTrips, Verdict, operator};
 use sqlx::{Connection as _, PgConnection, PgPool};
@@ -285,7 +286,7 @@ async fn leases(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) ->
             let acquired = twice.acquire::<i64, _>(pool, key, "body").await;
             let acquired = match acquired {
                 Ok(Acquired::Replayed(response)) => Ok(format!("replayed {response}")),
-                Ok(Acquired::Lease(lease)) => {
+                Ok(Acquired::Owner(lease)) => {
                     let attempt = lease.attempt();
                     lease.complete(&8_i64).await.map(|()| format!("completed as attempt {attempt}"))
                 }
@@ -302,7 +303,7 @@ async fn leases(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) ->
         lines.push((format!("ensure a lease {name}, again"), said(again)));
         let key = &self::key();
         let released = match leasing.acquire::<i64, _>(pool, key, "body").await {
-            Ok(Acquired::Lease(lease)) => lease.release("not now").await,
+            Ok(Acquired::Owner(lease)) => lease.release("not now").await,
             Ok(Acquired::Replayed(_)) => anyhow::bail!("replayed"),
             Err(error) => Err(error),
         };
@@ -315,7 +316,7 @@ async fn leases(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) ->
         let heir = leasing.acquire::<i64, _>(pool, key, "body").await.map(|_| "acquired");
         lines.push((format!("take over {name}"), said(heir)));
         let stored = match stale {
-            Ok(Acquired::Lease(stale)) => stale.complete(&1_i64).await,
+            Ok(Acquired::Owner(stale)) => stale.complete(&1_i64).await,
             Ok(Acquired::Replayed(_)) => anyhow::bail!("replayed"),
             Err(error) => Err(error),
         };
@@ -337,7 +338,7 @@ async fn steps(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) -> 
     let leasing = Leasing::new(IN_STEPS)?.with_deployment(deployment);
     let attempt = async |key: &Key| -> Result<_, Error> {
         let lease = match leasing.acquire::<i64, _>(pool, key, "body").await? {
-            Acquired::Lease(lease) => lease,
+            Acquired::Owner(lease) => lease,
             Acquired::Replayed(response) => return Ok((0, vec![response], 0)),
         };
         let results = vec![
@@ -361,7 +362,7 @@ async fn steps(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) -> 
             .with_step_in_doubt("text")
             .write(pool)
             .await?;
-        let token = operator::show(&mut *pool.acquire().await?, key).await?.map_or(0, |shown| shown.token);
+        let token = operator::show(pool, key).await?.map_or(0, |shown| shown.token);
         let [email, text] = ["email", "text"].map(str::to_owned);
         let decided = match decision {
             "none" => Ok(()),

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use pg_idempotency::lease::{Acquired, Leasing, Policy, downstream_key, release, resolve};
+use pg_idempotency::lease::{Acquired, Leasing, Policy, downstream_key};
+use pg_idempotency::operator::{release, resolve};
 use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
@@ -13,12 +14,13 @@ use tokio::time::{Instant, sleep};
 
 use crate::history::What;
 use crate::lease_checker::Promise;
+use crate::mutant::Mutant;
 use crate::random::Random;
 use crate::settling::MUTANT_SETTLE_LIMIT;
+use crate::stepped;
 use crate::stepped::Plan;
 use crate::subject::{Failure, Subject, ending, key};
 use crate::world::World;
-use crate::{broken_lease, broken_steps, stepped};
 
 /// When the fault is over. One alone would take minutes for the keys of a long run.
 const SETTLERS: usize = 8;
@@ -85,16 +87,10 @@ pub(crate) async fn call(
     world.history.add(call, value, What::Invoked);
     let result = if leased.promise == Promise::InSteps {
         let plan = Plan::new(random, leased, world.subject);
-        match world.subject {
-            Subject::Crate => stepped::call(world, pool, value, call, leased, plan).await,
-            Subject::Mutant(mutant) => broken_steps::call(mutant, world, pool, value, call, leased, plan).await,
-        }
+        stepped::call(world, pool, value, call, leased, plan).await
     } else {
         let work = random.millis(0..leased.work.max(1));
-        match world.subject {
-            Subject::Crate => by_the_crate(world, pool, value, call, leased, work).await,
-            Subject::Mutant(mutant) => broken_lease::call(mutant, world, pool, value, call, leased, work).await,
-        }
+        own(world, pool, value, call, leased, work).await
     };
     let what = match result {
         // To be settled by an operator, who asks what became of it.
@@ -105,7 +101,7 @@ pub(crate) async fn call(
     what
 }
 
-async fn by_the_crate(
+async fn own(
     world: &World,
     pool: &PgPool,
     value: &str,
@@ -113,17 +109,33 @@ async fn by_the_crate(
     leased: Leased,
     work: Duration,
 ) -> Result<Outcome<String>, Failure> {
-    let leasing = Leasing::new(leased.policy()).map_err(Error::from)?;
+    let mutant = world.subject.mutant();
+    let policy = match mutant {
+        Some(Mutant::TakesOverAtMostOnce) => Policy::AtLeastOnce { lease: leased.lease },
+        _ => leased.policy(),
+    };
+    let ignores_loss = mutant == Some(Mutant::LossIgnored);
+    let leasing = Leasing::new(policy).map_err(Error::from)?;
     match leasing.acquire(pool, &key(value), value).await? {
         Acquired::Replayed(response) => Ok(Outcome::Replayed(response)),
-        Acquired::Lease(lease) => {
+        Acquired::Owner(lease) => {
             world.history.add(call, value, What::Claimed(lease.token()));
-            if lease.is_lost() {
+            if lease.is_lost() && !ignores_loss {
                 return Err(Error::LeaseLost.into());
             }
-            affect(pool, value, call, &lease.downstream_key(), lease.token()).await?;
+            let (downstream, token) = (lease.downstream_key(), lease.token());
+            if mutant == Some(Mutant::CompletesFirst) {
+                lease.complete(&call.to_owned()).await?;
+                sleep(work).await;
+                affect(pool, value, call, &downstream, token).await?;
+                return Ok(Outcome::Performed(call.to_owned()));
+            }
+            affect(pool, value, call, &downstream, token).await?;
             sleep(work).await;
-            lease.complete(&call.to_owned()).await?;
+            match lease.complete(&call.to_owned()).await {
+                Err(Error::LeaseLost) if ignores_loss => {}
+                completed => completed?,
+            }
             Ok(Outcome::Performed(call.to_owned()))
         }
     }

@@ -3,8 +3,6 @@
 
 mod arguments;
 mod beside;
-mod broken_lease;
-mod broken_steps;
 mod callers;
 mod checker;
 mod citus;

@@ -1,6 +1,7 @@
-//! The variants of the protocol, each with one part broken: what a scenario does not catch here, it would not catch in
-//! the crate. Transaction mode is in [`plain_sql`](crate::plain_sql), lease mode in
-//! [`broken_lease`](crate::broken_lease), and operations in steps in [`broken_steps`](crate::broken_steps).
+//! Callers, or servers, with one part broken: what a scenario does not catch here, it would not catch in the crate. They
+//! prove that the faults of this suite happen and are seen. `script/interleave --mutants` tries each condition of the
+//! crate's own SQL. Calls in transaction mode are plain SQL ([`plain_sql`](crate::plain_sql)). Leases and steps are the
+//! crate's, used wrongly.
 
 use std::str::FromStr;
 
@@ -10,22 +11,16 @@ use anyhow::Context as _;
 pub(crate) enum Mutant {
     /// Not broken: it shows that the others fail for what is broken in them.
     PlainSql,
-    /// Looks first and inserts then, with no unique key in the way.
-    NoConflictTarget,
-    /// Lease mode: the result is stored by the key alone.
-    CompletionWithoutToken,
+    /// Lease mode: an owner that has lost its lease takes its result for stored.
+    LossIgnored,
     /// The sweep deletes by a list of keys, and does not look again.
     JanitorByKey,
-    /// Claim and effect commit, and no response.
-    NoCompletion,
     /// The claim commits before the effect.
     AutocommitClaim,
     /// The effect commits before the claim.
     EffectOutside,
     /// What `perform` or the completion is told by the database is not looked at.
     ErrorsSwallowed,
-    /// The completion does not ask whose transaction it is in.
-    UnfencedCompletion,
     /// A claim without a response is taken for one that failed, and for free.
     UnfinishedIsFree,
     /// Who has waited a little for the owner performs without a claim.
@@ -42,16 +37,12 @@ pub(crate) enum Mutant {
     TakesOverAtMostOnce,
     /// Lease mode: the result is stored first, and the effect comes after it.
     CompletesFirst,
-    /// Steps: the statements of a step find the record by the key alone.
-    StepWithoutFence,
-    /// Steps: a result is stored also if there is one.
-    StepStoredAgain,
-    /// Steps: nothing is stored before an at-most-once step.
+    /// Steps: the row is written by a task of its own, and not by a step.
+    RowOutside,
+    /// Steps: the messages are sent at least once.
     BegunNotWritten,
     /// Steps: the mark of an at-most-once step is committed, and not yet on disk when the step is performed.
     BegunNotDurable,
-    /// Steps: the client writes the document with all steps, as it was when the step began.
-    StepsByTheClient,
     /// Steps: an operator finds out about one step in doubt, and their release forgets all.
     SettlesAllInDoubt,
     /// A COMMIT without an answer is taken for one that failed, and the operation repeated under another claim.
@@ -70,14 +61,11 @@ use Mutant::*;
 
 const NAMES: &[(Mutant, &str)] = &[
     (PlainSql, "plain-sql"),
-    (NoConflictTarget, "no-conflict-target"),
-    (CompletionWithoutToken, "completion-without-token"),
+    (LossIgnored, "loss-ignored"),
     (JanitorByKey, "janitor-by-key"),
-    (NoCompletion, "no-completion"),
     (AutocommitClaim, "autocommit-claim"),
     (EffectOutside, "effect-outside"),
     (ErrorsSwallowed, "errors-swallowed"),
-    (UnfencedCompletion, "unfenced-completion"),
     (UnfinishedIsFree, "unfinished-is-free"),
     (ImpatientClaim, "impatient-claim"),
     (ConflictsIgnored, "conflicts-ignored"),
@@ -86,11 +74,9 @@ const NAMES: &[(Mutant, &str)] = &[
     (NewerSchemaRefused, "newer-schema-refused"),
     (TakesOverAtMostOnce, "takes-over-at-most-once"),
     (CompletesFirst, "completes-first"),
-    (StepWithoutFence, "step-without-fence"),
-    (StepStoredAgain, "step-stored-again"),
+    (RowOutside, "row-outside"),
     (BegunNotWritten, "begun-not-written"),
     (BegunNotDurable, "begun-not-durable"),
-    (StepsByTheClient, "steps-by-the-client"),
     (SettlesAllInDoubt, "settles-all-in-doubt"),
     (LostAnswerIsFailure, "lost-answer-is-failure"),
     (SynchronousCommitOff, "synchronous-commit-off"),
@@ -107,7 +93,7 @@ impl Mutant {
 
     /// Steps: whether nothing but the fault of its scenario may reveal it, and so nothing else goes wrong in an attempt.
     pub(crate) fn needs_the_fault(self) -> bool {
-        matches!(self, StepWithoutFence | BegunNotWritten | BegunNotDurable | StepsByTheClient)
+        matches!(self, RowOutside | BegunNotWritten | BegunNotDurable)
     }
 
     pub(crate) fn name(self) -> &'static str {

@@ -12,7 +12,7 @@ impl Mutant {
     /// What is broken in the database, and not in a call.
     pub(crate) async fn prepare(self, conn: &mut PgConnection, database: &str) -> anyhow::Result<()> {
         match self {
-            NoConflictTarget | SessionLock => {
+            SessionLock => {
                 conn.execute("alter table idempotency.record drop constraint record_pkey").await?;
             }
             AwaitKeepsLock => {
@@ -21,6 +21,17 @@ impl Mutant {
                 let part = "raise exception 'a record is there' using errcode = 'IK004'";
                 anyhow::ensure!(source.contains(part), "the function has no {part:?}:\n{source}");
                 conn.execute(AssertSqlSafe(source.replace(part, "return 'look'"))).await?;
+            }
+            BegunNotDurable => {
+                let trigger = "
+                    create function not_durable() returns trigger language plpgsql as $$
+                    begin
+                        perform set_config('synchronous_commit', 'off', true);
+                        return new;
+                    end $$;
+                    create trigger not_durable before update on idempotency.record for each row
+                    when (old.steps is distinct from new.steps) execute function not_durable()";
+                conn.execute(trigger).await?;
             }
             UnloggedRecord => {
                 conn.execute("alter table idempotency.record set unlogged").await?;
@@ -121,11 +132,8 @@ impl Mutant {
     }
 
     async fn complete(self, conn: &mut PgConnection, request: &Request, response: &str) -> Result<(), Failure> {
-        if self == NoCompletion {
-            return Ok(());
-        }
-        // The last three have no claim in their own transaction.
-        let fenced = !matches!(self, UnfencedCompletion | AutocommitClaim | ImpatientClaim | ConflictsIgnored);
+        // These have no claim in their own transaction.
+        let fenced = !matches!(self, AutocommitClaim | ImpatientClaim | ConflictsIgnored);
         let completed = sqlx::query(
             "update idempotency.record set completed_at = now(), response_body = to_json($2::text)::text::bytea
             where scope = $1::text and operation = 'chaos' and value = $1::text and completed_at is null
@@ -142,7 +150,7 @@ impl Mutant {
 
     async fn claim(self, conn: &mut PgConnection, request: &Request) -> Result<bool, Failure> {
         let sql = match self {
-            NoConflictTarget | SessionLock => {
+            SessionLock => {
                 "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at)
                 select 'transaction', $1::text, 'chaos', $1::text, '\\x0100', 1, now() + $2::float8 * interval '1 s'
                 where not exists (select from idempotency.record where value = $1::text)"

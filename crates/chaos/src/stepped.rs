@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use pg_idempotency::lease::{Lease, Leasing, Step, release, release_step, resolve_step};
+use pg_idempotency::lease::{Lease, Leasing, Step};
 use pg_idempotency::operator::{Unsettled, unsettled};
+use pg_idempotency::operator::{release, release_step, resolve_step};
 use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Deployment, Error, Outcome};
 use sqlx::{Executor as _, PgConnection, PgExecutor, PgPool};
@@ -105,15 +106,14 @@ pub(crate) struct Plan {
 impl Plan {
     /// A mutant that the fault must reveal has no mishaps.
     pub(crate) fn new(random: &mut Random, leased: Leased, subject: Subject) -> Self {
-        let mishaps = !matches!(subject, Subject::Mutant(mutant) if mutant.needs_the_fault());
+        let mishaps = !subject.mutant().is_some_and(Mutant::needs_the_fault);
         // Each dropped message takes an operator.
         let dropped = random.of(&[ROW, ROW, CHARGE, TEXT, EMAIL]);
         let polls = usize::try_from(random.below(20)).unwrap_or_default();
         let failing = random.of(&[ROW, CHARGE, TEXT, EMAIL]);
         let drops = (random.one_in(4) && mishaps).then_some((dropped, polls));
         Self {
-            // Only a row that is dropped at its COMMIT, and asked for again, reveals this mutant.
-            drops: if subject == Subject::Mutant(Mutant::StepStoredAgain) { Some((ROW, polls)) } else { drops },
+            drops,
             fails: (random.one_in(12) && mishaps).then_some(failing),
             abreast: random.of(&[1, 2, 2, 3]),
             pause: random.millis(0..leased.work.max(1)) / 4,
@@ -199,16 +199,37 @@ impl Attempt<'_> {
     }
 }
 
-async fn work(outside: &PgPool, lease: &Lease, value: &str, call: &str, plan: Plan) -> Result<String, Failure> {
+async fn work(
+    world: &World,
+    pool: &PgPool,
+    lease: &Lease,
+    value: &str,
+    call: &str,
+    plan: Plan,
+) -> Result<String, Failure> {
+    let mutant = world.subject.mutant();
+    let outside = world.outside_or(pool);
     let attempt = Attempt { key: value, call, number: lease.attempt() };
-    let row = || {
-        lease.step(ROW, async |conn: &mut PgConnection| {
-            sleep(plan.pause).await;
-            attempt.add(conn, ROW, None).await?;
-            plan.check(ROW)?;
-            sleep(plan.pause).await;
-            Ok(call.to_owned())
-        })
+    let row = async || {
+        if mutant == Some(Mutant::RowOutside) {
+            // In a task, which the loss of the lease does not stop.
+            let (pool, key, call) = (pool.clone(), value.to_owned(), call.to_owned());
+            let writing = tokio::spawn(async move {
+                sleep(2 * plan.pause).await;
+                let attempt = Attempt { key: &key, call: &call, number: attempt.number };
+                attempt.add(&pool, ROW, None).await.map(|()| call)
+            });
+            return Ok(writing.await.expect("no panic")?);
+        }
+        lease
+            .step(ROW, async |conn: &mut PgConnection| {
+                sleep(plan.pause).await;
+                attempt.add(conn, ROW, None).await?;
+                plan.check(ROW)?;
+                sleep(plan.pause).await;
+                Ok(call.to_owned())
+            })
+            .await
     };
     let charge = || {
         lease.step_at_least_once(CHARGE, async |step: &Step| {
@@ -219,8 +240,8 @@ async fn work(outside: &PgPool, lease: &Lease, value: &str, call: &str, plan: Pl
             Ok(call.to_owned())
         })
     };
-    let message = |name: &'static str| {
-        lease.step_at_most_once(name, async move |step: &Step| {
+    let message = async |name: &'static str| {
+        let send = async move |step: &Step| {
             sleep(plan.pause).await;
             plan.check(name).map_err(|error| step.not_performed(error))?;
             if !attempt.send(outside, name, &step.downstream_key()).await? {
@@ -228,7 +249,11 @@ async fn work(outside: &PgPool, lease: &Lease, value: &str, call: &str, plan: Pl
             }
             sleep(plan.pause).await;
             Ok(call.to_owned())
-        })
+        };
+        match mutant {
+            Some(Mutant::BegunNotWritten) => lease.step_at_least_once(name, send).await,
+            _ => lease.step_at_most_once(name, send).await,
+        }
     };
     let (text, email) = (plan.ask(TEXT, || message(TEXT)), plan.ask(EMAIL, || message(EMAIL)));
     plan.respond(plan.ask(ROW, row), plan.ask(CHARGE, charge), text, email).await
@@ -252,7 +277,7 @@ pub(crate) async fn call(
 ) -> Result<Outcome<String>, Failure> {
     let work = async |lease: &Lease| {
         world.history.add(call, value, What::Claimed(lease.token()));
-        work(world.outside_or(pool), lease, value, call, plan).await
+        work(world, pool, lease, value, call, plan).await
     };
     leasing(world, leased)?.ensure(pool, &key(value), value, work).await
 }
@@ -285,7 +310,7 @@ async fn resume_one(
     let work = async |lease: &Lease, value: String| {
         world.history.add(call, &value, What::Invoked);
         world.history.add(call, &value, What::Claimed(lease.token()));
-        work(world.outside_or(pool), lease, &value, call, plan).await
+        work(world, pool, lease, &value, call, plan).await
     };
     let Some(resumed) = leasing(world, leased)?.with_resume_after(after)?.resume_one(pool, "chaos", work).await? else {
         return Ok(false);
@@ -306,9 +331,9 @@ pub(crate) async fn operator(world: Arc<World>, pool: PgPool, name: String) {
 
 /// Asks the gateway whether each message in doubt was sent, and withdraws it: its worker may only be suspended.
 pub(crate) async fn settle_in_doubt(world: &World, pool: &PgPool) -> Result<(), Error> {
-    let found = unsettled(&mut *pool.acquire().await?, 100, None).await?;
+    let found = unsettled(pool, 100, None).await?;
     for found in found.into_iter().filter(|found| !found.steps.is_empty()) {
-        let settled = if world.subject == Subject::Mutant(Mutant::SettlesAllInDoubt) {
+        let settled = if world.subject.mutant() == Some(Mutant::SettlesAllInDoubt) {
             settle_as_if_one(world, pool, &found).await
         } else {
             settle_each(world, pool, &found).await
@@ -345,14 +370,7 @@ async fn settle_as_if_one(world: &World, pool: &PgPool, found: &Unsettled) -> Re
     if let Some(call) = withdraw(world, pool, found, &found.steps[0]).await? {
         return resolve_step(pool, &key(&found.value), found.token, &found.steps[0], &call).await.map(drop);
     }
-    let release = "
-        update idempotency.record
-        set lease_until = '-infinity', token = token + 1,
-            steps = steps - array(select jsonb_path_query(steps, '$.keyvalue() ? (exists (@.value.begun)).key') #>> '{}')
-        where operation = 'chaos' and value = $1::text and token = $2::int8
-            and completed_at is null and lease_until <= statement_timestamp()";
-    sqlx::query(release).bind(&found.value).bind(found.token).execute(pool).await?;
-    Ok(())
+    release(pool, &key(&found.value), found.token, &found.steps, NOT_SENT).await
 }
 
 async fn withdraw(world: &World, pool: &PgPool, found: &Unsettled, step: &str) -> sqlx::Result<Option<String>> {

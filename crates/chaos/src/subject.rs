@@ -185,6 +185,13 @@ impl Subject {
         }
     }
 
+    pub(crate) fn mutant(self) -> Option<Mutant> {
+        match self {
+            Self::Crate => None,
+            Self::Mutant(mutant) => Some(mutant),
+        }
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Crate => "crate",

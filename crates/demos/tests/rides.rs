@@ -19,7 +19,7 @@ mod service;
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Resumed};
+use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Resumed};
 use pg_idempotency::operator::{Shown, show};
 use pg_idempotency::{Error, Key, testing};
 use reqwest::Client;
@@ -98,20 +98,20 @@ impl App {
     }
 
     /// Another process takes the ride, and is at work.
-    async fn taken(&self) -> anyhow::Result<Lease> {
+    async fn taken(&self) -> anyhow::Result<LeaseOwner> {
         match leasing()?.acquire::<Booking, _>(self.pool(), &key(), &self.new).await? {
-            Acquired::Lease(lease) => Ok(lease),
+            Acquired::Owner(lease) => Ok(lease),
             Acquired::Replayed(booking) => panic!("{booking:?}"),
         }
     }
 
     async fn shown(&self) -> anyhow::Result<Shown> {
-        Ok(show(&mut *self.pool().acquire().await?, &key()).await?.expect("a record"))
+        Ok(show(self.pool(), &key()).await?.expect("a record"))
     }
 
     async fn assert_unlocked(&self, steps: &[&str]) -> anyhow::Result<()> {
         let shown = self.shown().await?;
-        assert_eq!(shown.state, "released");
+        assert_eq!(shown.state.as_str(), "released");
         assert_eq!(shown.steps.iter().map(|step| step.name.as_str()).collect::<Vec<_>>(), steps);
         Ok(())
     }
@@ -290,7 +290,7 @@ async fn a_text_in_doubt_waits_for_an_operator(pool: PgPool) -> anyhow::Result<(
     let shown = app.shown().await?;
     let reference = ride::reference(&shown.downstream_key.expect("a lease"), shown.attempt);
     let sent = app.rides.outside.withdraw(&reference).await?.expect("the gateway has sent it");
-    pg_idempotency::lease::resolve_step(app.pool(), &key(), shown.token, "text", &sent).await?;
+    pg_idempotency::operator::resolve_step(app.pool(), &key(), shown.token, "text", &sent).await?;
     app.assert_booked().await
 }
 

@@ -35,9 +35,6 @@ pub(crate) enum Command {
         /// How long an expired record may wait for its sweep
         #[arg(long, env = "IDEMPOTENCY_MAX_LAG", default_value = "1h", value_parser = duration)]
         max_lag: Duration,
-        /// Look at every record for broken rules (migrations/strict.sql); it reads the whole table, in short steps
-        #[arg(long)]
-        deep: bool,
         /// As JSON
         #[arg(long)]
         json: bool,
@@ -166,15 +163,9 @@ pub(crate) struct Pace {
     /// How long to rest after a full batch
     #[arg(long, env = "IDEMPOTENCY_PAUSE", default_value = "50ms", value_parser = duration)]
     pub(crate) pause: Duration,
-    /// A rate that is not exceeded
-    #[arg(long, env = "IDEMPOTENCY_MAX_ROWS_PER_SECOND")]
-    pub(crate) max_rows_per_second: Option<NonZeroU32>,
     /// How long an expired record is left alone: duplicates that asked before may still wait for it
     #[arg(long, env = "IDEMPOTENCY_GRACE", default_value = "10s", value_parser = duration)]
     pub(crate) grace: Duration,
-    /// Leave the floor to another janitor that is sweeping
-    #[arg(long, env = "IDEMPOTENCY_SINGLE_RUNNER")]
-    pub(crate) single_runner: bool,
     /// The table is distributed by Citus; it is found out too, by an error
     #[arg(long, env = "IDEMPOTENCY_DISTRIBUTED")]
     pub(crate) distributed: bool,

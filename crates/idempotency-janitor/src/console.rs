@@ -35,7 +35,7 @@ use tokio::time::timeout;
 
 use crate::arguments::{ConsoleOptions, duration};
 use crate::connection::{CONNECT_TIMEOUT, Database};
-use crate::failure::{Failure, of, of_connecting, printable};
+use crate::failure::{Failure, of, printable};
 use crate::server::Server;
 use crate::settle::{Decision, json, look};
 use crate::sweep::{Signals, log};
@@ -119,9 +119,8 @@ async fn in_time(request: Request, next: Next) -> Response {
 }
 
 async fn overview(State(console): App, Extension(visitor): Extension<Visitor>) -> Page {
-    let mut conn = console.pool.acquire().await.map_err(of_connecting)?;
-    let stats = operator::stats(&mut conn, Some(SAMPLE)).await.map_err(of)?;
-    let warnings = operator::health(&mut conn, console.max_lag).await.map_err(of)?;
+    let stats = operator::stats(&console.pool, Some(SAMPLE)).await.map_err(of)?;
+    let warnings = operator::health(&console.pool, console.max_lag).await.map_err(of)?;
     Ok(pages::overview(&stats, &warnings, console.read_only, &visitor))
 }
 
@@ -183,8 +182,7 @@ async fn key(
     console.open(key.clone());
     let shown = look(&console.pool, &key).await?;
     let response = if revealed.response {
-        let mut conn = console.pool.acquire().await.map_err(of_connecting)?;
-        operator::response(&mut conn, &key, shown.token, RESPONSE_BYTES).await.map_err(of)?
+        operator::response(&console.pool, &key, shown.token, RESPONSE_BYTES).await.map_err(of)?
     } else {
         None
     };

@@ -3,6 +3,7 @@
 use std::error::Error as _;
 
 use pg_idempotency::janitor::InvalidBatchSize;
+use pg_idempotency::operator::State;
 use pg_idempotency::{Error, InvalidDuration, InvalidKey};
 
 use crate::connection::CONNECT_TIMEOUT;
@@ -38,7 +39,7 @@ pub(crate) enum Failure {
     #[error("the record is under a live lease for {seconds:.0} s more; its owner may be at work: wait for it")]
     Leased { seconds: f64 },
     #[error("nothing was done: the record's state is {state}; {why}")]
-    NotToBeSettled { state: String, why: &'static str },
+    NotToBeSettled { state: State, why: &'static str },
     #[error(
         "nothing was done: in doubt {}; look up the downstream key of each, which `show` prints, at the service that it \
          called; if it took effect, `resolve --step NAME` with its result, otherwise `release --step NAME`",
@@ -152,6 +153,10 @@ pub(crate) fn of(error: Error) -> Failure {
     match error {
         Error::Database(cause) => match cause.as_database_error().and_then(|cause| cause.code()).as_deref() {
             Some("42501") => Failure::Refused(cause),
+            // A pool connects when it is first used: the login, the database's name, no room, or a server that is starting.
+            Some(code) if ["08", "28", "3D", "53", "57P"].iter().any(|class| code.starts_with(class)) => {
+                of_connecting(cause)
+            }
             Some(_) => Failure::Database(cause),
             None => match cause {
                 sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::Tls(_) => Failure::Connection(cause),

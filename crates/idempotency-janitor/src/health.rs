@@ -10,32 +10,22 @@ use crate::failure::{Failure, of};
 use crate::{Ending, print};
 
 /// Exit code 1 with a line for each warning: what an alert needs.
-pub(crate) async fn health(
-    database: &Database,
-    max_lag: Duration,
-    deep: bool,
-    as_json: bool,
-) -> Result<Ending, Failure> {
-    let mut conn = database.connect().await?;
-    let mut warnings = operator::health(&mut conn, max_lag).await.map_err(of)?;
-    if deep {
-        warnings.extend(operator::deep_health(&mut conn).await.map_err(of)?);
-    }
-    let compression = operator::response_compression(&mut conn).await.map_err(of)?;
-    print(&if as_json { in_json(&warnings, &compression) } else { in_text(&warnings, &compression) })?;
+pub(crate) async fn health(database: &Database, max_lag: Duration, as_json: bool) -> Result<Ending, Failure> {
+    let pool = database.pool().await?;
+    let warnings = operator::health(&pool, max_lag).await.map_err(of)?;
+    print(&if as_json { in_json(&warnings) } else { in_text(&warnings) })?;
     if warnings.is_empty() { Ok(Ending::Done) } else { Err(Failure::Unhealthy) }
 }
 
-fn in_json(warnings: &[Warning], compression: &str) -> String {
+fn in_json(warnings: &[Warning]) -> String {
     let warnings: Vec<_> =
         warnings.iter().map(|warning| json!({"name": warning.name(), "message": warning.to_string()})).collect();
-    format!("{}\n", json!({"healthy": warnings.is_empty(), "warnings": warnings, "response_compression": compression}))
+    format!("{}\n", json!({"healthy": warnings.is_empty(), "warnings": warnings}))
 }
 
-fn in_text(warnings: &[Warning], compression: &str) -> String {
-    let verdict: String = match warnings {
+fn in_text(warnings: &[Warning]) -> String {
+    match warnings {
         [] => "healthy\n".to_owned(),
         _ => warnings.iter().map(|warning| format!("warning: {warning}\n")).collect(),
-    };
-    format!("{verdict}responses are compressed by {compression}\n")
+    }
 }

@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::arguments::{KeyArguments, Unsettled};
 use crate::connection::Database;
 use crate::failure::{Failure, of, printable};
+use crate::settle::look;
 use crate::{Ending, print};
 
 pub(crate) fn key(arguments: KeyArguments) -> Result<Key, Failure> {
@@ -23,11 +24,11 @@ pub(crate) async fn show(
     as_json: bool,
 ) -> Result<Ending, Failure> {
     let key = key(arguments)?;
-    let mut conn = database.connect().await?;
-    let shown = operator::show(&mut conn, &key).await.map_err(of)?.ok_or(Failure::NoRecord)?;
+    let pool = database.pool().await?;
+    let shown = look(&pool, &key).await?;
     let asked = step.and_then(|step| shown.step_downstream_key(&step).map(|key| (step, key)));
     let response = match with_response {
-        true => operator::response(&mut conn, &key, shown.token, u32::MAX).await.map_err(of)?,
+        true => operator::response(&pool, &key, shown.token, u32::MAX).await.map_err(of)?,
         false => None,
     };
     if as_json {
@@ -41,7 +42,7 @@ pub(crate) async fn show(
 fn in_json(shown: &Shown, asked: Option<(String, String)>, response: Option<&StoredResponse>) -> String {
     let mut report = json!({
         "mode": shown.mode.as_str(),
-        "state": shown.state,
+        "state": shown.state.as_str(),
         // A string: beyond 2^53 many readers of JSON round numbers.
         "token": shown.token.to_string(),
         "attempt": shown.attempt,
@@ -92,7 +93,7 @@ fn step_state(step: &ShownStep) -> &'static str {
 pub(crate) fn in_text(shown: &Shown) -> String {
     let mut lines = vec![
         ("mode", shown.mode.to_string()),
-        ("state", shown.state.clone()),
+        ("state", shown.state.to_string()),
         ("attempt", shown.attempt.to_string()),
         ("token", shown.token.to_string()),
         ("claimed at", shown.claimed_at.to_rfc3339()),
@@ -125,7 +126,7 @@ fn step_in_text(step: &ShownStep) -> String {
 pub(crate) async fn unsettled(database: &Database, options: Unsettled) -> Result<Ending, Failure> {
     let limit = options.limit.get();
     // One more than asked for tells whether there are more.
-    let mut found = operator::unsettled(&mut database.connect().await?, limit.saturating_add(1), options.max_attempts)
+    let mut found = operator::unsettled(&database.pool().await?, limit.saturating_add(1), options.max_attempts)
         .await
         .map_err(of)?;
     let more_left = found.len() > limit as usize;
@@ -139,7 +140,7 @@ fn list_in_json(found: &[operator::Unsettled], more_left: bool) -> String {
         .map(|record| {
             json!({
                 "mode": record.mode.as_str(),
-                "state": record.state,
+                "state": record.state.as_str(),
                 "scope": record.scope,
                 "operation": record.operation,
                 "value": record.value,
@@ -179,7 +180,7 @@ fn list_in_text(found: &[operator::Unsettled], more_left: bool) -> String {
         table.add_row([
             [&record.scope, &record.operation, &record.value].map(|part| as_argument(part)).join(" "),
             record.mode.to_string(),
-            record.state.clone(),
+            record.state.to_string(),
             record.steps.iter().map(|step| as_argument(step)).collect::<Vec<_>>().join(" "),
             record.attempt.to_string(),
             record.token.to_string(),

@@ -61,7 +61,7 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
         Command::Sweep(options) => sweep::sweep(&database, options).await,
         Command::Run(options) => sweep::run(&database, options).await,
         Command::Stats(options) => stats::stats(&database, options).await,
-        Command::Health { max_lag, deep, json } => health::health(&database, max_lag, deep, json).await,
+        Command::Health { max_lag, json } => health::health(&database, max_lag, json).await,
         Command::Unsettled(options) => keys::unsettled(&database, options).await,
         Command::Show { key, response, step, json } => keys::show(&database, key, response, step, json).await,
         Command::Console { listen, options } => console::run(listen, &options, &database).await,

@@ -5,14 +5,14 @@
 use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
 use std::time::Duration;
 
-use pg_idempotency::operator::{self, Shown};
-use pg_idempotency::{DEFAULT_RETENTION, Error, Idempotency, Key, lease};
+use pg_idempotency::operator::{self, Shown, State};
+use pg_idempotency::{DEFAULT_RETENTION, Error, Idempotency, Key};
 use serde_json::value::RawValue;
 use sqlx::PgPool;
 
 use crate::arguments::{KeyArguments, Resolve, ResponseArguments};
 use crate::connection::Database;
-use crate::failure::{Failure, of, of_connecting};
+use crate::failure::{Failure, of};
 use crate::keys::{in_text, key};
 use crate::{Ending, print};
 
@@ -45,7 +45,7 @@ impl Decision {
         if let Some(left) = shown.lease_left {
             return Err(Failure::Leased { seconds: left.as_secs_f64() });
         }
-        let refused = |why| Err(Failure::NotToBeSettled { state: shown.state.clone(), why });
+        let refused = |why| Err(Failure::NotToBeSettled { state: shown.state, why });
         if !matches!(self, Self::Forget) && shown.completed_at.is_some() {
             return refused("a completed operation cannot be settled; to have it performed again, forget the key");
         }
@@ -54,7 +54,7 @@ impl Decision {
                 [] => Ok(()),
                 steps => Err(Failure::StepsInDoubt { steps: steps.to_vec() }),
             },
-            _ if shown.state == "expired" && !matches!(self, Self::Forget) => refused(EXPIRED),
+            _ if shown.state == State::Expired && !matches!(self, Self::Forget) => refused(EXPIRED),
             Self::ResolveStep { step, .. } | Self::ReleaseStep { step } => {
                 let not_in_doubt = |why| Err(Failure::StepNotInDoubt { step: step.clone(), why });
                 match shown.steps.iter().find(|stored| stored.name == *step) {
@@ -63,7 +63,7 @@ impl Decision {
                     Some(_) => Ok(()),
                 }
             }
-            Self::Release if shown.state == "released" => refused(
+            Self::Release if shown.state == State::Released => refused(
                 "the next call performs the operation; if that call is refused as exhausted, raise the service's limit of \
                  attempts, or resolve the key",
             ),
@@ -124,23 +124,20 @@ impl Decision {
         let token = shown.token;
         let done = match self {
             Self::Resolve { response, .. } => {
-                lease::resolve(pool, key, token, response, self.retention(shown)).await.map(|()| "resolved")
+                operator::resolve(pool, key, token, response, self.retention(shown)).await.map(|()| "resolved")
             }
             Self::ResolveStep { step, result } => {
-                lease::resolve_step(pool, key, token, step, result).await.map_err(of_settling)?;
+                operator::resolve_step(pool, key, token, step, result).await.map_err(of_settling)?;
                 return Ok(settled("resolved", shown, step, key, reason));
             }
             Self::ReleaseStep { step } => {
-                lease::release_step(pool, key, token, step, reason).await.map_err(of_settling)?;
+                operator::release_step(pool, key, token, step, reason).await.map_err(of_settling)?;
                 return Ok(settled("released", shown, step, key, reason));
             }
             Self::Release => {
-                lease::release(pool, key, token, &shown.steps_in_doubt(), reason).await.map(|()| "released")
+                operator::release(pool, key, token, &shown.steps_in_doubt(), reason).await.map(|()| "released")
             }
-            Self::Forget => {
-                let mut conn = pool.acquire().await.map_err(of_connecting)?;
-                operator::forget(&mut conn, key, shown).await.map(|()| "forgotten")
-            }
+            Self::Forget => operator::forget(pool, key, shown).await.map(|()| "forgotten"),
         };
         let done = done.map_err(of_settling)?;
         Ok(format!("{done}: {}, which was {}, because {reason}", named(key), shown.state))
@@ -210,8 +207,7 @@ async fn settle(
 }
 
 pub(crate) async fn look(pool: &PgPool, key: &Key) -> Result<Shown, Failure> {
-    let mut conn = pool.acquire().await.map_err(of_connecting)?;
-    operator::show(&mut conn, key).await.map_err(of)?.ok_or(Failure::NoRecord)
+    operator::show(pool, key).await.map_err(of)?.ok_or(Failure::NoRecord)
 }
 
 /// The other steps in doubt.

@@ -17,7 +17,7 @@ const BAR: f64 = 40.0;
 
 pub(crate) async fn stats(database: &Database, options: arguments::Stats) -> Result<Ending, Failure> {
     let sample = (!options.exact).then_some(operator::SAMPLE);
-    let stats = operator::stats(&mut database.connect().await?, sample).await.map_err(of)?;
+    let stats = operator::stats(&database.pool().await?, sample).await.map_err(of)?;
     print(&if options.json { as_json(&stats) } else { as_text(&stats) })?;
     let too_old =
         options.fail_if_older_than.is_some_and(|most| stats.oldest_expired.is_some_and(|oldest| oldest > most));
@@ -32,7 +32,7 @@ fn as_json(stats: &Stats) -> String {
             json!({
                 "mode": group.mode.as_str(),
                 "operation": group.operation,
-                "state": group.state,
+                "state": group.state.as_str(),
                 "age": AGES.get(group.age),
                 "records": group.records,
                 "oldest": group.oldest.to_rfc3339(),
@@ -58,7 +58,8 @@ fn as_text(stats: &Stats) -> String {
     let mut rows = BTreeMap::new();
     let mut ages = [0_u64; AGES.len()];
     for group in &stats.groups {
-        let row = rows.entry((&group.operation, &group.state, group.mode.as_str())).or_insert((0, group.oldest));
+        let row =
+            rows.entry((&group.operation, group.state.as_str(), group.mode.as_str())).or_insert((0, group.oldest));
         *row = (row.0 + group.records, row.1.min(group.oldest));
         ages[group.age.min(AGES.len() - 1)] += group.records;
     }
@@ -66,7 +67,7 @@ fn as_text(stats: &Stats) -> String {
         table.add_row([
             mode.to_owned(),
             operation.clone(),
-            state.clone(),
+            state.to_owned(),
             format!("{about}{records}"),
             oldest.format("%Y-%m-%d %H:%M:%SZ").to_string(),
         ]);
@@ -97,5 +98,12 @@ fn as_text(stats: &Stats) -> String {
 }
 
 pub(crate) fn size(bytes: u64) -> String {
-    indicatif::HumanBytes(bytes).to_string()
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    let mut shown = (bytes as f64, "B");
+    for unit in UNITS {
+        if shown.0 >= 1024.0 {
+            shown = (shown.0 / 1024.0, unit);
+        }
+    }
+    if shown.1 == "B" { format!("{bytes} B") } else { format!("{:.2} {}", shown.0, shown.1) }
 }

@@ -1,9 +1,8 @@
 //! `sweep` and `run`.
 
-use std::io::{IsTerminal as _, stderr};
-use std::time::Duration;
+use std::io::{IsTerminal as _, Write as _, stderr};
+use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use pg_idempotency::janitor::{DueRecords, Swept};
 use pg_idempotency::{Deployment, Janitor};
 use serde_json::json;
@@ -20,16 +19,11 @@ use crate::{Ending, console, print, serve};
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Result<Janitor, Failure> {
-    let janitor = Janitor::new(pool)
+    Ok(Janitor::new(pool)
         .with_batch_size(pace.batch_size)?
         .with_pause(pace.pause)
         .with_grace(pace.grace)
-        .with_single_runner(pace.single_runner)
-        .with_deployment(Deployment::new().with_distributed(pace.distributed));
-    Ok(match pace.max_rows_per_second {
-        Some(rate) => janitor.with_max_rows_per_second(rate),
-        None => janitor,
-    })
+        .with_deployment(Deployment::new().with_distributed(pace.distributed)))
 }
 
 pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending, Failure> {
@@ -45,10 +39,8 @@ pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending,
             () = tokio::time::sleep(options.max_duration.unwrap_or(FOR_EVER)) => {}
         }
     };
-    let bar = progress_bar();
     let limit = options.limit.unwrap_or(u64::MAX);
-    let swept = janitor.sweep_until(limit, stop, |so_far| bar.set_position(so_far.rows())).await.map_err(of)?;
-    bar.finish_and_clear();
+    let swept = janitor.sweep_until(limit, stop, progress()).await.map_err(of)?;
     print(&report(&swept, options.json))?;
     Ok(if swept.limited { Ending::Limited } else { Ending::Done })
 }
@@ -105,13 +97,16 @@ pub(crate) fn log() {
         .init();
 }
 
-/// On a terminal only: a log has no use for it.
-fn progress_bar() -> ProgressBar {
-    if !stderr().is_terminal() {
-        return ProgressBar::hidden();
+/// Writes a line after each second of a sweep, on a terminal only: a log has no use for it.
+fn progress() -> impl FnMut(&Swept) {
+    let (watched, mut told) = (stderr().is_terminal(), Instant::now());
+    move |so_far| {
+        if watched && told.elapsed() >= Duration::from_secs(1) {
+            told = Instant::now();
+            // The sweep goes on without its terminal.
+            let _ = writeln!(stderr(), "{} records deleted so far", so_far.rows());
+        }
     }
-    let style = ProgressStyle::with_template("{spinner} {pos} records deleted, {per_sec}, {elapsed}");
-    ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
 }
 
 fn report(swept: &Swept, as_json: bool) -> String {
@@ -123,7 +118,6 @@ fn report(swept: &Swept, as_json: bool) -> String {
             "marks": swept.marks,
             "batches": swept.batches,
             "more_left": swept.limited,
-            "yielded": swept.yielded,
             "seconds": swept.duration.as_secs_f64(),
             "oldest_expired_seconds_before": swept.oldest_before.map(|age| age.as_secs_f64()),
             "oldest_expired_seconds_after": swept.oldest_after.map(|age| age.as_secs_f64()),
@@ -137,11 +131,7 @@ fn report(swept: &Swept, as_json: bool) -> String {
         swept.completed,
         swept.unfinished,
         swept.marks,
-        match swept {
-            Swept { limited: true, .. } => "; stopped with more left",
-            Swept { yielded: true, .. } => "; another janitor has the floor",
-            _ => "",
-        },
+        if swept.limited { "; stopped with more left" } else { "" },
     )
 }
 

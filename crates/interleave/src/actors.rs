@@ -5,8 +5,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, Step, release, resolve, resolve_step};
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, Step};
 use pg_idempotency::mark::{Marked, Marking};
+use pg_idempotency::operator::{release, resolve, resolve_step};
 use pg_idempotency::testing::{self, Fixture};
 use pg_idempotency::{Error, Idempotency, InFlight, Janitor, Key, Mode, Outcome, Verdict, operator};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, PgTransaction};
@@ -98,8 +99,8 @@ impl Seat {
     async fn begin(&self, isolation: Isolation) -> Result<PgTransaction<'static>, sqlx::Error> {
         self.pool
             .begin_with(match isolation {
-                Isolation::ReadCommitted => "begin; set local lock_timeout = '33s'",
-                Isolation::RepeatableRead => "begin isolation level repeatable read; set local lock_timeout = '33s'",
+                Isolation::ReadCommitted => "begin; set local lock_timeout = '90s'",
+                Isolation::RepeatableRead => "begin isolation level repeatable read; set local lock_timeout = '90s'",
             })
             .await
     }
@@ -114,7 +115,7 @@ impl Seat {
         }
         let setting = sqlx::query_scalar("select current_setting('lock_timeout')");
         let lock_timeout: Result<String, _> = setting.fetch_one(&mut *tx).await;
-        if !lock_timeout.as_ref().is_ok_and(|limit| limit == "33s") {
+        if !lock_timeout.as_ref().is_ok_and(|limit| limit == "90s") {
             return Ok(format!("{answer}, with an unusable transaction: {lock_timeout:?}"));
         }
         tx.commit().await?;
@@ -192,8 +193,12 @@ pub(crate) fn call_isolated(manner: Manner, options: Idempotency) -> Actor {
 
 /// A call whose transaction is the crate's.
 pub(crate) fn run(options: Idempotency) -> Actor {
+    run_that(Manner::Keeps, options)
+}
+
+pub(crate) fn run_that(manner: Manner, options: Idempotency) -> Actor {
     actor(move |seat| async move {
-        let perform = async |conn: &mut PgConnection| seat.perform(conn, Manner::Keeps).await;
+        let perform = async |conn: &mut PgConnection| seat.perform(conn, manner).await;
         let answer = told(options.run(&seat.pool, &seat.key, BODY, perform).await);
         seat.answer(&answer);
         Ok(answer)
@@ -210,6 +215,19 @@ fn leasing(policy: Policy) -> anyhow::Result<Leasing> {
 pub(crate) enum Ending {
     Completes,
     Releases,
+    /// Completes after a heartbeat.
+    Renews,
+}
+
+/// Moves Tokio's clock to the heartbeat of this lease, and waits until it has ended. The wire holds it as any message.
+async fn renewed(lease: &Lease) {
+    tokio::time::pause();
+    tokio::time::advance(LEASE / 3 + Duration::from_millis(1)).await;
+    tokio::time::resume();
+    let left = lease.remaining();
+    while !lease.is_lost() && lease.remaining() <= left {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 /// Takes a lease, works, and ends it.
@@ -217,14 +235,17 @@ pub(crate) fn own(policy: Policy, ending: Ending) -> Actor {
     actor(move |seat| async move {
         let acquired = leasing(policy)?.acquire::<String, _>(&seat.pool, &seat.key, BODY).await;
         let lease = match acquired {
-            Ok(Acquired::Lease(lease)) => lease,
+            Ok(Acquired::Owner(lease)) => lease,
             Ok(Acquired::Replayed(who)) => return Ok(format!("replayed {who}")),
             Err(error) => return Ok(cause(&error.into())),
         };
         let attempt = lease.attempt();
         seat.effect(&mut *seat.pool.acquire().await?, "").await?;
+        if ending == Ending::Renews {
+            renewed(&lease).await;
+        }
         let ended = match ending {
-            Ending::Completes => lease.complete(&seat.name()).await.map(|()| "completed"),
+            Ending::Completes | Ending::Renews => lease.complete(&seat.name()).await.map(|()| "completed"),
             Ending::Releases => lease.release("on purpose").await.map(|()| "released"),
         };
         Ok(match ended {
@@ -385,11 +406,11 @@ pub(crate) enum Verb {
 
 pub(crate) fn operate(verb: Verb) -> Actor {
     actor(move |seat| async move {
-        let mut conn = seat.pool.acquire().await?;
-        let Some(shown) = operator::show(&mut conn, &seat.key).await? else { return Ok("found nothing".to_owned()) };
-        let (pool, key, token) = (&seat.pool, &seat.key, shown.token);
+        let (pool, key) = (&seat.pool, &seat.key);
+        let Some(shown) = operator::show(pool, key).await? else { return Ok("found nothing".to_owned()) };
+        let token = shown.token;
         Ok(match verb {
-            Verb::Forget => said("forgot", operator::forget(&mut conn, key, &shown).await),
+            Verb::Forget => said("forgot", operator::forget(pool, key, &shown).await),
             Verb::Release => {
                 said("set free", release(pool, key, token, &shown.steps_in_doubt(), "by an operator").await)
             }
@@ -442,12 +463,12 @@ pub(crate) fn bystander(key: &Key) -> Result<Fixture, Error> {
 }
 
 /// The state that remains, and the answer of a further call, which is rolled back.
-pub(crate) async fn left(conn: &mut PgConnection, key: &Key) -> anyhow::Result<String> {
-    let Some(shown) = operator::show(conn, key).await? else {
+pub(crate) async fn left(pool: &PgPool, conn: &mut PgConnection, key: &Key) -> anyhow::Result<String> {
+    let Some(shown) = operator::show(pool, key).await? else {
         return next(conn, key).await.map(|next| format!("no record, the next {next}"));
     };
-    let mut left = shown.state.clone();
-    let stored = operator::response(conn, key, shown.token, 1000).await?.and_then(|stored| stored.body);
+    let mut left = shown.state.to_string();
+    let stored = operator::response(pool, key, shown.token, 1000).await?.and_then(|stored| stored.body);
     if let Some(body) = stored {
         left = format!("{left} {}", String::from_utf8_lossy(&body));
     }

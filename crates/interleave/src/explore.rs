@@ -5,9 +5,13 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{Hash as _, Hasher as _};
 
 use crate::actors;
+use crate::mutants::Sql;
 use crate::scenarios::{Effects, Scenario};
 use crate::statement;
 use crate::world::{Choice, Sight, World, letter};
+
+/// The most steps of a schedule. A call that does not end takes more.
+const LONGEST: usize = 200;
 
 /// What a search has found.
 #[derive(Debug, Default)]
@@ -19,8 +23,10 @@ pub(crate) struct Found {
     pub(crate) ends: BTreeSet<String>,
     /// What must not be, with the first schedule that showed it.
     pub(crate) violations: BTreeMap<String, String>,
-    /// The texts of the statements that were sent, and their names.
-    pub(crate) texts: BTreeMap<String, &'static str>,
+    /// The statements that were sent.
+    pub(crate) sql: Sql,
+    /// The functions of the schema that were called.
+    pub(crate) functions: BTreeSet<String>,
 }
 
 /// A state with more than one choice, on the way to the present one.
@@ -57,7 +63,9 @@ impl<'w> Search<'w> {
                 }
             }
             if self.path.is_empty() {
-                self.found.texts = self.world.board.lock().texts.clone();
+                let board = self.world.board.lock();
+                (self.found.sql, self.found.functions) = (board.sql.clone(), board.functions.clone());
+                drop(board);
                 return Ok(self.found);
             }
         }
@@ -88,7 +96,7 @@ impl<'w> Search<'w> {
         let mut faulty = false;
         let mut last = None;
         let mut answered = BTreeSet::new();
-        for depth in 0.. {
+        for depth in 0..LONGEST {
             self.world.settle().await?;
             self.offer_time_out(last, depth);
             let fresh = self.fresh_answers(&mut answered);
@@ -119,7 +127,7 @@ impl<'w> Search<'w> {
             trace.push(choice, name);
             last = Some(choice);
         }
-        unreachable!("a schedule ends")
+        anyhow::bail!("no end after {trace}")
     }
 
     /// The actors whose calls have returned since the last step.
@@ -225,7 +233,7 @@ impl<'w> Search<'w> {
             }
         }
         let there: Vec<String> = sight.effects.iter().map(|(what, who)| format!("{who}{what}")).collect();
-        let left = actors::left(&mut self.world.monitor, &self.world.key).await?;
+        let left = actors::left(&self.world.operators, &mut self.world.monitor, &self.world.key).await?;
         let end = format!("{} | effects {} | {left}", told.join(", "), there.join(" "));
         self.found.ends.insert(end);
         Ok(())

@@ -1,315 +1,258 @@
-//! Edits of the crate's own SQL, found automatically: each drops one condition, lock or order of one statement.
-//! `mutants.txt` beside this crate has the scenario that finds each of them, or the reason why none does.
+//! The trial of the search itself: a scenario has to find each edit of the crate's SQL, or `mutants.txt` beside this
+//! crate has a reason why none can.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::sync::{Mutex, PoisonError};
 
-use crate::statement;
+use sqlx::postgres::PgConnectOptions;
+
+use crate::edits;
+use crate::ends::Ends;
+use crate::explore::{Found, Search};
+use crate::scenarios::{self, Scenario};
+use crate::statement::{self, Edits, FUNCTION};
+use crate::world::{self, World};
 
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/mutants.txt");
 const HEAD: &str = "\
-# Each line is an edit of the crate's SQL, and the scenario that finds it, or the reason why none does. Written by
-# script/interleave --mutants --record, which keeps the reasons.
+# The edits of each statement, and the scenario that finds each of them, or the reason why none does. The number is a hash
+# of the statement. Written by script/interleave --mutants --record, which keeps the reasons.
 ";
 const FOUND: &str = "found by ";
-/// The reason of a survivor for which nobody has written one.
-pub(crate) const NO_REASON: &str = "survives: no reason is written";
+const SURVIVES: &str = "survives: ";
+const NO_REASON: &str = "survives: no reason is written";
+/// Before what was recorded of an edit whose statement has changed since.
+const AGAIN: &str = "again, ";
+/// A search that began this many schedules in the cheapest scenarios has not found the edit.
+const ENOUGH: usize = 2000;
+/// How many times as many schedules as without the edit a scenario may take. More show that calls do more than before.
+const MORE: usize = 3;
 
-/// The fate of each edit, by its label.
+/// The statements that were sent, by name, and the functions of the schema. A name may have more than one text.
+pub(crate) type Sql = BTreeMap<String, BTreeSet<String>>;
+
+/// A scenario that was searched without an edit.
+pub(crate) struct Searched {
+    pub(crate) name: String,
+    /// The names of what it sent.
+    pub(crate) sent: BTreeSet<String>,
+    /// How many schedules it began.
+    pub(crate) begun: usize,
+}
+
+/// One edit of one statement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mutant {
+    statement: String,
+    edit: String,
+}
+
+impl Mutant {
+    /// The edited text of this statement, if it has what the edit takes away.
+    pub(crate) fn apply(&self, name: &str, sql: &str) -> Option<String> {
+        if name != self.statement {
+            return None;
+        }
+        edits::of(sql).into_iter().find(|edit| edit.name == self.edit).map(|edit| edit.apply(sql))
+    }
+}
+
+/// What is recorded: the hash of each statement, and what became of its edits.
 #[derive(Debug, Default)]
-pub(crate) struct Fates(BTreeMap<String, String>);
+struct Book(BTreeMap<String, (String, BTreeMap<String, String>)>);
 
-impl Fates {
-    pub(crate) fn read() -> Self {
+impl Book {
+    fn read() -> Self {
+        let mut book = Self::default();
+        let mut statement = String::new();
         let text = std::fs::read_to_string(PATH).unwrap_or_default();
-        let lines = text.lines().filter(|line| !line.starts_with('#'));
-        Self(
-            lines.filter_map(|line| line.split_once(" => ")).map(|(label, fate)| (label.into(), fate.into())).collect(),
-        )
+        for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+            if let Some((edit, fate)) = line.strip_prefix("    ").and_then(|line| line.split_once(" => ")) {
+                book.0.entry(statement.clone()).or_default().1.insert(edit.to_owned(), fate.to_owned());
+            } else if let Some((name, hash)) = line.rsplit_once(' ') {
+                statement = name.to_owned();
+                book.0.entry(statement.clone()).or_default().0 = hash.to_owned();
+            }
+        }
+        book
     }
 
-    pub(crate) fn get(&self, label: &str) -> Option<&str> {
-        self.0.get(label).map(String::as_str)
-    }
-
-    /// The scenario that finds this edit.
-    pub(crate) fn finder(&self, label: &str) -> Option<&str> {
-        self.get(label)?.strip_prefix(FOUND)
-    }
-
-    pub(crate) fn write(fates: &BTreeMap<String, Option<String>>) -> anyhow::Result<()> {
-        let before = Self::read();
+    fn write(&self) -> anyhow::Result<()> {
         let mut text = HEAD.to_owned();
-        let mut statement = "";
-        for (label, finder) in fates {
-            let of = label.split(": ").next().unwrap_or_default();
-            if of != statement {
-                statement = of;
-                writeln!(text)?;
-            }
-            match finder {
-                Some(scenario) => writeln!(text, "{label} => {FOUND}{scenario}")?,
-                None => {
-                    let reason = before.get(label).filter(|fate| !fate.starts_with(FOUND)).unwrap_or(NO_REASON);
-                    writeln!(text, "{label} => {reason}")?;
-                }
-            }
+        for (statement, (hash, fates)) in self.0.iter().filter(|(_, (_, fates))| !fates.is_empty()) {
+            writeln!(text, "\n{statement} {hash}")?;
+            fates.iter().try_for_each(|(edit, fate)| writeln!(text, "    {edit} => {fate}"))?;
         }
         Ok(std::fs::write(PATH, text)?)
     }
 
-    /// The labels that are listed, and are none of these.
-    pub(crate) fn stale<'f>(&'f self, of: &'f BTreeMap<String, Option<String>>) -> impl Iterator<Item = &'f str> {
-        self.0.keys().map(String::as_str).filter(|label| !of.contains_key(*label))
-    }
-}
-
-/// One edit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mutant {
-    /// The statement, and what it lost.
-    pub(crate) label: String,
-    pub(crate) original: String,
-    pub(crate) edited: String,
-}
-
-/// A word, a literal or a sign of a statement.
-#[derive(Clone, Copy, Debug)]
-struct Token<'s> {
-    text: &'s str,
-    start: usize,
-    end: usize,
-}
-
-/// What ends a condition on its level, besides a closing parenthesis.
-const ENDS: [&str; 22] = [
-    "order",
-    "limit",
-    "for",
-    "returning",
-    "from",
-    "group",
-    "then",
-    "else",
-    "when",
-    "end",
-    "where",
-    "union",
-    "set",
-    "on",
-    "left",
-    "join",
-    ";",
-    ",",
-    "loop",
-    "as",
-    "using",
-    "select",
-];
-
-/// Every edit of this statement.
-pub(crate) fn of(name: &str, sql: &str) -> Vec<Mutant> {
-    let tokens = tokens(sql);
-    let mut edits = Vec::new();
-    conditions(&tokens, &mut edits);
-    locks(sql, &tokens, &mut edits);
-    let mut mutants: Vec<Mutant> = Vec::new();
-    for (what, range, new) in edits {
-        let edited = format!("{}{new}{}", &sql[..range.start], &sql[range.end..]);
-        let label = format!("{name}: {what} {}", statement::plain(&sql[range]));
-        let same = mutants.iter().filter(|other| other.label.split(" #").next() == Some(&label)).count();
-        let label = if same == 0 { label } else { format!("{label} #{}", same + 1) };
-        mutants.push(Mutant { label, original: sql.to_owned(), edited });
-    }
-    mutants
-}
-
-type Edit = (&'static str, std::ops::Range<usize>, String);
-
-/// Conditions that are joined by `and` are dropped as true, and those that are joined by `or` as false. A case whose
-/// condition is dropped is never chosen.
-fn conditions(tokens: &[Token<'_>], edits: &mut Vec<Edit>) {
-    let mut at = 0;
-    while at < tokens.len() {
-        let token = tokens[at];
-        let is_group = token.text == "(";
-        let is_case = matches!(token.text, "when" | "if" | "elsif");
-        let is_conflict = tokens.get(at + 1).is_some_and(|next| next.text == "conflict");
-        if is_group || is_case || token.text == "where" || token.text == "on" && !is_conflict {
-            let (operands, is_or) = chain(tokens, at + 1);
-            if !is_group || operands.len() > 1 {
-                for (first, last) in operands {
-                    // The handler of an error is no condition.
-                    if matches!(tokens[first].text, "sqlstate" | "lock_not_available") {
-                        continue;
-                    }
-                    let value = if is_or || is_case { "false" } else { "true" };
-                    edits.push(("drops", tokens[first].start..tokens[last].end, value.to_owned()));
-                }
+    /// Makes the edits those of this SQL. New ones, and those of a statement that has changed, are to be tried.
+    fn renew(&mut self, sql: &Sql) {
+        let mut before = std::mem::take(&mut self.0);
+        for (statement, texts) in sql {
+            let (hash, mut fates) = before.remove(statement).unwrap_or_default();
+            let now = self.0.entry(statement.clone()).or_default();
+            now.0 = fingerprint(texts);
+            for edit in names(texts) {
+                let fate = fates.remove(&edit).unwrap_or_else(|| NO_REASON.to_owned());
+                let again = (hash != now.0 || fate == NO_REASON) && !fate.starts_with(AGAIN);
+                now.1.insert(edit, if again { format!("{AGAIN}{fate}") } else { fate });
             }
         }
-        at += 1;
+    }
+
+    fn each(&self) -> impl Iterator<Item = (Mutant, &str)> {
+        self.0.iter().flat_map(|(statement, (_, fates))| {
+            let mutant = |edit: &String| Mutant { statement: statement.clone(), edit: edit.clone() };
+            fates.iter().map(move |(edit, fate)| (mutant(edit), &**fate))
+        })
+    }
+
+    /// How many edits of this statement the scenario finds.
+    fn finds(&self, statement: &str, scenario: &str) -> usize {
+        let fates = self.0.get(statement).into_iter().flat_map(|(_, fates)| fates.values());
+        fates.filter(|fate| fate.ends_with(&format!("{FOUND}{scenario}"))).count()
     }
 }
 
-/// The operands of a chain of `and` or `or` from this token on, as places of their first and last tokens, and whether it
-/// is one of `or`.
-fn chain(tokens: &[Token<'_>], from: usize) -> (Vec<(usize, usize)>, bool) {
-    let mut operands = Vec::new();
-    let (mut first, mut at, mut is_or, mut between) = (from, from, false, false);
-    // The branches of a CASE belong to its operand.
-    let mut cases = 0;
-    while at < tokens.len() {
-        let after_distinct = at > 0 && tokens[at - 1].text == "distinct";
-        match tokens[at].text {
-            "case" => cases += 1,
-            "end" if cases > 0 => cases -= 1,
-            _ if cases > 0 => {}
-            "(" => {
-                at = closing(tokens, at);
-            }
-            ")" => break,
-            "between" => between = true,
-            "and" if between => between = false,
-            word @ ("and" | "or") => {
-                is_or |= word == "or";
-                if at > first {
-                    operands.push((first, at - 1));
-                }
-                first = at + 1;
-            }
-            "from" if after_distinct => {}
-            word if ENDS.contains(&word) => break,
-            _ => {}
-        }
-        at += 1;
-    }
-    let end = at.min(tokens.len());
-    if end > first {
-        operands.push((first, end - 1));
-    }
-    (operands, is_or)
+fn names(texts: &BTreeSet<String>) -> BTreeSet<String> {
+    texts.iter().flat_map(|sql| edits::of(sql)).map(|edit| edit.name).collect()
 }
 
-/// The place of the parenthesis that closes this one.
-fn closing(tokens: &[Token<'_>], open: usize) -> usize {
-    let mut depth = 0;
-    for (at, token) in tokens.iter().enumerate().skip(open) {
-        match token.text {
-            "(" => depth += 1,
-            ")" => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 {
-            return at;
-        }
-    }
-    tokens.len() - 1
+/// FNV-1a of the texts without comments and line breaks.
+fn fingerprint(texts: &BTreeSet<String>) -> String {
+    let plain: BTreeSet<String> = texts.iter().map(|sql| statement::plain(sql)).collect();
+    let step = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    format!("{:08x}", plain.iter().flat_map(|sql| sql.bytes()).fold(0x811c_9dc5, step))
 }
 
-/// Locks, the answer to a conflict, orders, and the smaller or greater of two values.
-fn locks(sql: &str, tokens: &[Token<'_>], edits: &mut Vec<Edit>) {
-    let word = |at: usize| tokens.get(at).map_or("", |token| token.text);
-    for at in 0..tokens.len() {
-        let token = tokens[at];
-        let until = |last: usize| token.start..tokens[last].end;
-        match token.text {
-            "for" if word(at + 1) == "update" => {
-                let last =
-                    (at + 1..tokens.len()).take_while(|&at| word(at) != ")" && word(at) != ";").last().unwrap_or(at);
-                edits.push(("does not lock", until(last), String::new()));
-            }
-            "skip" if word(at + 1) == "locked" => edits.push(("waits instead of", until(at + 1), String::new())),
-            "on" if word(at + 1) == "conflict" => {
-                edits.push(("without", until(closing(tokens, at + 2) + 2), String::new()));
-            }
-            "pg_catalog.pg_try_advisory_xact_lock" | "pg_try_advisory_xact_lock" => {
-                let last = closing(tokens, at + 1);
-                let argument = &sql[tokens[at + 1].start..tokens[last].end];
-                edits.push(("does not take", until(last), "true".to_owned()));
-                let waits = format!("(pg_catalog.pg_advisory_xact_lock{argument} is not null)");
-                edits.push(("waits instead of", until(last), waits));
-            }
-            "perform" | "raise" => {
-                let last = (at..tokens.len()).find(|&at| word(at) == ";").unwrap_or(at);
-                edits.push(("without", until(last), "null;".to_owned()));
-            }
-            "least" | "greatest" if word(at + 1) == "(" => {
-                let last = closing(tokens, at + 1);
-                let mut depth = 0;
-                let comma = (at + 1..last).find(|&at| {
-                    depth += i32::from(word(at) == "(") - i32::from(word(at) == ")");
-                    depth == 1 && word(at) == ","
-                });
-                let Some(comma) = comma else { continue };
-                let first = sql[tokens[at + 2].start..tokens[comma - 1].end].to_owned();
-                let second = sql[tokens[comma + 1].start..tokens[last - 1].end].to_owned();
-                edits.push(("takes the first of", until(last), first));
-                edits.push(("takes the second of", until(last), second));
-            }
-            "order" if word(at + 1) == "by" => {
-                let mut depth = 0;
-                let last = (at..tokens.len()).take_while(|&at| {
-                    depth += i32::from(word(at) == "(") - i32::from(word(at) == ")");
-                    depth >= 0 && !matches!(word(at), "limit" | "for" | "on" | ";" | "returning")
-                });
-                edits.push(("without", until(last.last().unwrap_or(at)), String::new()));
-            }
-            _ => {}
+/// What is wrong with the list for this SQL, without trying an edit.
+pub(crate) fn check(sql: &Sql) -> Vec<String> {
+    let book = Book::read();
+    let is_known =
+        |statement: &str, edit: &str| book.0.get(statement).is_some_and(|(_, fates)| fates.contains_key(edit));
+    let edits = sql.iter().flat_map(|(statement, texts)| names(texts).into_iter().map(move |edit| (statement, edit)));
+    let mut wrong: Vec<String> = edits
+        .filter(|(statement, edit)| !is_known(statement, edit))
+        .map(|(statement, edit)| format!("{statement}: {edit}: mutants.txt does not list this edit"))
+        .collect();
+    for (Mutant { statement, edit }, fate) in book.each() {
+        if !sql.get(&statement).is_some_and(|texts| names(texts).contains(&edit)) {
+            wrong.push(format!("{statement}: {edit}: this edit does not exist any more"));
+        } else if fate == NO_REASON
+            || fate.starts_with(AGAIN)
+            || !(fate.starts_with(FOUND) || fate.starts_with(SURVIVES))
+        {
+            wrong.push(format!("{statement}: {edit}: no scenario is known to find it, and no reason is written"));
         }
     }
+    wrong
 }
 
-fn tokens(sql: &str) -> Vec<Token<'_>> {
-    let bytes = sql.as_bytes();
-    let mut tokens = Vec::new();
-    let mut at = 0;
-    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'$');
-    while at < bytes.len() {
-        let start = at;
-        match bytes[at] {
-            byte if byte.is_ascii_whitespace() => {
-                at += 1;
-                continue;
-            }
-            b'-' if bytes.get(at + 1) == Some(&b'-') => {
-                at += bytes[at..].iter().position(|&byte| byte == b'\n').unwrap_or(bytes.len() - at);
-                continue;
-            }
-            b'\'' => at += 2 + bytes[at + 1..].iter().position(|&byte| byte == b'\'').unwrap_or(0),
-            byte if is_word(byte) => at += bytes[at..].iter().take_while(|&&byte| is_word(byte)).count(),
-            _ => at += 1,
+/// Tries each edit in the scenario that is written down for it. Returns how many were not found.
+pub(crate) fn hold(server: &PgConnectOptions, ends: &Ends, searched: &[Searched]) -> anyhow::Result<usize> {
+    let book = Book::read();
+    let finder = |fate: &str| searched.iter().find(|one| fate.strip_prefix(FOUND) == Some(&*one.name));
+    let trials: Vec<_> = book.each().filter_map(|(mutant, fate)| Some((mutant, finder(fate)?))).collect();
+    let tried = trials.len();
+    let found = crate::share(server, "trial", trials, async |database, (mutant, finder)| {
+        let found = find(database, ends, &mutant, &[finder]).await;
+        if !matches!(found, Ok(Some(_))) {
+            println!("{}: {}: {} does not find it any more: {found:?}", mutant.statement, mutant.edit, finder.name);
         }
-        tokens.push(Token { text: &sql[start..at], start, end: at });
-    }
-    tokens
+        matches!(found, Ok(Some(_)))
+    })?;
+    let found = found.into_iter().filter(|found| *found).count();
+    println!("{tried} mutants, {found} found");
+    Ok(tried - found)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::of;
+/// Tries every edit that is new, or whose statement has changed, and has no reason yet. The list is written after each, so
+/// this can be stopped, and goes on where it was.
+pub(crate) fn record(server: &PgConnectOptions, ends: &Ends, sql: &Sql, searched: &[Searched]) -> anyhow::Result<()> {
+    let mut book = Book::read();
+    book.renew(sql);
+    book.write()?;
+    let trials: Vec<_> =
+        book.each().filter_map(|(mutant, fate)| Some((mutant, fate.strip_prefix(AGAIN)?.to_owned()))).collect();
+    let total = trials.len();
+    let book = Mutex::new((book, 0));
+    let lock = || book.lock().unwrap_or_else(PoisonError::into_inner);
+    let written = crate::share(server, "trial", trials, async |database, (mutant, before)| {
+        // The cheapest scenario first, and sooner if it finds other edits of this statement.
+        let mut candidates: Vec<&Searched> =
+            searched.iter().filter(|one| one.sent.contains(&mutant.statement)).collect();
+        let is_finder = |one: &Searched| before.strip_prefix(FOUND) == Some(&*one.name);
+        candidates.sort_by_cached_key(|one| {
+            (!is_finder(one), one.begun * 8 / (1 + lock().0.finds(&mutant.statement, &one.name)))
+        });
+        let mut begun = 0;
+        candidates.retain(|one| {
+            begun += one.begun;
+            begun <= ENOUGH || begun == one.begun
+        });
+        let found = find(database, ends, &mutant, &candidates).await;
+        let fate = match &found {
+            Ok(Some(name)) => format!("{FOUND}{name}"),
+            Ok(None) if before.starts_with(SURVIVES) => before,
+            Ok(None) => NO_REASON.to_owned(),
+            Err(error) => format!("{AGAIN}{error:#}"),
+        };
+        let (book, tried) = &mut *lock();
+        *tried += 1;
+        println!("{tried} of {total}: {}: {} => {fate}", mutant.statement, mutant.edit);
+        if let Some((_, fates)) = book.0.get_mut(&mutant.statement) {
+            fates.insert(mutant.edit, fate);
+        }
+        book.write()
+    })?;
+    written.into_iter().collect()
+}
 
-    #[test]
-    fn each_condition_and_each_lock_of_a_statement_is_dropped_in_turn() {
-        let sql = "update t set a = case when b then 1 end -- where c
-            where key = $1 and (d is null or e between 1 and 2) and f is distinct from g
-                and id in (select id from t where h order by id for update skip locked) returning a";
-        let labels: Vec<String> = of("update", sql).into_iter().map(|mutant| mutant.label).collect();
-        assert_eq!(
-            labels,
-            [
-                "update: drops b",
-                "update: drops key = $1",
-                "update: drops (d is null or e between 1 and 2)",
-                "update: drops f is distinct from g",
-                "update: drops id in (select id from t where h order by id for update skip locked)",
-                "update: drops d is null",
-                "update: drops e between 1 and 2",
-                "update: drops h",
-                "update: without order by id",
-                "update: does not lock for update skip locked",
-                "update: waits instead of skip locked",
-            ]
-        );
+/// The first of these scenarios in which the edit shows.
+async fn find(
+    database: &PgConnectOptions,
+    ends: &Ends,
+    mutant: &Mutant,
+    candidates: &[&Searched],
+) -> anyhow::Result<Option<String>> {
+    let function = match mutant.statement.strip_prefix(FUNCTION) {
+        Some(name) => Some(world::function(database, name).await?),
+        None => None,
+    };
+    if let Some(original) = &function {
+        let edited = mutant.apply(&mutant.statement, original).unwrap_or_default();
+        // The server refuses some edits.
+        if world::define(database, &edited).await.is_err() {
+            return Ok(None);
+        }
     }
+    let scenarios = scenarios::all();
+    let mut finder = None;
+    for one in candidates {
+        let Some(scenario) = scenarios.iter().find(|scenario| scenario.name == one.name) else { continue };
+        if shows(database, ends, mutant, scenario, MORE * one.begun).await {
+            finder = Some(one.name.clone());
+            break;
+        }
+    }
+    if let Some(original) = &function {
+        world::define(database, original).await?;
+    }
+    Ok(finder)
+}
+
+/// Whether the search finds something with this edit. Actors that come to no rest, and many more schedules than without
+/// the edit, show it too.
+async fn shows(database: &PgConnectOptions, ends: &Ends, mutant: &Mutant, scenario: &Scenario, most: usize) -> bool {
+    let edits = Edits { inside: scenario.inside, mutant: Some(mutant.clone()) };
+    let Ok(mut world) = World::open(database, edits).await else { return false };
+    let begun = |found: &Found| found.schedules + found.merged;
+    let is_new = |found: &Found| !found.violations.is_empty() || ends.is_new(&scenario.name, &found.ends);
+    let found = Search::new(&mut world, scenario).run(|found| is_new(found) || begun(found) > most).await;
+    let _ = world.close().await;
+    found.map_or(true, |found| {
+        is_new(&found) || begun(&found) > most || !ends.others(&scenario.name, &found.ends).is_empty()
+    })
 }

@@ -7,7 +7,7 @@ use pg_idempotency::{Idempotency, InFlight, RoundTrips};
 use crate::actors::{
     AT_LEAST_ONCE, AT_MOST_ONCE, Actor, Before, Ending, Isolation, Manner, PAY, REJECT, SEND, Verb, WAIT, call,
     call_isolated, call_that, call_twice, call_with_other_body, expire, lapse, mark, mark_many, operate, own,
-    own_and_fail, resume, run, sweep, work_in,
+    own_and_fail, resume, run, run_that, sweep, work_in,
 };
 
 pub(crate) struct Scenario {
@@ -140,12 +140,15 @@ pub(crate) fn all() -> Vec<Scenario> {
     let wait = || call(WAIT);
     let reject = || call(REJECT);
     let owns = || own(AT_LEAST_ONCE, Ending::Completes);
+    let renews = || own(AT_LEAST_ONCE, Ending::Renews);
     let owns_once = || own(AT_MOST_ONCE, Ending::Completes);
     let marks = || mark(LONG, Manner::Keeps);
     let batch = |events| mark_many(events, LONG, Manner::Keeps);
     use Before::*;
     use Manner::*;
     vec![
+        // The longest search of all comes first, so that the threads end together.
+        steps("steps-pay-lapses", [work_in(&[PAY]), lapse(), work_in(&[PAY])]).patient(),
         // New keys.
         calls("two-wait", [wait(), wait()]),
         calls("two-reject", [reject(), reject()]),
@@ -166,6 +169,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         calls("run", [run(WAIT), run(WAIT)]),
         calls("fewest", [run(fewest), run(fewest)]),
         calls("fewest-plain", [run(fewest), wait()]),
+        calls("fewest-commits-inside", [run_that(Commits, fewest), wait()]),
+        calls("fewest-rolls-back-inside", [run_that(RollsBack, fewest), wait()]),
         calls("select-first", [run(select_first), run(select_first)]),
         calls("select-first-fewest", [run(select_first), run(fewest)]),
         calls("repeatable-read", [wait(), at_repeatable_read(WAIT)]).unmerged(),
@@ -201,9 +206,15 @@ pub(crate) fn all() -> Vec<Scenario> {
         leases("lease-releases", [own(AT_LEAST_ONCE, Ending::Releases), owns()]),
         leases("lease-fails", [own_and_fail(AT_LEAST_ONCE), owns()]),
         leases("lease-once-fails", [own_and_fail(AT_MOST_ONCE), owns_once()]).effects(1),
+        leases("lease-once-fails-resolve", [own_and_fail(AT_MOST_ONCE), lapse(), operate(Verb::Resolve)]),
+        leases("lease-once-fails-release", [own_and_fail(AT_MOST_ONCE), lapse(), operate(Verb::Release)]),
         leases("lease-lapses", [owns(), lapse(), owns()]),
         leases("lease-once-lapses", [owns_once(), lapse(), owns_once()]).effects(1),
         leases("lease-release-lapses", [own(AT_LEAST_ONCE, Ending::Releases), lapse(), owns()]).patient(),
+        leases("lease-renews", [renews(), owns()]).effects(1),
+        leases("lease-renews-expires", [renews(), expire(), lapse()]),
+        leases("lease-renews-resolve", [renews(), lapse(), operate(Verb::Resolve)]),
+        leases("lease-renews-release", [renews(), lapse(), operate(Verb::Release)]),
         leases("lapsed-two", [owns(), owns()]).after(Lapsed(AT_LEAST_ONCE)),
         leases("lapsed-once-resolve", [owns_once(), operate(Verb::Resolve)]).after(Lapsed(AT_MOST_ONCE)),
         leases("lapsed-once-release", [owns_once(), operate(Verb::Release), owns_once()]).after(Lapsed(AT_MOST_ONCE)),
@@ -217,8 +228,10 @@ pub(crate) fn all() -> Vec<Scenario> {
         leases("lease-other-mode", [owns(), wait()]),
         // Steps.
         steps("steps-two", [work_in(&BOTH), work_in(&BOTH)]),
-        steps("steps-pay-lapses", [work_in(&[PAY]), lapse(), work_in(&[PAY])]).patient(),
         steps("steps-send-lapses", [work_in(&[SEND]), lapse(), operate(Verb::Release)]),
+        steps("steps-pay-release", [work_in(&[PAY]), lapse(), operate(Verb::Release)]),
+        steps("steps-pay-resolve", [work_in(&[PAY]), lapse(), operate(Verb::Resolve)]),
+        steps("steps-send-resolve", [work_in(&[SEND]), lapse(), operate(Verb::Resolve)]),
         steps("steps-paid-two", [work_in(&BOTH), work_in(&BOTH)]).after(Paid),
         steps("steps-resume", [work_in(&BOTH), resume(&BOTH)]).after(Paid),
         steps("steps-resume-two", [resume(&BOTH), resume(&BOTH)]).after(Paid),

@@ -1,5 +1,7 @@
 //! The names of statements, by their leading keywords and what they touch, and the edits of their texts on the wire.
 
+use crate::mutants::Mutant;
+
 /// The statement that waits.
 pub(crate) const AWAIT: &str = "await";
 /// The pause before the next look at a locked row.
@@ -19,10 +21,17 @@ const NAMES: &[(&str, &str, &str)] = &[
     ("with deleted", "skip locked", "sweep"),
     ("with recursive", "pg_try_advisory_xact_lock", "mark batch"),
     ("with", "skip locked", "take over"),
+    ("update idempotency.record set completed_at", "lease_until", "complete lease"),
     ("update idempotency.record set completed_at", "", "complete"),
     ("update idempotency.record set expires_at", "", MOVES_TIME),
     ("update idempotency.record set lease_until = least(", "", MOVES_TIME),
     ("update idempotency.record set lease_until = '-infinity'", "jsonb_set(", "settle step"),
+    (
+        "update idempotency.record set lease_until = '-infinity'",
+        "claimed_at = pg_catalog.now()",
+        "release in transaction",
+    ),
+    ("update idempotency.record set lease_until = '-infinity'", "@>", "release unperformed"),
     ("update idempotency.record set lease_until = '-infinity'", "", "release"),
     ("update idempotency.record set lease_until", "::interval,", "heartbeat"),
     ("update idempotency.record set lease_until", "", "lapse"),
@@ -35,6 +44,11 @@ const NAMES: &[(&str, &str, &str)] = &[
     // The janitor's question for the oldest record decides nothing.
     ("select extract(epoch", "", ""),
     ("select", "; begin", ""),
+    ("select fingerprint", "", "select first"),
+    ("select scope, value, fingerprint", "", "candidates"),
+    ("select steps", "", "read steps"),
+    ("select request", "", "read request"),
+    ("select from idempotency.record", "", "has stored"),
     ("select", "pg_try_advisory_xact_lock", "look"),
     ("select", "from idempotency.record", "read"),
     ("commit", "", "commit"),
@@ -43,7 +57,19 @@ const NAMES: &[(&str, &str, &str)] = &[
 ];
 
 /// Statements that never wait for another transaction.
-const NEVER_WAIT: [&str; 6] = ["claim", "look", "take over", "mark batch", "sweep", "read"];
+const NEVER_WAIT: &[&str] = &[
+    "claim",
+    "look",
+    "take over",
+    "mark batch",
+    "sweep",
+    "select first",
+    "candidates",
+    "read steps",
+    "read request",
+    "has stored",
+    "read",
+];
 
 /// The name of a statement; nothing for one that neither reads nor changes what others do.
 pub(crate) fn name(sql: &str) -> &'static str {
@@ -77,23 +103,29 @@ pub(crate) fn plain(sql: &str) -> String {
     words.join(" ")
 }
 
+/// Before the name of a function of the schema, as a statement.
+pub(crate) const FUNCTION: &str = "function ";
+
+/// The functions of the schema that this statement calls, named as statements.
+pub(crate) fn functions(sql: &str) -> impl Iterator<Item = String> {
+    let called = sql.split("idempotency.").skip(1).filter_map(|rest| rest.split_once('('));
+    let is_name = |name: &str| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    called.map(|(name, _)| name).filter(move |name| is_name(name)).map(|name| format!("{FUNCTION}{name}"))
+}
+
 /// The edits of the statements that pass a wire.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Edits {
     /// Each try of an advisory lock first stops at a gate.
     pub(crate) inside: bool,
-    /// A statement, and the one that goes to the server in its place.
-    pub(crate) mutant: Option<(String, String)>,
+    pub(crate) mutant: Option<Mutant>,
 }
 
 impl Edits {
     pub(crate) fn apply(&self, sql: &str) -> String {
-        let sql = match &self.mutant {
-            Some((original, edited)) if original == sql => edited,
-            _ => sql,
-        };
+        let edited = self.mutant.as_ref().and_then(|mutant| mutant.apply(name(sql), sql));
         // The time of a pause is a choice, too.
-        let sql = sql.replace("pg_sleep(0.01)", "pg_sleep(0)");
+        let sql = edited.as_deref().unwrap_or(sql).replace("pg_sleep(0.01)", "pg_sleep(0)");
         if self.inside { sql.replace("pg_catalog.pg_try_advisory_xact_lock(", "interleave.stop_and_try(") } else { sql }
     }
 }

@@ -1,7 +1,7 @@
 //! The wire between an actor and the server. It holds each message that matters until the explorer lets it go, and
 //! writes down what the server answers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,6 +11,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, oneshot};
 
+use crate::mutants::Sql;
 use crate::statement::{self, Edits};
 
 /// Where the present message of a connection is.
@@ -82,10 +83,10 @@ pub(crate) struct Inner {
     pub(crate) players: Vec<Player>,
     /// Counts the changes of this board.
     pub(crate) version: u64,
-    /// How often an actor has moved the time.
-    pub(crate) epoch: usize,
-    /// Every text of a statement that was prepared, unedited.
-    pub(crate) texts: BTreeMap<String, &'static str>,
+    /// The statements that were prepared, by name, as they were before an edit.
+    pub(crate) sql: Sql,
+    /// The functions of the schema that were called.
+    pub(crate) functions: BTreeSet<String>,
     last: u64,
 }
 
@@ -150,6 +151,7 @@ pub(crate) fn listen(
         .port(5432)
         .username(server.get_username())
         .database(server.get_database().unwrap_or("postgres"))
+        .application_name(&actor.to_string())
         .ssl_mode(PgSslMode::Disable))
 }
 
@@ -229,7 +231,11 @@ impl Wire {
                     let name = until_zero(&body).to_vec();
                     let sql = String::from_utf8_lossy(until_zero(&body[name.len() + 1..])).into_owned();
                     let rest = body.split_off(name.len() + sql.len() + 2);
-                    self.board.lock().texts.entry(sql.clone()).or_insert_with(|| statement::name(&sql));
+                    self.note(&sql);
+                    let statement = statement::name(&sql);
+                    if statement::matters(statement) && statement != statement::MOVES_TIME {
+                        self.board.lock().sql.entry(statement.to_owned()).or_default().insert(sql.clone());
+                    }
                     body = [&*name, &[0], self.edits.apply(&sql).as_bytes(), &[0], &*rest].concat();
                     prepared.insert(name, sql);
                 }
@@ -242,6 +248,7 @@ impl Wire {
                 }
                 b'Q' => {
                     let sql = String::from_utf8_lossy(until_zero(&body)).into_owned();
+                    self.note(&sql);
                     body = [self.edits.apply(&sql).as_bytes(), &[0]].concat();
                     batch.sql = Some(sql);
                 }
@@ -254,6 +261,10 @@ impl Wire {
                 return Ok(batch);
             }
         }
+    }
+
+    fn note(&self, sql: &str) {
+        self.board.lock().functions.extend(statement::functions(sql));
     }
 
     async fn hold(&self, name: &'static str) -> Pass {
@@ -274,9 +285,8 @@ impl Wire {
 
     fn sent(&self, name: &'static str, batch: &Batch) {
         self.board.change(|board| {
-            let epoch = board.epoch;
             if let Some(player) = board.players.get_mut(self.actor).filter(|_| statement::matters(name)) {
-                player.heard.push(Part::Text(format!("{name} {epoch}")));
+                player.heard.push(Part::Text(name.to_owned()));
                 let eights = batch.parameters.iter().filter_map(|place| batch.bytes[place.clone()].try_into().ok());
                 player.heard.extend(eights.map(Part::Eight));
             }
@@ -312,9 +322,6 @@ impl Wire {
                 lane.transaction = body.first().copied().unwrap_or(b'I');
                 lane.at = At::Client;
                 lane.timed_out = false;
-                if lane.statement == statement::MOVES_TIME {
-                    board.epoch += 1;
-                }
                 board.version += 1;
                 self.board.changed.notify_one();
             }

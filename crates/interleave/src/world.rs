@@ -3,24 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use pg_idempotency::{Error, Key};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, PgConnection, PgPool, Row as _};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::actors::{self, Seat};
+use crate::mutants::Sql;
 use crate::scenarios::Scenario;
-use crate::statement::{self, Edits};
+use crate::statement::{self, Edits, FUNCTION};
 use crate::wire::{self, At, Board, Part, Pass};
 
 /// The most actors of a scenario.
 const SEATS: usize = 4;
-/// The most stops of one transaction at a gate.
-const GATES: i32 = 24;
 /// A step takes milliseconds. A world that does not come to rest is broken.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -30,15 +29,11 @@ const SCHEMA: &str = "
     create table interleave.effect (what text not null, who text not null);
     -- Records of other keys, which no statement may touch.
     create table interleave.bystander (like idempotency.record);
-    -- Stops between the snapshot of a statement and its lock. The gates are locks of the monitor; the number of stops in
-    -- this transaction chooses one of them.
+    -- Stops between the snapshot of a statement and its lock, at a gate that the monitor has locked for this actor.
     create function interleave.stop_and_try(int8) returns boolean language plpgsql as $$
-    declare
-        stops int := coalesce(nullif(current_setting('interleave.stops', true), ''), '0')::int + 1;
     begin
-        perform set_config('interleave.stops', stops::text, true);
-        perform pg_advisory_lock_shared(pg_backend_pid(), stops);
-        perform pg_advisory_unlock_shared(pg_backend_pid(), stops);
+        perform pg_advisory_lock_shared(1, current_setting('application_name')::int);
+        perform pg_advisory_unlock_shared(1, current_setting('application_name')::int);
         return pg_try_advisory_xact_lock($1);
     end
     $$;
@@ -60,8 +55,8 @@ pub(crate) enum Choice {
 /// Why a statement does not go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Rest {
-    /// At this gate, within a statement.
-    Inside(i32),
+    /// At its gate, within a statement.
+    Inside,
     /// By the processes of these actors.
     Blocked(Vec<usize>),
 }
@@ -84,11 +79,12 @@ pub(crate) struct Sight {
 pub(crate) struct World {
     pub(crate) board: Arc<Board>,
     pub(crate) monitor: PgConnection,
+    /// For the operator's functions, which take a pool.
+    pub(crate) operators: PgPool,
     gates: PgConnection,
     gate_pid: i32,
-    /// Whether statements stop at gates, and the processes whose gates are locked.
+    /// Whether statements stop at gates.
     inside: bool,
-    gated: BTreeSet<i32>,
     ways: Vec<PgConnectOptions>,
     pools: Vec<PgPool>,
     directory: PathBuf,
@@ -96,7 +92,6 @@ pub(crate) struct World {
     tasks: Vec<JoinHandle<()>>,
     pub(crate) key: Key,
     rests: BTreeMap<u64, Rest>,
-    open_gates: Vec<(i32, i32)>,
     /// How many transactions have ended.
     ended: usize,
     /// How many had ended when an actor began to pause.
@@ -115,6 +110,8 @@ pub(crate) async fn create_database(server: &PgConnectOptions, name: &str) -> an
     pg_idempotency::migrate(&pool).await?;
     pool.close().await;
     let mut conn = PgConnection::connect_with(&database).await?;
+    // So that a statement that breaks a rule of the records shows it.
+    conn.execute(include_str!("../../../migrations/strict.sql")).await?;
     conn.execute(SCHEMA).await?;
     for (scope, operation, value) in
         [("other", "call", "key"), ("interleave", "other", "key"), ("interleave", "call", "other")]
@@ -126,21 +123,36 @@ pub(crate) async fn create_database(server: &PgConnectOptions, name: &str) -> an
     Ok(database)
 }
 
-/// The functions of the schema that calls use: the name of each, and its definition.
-pub(crate) async fn functions(database: &PgConnectOptions) -> anyhow::Result<Vec<(String, String)>> {
+/// The definition of this function of the schema.
+pub(crate) async fn function(database: &PgConnectOptions, name: &str) -> anyhow::Result<String> {
     let mut conn = PgConnection::connect_with(database).await?;
-    let sql = "select proname::text, pg_get_functiondef(oid) from pg_proc
-        where pronamespace = 'idempotency'::regnamespace and prokind = 'f' and prolang <> 14 order by proname";
-    let functions = sqlx::query_as(sql).fetch_all(&mut conn).await?;
+    let sql = "select pg_get_functiondef(oid) from pg_proc
+        where pronamespace = 'idempotency'::regnamespace and proname = $1";
+    let definition = sqlx::query_scalar(sql).bind(name).fetch_one(&mut conn).await?;
     conn.close().await?;
-    Ok(functions)
+    Ok(definition)
+}
+
+/// Adds the definitions of these functions to the statements.
+pub(crate) async fn add_functions(
+    server: &PgConnectOptions,
+    functions: &BTreeSet<String>,
+    sql: &mut Sql,
+) -> anyhow::Result<()> {
+    let database = create_database(server, "functions").await?;
+    for function in functions {
+        let name = function.strip_prefix(FUNCTION).unwrap_or(function);
+        sql.entry(function.clone()).or_default().insert(self::function(&database, name).await?);
+    }
+    Ok(())
 }
 
 /// Replaces a function of the schema.
 pub(crate) async fn define(database: &PgConnectOptions, function: &str) -> anyhow::Result<()> {
     let mut conn = PgConnection::connect_with(database).await?;
-    conn.execute(AssertSqlSafe(function.to_owned())).await?;
-    Ok(conn.close().await?)
+    let defined = conn.execute(AssertSqlSafe(function.to_owned())).await;
+    conn.close().await?;
+    Ok(defined.map(drop)?)
 }
 
 fn pool(way: &PgConnectOptions) -> PgPool {
@@ -161,18 +173,18 @@ impl World {
         let mut gates = PgConnection::connect_with(database).await?;
         Ok(Self {
             board,
-            monitor: PgConnection::connect_with(database).await?,
+            monitor: PgConnection::connect_with(&database.clone().options([("plan_cache_mode", "force_generic_plan")]))
+                .await?,
+            operators: pool(database),
             gate_pid: sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut gates).await?,
             gates,
             inside,
-            gated: BTreeSet::new(),
             pools: ways.iter().map(pool).collect(),
             ways,
             directory,
             tasks: Vec::new(),
             key: Key::new("interleave", "call", "key")?,
             rests: BTreeMap::new(),
-            open_gates: Vec::new(),
             ended: 0,
             pauses: BTreeMap::new(),
         })
@@ -190,6 +202,7 @@ impl World {
         let kill = sqlx::query("select pg_terminate_backend(pid) from unnest($1::int4[]) as pid").bind(pids);
         kill.execute(&mut monitor).await?;
         monitor.close().await?;
+        self.operators.close().await;
         for pool in &self.pools {
             let _ = timeout(PATIENCE, pool.close()).await;
         }
@@ -208,11 +221,12 @@ impl World {
         self.board.change(|board| {
             board.players.clear();
             board.players.resize_with(scenario.actors.len(), Default::default);
-            board.epoch = 0;
         });
-        (self.rests, self.open_gates, self.pauses, self.ended) = Default::default();
+        (self.rests, self.pauses, self.ended) = Default::default();
         if self.inside {
-            self.close_gates().await?;
+            let close =
+                "select pg_advisory_unlock_all(); select pg_advisory_lock(1, seat) from generate_series(0, 3) as seat";
+            self.gates.execute(close).await?;
         }
         self.tasks.clear();
         for (at, act) in scenario.actors.iter().enumerate() {
@@ -249,13 +263,15 @@ impl World {
                     let rests = self.blocked(&pids).await?;
                     if rests.len() == pids.len() && self.board.lock().version == version {
                         self.rests = rests;
-                        return self.rested().await;
+                        self.rested();
+                        return Ok(());
                     }
                     let _ = timeout(Duration::from_millis(1), self.board.changed.notified()).await;
                 }
                 Unrest::None => {
                     self.rests.clear();
-                    return self.rested().await;
+                    self.rested();
+                    return Ok(());
                 }
             }
         }
@@ -290,16 +306,10 @@ impl World {
 
     async fn blocked(&mut self, lanes: &[(u64, i32)]) -> anyhow::Result<BTreeMap<u64, Rest>> {
         let pids: Vec<i32> = lanes.iter().map(|(_, pid)| *pid).collect();
-        let rows = sqlx::query(
-            "select pid, pg_blocking_pids(pid) as by, (
-                select objid::int4 from pg_locks
-                where pg_locks.pid = asked.pid and locktype = 'advisory' and objsubid = 2 and not granted
-            ) as gate
-            from unnest($1::int4[]) as asked (pid)",
-        )
-        .bind(&pids)
-        .fetch_all(&mut self.monitor)
-        .await?;
+        let rows = sqlx::query("select pid, pg_blocking_pids(pid) as by from unnest($1::int4[]) as pid")
+            .bind(&pids)
+            .fetch_all(&mut self.monitor)
+            .await?;
         let board = self.board.lock();
         let mut rests = BTreeMap::new();
         for row in rows {
@@ -307,11 +317,11 @@ impl World {
             let Some((lane, _)) = lanes.iter().find(|(_, of)| *of == pid) else { continue };
             let actors = board.lanes.values().filter(|other| by.contains(&other.pid)).map(|other| other.actor);
             let actors: Vec<usize> = actors.collect();
-            match row.try_get::<Option<i32>, _>("gate")? {
-                Some(gate) if by.contains(&self.gate_pid) => rests.insert(*lane, Rest::Inside(gate)),
-                _ if !actors.is_empty() => rests.insert(*lane, Rest::Blocked(actors)),
-                _ => None,
-            };
+            if by.contains(&self.gate_pid) {
+                rests.insert(*lane, Rest::Inside);
+            } else if !actors.is_empty() {
+                rests.insert(*lane, Rest::Blocked(actors));
+            }
         }
         Ok(rests)
     }
@@ -340,31 +350,11 @@ impl World {
         Ok(without.map(|(lane, _)| self.board.pass(lane, Pass::Unchanged)).count() > 0)
     }
 
-    async fn rested(&mut self) -> anyhow::Result<()> {
-        for (pid, gate) in std::mem::take(&mut self.open_gates) {
-            let lock = sqlx::query("select pg_advisory_lock($1, $2)").bind(pid).bind(gate);
-            lock.execute(&mut self.gates).await?;
-        }
-        if self.inside {
-            self.close_gates().await?;
-        }
+    fn rested(&mut self) {
         let board = self.board.lock();
         for lane in board.lanes.values().filter(|lane| lane.at == At::Held && lane.statement == statement::PAUSE) {
             self.pauses.entry(lane.actor).or_insert(self.ended);
         }
-        Ok(())
-    }
-
-    /// Locks the gates of connections that are new.
-    async fn close_gates(&mut self) -> anyhow::Result<()> {
-        let pids: Vec<i32> = self.board.lock().lanes.values().map(|lane| lane.pid).collect();
-        let new: Vec<i32> = pids.into_iter().filter(|&pid| pid != 0 && self.gated.insert(pid)).collect();
-        if !new.is_empty() {
-            let sql =
-                "select pg_advisory_lock(pid, gate) from unnest($1::int4[]) as pid, generate_series(1, $2) as gate";
-            sqlx::query(sql).bind(new).bind(GATES).execute(&mut self.gates).await?;
-        }
-        Ok(())
     }
 
     /// What may happen next, and whether somebody may still act. `faults` are left to the scenario.
@@ -397,7 +387,7 @@ impl World {
     /// The connection of this actor that can go on.
     fn next_lane<'b>(&self, board: &'b wire::Inner, actor: usize) -> Option<(u64, &'b wire::Lane)> {
         let can_go =
-            |id: &u64, lane: &wire::Lane| lane.at == At::Held || matches!(self.rests.get(id), Some(Rest::Inside(_)));
+            |id: &u64, lane: &wire::Lane| lane.at == At::Held || matches!(self.rests.get(id), Some(Rest::Inside));
         let mut lanes = board.lanes.iter().filter(|(id, lane)| lane.actor == actor && can_go(id, lane));
         lanes.next().map(|(&id, lane)| (id, lane))
     }
@@ -431,7 +421,6 @@ impl World {
                 let _ = (&mut self.tasks[at]).await;
                 self.board.change(|board| board.players[at].end = Some("is dropped".to_owned()));
                 self.board.free(at);
-                self.open_gates_of(at).await?;
                 return Ok(format!("{letter} is dropped"));
             }
             Choice::Kill(_) => {
@@ -453,15 +442,15 @@ impl World {
             }
             Choice::Go(_) | Choice::TimeOut(_) => {}
         }
-        let (id, name, pid) = {
+        let (id, name) = {
             let board = self.board.lock();
             let (id, lane) = self.next_lane(&board, at).with_context(|| format!("{letter} cannot go on"))?;
-            (id, lane.statement, lane.pid)
+            (id, lane.statement)
         };
-        if let Some(Rest::Inside(gate)) = self.rests.get(&id) {
-            let unlock = sqlx::query("select pg_advisory_unlock($1, $2)").bind(pid).bind(*gate);
-            unlock.execute(&mut self.gates).await?;
-            self.open_gates.push((pid, *gate));
+        if self.rests.get(&id) == Some(&Rest::Inside) {
+            // The process at the gate gets the lock first, and the monitor when it has passed.
+            let pass = sqlx::query("select pg_advisory_unlock(1, $1), pg_advisory_lock(1, $1)").bind(at as i32);
+            pass.execute(&mut self.gates).await?;
             self.rests.remove(&id);
             return Ok(format!("{letter} {name} goes on"));
         }
@@ -475,27 +464,10 @@ impl World {
         Ok(format!("{letter} {name}"))
     }
 
-    async fn open_gates_of(&mut self, actor: usize) -> anyhow::Result<()> {
-        if !self.inside {
-            return Ok(());
-        }
-        let pids: Vec<i32> = {
-            let board = self.board.lock();
-            board.lanes.values().filter(|lane| lane.actor == actor).map(|lane| lane.pid).collect()
-        };
-        let unlock = sqlx::query(
-            "select pg_advisory_unlock(pid, gate) from unnest($1::int4[]) as pid, generate_series(1, $2) as gate",
-        );
-        unlock.bind(&pids).bind(GATES).execute(&mut self.gates).await?;
-        self.gated.retain(|pid| !pids.contains(pid));
-        Ok(())
-    }
-
     /// Lets everybody end, in any order.
     pub(crate) async fn run_free(&mut self) -> anyhow::Result<()> {
         if self.inside {
             self.gates.execute("select pg_advisory_unlock_all()").await?;
-            self.gated.clear();
         }
         let actors = self.board.lock().players.len();
         (0..actors).for_each(|at| self.board.free(at));

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, Method, Response, StatusCode, Uri};
+use http::{HeaderName, Method, Response, StatusCode};
 
 use super::{IdempotencyLayer, InvalidSetting};
+use crate::Deployment;
 use crate::fingerprint::pointer::Pointer;
 use crate::http::fingerprint_choice::Compared;
 use crate::http::rejection::Rejection;
@@ -15,10 +16,6 @@ use crate::http::replay::{NEVER_REPLAYED, Seal};
 use crate::http::runs::Runs;
 use crate::http::settings::{Denied, KeyFrom, Settings};
 use crate::limits::{RETENTION, within};
-use crate::{Deployment, Fingerprint, InvalidBody, MAX_PART_BYTES};
-
-/// OPTIONS, the longest common method, and a space.
-const LONGEST_METHOD: usize = 8;
 
 /// Which requests have a key, and which key it is.
 impl<M> IdempotencyLayer<M> {
@@ -55,27 +52,15 @@ impl<M> IdempotencyLayer<M> {
         self.with(|settings| settings.shortest_key = bytes)
     }
 
-    /// Names the operation by its method and this route, if no axum router reports the matched one. Give a template
-    /// such as `/payments/{id}`: with real ids, every payment would be an operation and a time series of its own.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidSetting::RouteTooLong`].
-    pub fn with_route(self, route: impl Into<String>) -> Result<Self, InvalidSetting> {
-        let (route, most) = (route.into(), MAX_PART_BYTES - LONGEST_METHOD);
-        if route.len() > most {
-            return Err(InvalidSetting::RouteTooLong { bytes: route.len(), most });
-        }
-        Ok(self.with_operation(move |parts| Some(format!("{} {route}", parts.method))))
-    }
-
-    /// Names the operation by a function of the request. `None` is a mistake of the service, and the answer is a 500.
+    /// Names the operation by a function of the request. The default is the method and the route that axum has matched.
+    /// `None` is a mistake of the service, and the answer is a 500. Return a template such as `POST /payments/{id}`: with
+    /// real ids, every payment would be an operation and a time series of its own.
     pub fn with_operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.operation = Arc::new(operation))
     }
 }
 
-/// The fingerprint. Of `with_canonical_json`, `with_json_without` and `with_fingerprint`, the last call decides.
+/// The fingerprint. Of `with_canonical_json` and `with_json_without`, the last call decides.
 impl<M> IdempotencyLayer<M> {
     /// Whether bodies are compared as canonical JSON, without regard to `Content-Type`, instead of byte by byte. The
     /// default is `false`. `true` is for clients that build the request anew for each retry. A body that is not JSON is
@@ -103,19 +88,6 @@ impl<M> IdempotencyLayer<M> {
         let parse = |text: String| Pointer::parse(&text).ok_or(InvalidSetting::NotAPointer(text));
         let pointers = pointers.into_iter().map(|text| parse(text.into())).collect::<Result<_, _>>()?;
         Ok(self.with(|settings| settings.fingerprint.compared = Compared::JsonWithout(pointers)))
-    }
-
-    /// Two requests are the same if this function returns the same [`Fingerprint`] for both. Only the key's scope and
-    /// operation, and [further headers](Self::with_fingerprinted_header), count in addition: method and path do not,
-    /// unless the function includes them. If it returns an error, the answer is a 400. The layer cannot see the
-    /// function's code, so `name` represents it in the fingerprint: **change it with each change of the function**.
-    pub fn with_fingerprint(
-        self,
-        name: impl Into<String>,
-        function: impl Fn(&Parts, &Bytes) -> Result<Fingerprint, InvalidBody> + Send + Sync + 'static,
-    ) -> Self {
-        let compared = Compared::Function { name: name.into(), function: Arc::new(function) };
-        self.with(|settings| settings.fingerprint.compared = compared)
     }
 
     /// Adds this header, with all its lines, to the fingerprint: one by which the handler selects an account, a
@@ -154,30 +126,15 @@ impl<M> IdempotencyLayer<M> {
         Ok(self.with(|settings| settings.replayed_headers.push(name)))
     }
 
-    /// Whether the layer stores no response at all, for operations that answer with secrets, so that a repeat gets
-    /// [`NotReplayable`](Rejection::NotReplayable). The default is `false`. For a single response:
-    /// [`NoStore`](crate::http::NoStore).
-    pub fn with_no_store(self, no_store: bool) -> Self {
-        self.with(|settings| settings.no_store = no_store)
-    }
-
     /// Seals stored bodies and opens them for replays. Headers are stored as they are.
     pub fn with_seal(self, seal: impl Seal) -> Self {
         self.with(|settings| settings.seal = Some(Arc::new(seal)))
     }
 
-    /// The function that makes a response of a rejection. The default is [`problem`](crate::http::problem). For clients
-    /// that poll there is [`processing`](crate::http::processing).
+    /// The function that makes a response of a rejection. The default is [`problem`](crate::http::problem). The function
+    /// may change what `problem` returns, for example add a `Link` to your documentation of the key, as the draft demands.
     pub fn with_rejection(self, rejection: impl Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.rejection = Arc::new(rejection))
-    }
-
-    /// Adds a `Link` with `rel="describedby"` to every rejection, as the draft demands. The URI is that of your API's
-    /// documentation of the key and its retention.
-    pub fn with_documentation(self, uri: &Uri) -> Self {
-        // A `Uri` is visible ASCII without angle brackets, so this does not fail.
-        let link = HeaderValue::from_str(&format!("<{uri}>; rel=\"describedby\""));
-        self.with(|settings| settings.documentation = link.ok())
     }
 }
 
@@ -231,11 +188,6 @@ impl<M> IdempotencyLayer<M> {
     pub fn with_run_timeout(self, limit: Duration) -> Result<Self, InvalidSetting> {
         within("run time-out", limit, RETENTION)?;
         Ok(self.with(|settings| settings.run_timeout = limit))
-    }
-
-    /// Counts the runs of several layers together. [`with_max_runs`](Self::with_max_runs) then applies to the sum.
-    pub fn with_runs(self, runs: &Runs) -> Self {
-        self.with(|settings| settings.runs = runs.clone())
     }
 
     /// The runs of this layer and its clones. A graceful shutdown waits for them.

@@ -212,7 +212,7 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
             }
             possible += 1;
             let answer = match Leasing::new(policy)?.acquire::<String, _>(&pool, &key("a"), "body").await {
-                Ok(Acquired::Lease(lease)) => {
+                Ok(Acquired::Owner(lease)) => {
                     let kept: bool = sqlx::query_scalar(
                         "select steps is not distinct from $1::text::jsonb and token <> 1 from idempotency.record",
                     )

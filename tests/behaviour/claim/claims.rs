@@ -492,9 +492,9 @@ async fn a_hostile_search_path_changes_nothing(_: PgPoolOptions, options: PgConn
     }
     // A lease that is claimed and completed, one that is live, and a sweep.
     let leasing = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(60) })?;
-    let Acquired::Lease(lease) = leasing.acquire::<i64, _>(&pool, &key("leased"), "body").await? else { panic!() };
+    let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key("leased"), "body").await? else { panic!() };
     lease.complete(&7).await?;
-    let Acquired::Lease(_live) = leasing.acquire::<i64, _>(&pool, &key("live"), "body").await? else { panic!() };
+    let Acquired::Owner(_live) = leasing.acquire::<i64, _>(&pool, &key("live"), "body").await? else { panic!() };
     assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(100).await?.rows(), 0);
     let lapsed: i64 = sqlx::query_scalar("select count(*) from idempotency.record where lease_until < now()")
         .fetch_one(&observer)

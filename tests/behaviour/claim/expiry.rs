@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
-use pg_idempotency::testing::{Gate, expire_in, until_blocked};
+use pg_idempotency::testing::{Gate, until_blocked};
 use pg_idempotency::{Error, Idempotency, InFlight, Outcome, ensure_idempotent};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{WAYS, create_effects, effects, key, leave_effect, once, rejecting, wide_pool};
+use crate::support::{WAYS, create_effects, effects, expire_in, key, leave_effect, once, rejecting, wide_pool};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_expired_key_is_new_also_unswept_and_with_another_body(pool: PgPool) -> anyhow::Result<()> {
@@ -254,7 +254,7 @@ async fn a_wait_is_shorter_than_what_is_remembered(pool: PgPool) -> anyhow::Resu
     assert!(refused(&marking.mark(&mut tx, &key("a")).await.expect_err("too long")));
     assert!(refused(&marking.mark_many(&mut tx, &[key("a")]).await.expect_err("too long")));
     let lease = Policy::AtLeastOnce { lease: Duration::from_millis(100) };
-    let leasing = Leasing::new(lease)?.with_wait_for(second)?.with_retention(second)?;
+    let leasing = Leasing::new(lease)?.with_in_flight(InFlight::Wait(second))?.with_retention(second)?;
     let error = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await.expect_err("too long");
     assert!(refused(&error), "{error:?}");
 

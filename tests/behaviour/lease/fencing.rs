@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, ensure_leased};
-use pg_idempotency::testing::{expire_in, lapse};
+use pg_idempotency::lease::{Acquired, LeaseOwner, Leasing, ensure_leased};
+use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, Janitor};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::lease::leases::{AT_LEAST_ONCE, AT_MOST_ONCE, acquire, acquired};
-use crate::support::{key, wide_pool};
+use crate::support::{expire_in, key, wide_pool};
 
 /// What two owners, a janitor and time can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ async fn every_order_of_steps_keeps_one_result_and_one_owner(pool: PgPool) -> an
     for sequence in sequences {
         sql(&pool, "delete from idempotency.record").await;
         let mut first = Some(acquired(&pool, AT_LEAST_ONCE).await);
-        let mut second: Option<Lease> = None;
+        let mut second: Option<LeaseOwner> = None;
         let mut model = Model { owner: Some(1), ..Model::default() };
         for step in &sequence {
             match step {
@@ -105,7 +105,7 @@ async fn every_order_of_steps_keeps_one_result_and_one_owner(pool: PgPool) -> an
                         || (model.expired && !model.live())
                         || (model.stored.is_none() && (model.lapsed || model.released));
                     match result {
-                        Ok(Acquired::Lease(lease)) => {
+                        Ok(Acquired::Owner(lease)) => {
                             assert!(free, "{sequence:?} {step:?}: {model:?}");
                             second = Some(lease);
                             model = Model { owner: Some(2), second_has_claimed: true, ..Model::default() };
@@ -181,7 +181,7 @@ async fn of_32_callers_of_a_lapsed_claim_one_takes_over(
         let mut leases = Vec::new();
         for taker in takers {
             match taker.await? {
-                Ok(Acquired::Lease(lease)) => leases.push(lease.attempt()),
+                Ok(Acquired::Owner(lease)) => leases.push(lease.attempt()),
                 Ok(Acquired::Replayed(_)) => panic!("nothing is stored"),
                 Err(error) => assert!(matches!(error, Error::InFlight { .. }), "{error:?}"),
             }
@@ -223,7 +223,7 @@ async fn an_owner_who_is_late_but_was_not_overtaken_may_still_complete(pool: PgP
 async fn work_that_was_overtaken_is_told(pool: PgPool) -> anyhow::Result<()> {
     let error = ensure_leased(&pool, &key("a"), "body", AT_LEAST_ONCE, async |_| {
         lapse(&pool, &key("a")).await?;
-        let Acquired::Lease(taker) = acquire(&pool, AT_LEAST_ONCE, "body").await? else { panic!("not replayed") };
+        let Acquired::Owner(taker) = acquire(&pool, AT_LEAST_ONCE, "body").await? else { panic!("not replayed") };
         taker.complete(&"the taker's".to_owned()).await?;
         Ok::<_, Error>("the first's".to_owned())
     })

@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, release, release_step, resolve, resolve_step};
-use pg_idempotency::operator::{show, unsettled};
+use pg_idempotency::lease::{Acquired, Lease, Leasing};
+use pg_idempotency::operator::{State, release, release_step, resolve, resolve_step, show, unsettled};
 use pg_idempotency::testing::{Fixture, lapse, until_blocked};
 use pg_idempotency::{Error, InvalidStep};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -82,24 +82,23 @@ async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()>
         assert!(matches!(settle(held, "text").await, Err(Error::Changed)), "under a live lease");
         drop(lease);
         lapse(&pool, &key("a")).await?;
-        let mut conn = pool.acquire().await?;
-        let shown = show(&mut conn, &key("a")).await?.expect("a record");
-        assert_eq!(shown.state, "indeterminate");
+        let shown = show(&pool, &key("a")).await?.expect("a record");
+        assert_eq!(shown.state, State::Indeterminate);
         let names: Vec<_> = shown.steps.iter().map(|step| (step.name.as_str(), step.in_doubt, step.attempt)).collect();
         assert_eq!(names, [("ride", false, 1), ("text", true, 1)]);
         assert!(shown.steps.iter().all(|step| step.at.is_some()));
         assert_eq!(shown.steps[1].downstream_key, sent, "what the gateway saw");
-        let waiting = unsettled(&mut conn, 10, None).await?;
+        let waiting = unsettled(&pool, 10, None).await?;
         assert_eq!(waiting.len(), 1);
-        assert_eq!((waiting[0].state.as_str(), &waiting[0].steps[..]), ("indeterminate", &names_of(["text"])[..]));
+        assert_eq!((waiting[0].state, &waiting[0].steps[..]), (State::Indeterminate, &names_of(["text"])[..]));
         assert!(matches!(settle(held + 1, "text").await, Err(Error::Changed)), "another token");
         for other in ["ride", "no step"] {
             assert!(matches!(settle(held, other).await, Err(Error::Changed)), "{other} is not in doubt");
         }
         settle(held, "text").await?;
         assert!(matches!(settle(held, "text").await, Err(Error::Changed)), "settled before");
-        assert_eq!(show(&mut conn, &key("a")).await?.expect("a record").state, "released");
-        assert!(unsettled(&mut conn, 10, None).await?.is_empty());
+        assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, State::Released);
+        assert!(unsettled(&pool, 10, None).await?.is_empty());
 
         let lease = acquired(&pool).await;
         assert_eq!(lease.attempt(), 2);
@@ -116,9 +115,8 @@ async fn an_owners_release_keeps_the_doubt(pool: PgPool) -> anyhow::Result<()> {
     assert!(Kind::AtMostOnce.failing(&lease, "text").await.is_err());
     lease.release("by mistake").await?;
     let token = assert_indeterminate(&pool, 1).await;
-    let mut conn = pool.acquire().await?;
-    assert_eq!(show(&mut conn, &key("a")).await?.expect("a record").state, "indeterminate");
-    assert_eq!(unsettled(&mut conn, 10, None).await?.len(), 1);
+    assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, State::Indeterminate);
+    assert_eq!(unsettled(&pool, 10, None).await?.len(), 1);
     resolve(&pool, &key("a"), token, &"sent".to_owned(), Duration::from_secs(3600)).await?;
     assert!(matches!(acquire(&pool, "body").await?, Acquired::Replayed(_)));
     Ok(())
@@ -145,10 +143,9 @@ async fn every_step_in_doubt_is_named(pool: PgPool) -> anyhow::Result<()> {
         assert_eq!(steps, ["email", "text"], "side by side: {side_by_side}");
         let error = acquire(&pool, "body").await.expect_err("in doubt").to_string();
         assert!(error.contains(r#"["email", "text"]"#), "{error}");
-        let mut conn = pool.acquire().await?;
-        let [waiting] = &unsettled(&mut conn, 10, None).await?[..] else { panic!("one record") };
+        let [waiting] = &unsettled(&pool, 10, None).await?[..] else { panic!("one record") };
         assert_eq!((waiting.token, &waiting.steps), (token, &steps));
-        let shown = show(&mut conn, &key("a")).await?.expect("a record");
+        let shown = show(&pool, &key("a")).await?.expect("a record");
         assert_eq!(shown.steps_in_doubt(), steps);
         for step in shown.steps.iter().filter(|step| step.in_doubt) {
             assert_eq!(waiting.step_downstream_key(&step.name).as_ref(), Some(&step.downstream_key));
@@ -169,7 +166,7 @@ async fn a_release_that_does_not_name_exactly_the_steps_in_doubt_changes_nothing
     }
     // In any order, and named twice, they are the same steps.
     release(&pool, &key("a"), token, &names_of(["text", "email", "text"]), "neither was sent").await?;
-    assert_eq!(show(&mut *pool.acquire().await?, &key("a")).await?.expect("a record").state, "released");
+    assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, State::Released);
     assert_eq!(performed_next(&pool, &["email", "text"]).await, ["email", "text"]);
     Ok(())
 }
@@ -186,18 +183,18 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> 
         assert_ne!(after_first, looked_up, "an owner that was suspended is fenced");
         let (token, left) = in_doubt(&pool).await;
         assert_eq!((token, left), (after_first, names_of([if email_first { "text" } else { "email" }])));
-        assert_eq!(show(&mut *pool.acquire().await?, &key("a")).await?.expect("a record").state, "indeterminate");
+        assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, State::Indeterminate);
         // Another operator looked before this decision.
         for stale in [email(looked_up).await, text(looked_up).await] {
             assert_changed(stale, "settled by another operator");
         }
         assert_changed(if email_first { email(token).await } else { text(token).await }, "settled before");
         let after_second = if email_first { text(token).await? } else { email(token).await? };
-        let shown = show(&mut *pool.acquire().await?, &key("a")).await?.expect("a record");
-        assert_eq!((&*shown.state, shown.token), ("released", after_second));
+        let shown = show(&pool, &key("a")).await?.expect("a record");
+        assert_eq!((shown.state, shown.token), (State::Released, after_second));
         assert_eq!(shown.last_error.as_deref(), Some("the gateway has no text"));
         assert_eq!(shown.steps.len(), 1, "{:?}", shown.steps);
-        assert!(unsettled(&mut *pool.acquire().await?, 10, None).await?.is_empty());
+        assert!(unsettled(&pool, 10, None).await?.is_empty());
         assert_eq!(performed_next(&pool, &["email", "text"]).await, ["text"]);
     }
     Ok(())
@@ -348,7 +345,7 @@ async fn the_attempt_after_a_settled_step_is_permitted(pool: PgPool) -> anyhow::
             }
             Ok(())
         };
-        let waiting = async || unsettled(&mut *pool.acquire().await?, 10, Some(most)).await.map(|list| list.len());
+        let waiting = async || unsettled(&pool, 10, Some(most)).await.map(|list| list.len());
         Fixture::lapsed(&key, "body", IN_STEPS)?
             .with_attempt(2)
             .with_step_in_doubt("email")
@@ -359,7 +356,7 @@ async fn the_attempt_after_a_settled_step_is_permitted(pool: PgPool) -> anyhow::
         assert_eq!(waiting().await?, 1, "{way}");
         settle_all().await?;
         assert_eq!(waiting().await?, 0, "{way}");
-        let Acquired::Lease(lease) = next().await? else { panic!("not completed") };
+        let Acquired::Owner(lease) = next().await? else { panic!("not completed") };
         assert_eq!(lease.attempt(), 3, "{way}");
         assert!(Kind::AtMostOnce.failing(&lease, "more").await.is_err());
         drop(lease);
@@ -386,8 +383,8 @@ async fn the_attempt_after_a_settled_step_is_permitted(pool: PgPool) -> anyhow::
 async fn a_released_step_leaves_nothing_that_counts(pool: PgPool) -> anyhow::Result<()> {
     let token = crash_in(&pool, &["text"]).await;
     release(&pool, &key("a"), token, &names_of(["text"]), "not sent").await?;
-    assert!(show(&mut *pool.acquire().await?, &key("a")).await?.expect("a record").steps.is_empty());
-    let Acquired::Lease(lease) = acquire(&pool, "another body").await? else { panic!("new") };
+    assert!(show(&pool, &key("a")).await?.expect("a record").steps.is_empty());
+    let Acquired::Owner(lease) = acquire(&pool, "another body").await? else { panic!("new") };
     assert_eq!((lease.attempt(), steps(&pool).await), (1, None));
     Ok(())
 }

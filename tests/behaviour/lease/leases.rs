@@ -3,12 +3,13 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, ensure_leased, release, resolve};
-use pg_idempotency::testing::{Gate, expire_in, lapse};
-use pg_idempotency::{Error, Outcome};
+use pg_idempotency::lease::{Acquired, LeaseOwner, Leasing, Policy, ensure_leased};
+use pg_idempotency::operator::{release, resolve};
+use pg_idempotency::testing::{Gate, lapse};
+use pg_idempotency::{Error, InFlight, Outcome};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{create_effects, key, leave_effect, once};
+use crate::support::{create_effects, expire_in, key, leave_effect, once};
 
 const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
@@ -27,9 +28,9 @@ pub(crate) async fn acquire(pool: &PgPool, policy: Policy, body: &str) -> Result
     Leasing::new(policy)?.acquire(pool, &key("a"), body).await
 }
 
-pub(crate) async fn acquired(pool: &PgPool, policy: Policy) -> Lease {
+pub(crate) async fn acquired(pool: &PgPool, policy: Policy) -> LeaseOwner {
     match acquire(pool, policy, "body").await.expect("acquired") {
-        Acquired::Lease(lease) => lease,
+        Acquired::Owner(lease) => lease,
         Acquired::Replayed(response) => panic!("replayed {response}"),
     }
 }
@@ -244,7 +245,7 @@ async fn a_poison_message_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
     }
     // The third is lost with its process instead of failing.
     match leasing.acquire::<String, _>(&pool, &key("a"), "body").await? {
-        Acquired::Lease(lease) => assert_eq!(lease.attempt(), 3),
+        Acquired::Owner(lease) => assert_eq!(lease.attempt(), 3),
         Acquired::Replayed(_) => panic!("nothing to replay"),
     }
     lapse(&pool, &key("a")).await?;
@@ -262,7 +263,7 @@ async fn a_poison_message_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_retention_counts_from_the_completion(pool: PgPool) -> anyhow::Result<()> {
     let leasing = Leasing::new(AT_LEAST_ONCE)?.with_retention(Duration::from_secs(3 * 3600))?;
-    let Acquired::Lease(lease) = leasing.acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
+    let Acquired::Owner(lease) = leasing.acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
     expire_in(&pool, &key("a"), Duration::from_secs(60)).await?;
     lease.complete(&"done".to_owned()).await?;
     let exact: bool = sqlx::query_scalar(
@@ -321,7 +322,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
         }
     });
     gate.reached().await;
-    let waiting = Leasing::new(AT_LEAST_ONCE)?.with_wait_for(Duration::from_secs(20))?;
+    let waiting = Leasing::new(AT_LEAST_ONCE)?.with_in_flight(InFlight::Wait(Duration::from_secs(20)))?;
     let waiters: Vec<_> = (0..20)
         .map(|_| {
             let pool = pool.clone();
@@ -339,7 +340,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
     for waiter in waiters {
         assert_eq!(waiter.await??, Outcome::Replayed("first".to_owned()));
     }
-    let gave_up = Leasing::new(AT_LEAST_ONCE)?.with_wait_for(Duration::from_millis(100))?;
+    let gave_up = Leasing::new(AT_LEAST_ONCE)?.with_in_flight(InFlight::Wait(Duration::from_millis(100)))?;
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
     let _lease = acquired(&pool, AT_LEAST_ONCE).await;
     let error = gave_up.acquire::<String, _>(&pool, &key("a"), "body").await.expect_err("in flight");

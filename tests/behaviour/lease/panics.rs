@@ -22,7 +22,7 @@ fn leasing() -> Leasing {
 
 /// An operation whose caller died in its work, long enough ago.
 async fn abandoned(pool: &PgPool, value: &str) -> anyhow::Result<()> {
-    let Acquired::Lease(lease) = leasing().acquire::<String, _>(pool, &key(value), "body").await? else {
+    let Acquired::Owner(lease) = leasing().acquire::<String, _>(pool, &key(value), "body").await? else {
         panic!("it is new")
     };
     drop(lease);
@@ -120,9 +120,12 @@ async fn a_panic_of_the_work_ends_the_attempt_as_an_error_does(pool: PgPool) -> 
             async move { Leasing::new(policy)?.ensure(&pool, &key(value), "body", panicking).await.map(drop) }
         });
         assert!(called.await.is_err_and(|error| error.is_panic()), "{policy:?}");
-        let mut conn = pool.acquire().await?;
-        let shown = pg_idempotency::operator::show(&mut conn, &key(value)).await?.expect("a record");
-        assert_eq!((&*shown.state, shown.last_error.as_deref()), (state, Some("the work panicked")), "{policy:?}");
+        let shown = pg_idempotency::operator::show(&pool, &key(value)).await?.expect("a record");
+        assert_eq!(
+            (shown.state.as_str(), shown.last_error.as_deref()),
+            (state, Some("the work panicked")),
+            "{policy:?}"
+        );
     }
     Ok(())
 }

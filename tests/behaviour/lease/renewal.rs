@@ -79,7 +79,7 @@ async fn a_retention_that_would_end_under_the_work_is_prolonged(pool: PgPool) ->
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_claim_that_lapses_is_remembered_for_another_lease(pool: PgPool) -> anyhow::Result<()> {
     let leasing = Leasing::new(POLICY)?.with_retention(LEASE * 2)?;
-    let Acquired::Lease(lease) = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await? else { panic!() };
+    let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await? else { panic!() };
     outlive(&pool).await;
     drop(lease);
     let protected: bool =
@@ -102,7 +102,7 @@ async fn leases_close_a_connection_with_a_transaction_on_it(
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
     let leak = async || pool.acquire().await?.execute("begin").await.map(drop);
     leak().await?;
-    let Acquired::Lease(lease) = Leasing::new(POLICY)?.acquire::<String, _>(&pool, &key("a"), "body").await? else {
+    let Acquired::Owner(lease) = Leasing::new(POLICY)?.acquire::<String, _>(&pool, &key("a"), "body").await? else {
         panic!()
     };
     leak().await?;
@@ -214,7 +214,7 @@ async fn a_completion_is_tried_again_while_the_lease_lasts(pool: PgPool) -> anyh
         .acquire::<String, _>(&pool, &key("a"), "body")
         .await?
     {
-        Acquired::Lease(lease) => lease,
+        Acquired::Owner(lease) => lease,
         Acquired::Replayed(_) => panic!("nothing is stored"),
     };
     // Somebody holds the row, so that the completion waits, and can be met.
@@ -241,7 +241,7 @@ async fn a_completion_is_tried_again_while_the_lease_lasts(pool: PgPool) -> anyh
 /// A commit whose answer was lost: the second try finds the result stored under its own token, and says so.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn storing_the_same_result_twice_is_storing_it_once(pool: PgPool) -> anyhow::Result<()> {
-    let Acquired::Lease(lease) = Leasing::new(POLICY)?.acquire::<String, _>(&pool, &key("a"), "body").await? else {
+    let Acquired::Owner(lease) = Leasing::new(POLICY)?.acquire::<String, _>(&pool, &key("a"), "body").await? else {
         panic!()
     };
     pool.execute("update idempotency.record set completed_at = now(), lease_until = null, response_body = '\"done\"'")
@@ -276,7 +276,7 @@ async fn a_claim_whose_backend_is_killed_claims_nothing(pool: PgPool) -> anyhow:
     let error = claim.await?.expect_err("killed");
     assert!(error.is_transient(), "{error:?}");
     blocker.execute("rollback").await?;
-    let Acquired::Lease(lease) = Leasing::new(POLICY)?.acquire::<String, _>(&pool, &key("a"), "body").await? else {
+    let Acquired::Owner(lease) = Leasing::new(POLICY)?.acquire::<String, _>(&pool, &key("a"), "body").await? else {
         panic!()
     };
     assert_eq!(lease.attempt(), 1);

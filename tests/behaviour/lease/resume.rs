@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, Resumed, Resumer};
+use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy, Resumed, Resumer};
 use pg_idempotency::testing::{PATIENCE, age, expire, lapse};
 use pg_idempotency::{Error, Fingerprint, InvalidStep, Key, NotResumable, Outcome};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -23,9 +23,9 @@ fn leasing() -> Leasing {
     Leasing::new(IN_STEPS).expect("a lease").with_stored_request(true).with_max_attempts(ATTEMPTS)
 }
 
-async fn acquired(pool: &PgPool, value: &str) -> Lease {
+async fn acquired(pool: &PgPool, value: &str) -> LeaseOwner {
     match leasing().acquire::<String, _>(pool, &key(value), "body").await.expect("acquired") {
-        Acquired::Lease(lease) => lease,
+        Acquired::Owner(lease) => lease,
         Acquired::Replayed(response) => panic!("replayed {response}"),
     }
 }
@@ -87,7 +87,7 @@ async fn only_operations_that_are_free_and_old_enough_are_taken(pool: PgPool) ->
     )
     .await?;
     let other = Key::new("tenant", "another operation", "a")?;
-    let Acquired::Lease(lease) = leasing().acquire::<String, _>(&pool, &other, "body").await? else { panic!("new") };
+    let Acquired::Owner(lease) = leasing().acquire::<String, _>(&pool, &other, "body").await? else { panic!("new") };
     drop(lease);
     lapse(&pool, &other).await?;
     age(&pool, &other, MINUTE).await?;
@@ -162,7 +162,7 @@ async fn a_request_ends_with_its_operation(pool: PgPool) -> anyhow::Result<()> {
         abandoned(&pool, "a").await;
         expire(&pool, &key("a")).await?;
         let next = leasing().with_stored_request(stored).acquire::<String, _>(&pool, &key("a"), "another body").await?;
-        assert!(matches!(&next, Acquired::Lease(lease) if lease.attempt() == 1));
+        assert!(matches!(&next, Acquired::Owner(lease) if lease.attempt() == 1));
         drop(next);
         lapse(&pool, &key("a")).await?;
         age(&pool, &key("a"), MINUTE).await?;
@@ -280,7 +280,7 @@ async fn an_operation_at_least_once_is_resumed(pool: PgPool) -> anyhow::Result<(
     let at_least_once = at_least_once.with_stored_request(true).with_max_attempts(ATTEMPTS);
     for resuming in [at_least_once, leasing()] {
         pool.execute("truncate idempotency.record").await?;
-        let Acquired::Lease(lease) = at_least_once.acquire::<String, _>(&pool, &key("a"), "body").await? else {
+        let Acquired::Owner(lease) = at_least_once.acquire::<String, _>(&pool, &key("a"), "body").await? else {
             panic!()
         };
         drop(lease);

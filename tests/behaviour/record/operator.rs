@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::operator::{self, UnsettledPart};
-use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::testing::Fixture;
 use pg_idempotency::{Error, Key, lease};
 use sqlx::PgPool;
 
@@ -21,7 +21,7 @@ async fn a_search_in_parts_finds_each_record_once(pool: PgPool) -> anyhow::Resul
     for n in 0..40 {
         match n % 4 {
             0 => Fixture::indeterminate(&key(n), "body")?.write(&mut *conn).await?,
-            1 => testing::completed(&mut conn, &key(n), "body", &n).await?,
+            1 => Fixture::completed(&key(n), "body", &n)?.write(&mut *conn).await?,
             2 => Fixture::lapsed(&key(n), "body", AT_LEAST_ONCE)?.with_attempt(3).write(&mut *conn).await?,
             _ => Fixture::indeterminate(&key(n), "body")?.expired().write(&mut *conn).await?,
         }
@@ -37,7 +37,7 @@ async fn a_search_in_parts_finds_each_record_once(pool: PgPool) -> anyhow::Resul
         for size in [0, 1, 7, 30, 31, 100] {
             let (mut found, mut read, mut after) = (Vec::new(), 0, None);
             loop {
-                let part: UnsettledPart = operator::unsettled_part(&mut conn, after, size, max_attempts).await?;
+                let part: UnsettledPart = operator::unsettled_part(&pool, after, size, max_attempts).await?;
                 assert!(part.read <= u64::from(size.max(1)), "{part:?}");
                 assert!(part.found.is_sorted_by_key(|record| (record.claimed_at, record.value.clone())));
                 // Without those at the same moment as the last one.
@@ -56,10 +56,10 @@ async fn a_search_in_parts_finds_each_record_once(pool: PgPool) -> anyhow::Resul
                 "{size}: what has expired is not read: {read}"
             );
         }
-        let oldest = operator::unsettled(&mut conn, 100, max_attempts).await?;
+        let oldest = operator::unsettled(&pool, 100, max_attempts).await?;
         assert_eq!(oldest.len(), count);
         assert!(oldest.is_sorted_by_key(|record| (record.claimed_at, record.value.clone())));
-        assert_eq!(operator::unsettled(&mut conn, 3, max_attempts).await?, oldest[..3]);
+        assert_eq!(operator::unsettled(&pool, 3, max_attempts).await?, oldest[..3]);
     }
     Ok(())
 }
@@ -76,10 +76,10 @@ async fn a_list_names_the_downstream_key_of_the_lease_and_of_each_step(pool: PgP
         .write(&mut *conn)
         .await?;
     Fixture::indeterminate(&key(3), "body")?.write(&mut *conn).await?;
-    let listed = operator::unsettled(&mut conn, 10, None).await?;
+    let listed = operator::unsettled(&pool, 10, None).await?;
     let named = |n| listed.iter().find(|record| record.value == key(n).value()).expect("listed");
     for n in [1, 2] {
-        let shown = operator::show(&mut conn, &key(n)).await?.expect("a record");
+        let shown = operator::show(&pool, &key(n)).await?.expect("a record");
         assert_eq!(named(n).downstream_key, shown.downstream_key);
         assert_eq!(named(n).steps, shown.steps_in_doubt());
         for step in &shown.steps {
@@ -95,25 +95,25 @@ async fn a_list_names_the_downstream_key_of_the_lease_and_of_each_step(pool: PgP
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_response_is_read_up_to_a_limit_and_under_its_token(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = pool.acquire().await?;
-    testing::completed(&mut conn, &key(1), "body", &"answer").await?;
-    let shown = operator::show(&mut conn, &key(1)).await?.expect("a record");
+    Fixture::completed(&key(1), "body", &"answer")?.write(&mut *conn).await?;
+    let shown = operator::show(&pool, &key(1)).await?.expect("a record");
     for (most, body) in [(100, "\"answer\""), (u32::MAX, "\"answer\""), (3, "\"an"), (0, "")] {
-        let response = operator::response(&mut conn, &key(1), shown.token, most).await?.expect("a response");
+        let response = operator::response(&pool, &key(1), shown.token, most).await?.expect("a response");
         assert_eq!((response.body.as_deref(), response.bytes), (Some(body.as_bytes()), 8));
         assert_eq!((response.status, response.headers), (None, Vec::new()));
     }
-    assert_eq!(operator::response(&mut conn, &key(1), shown.token.wrapping_add(1), 100).await?, None);
+    assert_eq!(operator::response(&pool, &key(1), shown.token.wrapping_add(1), 100).await?, None);
     sqlx::query(
         "update idempotency.record set response_status = 422, response_body = null, response_headers = '[[\"a\", \"b\"]]'",
     )
     .execute(&mut *conn)
     .await?;
-    let response = operator::response(&mut conn, &key(1), shown.token, 100).await?.expect("a response");
+    let response = operator::response(&pool, &key(1), shown.token, 100).await?.expect("a response");
     assert_eq!((response.status, response.body, response.bytes), (Some(422), None, 0));
     assert_eq!(response.headers, [("a".to_owned(), "b".to_owned())]);
     Fixture::indeterminate(&key(2), "body")?.write(&mut *conn).await?;
-    let shown = operator::show(&mut conn, &key(2)).await?.expect("a record");
-    assert_eq!(operator::response(&mut conn, &key(2), shown.token, 100).await?, None);
+    let shown = operator::show(&pool, &key(2)).await?.expect("a record");
+    assert_eq!(operator::response(&pool, &key(2), shown.token, 100).await?, None);
     Ok(())
 }
 
@@ -122,13 +122,13 @@ async fn a_response_is_read_up_to_a_limit_and_under_its_token(pool: PgPool) -> a
 async fn what_was_completed_after_it_was_shown_is_not_forgotten(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = pool.acquire().await?;
     Fixture::indeterminate(&key(1), "body")?.write(&mut *conn).await?;
-    let unfinished = operator::show(&mut conn, &key(1)).await?.expect("a record");
-    lease::resolve(&pool, &key(1), unfinished.token, &1, Duration::from_secs(60)).await?;
-    let forgotten = operator::forget(&mut conn, &key(1), &unfinished).await;
+    let unfinished = operator::show(&pool, &key(1)).await?.expect("a record");
+    operator::resolve(&pool, &key(1), unfinished.token, &1, Duration::from_secs(60)).await?;
+    let forgotten = operator::forget(&pool, &key(1), &unfinished).await;
     assert!(matches!(forgotten, Err(Error::Changed)), "{forgotten:?}");
-    let completed = operator::show(&mut conn, &key(1)).await?.expect("a record");
+    let completed = operator::show(&pool, &key(1)).await?.expect("a record");
     assert_eq!(completed.token, unfinished.token);
-    operator::forget(&mut conn, &key(1), &completed).await?;
-    assert!(operator::show(&mut conn, &key(1)).await?.is_none());
+    operator::forget(&pool, &key(1), &completed).await?;
+    assert!(operator::show(&pool, &key(1)).await?.is_none());
     Ok(())
 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy, release, resolve};
+use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::mark::{Marked, mark, mark_many};
-use pg_idempotency::operator::{deep_health, forget, health, show, stats, unsettled, unsettled_part};
+use pg_idempotency::operator::{forget, health, release, resolve, show, stats, unsettled, unsettled_part};
 use pg_idempotency::testing::Fixture;
 use pg_idempotency::{Error, Janitor, Key, Outcome};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
@@ -51,25 +51,23 @@ async fn acquire(pool: &PgPool, key: &Key, policy: Policy) -> Result<Acquired<St
 async fn operators_see_and_settle_a_record_that_somebody_has_pinned(pool: PgPool) -> anyhow::Result<()> {
     for edit in EDITS {
         edited(&pool, edit).await?;
-        let mut conn = pool.acquire().await?;
-        let mut waiting: Vec<_> = unsettled(&mut conn, 100, None).await?.into_iter().map(|found| found.value).collect();
+        let mut waiting: Vec<_> = unsettled(&pool, 100, None).await?.into_iter().map(|found| found.value).collect();
         waiting.sort();
         assert_eq!(waiting, ["forgotten", "let go", "resolved"], "{edit}");
         for value in ["completed", "mark", "live", "lapsed", "resolved", "let go", "forgotten"] {
-            let shown = show(&mut conn, &key(value)).await?.expect(value);
+            let shown = show(&pool, &key(value)).await?.expect(value);
             assert!(shown.retention_left > DAY * 365_000, "{edit}, {value}: {shown:?}");
             assert_eq!(shown.lease_left.is_some(), value == "live", "{edit}, {value}: {shown:?}");
         }
-        stats(&mut conn, None).await?;
-        assert_eq!(deep_health(&mut conn).await?, []);
-        health(&mut conn, DAY).await?;
+        stats(&pool, None).await?;
+        health(&pool, DAY).await?;
         assert_eq!(Janitor::new(pool.clone()).sweep_once(100).await?.rows(), 0, "{edit}");
-        let token = async |value| anyhow::Ok(show(&mut *pool.acquire().await?, &key(value)).await?.expect("it").token);
+        let token = async |value| anyhow::Ok(show(&pool, &key(value)).await?.expect("it").token);
         resolve(&pool, &key("resolved"), token("resolved").await?, &"by hand".to_owned(), DAY).await?;
         release(&pool, &key("let go"), token("let go").await?, &[], "no effect").await?;
-        let shown = show(&mut conn, &key("forgotten")).await?.expect("it waits");
-        forget(&mut conn, &key("forgotten"), &shown).await?;
-        assert!(unsettled(&mut conn, 100, None).await?.is_empty(), "{edit}");
+        let shown = show(&pool, &key("forgotten")).await?.expect("it waits");
+        forget(&pool, &key("forgotten"), &shown).await?;
+        assert!(unsettled(&pool, 100, None).await?.is_empty(), "{edit}");
     }
     Ok(())
 }
@@ -96,7 +94,7 @@ async fn callers_get_the_usual_answers_for_a_record_that_somebody_has_pinned(poo
         let lapsed = acquire(&pool, &key("resolved"), AT_MOST_ONCE).await;
         assert!(matches!(&lapsed, Err(Error::Indeterminate { .. })), "{edit}: {lapsed:?}");
         match acquire(&pool, &key("lapsed"), AT_LEAST_ONCE).await? {
-            Acquired::Lease(lease) => {
+            Acquired::Owner(lease) => {
                 assert_eq!(lease.attempt(), 2);
                 lease.complete(&"done".to_owned()).await?;
             }
@@ -116,11 +114,10 @@ async fn a_search_in_parts_finds_all_pinned_keys_and_ends(pool: PgPool) -> anyho
         fixture.write(&pool).await?;
     }
     pool.execute("update idempotency.record set expires_at = 'infinity' where value > '1'").await?;
-    let mut conn = pool.acquire().await?;
     let (mut found, mut after) = (Vec::new(), None);
     for part in 1.. {
         assert!(part <= 7, "the search does not end");
-        let part = unsettled_part(&mut conn, after, 1, None).await?;
+        let part = unsettled_part(&pool, after, 1, None).await?;
         found.extend(part.found.into_iter().map(|record| record.value));
         after = part.next;
         if after.is_none() {

@@ -123,7 +123,7 @@ async fn a_lease_takes_three_to_acquire_and_three_to_complete(
         let held = pool.acquire().await?;
         proxy.take();
         drop(held);
-        let Acquired::Lease(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
+        let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
         let held = pool.acquire().await?;
         let acquire = proxy.take();
         drop(held);

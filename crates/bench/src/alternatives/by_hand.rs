@@ -53,7 +53,7 @@ impl ByHand {
         let in_transaction_mode = proxy.texts();
         let leasing = Leasing::new(Policy::AtLeastOnce { lease: std::time::Duration::from_secs(60) })?;
         match leasing.acquire(&pool, &key(u64::MAX - 1)?, BODY).await? {
-            Acquired::Lease(lease) => lease.complete(&()).await?,
+            Acquired::Owner(lease) => lease.complete(&()).await?,
             Acquired::Replayed(()) => {}
         }
         let in_lease_mode = proxy.texts();
@@ -152,12 +152,12 @@ impl ByHand {
     ) -> anyhow::Result<(i64, bool)> {
         let token = getrandom::u64()?.cast_signed();
         let query = of(key, self.claim)
-            .bind(Fingerprint::of_json(BODY)?.as_bytes().to_vec())
             .bind(token)
+            .bind(Fingerprint::of_json(BODY)?.as_bytes().to_vec())
             .bind(DAY)
-            .bind(lock_of(key)?)
             .bind(lease)
-            .bind(mode);
+            .bind(mode)
+            .bind(lock_of(key)?);
         Ok((token, query.execute(conn).await?.rows_affected() == 1))
     }
 
@@ -165,7 +165,7 @@ impl ByHand {
     pub(crate) fn script(self, response: &str) -> String {
         let fingerprint = "'\\x01e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'";
         let day = "'1 day'";
-        let claim = [":key", fingerprint, ":token", day, ":lock", "null", "'transaction'"];
+        let claim = [":key", ":token", fingerprint, day, "null", "'transaction'", ":lock"];
         let complete = [":key", ":token", &format!("'\"{response}\"'"), "null", "null"];
         format!(
             "\\set key random(1, 9223372036854775806)\n\\set token random(1, 9223372036854775806)\n\

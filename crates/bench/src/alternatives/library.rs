@@ -17,12 +17,15 @@ pub(crate) const TABLE: &str = "idempotency.record";
 const WINDOW: Duration = Duration::from_secs(3600);
 
 pub(crate) const SELECT_FIRST: &str = "pg-idempotency, select first";
+pub(crate) const FROM_POOL: &str = "pg-idempotency, begun from the pool";
+pub(crate) const BY_RUN: &str = "pg-idempotency, by run";
 pub(crate) const FEWEST: &str = "pg-idempotency, fewest round trips";
 /// The ways that the crate has to make a call, the plain one first: a line in each case with first calls or replays.
 pub(crate) const VARIANTS: &[Variant] = &[
     Variant { name: NAME, options: PLAIN, through: Through::Transaction },
     Variant { name: SELECT_FIRST, options: PLAIN.with_round_trips(RoundTrips::SelectFirst), through: Through::Pool },
-    Variant { name: "pg-idempotency, by run", options: PLAIN, through: Through::Pool },
+    Variant { name: FROM_POOL, options: PLAIN, through: Through::PooledTransaction },
+    Variant { name: BY_RUN, options: PLAIN, through: Through::Pool },
     Variant { name: FEWEST, options: PLAIN.with_round_trips(RoundTrips::Fewest), through: Through::Pool },
 ];
 
@@ -39,6 +42,8 @@ pub(crate) struct Variant {
 enum Through {
     /// A transaction of the caller.
     Transaction,
+    /// A transaction of the caller, which begins it from the client's pool.
+    PooledTransaction,
     /// The client's pool, by `run`.
     Pool,
 }
@@ -78,6 +83,12 @@ impl Variant {
                 tx.commit().await?;
                 outcome
             }
+            Through::PooledTransaction => {
+                let mut tx = client.pool.begin().await?;
+                let outcome = self.options.ensure(&mut tx, key, BODY, perform).await?;
+                tx.commit().await?;
+                outcome
+            }
             // sqlx's future of a pool's connection is large: not to be a part of the other way's.
             Through::Pool => Box::pin(self.options.run(&client.pool, key, BODY, perform)).await?,
         };
@@ -98,7 +109,7 @@ pub(crate) fn lease(pool: PgPool, leasing: Leasing, response: Arc<str>) -> Way {
     Way::new(NAME, move |_, call| {
         let (pool, response) = (pool.clone(), response.clone());
         Box::pin(async move {
-            let Acquired::Lease(lease) = leasing.acquire::<String, _>(&pool, &key(call)?, BODY).await? else {
+            let Acquired::Owner(lease) = leasing.acquire::<String, _>(&pool, &key(call)?, BODY).await? else {
                 bail!("every key is new");
             };
             Ok(lease.complete(&response.to_string()).await?)
@@ -122,7 +133,7 @@ pub(crate) fn in_steps(pool: PgPool, leasing: Leasing, name: &str, kinds: &'stat
     Way::new(name, move |_, call| {
         let pool = pool.clone();
         Box::pin(async move {
-            let Acquired::Lease(lease) = leasing.acquire::<i64, _>(&pool, &key(call)?, BODY).await? else {
+            let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key(call)?, BODY).await? else {
                 bail!("every key is new");
             };
             for (n, kind) in kinds.iter().enumerate() {

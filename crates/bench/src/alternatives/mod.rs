@@ -1,6 +1,7 @@
 //! What is measured against each other: the same business, kept from happening twice in different ways, or not at all.
 
 pub(crate) mod by_hand;
+pub(crate) mod handler;
 pub(crate) mod library;
 pub(crate) mod pgbench;
 pub(crate) mod redis;

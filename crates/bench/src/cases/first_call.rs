@@ -16,8 +16,8 @@ empty table of keys; the section on growth has larger ones. *The same SQL by han
 through sqlx. *Usual hand-written code* is insert, catch the unique violation, select, update. It has no \
 retention, no fence and no wait with a limit. *Redis around it* is GET, SET NX PX, the transaction, SET, and a script that \
 releases the lock. Its Redis writes nothing to disk. If a process dies between COMMIT and SET, the business row is inserted \
-twice. *pg-idempotency* is called in a transaction of the caller, like the hand-written code. In the other lines the crate \
-begins and commits; its BEGIN checks that nobody else has begun a transaction. *pgbench* sends the crate's statements, \
+twice. *pg-idempotency* is called in a transaction of the caller, like the hand-written code. *Begun from the pool* is the same call in a transaction that the caller begins from the client's \
+pool. In the other lines the crate begins and commits; its BEGIN checks that nobody else has begun a transaction. *pgbench* sends the crate's statements, \
 but does not hash a key, compute a fingerprint or encode a response. *By run* and *fewest round trips* use a pool of \
 two connections for each client, without sqlx's ping before the pool lends one. Their round trips include some for \
 which no call waits: the ping when a connection comes back, and a ROLLBACK after the commit of the fewest round trips.";
@@ -70,7 +70,11 @@ fn ratios(report: &mut Report, setting: &Setting, size: &str, measured: &[Measur
     ratio(FEWEST, library::FEWEST, usual::NAME, usual::NAME);
     ratio(size, library::NAME, by_hand::NAME, by_hand::NAME);
     ratio(size, library::NAME, BARE, "the bare transaction");
+    let by_run =
+        of(library::BY_RUN).zip(of(library::FROM_POOL)).map(|(way, other): (&Measured, &Measured)| way.against(other));
     ratio(FEWEST, library::FEWEST, BARE, "the bare transaction");
+    let what = "First call, by run: rate over that in a transaction from the same pool";
+    report.figure(NAME, what, setting.told(), by_run);
     if setting.rtt.is_some() {
         for (name, way) in [(size, library::NAME), (FEWEST, library::FEWEST)] {
             let times = of(way).zip(of(BARE)).map(|(way, bare)| way.slower(bare));

@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
+use crate::alternatives::handler;
 use crate::bench::Bench;
 use crate::client::{effect, next_call, response, spread};
 use crate::measure::{Measured, interleave};
@@ -23,7 +24,8 @@ use crate::way::Way;
 
 pub(crate) const ABOUT: &str = "\
 The requests go over loopback to a service in the same process, with a pool of 10, the transactional layer and 300 B of \
-response. *Bare handler* begins, inserts and commits, on the same pool. In the storm, 200 clients send the same key at once. \
+response. *Bare handler* begins, inserts and commits, on the same pool. The *hand-made handler* is idempotent without the \
+crate: it inserts, selects and updates in the crate's table, and checks the key and the body as the layer does. In the storm, 200 clients send the same key at once. \
 Their request takes as long as the whole measurement of two other clients, which use their own keys. A client that gets a \
 409 asks again after a second. Both ends of all 202 connections run on the same cores.";
 
@@ -42,16 +44,24 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
             let answer = service.caller.post(path, HOT, Duration::ZERO).await?;
             ensure!(answer == Answer { status: 200, replayed: false }, "{answer:?}");
         }
+        let answer = service.caller.post("/by-hand", HOT, Duration::ZERO).await?;
+        ensure!(answer == Answer { status: 200, replayed: false }, "{answer:?}");
         let bare = service.way(BARE, |_| ("/bare", String::new(), false));
         let first = service.way(FIRST_CALL, |call| ("/reject", spread(call), false));
         let fewest = service.way("first call, fewest round trips", |call| ("/fewest", spread(call), false));
         let replay = service.way("replay", |_| ("/reject", HOT.to_owned(), true));
         let selected = service.way("replay, select first", |_| ("/select-first", HOT.to_owned(), true));
-        let measured = interleave(bench, setting, 8, vec![bare, first, fewest, replay, selected]).await?;
+        let by_hand = service.way(handler::NAME, |call| ("/by-hand", spread(call), false));
+        let replay_by_hand = service.way("hand-made handler, replay", |_| ("/by-hand", HOT.to_owned(), true));
+        let ways = vec![bare, by_hand, replay_by_hand, first, fewest, replay, selected];
+        let measured = interleave(bench, setting, 8, ways).await?;
         report.speeds(NAME, "8 clients", setting.told(), "requests", &measured);
-        for one in &measured[1..] {
+        for one in &measured[3..] {
             let what = format!("HTTP, {}: rate over that of the bare handler", one.way.name);
             report.figure(NAME, what, setting.told(), Some(one.against(&measured[0])));
+            let by_hand = if one.way.name.starts_with("replay") { &measured[2] } else { &measured[1] };
+            let what = format!("HTTP, {}: rate over that of the hand-made handler", one.way.name);
+            report.figure(NAME, what, setting.told(), Some(one.against(by_hand)));
         }
         if setting.rtt.is_some() {
             service.task.abort();
@@ -105,6 +115,7 @@ impl Service {
                 Ok::<_, StatusCode>(answer.clone())
             }
         };
+        let shop = handler::Shop { pool: pool.clone(), answer: answer.clone() };
         let bare = async move |Extension(pool): Extension<PgPool>| {
             let unavailable = |_: sqlx::Error| StatusCode::SERVICE_UNAVAILABLE;
             let mut tx = pool.begin().await.map_err(unavailable)?;
@@ -119,6 +130,7 @@ impl Service {
             .route("/select-first", post(work.clone()).layer(select_first))
             .route("/reject", post(work.clone()).layer(layer(InFlight::Reject)?))
             .route("/wait", post(work).layer(layer(InFlight::Wait(Duration::from_secs(20)))?))
+            .route("/by-hand", post(handler::handler).layer(Extension(shop)))
             .route("/bare", post(bare).layer(Extension(pool)));
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -150,7 +162,9 @@ impl Caller {
         let response = request.body("{\"amount\":1250}").send().await?;
         let answer = Answer {
             status: response.status().as_u16(),
-            replayed: response.headers().contains_key("idempotency-replayed"),
+            replayed: ["idempotency-replayed", "idempotent-replayed"]
+                .iter()
+                .any(|name| response.headers().contains_key(*name)),
         };
         response.bytes().await?;
         Ok(answer)

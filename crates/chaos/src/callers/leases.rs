@@ -4,7 +4,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, release, resolve};
+use pg_idempotency::lease::{Acquired, Leasing};
+use pg_idempotency::operator::{release, resolve};
 use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use sqlx::PgPool;
 use tokio::time::sleep;
@@ -44,7 +45,7 @@ pub(crate) async fn call(
     let leasing = Leasing::new(leased.policy()).map_err(Error::from)?.with_deployment(request.deployment());
     match leasing.acquire(pool, &request.key(), request.key.as_str()).await? {
         Acquired::Replayed(response) => Ok(Outcome::Replayed(response)),
-        Acquired::Lease(lease) => {
+        Acquired::Owner(lease) => {
             world.history.add(&request.call, &request.key, What::Claimed(lease.token()));
             if lease.is_lost() {
                 return Err(Error::LeaseLost.into());

@@ -116,8 +116,11 @@ async fn start(world: &World, random: &mut Random) -> anyhow::Result<()> {
         migrate(&pool).await?;
         pool.close().await;
     }
-    health(&mut conn, Duration::from_secs(3600)).await?;
-    Ok(conn.close().await?)
+    conn.close().await?;
+    let pool = pool(&world.options, 1);
+    health(&pool, Duration::from_secs(3600)).await?;
+    pool.close().await;
+    Ok(())
 }
 
 /// A service of the newer release starts.

@@ -26,7 +26,7 @@ async fn crash(stage: &Stage, name: &'static str, weaken: &'static str, expected
     let world = World::create(stage, name, &[]).await?;
     world.observer.execute(AssertSqlSafe(weaken)).await?;
     let pool = pool(&world.options, CLIENTS);
-    let warned = health(&mut *pool.acquire().await?, Duration::from_secs(3600)).await?.contains(&expected);
+    let warned = health(&pool, Duration::from_secs(3600)).await?.contains(&expected);
     let clients = world.crowd(&pool, CLIENTS.into(), |random, request| request.door = random.of(SAFE_TO_DROP));
     world.nearly_over(Duration::ZERO).await;
     stage.cluster.kill()?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
-use pg_idempotency::operator::{AGES, Shown, ShownStep, Stats, StoredResponse, Unsettled, Warning};
+use pg_idempotency::operator::{AGES, Shown, ShownStep, State, Stats, StoredResponse, Unsettled, Warning};
 use pg_idempotency::{Key, Mode};
 
 use super::access::Visitor;
@@ -68,7 +68,7 @@ pub(super) fn overview(stats: &Stats, warnings: &[Warning], read_only: bool, vis
     let about = if stats.exact { "" } else { "~" };
     let mut groups: BTreeMap<_, [u64; AGES.len()]> = BTreeMap::new();
     for group in &stats.groups {
-        let ages = groups.entry([group.mode.as_str(), &group.state]).or_default();
+        let ages = groups.entry([group.mode.as_str(), group.state.as_str()]).or_default();
         ages[group.age.min(AGES.len() - 1)] += group.records;
     }
     let columns = [&["Mode", "State"], &AGES[..]].concat();
@@ -149,7 +149,7 @@ fn row((link, record): &&(String, Unsettled)) -> Vec<Markup> {
         html! { a href={ "/key/" (link) } { bdi { (shortened(&record.value)) } } },
         html! {
             (record.state)
-            @if record.state != "indeterminate" { ", exhausted" }
+            @if record.state != State::Indeterminate { ", exhausted" }
             @for step in &record.steps { ", step in doubt: " bdi { (visible(step)) } }
         },
         html! { (record.attempt) },

@@ -89,11 +89,11 @@ impl Search {
     }
 
     async fn search(&self) -> Result<(), Failure> {
-        let mut conn = self.database.connect().await?;
+        let pool = self.database.pool().await?;
         let (mut new, mut after) = (Found::default(), None);
         loop {
             let began = Instant::now();
-            let part = operator::unsettled_part(&mut conn, after, PART, self.max_attempts);
+            let part = operator::unsettled_part(&pool, after, PART, self.max_attempts);
             let part = timeout(CONNECT_TIMEOUT, part).await.map_err(|_| Failure::Silence)?.map_err(of)?;
             let linked = |record: Unsettled| (link(&record.scope, &record.operation, &record.value), record);
             new.records.extend(part.found.into_iter().map(linked));

@@ -197,7 +197,7 @@ async fn picture(browser: &Client, name: &str) -> anyhow::Result<()> {
 }
 
 async fn state(pool: &PgPool, key: &Key) -> anyhow::Result<Option<String>> {
-    Ok(operator::show(&mut *pool.acquire().await?, key).await?.map(|shown| shown.state))
+    Ok(operator::show(pool, key).await?.map(|shown| shown.state.to_string()))
 }
 
 fn key(operation: &str, value: &str) -> Key {
@@ -239,11 +239,11 @@ async fn fill(pool: &PgPool) -> anyhow::Result<Keys> {
     }
     for n in 0..40_i64 {
         let done = key("POST /payments", &format!("completed-{n}"));
-        Fixture::completed(&done, "body", &n)?.with_age(Duration::from_secs(n as u64 * 1500)).write(pool).await?;
-        Fixture::marked(&key("event", &n.to_string()))
-            .with_age(Duration::from_secs(n as u64 * 100))
-            .write(pool)
-            .await?;
+        Fixture::completed(&done, "body", &n)?.write(pool).await?;
+        testing::age(pool, &done, Duration::from_secs(n as u64 * 1500)).await?;
+        let event = key("event", &n.to_string());
+        Fixture::marked(&event).write(pool).await?;
+        testing::age(pool, &event, Duration::from_secs(n as u64 * 100)).await?;
     }
     Ok(keys)
 }
@@ -359,7 +359,7 @@ async fn hostile_keys_are_shown_as_they_are_and_run_nothing(
         browser.close().await?;
     }
     let answered = key("POST /texts", "an answer");
-    testing::completed(&mut *pool.acquire().await?, &answered, "body", &script).await?;
+    Fixture::completed(&answered, "body", &script)?.write(&pool).await?;
     let browser = driver.browser(Look::Light).await?;
     look_up(&browser, &console.url, &answered).await?;
     click(&browser, "Show it").await?;

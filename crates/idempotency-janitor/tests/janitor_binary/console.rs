@@ -144,7 +144,7 @@ fn key(value: &str) -> Key {
 }
 
 async fn state(pool: &PgPool, key: &Key) -> anyhow::Result<Option<String>> {
-    Ok(operator::show(&mut *pool.acquire().await?, key).await?.map(|shown| shown.state))
+    Ok(operator::show(pool, key).await?.map(|shown| shown.state.to_string()))
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
@@ -229,7 +229,7 @@ async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgCo
         .fetch_one(&pool)
         .await?;
     assert_eq!(text(&body), "{\n \"id\": 10000000000000000000001}", "not a digit less");
-    let shown = operator::show(&mut *pool.acquire().await?, &stepped).await?.expect("a record");
+    let shown = operator::show(&pool, &stepped).await?.expect("a record");
     assert!(shown.steps.iter().all(|step| !step.in_doubt), "{shown:?}");
     let (_, list) = visitor.get("/waiting").await?;
     assert!(list.contains("No key waits."), "{list}");
@@ -292,7 +292,7 @@ async fn each_of_several_steps_in_doubt_is_settled_for_itself(
     let (status, done) = visitor.settle(&link, &page, "took_effect", "\"sms-17\"").await?;
     assert_eq!((status, done.contains("which is released")), (200, true), "{done}");
     assert_eq!(state(&pool, &key).await?.as_deref(), Some("released"));
-    let shown = operator::show(&mut *pool.acquire().await?, &key).await?.expect("a record");
+    let shown = operator::show(&pool, &key).await?.expect("a record");
     let names: Vec<_> = shown.steps.iter().map(|step| (&*step.name, step.in_doubt)).collect();
     assert_eq!(names, [("ride", false), ("text\nto <Bob>", false)]);
     Ok(())
@@ -434,7 +434,7 @@ async fn a_response_is_text_whatever_its_type(_: PgPoolOptions, options: PgConne
         ("image/png", b"\x89PNG", "89504e47"),
     ] {
         let key = key(kind);
-        testing::completed(&mut *pool.acquire().await?, &key, "body", &0).await?;
+        Fixture::completed(&key, "body", &0)?.write(&pool).await?;
         sqlx::query(
             "update idempotency.record
              set response_status = 201, response_body = $1, response_headers = jsonb_build_array(jsonb_build_array('content-type', $2::text))
@@ -455,7 +455,7 @@ async fn a_response_is_text_whatever_its_type(_: PgPoolOptions, options: PgConne
         );
     }
     let key = key("large");
-    testing::completed(&mut *pool.acquire().await?, &key, "body", &"x".repeat(100_000)).await?;
+    Fixture::completed(&key, "body", &"x".repeat(100_000))?.write(&pool).await?;
     let (link, _) = visitor.look_up(&key).await?;
     let (_, page) = visitor.get(&format!("{link}?response=true")).await?;
     assert!(page.contains("Incomplete: the first 65\u{202f}536 of 100\u{202f}002 bytes."), "{}", page.len());
@@ -626,7 +626,7 @@ async fn a_pinned_key_hides_no_other_and_can_be_settled(
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
-    testing::completed(&mut *pool.acquire().await?, &key("completed"), "body", &1).await?;
+    Fixture::completed(&key("completed"), "body", &1)?.write(&pool).await?;
     lapsed(&pool, &key("pinned"), AT_MOST_ONCE).await?;
     sqlx::query("update idempotency.record set expires_at = 'infinity'").execute(&pool).await?;
     lapsed(&pool, &key("waiting"), AT_MOST_ONCE).await?;

@@ -12,7 +12,7 @@ async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) ->
     let key = Key::new("user:1", "POST /orders", "abc")?;
     let named = ["user:1", "POST /orders", "abc"];
     assert_fails(&janitor_on(&options, &[&["show"], &named[..]].concat()), 1, "no record");
-    testing::completed(&mut *pool.acquire().await?, &key, "body", "secret response").await?;
+    testing::Fixture::completed(&key, "body", "secret response")?.write(&pool).await?;
     let output = janitor_on(&options, &[&["show"], &named[..]].concat());
     assert!(text(&output.stdout).contains("completed") && !text(&output.stdout).contains("secret"), "{output:?}");
     let shown = json(&janitor_on(&options, &[&["show", "--json"], &named[..]].concat()));
@@ -27,7 +27,7 @@ async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) ->
 
     use pg_idempotency::lease::{Acquired, Leasing, Policy};
     let policy = Policy::AtMostOnce { lease: std::time::Duration::from_secs(40) };
-    let Acquired::Lease(_lease) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
+    let Acquired::Owner(_lease) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
     assert_fails(&janitor_on(&options, &[&forget[..], &["--yes"]].concat()), 1, "live lease");
     Ok(())
 }
@@ -72,7 +72,7 @@ async fn show_tells_the_downstream_key_of_a_lease(_: PgPoolOptions, options: PgC
         let said = text(&janitor_on(&options, &[&["show"], &named[..]].concat()).stdout);
         assert!(said.lines().any(|line| line.starts_with("downstream key") && line.ends_with(&sent)), "{said}");
     }
-    testing::completed(&mut *pool.acquire().await?, &Key::new("user:1", "POST /orders", "c")?, "body", &0).await?;
+    testing::Fixture::completed(&Key::new("user:1", "POST /orders", "c")?, "body", &0)?.write(&pool).await?;
     let shown = json(&janitor_on(&options, &["show", "--json", "user:1", "POST /orders", "c"]));
     assert!(shown["downstream_key"].is_null(), "{shown}");
     Ok(())

@@ -146,7 +146,7 @@ async fn a_step_in_doubt_is_resolved_or_released(_: PgPoolOptions, options: PgCo
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         assert!(text(&output.stdout).contains(said), "{}", text(&output.stdout));
         let acquired = Leasing::new(IN_STEPS)?.acquire::<i64, _>(&pool, &key(), "body").await?;
-        let Acquired::Lease(lease) = acquired else { panic!("released") };
+        let Acquired::Owner(lease) = acquired else { panic!("released") };
         let ride: i64 = lease.step_at_least_once("ride", async |_| anyhow::bail!("finished")).await?;
         let number = |text: &str| serde_json::value::RawValue::from_string(text.to_owned());
         let text = lease.step_at_most_once("text", async |_| anyhow::Ok(number("8")?)).await?;
@@ -197,7 +197,7 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(
         assert_fails(&again, 1, "no step of this name");
     }
     let acquired = Leasing::new(IN_STEPS)?.acquire::<i64, _>(&pool, &key(), "body").await?;
-    let Acquired::Lease(lease) = acquired else { panic!("released") };
+    let Acquired::Owner(lease) = acquired else { panic!("released") };
     for (step, result) in [("email", 8), ("text", 7)] {
         assert_eq!(lease.step_at_most_once(step, async |_| anyhow::Ok(8)).await?, result, "{step}");
     }
@@ -227,7 +227,7 @@ async fn release_lets_the_next_call_perform(_: PgPoolOptions, options: PgConnect
     let kept: String = sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await?;
     assert_eq!(kept, "ticket 4712");
     assert_fails(&janitor_on(&options, &release(&["--yes"])), 1, "released");
-    let Acquired::Lease(lease) = Leasing::new(AT_MOST_ONCE)?.acquire::<i64, _>(&pool, &key(), "body").await? else {
+    let Acquired::Owner(lease) = Leasing::new(AT_MOST_ONCE)?.acquire::<i64, _>(&pool, &key(), "body").await? else {
         panic!("not completed")
     };
     assert_eq!(lease.attempt(), 2);
@@ -244,7 +244,7 @@ async fn an_exhausted_operation_can_be_resolved(_: PgPoolOptions, options: PgCon
         assert_eq!(output.status.code(), Some(0), "lapsed: {}", text(&output.stderr));
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
     }
-    let Acquired::Lease(lease) = Leasing::new(AT_LEAST_ONCE)?.acquire::<i64, _>(&pool, &key(), "body").await? else {
+    let Acquired::Owner(lease) = Leasing::new(AT_LEAST_ONCE)?.acquire::<i64, _>(&pool, &key(), "body").await? else {
         panic!("not completed")
     };
     lease.release("the gateway said no").await?;
@@ -286,10 +286,10 @@ async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConne
     };
     both_fail("no record");
 
-    testing::completed(&mut *pool.acquire().await?, &key(), "body", "kept").await?;
+    testing::Fixture::completed(&key(), "body", "kept")?.write(&pool).await?;
     both_fail("completed");
     assert_eq!(stored(&pool).await?, "\"kept\"");
-    testing::expired(&mut *pool.acquire().await?, &key(), "body", "kept").await?;
+    testing::Fixture::completed(&key(), "body", "kept")?.expired().write(&pool).await?;
     both_fail("done");
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
 
@@ -300,7 +300,7 @@ async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConne
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
 
     for policy in [AT_LEAST_ONCE, AT_MOST_ONCE] {
-        let Acquired::Lease(lease) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key(), "body").await? else {
+        let Acquired::Owner(lease) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key(), "body").await? else {
             panic!("it is new")
         };
         both_fail("live lease");

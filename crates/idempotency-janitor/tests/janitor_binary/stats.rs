@@ -11,7 +11,7 @@ async fn stats_tell_what_is_in_the_table(_: PgPoolOptions, options: PgConnectOpt
     let pool = PgPool::connect_with(options.clone()).await?;
     expired(&pool, 3).await?;
     let key = Key::new("scope", "POST /orders", "kept")?;
-    testing::completed(&mut *pool.acquire().await?, &key, "body", &0).await?;
+    testing::Fixture::completed(&key, "body", &0)?.write(&pool).await?;
 
     in_doubt(&pool, &Key::new("scope", "POST /rides", "in doubt")?).await?;
     lapsed(&pool, &Key::new("scope", "POST /rides", "lapsed")?, IN_STEPS).await?;

@@ -54,7 +54,7 @@ pub(crate) fn json(output: &Output) -> serde_json::Value {
 pub(crate) async fn expired(pool: &PgPool, count: i32) -> anyhow::Result<()> {
     for n in 0..count {
         let key = Key::new("scope", "operation", n.to_string())?;
-        testing::expired(&mut *pool.acquire().await?, &key, "body", &n).await?;
+        testing::Fixture::completed(&key, "body", &n)?.expired().write(pool).await?;
     }
     Ok(())
 }
@@ -65,7 +65,7 @@ pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: Duration::fr
 /// Claims a key, whose body is "body", and lets the lease lapse. Gives its downstream key.
 pub(crate) async fn lapsed(pool: &PgPool, key: &Key, policy: Policy) -> anyhow::Result<String> {
     let acquired = Leasing::new(policy)?.acquire::<serde_json::Value, _>(pool, key, "body").await?;
-    let Acquired::Lease(lease) = acquired else { anyhow::bail!("it is completed") };
+    let Acquired::Owner(lease) = acquired else { anyhow::bail!("it is completed") };
     testing::lapse(pool, key).await?;
     Ok(lease.downstream_key())
 }
@@ -77,7 +77,7 @@ pub(crate) const IN_STEPS: Policy = Policy::InSteps { lease: Duration::from_secs
 pub(crate) async fn in_doubt(pool: &PgPool, key: &Key) -> anyhow::Result<String> {
     let leasing = Leasing::new(IN_STEPS)?.with_stored_request(true);
     let acquired = leasing.acquire::<serde_json::Value, _>(pool, key, "body").await?;
-    let Acquired::Lease(lease) = acquired else { anyhow::bail!("it is completed") };
+    let Acquired::Owner(lease) = acquired else { anyhow::bail!("it is completed") };
     lease.step_at_least_once("ride", async |_| anyhow::Ok(1)).await?;
     let mut sent = String::new();
     let text = lease.step_at_most_once("text", async |step| -> anyhow::Result<i64> {

@@ -13,10 +13,10 @@ async fn sweep_deletes_what_is_expired(_: PgPoolOptions, options: PgConnectOptio
     let pool = PgPool::connect_with(options.clone()).await?;
     for n in 0..5 {
         let key = Key::new("scope", "operation", n.to_string())?;
-        testing::expired(&mut *pool.acquire().await?, &key, "body", &n).await?;
+        testing::Fixture::completed(&key, "body", &n)?.expired().write(&pool).await?;
     }
     let key = Key::new("scope", "operation", "kept")?;
-    testing::completed(&mut *pool.acquire().await?, &key, "body", &0).await?;
+    testing::Fixture::completed(&key, "body", &0)?.write(&pool).await?;
 
     let output = janitor_on(&options, &["sweep", "--limit", "2"]);
     assert_eq!(output.status.code(), Some(3), "stopped at its limit: {}", text(&output.stderr));
@@ -53,13 +53,13 @@ async fn a_dry_run_and_json_report_what_is_due(_: PgPoolOptions, options: PgConn
     Ok(())
 }
 
-/// A terminal sees a bar, a log does not. `script` of util-linux gives the binary a terminal.
+/// A terminal sees the progress, a log does not. `script` of util-linux gives the binary a terminal.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_terminal_sees_a_progress_bar(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+async fn a_terminal_sees_the_progress(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     expired(&pool, 12).await?;
     let sweep =
-        format!("'{}' sweep --grace 0s --batch-size 4 --pause 150ms", env!("CARGO_BIN_EXE_idempotency-janitor"));
+        format!("'{}' sweep --grace 0s --batch-size 4 --pause 1100ms", env!("CARGO_BIN_EXE_idempotency-janitor"));
     let terminal = Command::new("script")
         .args(["--quiet", "--return", "--command", &sweep, "/dev/null"])
         .env("DATABASE_URL", options.to_url_lossy().to_string())
@@ -71,7 +71,7 @@ async fn a_terminal_sees_a_progress_bar(_: PgPoolOptions, options: PgConnectOpti
     };
     let said = text(&terminal.stdout);
     assert_eq!(terminal.status.code(), Some(0), "{said}");
-    assert!(said.contains("4 records deleted,") && said.contains("12 records deleted in 3 batches"), "{said:?}");
+    assert!(said.contains("8 records deleted so far") && said.contains("12 records deleted in 3 batches"), "{said:?}");
 
     expired(&pool, 12).await?;
     let output = janitor_on(&options, &["sweep", "--batch-size", "4"]);

@@ -31,17 +31,17 @@ async fn one_of_each(pool: &PgPool) -> anyhow::Result<String> {
     for (value, attempts) in [("released once", 1), ("released thrice", 3)] {
         for _ in 0..attempts {
             let acquired = Leasing::new(AT_LEAST_ONCE)?.acquire::<i64, _>(pool, &key(value), "body").await?;
-            let Acquired::Lease(lease) = acquired else { panic!("not completed") };
+            let Acquired::Owner(lease) = acquired else { panic!("not completed") };
             lease.release("the gateway\nsaid \x1b[31mno").await?;
         }
     }
-    let Acquired::Lease(lease) = Leasing::new(AT_MOST_ONCE)?.acquire::<i64, _>(pool, &key("live"), "body").await?
+    let Acquired::Owner(lease) = Leasing::new(AT_MOST_ONCE)?.acquire::<i64, _>(pool, &key("live"), "body").await?
     else {
         panic!("it is new")
     };
     // Its renewals stop, and its lease goes on.
     drop(lease);
-    testing::completed(&mut *pool.acquire().await?, &key("completed"), "body", &0).await?;
+    testing::Fixture::completed(&key("completed"), "body", &0)?.write(pool).await?;
     Ok(sent)
 }
 

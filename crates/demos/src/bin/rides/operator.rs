@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use pg_idempotency::lease::{release_step, resolve_step};
 use pg_idempotency::operator::{Unsettled, show, unsettled};
+use pg_idempotency::operator::{release_step, resolve_step};
 use pg_idempotency::{Error, Key};
 use tokio::time::sleep;
 
@@ -25,7 +25,7 @@ pub(crate) struct Decided {
 /// Settles each ride with a text in doubt. Ends only with an error.
 pub(crate) async fn settle(rides: &Rides, decided: &Decided) -> anyhow::Result<()> {
     loop {
-        let found = unsettled(&mut *rides.pool.acquire().await?, AT_ONCE, Some(ATTEMPTS)).await?;
+        let found = unsettled(&rides.pool, AT_ONCE, Some(ATTEMPTS)).await?;
         for found in found.iter().filter(|found| found.operation == rides.operation) {
             match settle_one(rides, found, decided).await {
                 // It was settled meanwhile, or its owner was only suspended and has changed it since.
@@ -41,7 +41,7 @@ async fn settle_one(rides: &Rides, found: &Unsettled, decided: &Decided) -> anyh
     // A ride has one step that can be in doubt: the text.
     let [step] = &found.steps[..] else { bail!("a ride has used up its attempts") };
     let key = Key::new(&found.scope, &found.operation, &found.value)?;
-    let Some(shown) = show(&mut *rides.pool.acquire().await?, &key).await? else { return Ok(()) };
+    let Some(shown) = show(&rides.pool, &key).await? else { return Ok(()) };
     // The gateway is asked about the attempt that the token stands for.
     if shown.token != found.token {
         return Ok(());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::Outcome;
-use pg_idempotency::lease::{release, resolve};
+use pg_idempotency::operator::{release, resolve};
 
 use crate::gateway::Receipt;
 use crate::job::{Case, Jobs};

@@ -8,10 +8,10 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgArguments;
 use sqlx::{Arguments as _, PgConnection, Postgres, QueryBuilder, Row as _};
 
-use super::{MarkBatch, MarkOf, Marking, index, take_over_locked};
-use crate::record::citus::warn_if_plain;
-use crate::record::distributed::note_claim;
+use super::citus::warn_if_plain;
+use super::coordinator::note_claim;
 use crate::record::fragment::readable;
+use crate::record::mark::{MarkBatch, MarkOf, Marking, index, take_over_locked};
 use crate::record::statement::{draw_token, interval};
 use crate::{Error, Mode};
 
@@ -33,40 +33,40 @@ macro_rules! take_over_of_scope {
     };
 }
 
-impl MarkBatch<'_> {
-    /// As [`mark`](Self::mark), in a statement each for the look, the time, the locks, the new keys, and the expired keys
-    /// of each scope. An expired record whose row is locked does not stop the others.
-    pub(super) async fn mark_distributed(
-        &self,
-        conn: &mut PgConnection,
-        asked: Option<DateTime<Utc>>,
-    ) -> Result<Marking, Error> {
-        warn_if_plain(&mut *conn).await?;
-        let mut marking = self.look_distributed(&mut *conn, asked).await?;
-        let keys = &mut marking.keys;
-        if keys.iter().any(|key| matches!(key, MarkOf::Live(mode) if *mode != Mode::Mark)) {
-            return Ok(marking);
-        }
-        let open: Vec<usize> = (0..keys.len()).filter(|&at| !matches!(keys[at], MarkOf::Live(_))).collect();
-        let mine = self.lock_in_order(&mut *conn, &open).await?;
-        if let Some(&held) = open.get(mine) {
-            keys[held] = MarkOf::Held;
-            return Ok(marking);
-        }
-        let (expired, new): (Vec<_>, Vec<_>) = open.into_iter().partition(|&at| keys[at] == MarkOf::Expired);
-        let before_first_token = draw_token()? >> 1;
-        let mut won = self.insert_distributed(&mut *conn, before_first_token, &new).await?;
-        won.extend(self.take_over_distributed(&mut *conn, before_first_token, marking.asked, &expired).await?);
-        if !won.is_empty() {
-            note_claim(conn, self.deployment, before_first_token).await?;
-        }
-        for at in won {
-            keys[at] = MarkOf::First;
-        }
-        Ok(marking)
+/// As [`MarkBatch::mark`], in a statement each for the look, the time, the locks, the new keys, and the expired keys of each
+/// scope. An expired record whose row is locked does not stop the others.
+pub(crate) async fn mark(
+    batch: &MarkBatch<'_>,
+    conn: &mut PgConnection,
+    asked: Option<DateTime<Utc>>,
+) -> Result<Marking, Error> {
+    warn_if_plain(&mut *conn).await?;
+    let mut marking = batch.look(&mut *conn, asked).await?;
+    let keys = &mut marking.keys;
+    if keys.iter().any(|key| matches!(key, MarkOf::Live(mode) if *mode != Mode::Mark)) {
+        return Ok(marking);
     }
+    let open: Vec<usize> = (0..keys.len()).filter(|&at| !matches!(keys[at], MarkOf::Live(_))).collect();
+    let mine = batch.lock_in_order(&mut *conn, &open).await?;
+    if let Some(&held) = open.get(mine) {
+        keys[held] = MarkOf::Held;
+        return Ok(marking);
+    }
+    let (expired, new): (Vec<_>, Vec<_>) = open.into_iter().partition(|&at| keys[at] == MarkOf::Expired);
+    let before_first_token = draw_token()? >> 1;
+    let mut won = batch.insert(&mut *conn, before_first_token, &new).await?;
+    won.extend(batch.take_over(&mut *conn, before_first_token, marking.asked, &expired).await?);
+    if !won.is_empty() {
+        note_claim(conn, batch.deployment, before_first_token).await?;
+    }
+    for at in won {
+        keys[at] = MarkOf::First;
+    }
+    Ok(marking)
+}
 
-    async fn look_distributed(&self, conn: &mut PgConnection, asked: Option<DateTime<Utc>>) -> Result<Marking, Error> {
+impl MarkBatch<'_> {
+    async fn look(&self, conn: &mut PgConnection, asked: Option<DateTime<Utc>>) -> Result<Marking, Error> {
         let rows = self
             .of_keys(concat! {
                 "
@@ -117,7 +117,7 @@ impl MarkBatch<'_> {
             ",
         )
         .persistent(self.deployment.prepared)
-        .bind(locks)
+        .bind(locks) // $1
         .fetch_one(conn)
         .await
         .map_err(Error::of_statement)?;
@@ -127,7 +127,7 @@ impl MarkBatch<'_> {
     /// Marks the keys at these places that are new, and returns their places. Citus sends the rows of each shard in one
     /// statement; of a single scope, that is one shard. Its text depends on the number of keys, so it is not kept
     /// prepared.
-    async fn insert_distributed(
+    async fn insert(
         &self,
         conn: &mut PgConnection,
         before_first_token: i64,
@@ -159,7 +159,7 @@ impl MarkBatch<'_> {
     }
 
     /// Takes over the expired records at these places, and returns their places.
-    async fn take_over_distributed(
+    async fn take_over(
         &self,
         conn: &mut PgConnection,
         before_first_token: i64,
@@ -175,12 +175,12 @@ impl MarkBatch<'_> {
             let of = |column: &[&str]| places.iter().map(|&at| column[at].to_owned()).collect::<Vec<_>>();
             let taken: Vec<i64> = sqlx::query_scalar(take_over_of_scope!())
                 .persistent(self.deployment.prepared)
-                .bind(scope)
-                .bind(of(&self.operations))
-                .bind(of(&self.values))
-                .bind(before_first_token)
-                .bind(interval(self.retention))
-                .bind(asked)
+                .bind(scope) // $1
+                .bind(of(&self.operations)) // $2
+                .bind(of(&self.values)) // $3
+                .bind(before_first_token) // $4
+                .bind(interval(self.retention)) // $5
+                .bind(asked) // $6
                 .fetch_all(&mut *conn)
                 .await
                 .map_err(Error::of_statement)?;

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::stats::Size;
-use crate::{Error, observe};
+use crate::Error;
+use crate::record::stats::Size;
 
 /// Whether this process has looked at a table for [`warn_if_plain`].
 static LOOKED: AtomicBool = AtomicBool::new(false);
@@ -43,12 +43,15 @@ pub(crate) async fn warn_if_plain(conn: &mut PgConnection) -> Result<(), Error> 
     }
     let distributed = is_distributed(conn).await?;
     if !LOOKED.swap(true, Ordering::Relaxed) && !distributed {
-        observe::needless_deployment();
+        tracing::warn!(
+            "the deployment says that idempotency.record is distributed, and it is not; run \
+             `idempotency-janitor migrate --distributed`, or turn Deployment::with_distributed off"
+        );
     }
     Ok(())
 }
 
-pub(super) async fn is_distributed(conn: &mut PgConnection) -> Result<bool, Error> {
+pub(crate) async fn is_distributed(conn: &mut PgConnection) -> Result<bool, Error> {
     Ok(matches!(distribution(conn).await?, Distribution::By(_)))
 }
 

@@ -1,0 +1,114 @@
+//! The lease as the work sees it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use sqlx::PgPool;
+use tokio::time::Instant;
+
+use super::leasing::Leasing;
+use super::memory::Entry;
+use super::renewal::Deadline;
+use crate::record::Record;
+use crate::{Body, Fingerprint, InvalidBody, Key, Mode};
+
+/// The lease under which the work runs: its facts, and the steps of the operation. Clones are of the same lease.
+///
+/// Only the [`LeaseOwner`](super::LeaseOwner) completes or releases the claim. All clones are lost when it has ended, and
+/// before a release or a failure is sent.
+///
+/// A handler behind a leased layer of the feature `http` finds a clone in the request's extensions. With axum it is an
+/// extractor.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    pub(super) leasing: Leasing,
+    pub(super) pool: PgPool,
+    pub(super) key: Key,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) token: i64,
+    pub(super) attempt: i32,
+    pub(super) deadline: Arc<Deadline>,
+    pub(super) not_performed: Arc<AtomicBool>,
+    /// What this attempt knows of its steps.
+    pub(super) steps: Arc<Mutex<BTreeMap<String, Entry>>>,
+}
+
+impl Lease {
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// 1 for the first claim, and one more for each take-over.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.attempt.unsigned_abs()
+    }
+
+    /// The fencing token. A system that checks it must compare for equality: tokens are random, and have no order.
+    #[must_use]
+    pub fn token(&self) -> i64 {
+        self.token
+    }
+
+    /// A key for the next service, the same in every attempt of this operation: see
+    /// [`downstream_key`](super::downstream_key).
+    #[must_use]
+    pub fn downstream_key(&self) -> String {
+        self.key.downstream(self.fingerprint.as_bytes(), "")
+    }
+
+    /// How long the owner may still work, by its own clock. A renewal prolongs it.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.deadline.get().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether the lease is lost, or has ended. If it is lost, the work is dropped at its next await. Work with several
+    /// effects and no await between them should check this before each effect, and so should a task that may outlive the
+    /// work.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.deadline.is_past()
+    }
+
+    /// Waits until the lease is lost.
+    pub async fn lost(&self) {
+        self.deadline.past().await;
+    }
+
+    /// Declares that the work did nothing, so that its error allows a retry under `AtMostOnce` too. Returns the error:
+    /// `return Err(lease.not_performed(error))`.
+    ///
+    /// **The declaration is for the work as a whole, and it is final.** Call this method only if the work ends with
+    /// this error. Do not call it for a first try if another try follows.
+    pub fn not_performed<E>(&self, error: E) -> E {
+        self.not_performed.store(true, Ordering::Relaxed);
+        error
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.leasing.policy.mode()
+    }
+
+    pub(super) fn record(&self) -> Record<'_> {
+        Record { key: &self.key, deployment: self.leasing.deployment }
+    }
+}
+
+/// A key for the next service, the same in every attempt of an operation: 32 hexadecimal digits of a SHA-256 of the key
+/// and the fingerprint. A gateway that deduplicates by it sees one operation, however many attempts there are. An
+/// operator can look up an indeterminate operation there under this key.
+///
+/// After the retention, the same key with the same body is a new operation, with the same downstream key. A gateway
+/// that remembers keys for longer than the retention would treat it as the earlier operation.
+///
+/// # Errors
+///
+/// [`InvalidBody`] if the body has no fingerprint.
+pub fn downstream_key<B: Body + ?Sized>(key: &Key, body: &B) -> Result<String, InvalidBody> {
+    Ok(key.downstream(body.fingerprint()?.as_bytes(), ""))
+}

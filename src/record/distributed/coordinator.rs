@@ -1,0 +1,98 @@
+//! What the coordinator knows: its time, the locks, and the settings of this transaction.
+
+use chrono::{DateTime, Utc};
+use sqlx::postgres::PgRow;
+use sqlx::{Executor as _, PgConnection, Row as _};
+
+use crate::record::fragment::{forget_claim, note_claim};
+use crate::record::statement::Record;
+use crate::{Deployment, Error};
+
+/// The coordinator's answer to a statement without a table.
+pub(super) struct Coordinator {
+    pub(super) at: DateTime<Utc>,
+    /// The tokens that this transaction has claimed with.
+    claims: Option<String>,
+    /// Whether this transaction has the key's lock; `None` if the statement did not try.
+    pub(super) mine: Option<bool>,
+    pub(super) has_lock_timeout: bool,
+}
+
+/// Gives the session's `lock_timeout`, if it has one, to the workers until the end of the transaction. Citus passes on
+/// `set local` alone, and only while `citus.propagate_set_commands` says so.
+pub(super) async fn pass_on_lock_timeout(conn: &mut PgConnection) -> Result<(), Error> {
+    let passed_on = conn.execute(
+        "
+        do $$
+        declare
+            callers text := current_setting('citus.propagate_set_commands', true);
+        begin
+            if current_setting('lock_timeout') <> '0' then
+                set local citus.propagate_set_commands = 'local';
+                execute format('set local lock_timeout = %L', current_setting('lock_timeout'));
+                perform set_config('citus.propagate_set_commands', coalesce(callers, 'none'), true);
+            end if;
+        end
+        $$
+        ",
+    );
+    passed_on.await.map(drop).map_err(Error::of_statement)
+}
+
+/// Adds a token to the claims of this transaction, which the coordinator knows.
+pub(super) async fn note_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
+    ask_setting(concat!("select ", note_claim!("$1::int8")), conn, deployment, token).await
+}
+
+/// Removes a token from the claims of this transaction.
+pub(crate) async fn forget_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
+    ask_setting(concat!("select ", forget_claim!("$1::int8")), conn, deployment, token).await
+}
+
+async fn ask_setting(
+    sql: &'static str,
+    conn: &mut PgConnection,
+    deployment: Deployment,
+    token: i64,
+) -> Result<(), Error> {
+    let query = sqlx::query(sql).persistent(deployment.prepared).bind(token);
+    query.execute(conn).await.map(drop).map_err(Error::of_statement)
+}
+
+/// Takes the key's lock until the end of the transaction, if it is free.
+pub(super) async fn try_lock(record: Record<'_>, conn: &mut PgConnection) -> Result<bool, Error> {
+    Ok(ask(record, conn, true).await?.mine == Some(true))
+}
+
+pub(super) async fn ask(record: Record<'_>, conn: &mut PgConnection, lock: bool) -> Result<Coordinator, Error> {
+    sqlx::query(
+        "
+        select
+            pg_catalog.statement_timestamp() as at,
+            pg_catalog.current_setting('idempotency.claim', true) as claims,
+            case when $2::bool then pg_catalog.pg_try_advisory_xact_lock($1::int8) end as mine,
+            pg_catalog.current_setting('lock_timeout') <> '0' as has_lock_timeout
+        ",
+    )
+    .persistent(record.deployment.prepared)
+    .bind(record.key.lock_id()) // $1
+    .bind(lock) // $2
+    .try_map(|row: PgRow| {
+        Ok(Coordinator {
+            at: row.try_get("at")?,
+            claims: row.try_get("claims")?,
+            mine: row.try_get("mine")?,
+            has_lock_timeout: row.try_get("has_lock_timeout")?,
+        })
+    })
+    .fetch_one(conn)
+    .await
+    .map_err(Error::of_statement)
+}
+
+impl Coordinator {
+    pub(super) fn has_claimed_with(&self, token: i64) -> bool {
+        let token = token.to_string();
+        self.claims.iter().flat_map(|claims| claims.split(' ')).any(|claim| claim == token)
+    }
+}
