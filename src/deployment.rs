@@ -52,6 +52,21 @@ impl Deployment {
     pub const fn with_distributed(self, distributed: bool) -> Self {
         Self { distributed, ..self }
     }
+
+    /// Whether a claim cannot look for a record itself, so that a look comes first.
+    pub(crate) fn looks_first(self) -> bool {
+        self.distributed
+    }
+
+    /// Whether other servers commit a part of a transaction, each with its own settings.
+    pub(crate) fn commits_on_workers(self) -> bool {
+        self.distributed
+    }
+
+    /// Whether the messages that begin and commit can claim and complete.
+    pub(crate) fn claims_in_messages(self) -> bool {
+        !self.distributed
+    }
 }
 
 impl Default for Deployment {

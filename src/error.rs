@@ -2,6 +2,7 @@
 
 mod lock_holder;
 mod problem;
+pub(crate) mod sqlstate;
 #[cfg(test)]
 mod table;
 
@@ -15,6 +16,7 @@ use crate::{InvalidBody, InvalidDuration, InvalidKey, Key, Mode};
 pub use lock_holder::LockHolder;
 pub use problem::{InvalidStep, NotResumable};
 pub(crate) use problem::{MAX_NAME_BYTES, MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
+pub(crate) use sqlstate::sqlstate;
 
 /// An error from another library, kept as the cause.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -370,8 +372,13 @@ impl Error {
     /// The error of one of the crate's own statements.
     pub(crate) fn of_statement(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {
-            Some("42P01" | "42703" | "42883" | "3F000") => Self::SchemaMissing { source: error.into() },
-            Some("0A000") => Self::WrongDeployment { source: error },
+            Some(
+                sqlstate::UNDEFINED_TABLE
+                | sqlstate::UNDEFINED_COLUMN
+                | sqlstate::UNDEFINED_FUNCTION
+                | sqlstate::INVALID_SCHEMA_NAME,
+            ) => Self::SchemaMissing { source: error.into() },
+            Some(sqlstate::FEATURE_NOT_SUPPORTED) => Self::WrongDeployment { source: error },
             _ => error.into(),
         }
     }
@@ -388,7 +395,7 @@ impl From<UnknownMode> for Error {
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {
-            Some("40001" | "40P01") => Self::Retryable(error),
+            Some(sqlstate::SERIALIZATION_FAILURE | sqlstate::DEADLOCK_DETECTED) => Self::Retryable(error),
             _ => Self::Database(error),
         }
     }
@@ -401,17 +408,20 @@ fn is_lost(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Io, PoolClosed, PoolTimedOut, Protocol, Tls};
     match error {
         Io(_) | Tls(_) | Protocol(_) | PoolTimedOut | PoolClosed => true,
-        // 08: connection exceptions. 53: insufficient resources. 57P: the server shuts down or starts up. 25P03 and
-        // 25P04: a time-out has ended the session. 57014 and 55P03: `statement_timeout` or a cancel request has ended the
-        // statement, or `lock_timeout` its wait; with less load it succeeds. XX000: an internal error, which is what
-        // Citus calls many losses of a worker.
         error => sqlstate(error).is_some_and(|state| {
-            ["08", "53", "57P"].iter().any(|class| state.starts_with(class))
-                || matches!(&*state, "25P03" | "25P04" | "55P03" | "57014" | "XX000")
+            use sqlstate::{CONNECTION_EXCEPTIONS, INSUFFICIENT_RESOURCES, SHUTDOWN_OR_STARTUP};
+            let classes = [CONNECTION_EXCEPTIONS, INSUFFICIENT_RESOURCES, SHUTDOWN_OR_STARTUP];
+            classes.iter().any(|class| state.starts_with(class))
+                || matches!(
+                    &*state,
+                    // A time-out has ended the session.
+                    sqlstate::IDLE_IN_TRANSACTION_SESSION_TIMEOUT | sqlstate::TRANSACTION_TIMEOUT
+                    // `statement_timeout` or a cancel request has ended the statement, or `lock_timeout` its wait. With less
+                    // load it succeeds.
+                    | sqlstate::QUERY_CANCELED | sqlstate::LOCK_NOT_AVAILABLE
+                    // Citus gives this to many losses of a worker.
+                    | sqlstate::INTERNAL_ERROR
+                )
         }),
     }
-}
-
-pub(crate) fn sqlstate(error: &sqlx::Error) -> Option<String> {
-    Some(error.as_database_error()?.code()?.into_owned())
 }

@@ -84,7 +84,12 @@ pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
     }
     match in_pooled_transaction(pool, Opening::Plain, apply).await {
         // sqlx's migrator, which has a lock of its own, was creating the same schema or table at this moment.
-        Err(Error::Database(error)) if matches!(sqlstate(&error).as_deref(), Some("23505" | "42P06" | "42P07")) => {
+        Err(Error::Database(error))
+            if matches!(
+                sqlstate(&error).as_deref(),
+                Some(sqlstate::UNIQUE_VIOLATION | sqlstate::DUPLICATE_SCHEMA | sqlstate::DUPLICATE_TABLE)
+            ) =>
+        {
             in_pooled_transaction(pool, Opening::Plain, apply).await
         }
         applied => applied,

@@ -14,6 +14,6 @@ pub use commit::commit;
 pub(crate) use opening::Opening;
 pub(crate) use own::{COMMIT_AND_CHAIN, Session, commit_and_chain, in_pooled_transaction};
 #[cfg(feature = "http")]
-pub(crate) use owned::{begin_pooled, commit_unclaimed, end_chained};
+pub(crate) use owned::{begin_pooled, commit_unclaimed, commit_unwatched};
 pub(crate) use poll::{Polls, jittered};
 pub(crate) use savepoint::Savepoint;

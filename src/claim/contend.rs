@@ -74,7 +74,7 @@ pub(crate) async fn contend(
     asked: &mut Asked,
 ) -> Result<Claimed, Error> {
     // On a distributed table a claim cannot look by itself, so a look comes first. It serves a replay too.
-    if !record.deployment.distributed
+    if !record.deployment.looks_first()
         && let Some(claim) = record.claim(conn, terms).await?
     {
         return Ok(Claimed::Won(claim));

@@ -230,7 +230,7 @@ impl Rejection {
     /// The rejection for an error of a statement that follows the handler's.
     pub(super) fn of_completion(error: Error) -> Self {
         match &error {
-            Error::Database(source) if sqlstate(source).as_deref() == Some("25P02") => {
+            Error::Database(source) if sqlstate(source).as_deref() == Some(sqlstate::IN_FAILED_TRANSACTION) => {
                 Misconfigured::TransactionAborted(error).into()
             }
             _ => Self::of(error),

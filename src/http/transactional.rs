@@ -18,7 +18,7 @@ use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{call_span, spanned};
 use crate::record::{self, Claim, Record, Terms};
 use crate::session::{
-    Opening, Polls, answered, begin_pooled, commit_and_chain, commit_unclaimed, end_chained, or_closed,
+    Opening, Polls, answered, begin_pooled, commit_and_chain, commit_unclaimed, commit_unwatched, or_closed,
 };
 use crate::transaction::{Won, claiming};
 use crate::{Error, InFlight, Mode, RoundTrips, observe};
@@ -183,7 +183,7 @@ impl Transactional {
             Some(won) => self.complete(conn, won, stored, undo).await,
         };
         match committed {
-            Ok(()) => end_chained(transaction, settings.answer_time()),
+            Ok(()) => commit_unwatched(transaction, settings.answer_time()),
             Err(_) => roll_back(settings, transaction).await,
         }
         committed
@@ -234,14 +234,17 @@ async fn claim_once<'k>(
     asked: &mut Asked,
 ) -> Result<Claimed<Holding<'k>>, Error> {
     let mut transaction = begin(settings).await?;
-    let lost = match contend(&mut transaction, record, terms, asked).await {
-        Ok(Claimed::Won(claim)) => return held(settings, transaction, record, claim).await,
-        Ok(Claimed::Replayed(stored)) => Ok(Claimed::Replayed(stored)),
-        Err(error) => Err(error),
-    };
-    // The connection is free before the response is sent.
-    roll_back(settings, transaction).await;
-    lost
+    match contend(&mut transaction, record, terms, asked).await {
+        Ok(Claimed::Won(claim)) => held(settings, transaction, record, claim).await,
+        Ok(Claimed::Replayed(stored)) => {
+            commit_unwatched(transaction, settings.answer_time());
+            Ok(Claimed::Replayed(stored))
+        }
+        Err(error) => {
+            roll_back(settings, transaction).await;
+            Err(error)
+        }
+    }
 }
 
 /// Claims in the message that begins. If the key is taken, looks for a stored response. `None` means that the plain way

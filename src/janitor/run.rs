@@ -110,7 +110,9 @@ impl Backlog {
 /// 57014 is a `statement_timeout`, 55P03 is a `lock_timeout`.
 fn is_timeout(error: &Error) -> bool {
     match error {
-        Error::Database(error) => matches!(sqlstate(error).as_deref(), Some("57014" | "55P03")),
+        Error::Database(error) => {
+            matches!(sqlstate(error).as_deref(), Some(sqlstate::QUERY_CANCELED | sqlstate::LOCK_NOT_AVAILABLE))
+        }
         _ => false,
     }
 }

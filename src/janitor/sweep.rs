@@ -155,7 +155,9 @@ impl Janitor {
                 }
                 // Another session has locked a record that is due: it is left to the next pass, with what expired
                 // later.
-                Err(Error::Database(error)) if distributed && sqlstate(&error).as_deref() == Some("55P03") => {
+                Err(Error::Database(error))
+                    if distributed && sqlstate(&error).as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE) =>
+                {
                     return Ok(LeafEnd::Limited);
                 }
                 batch => batch?,

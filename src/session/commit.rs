@@ -66,8 +66,8 @@ pub async fn commit(mut tx: PgTransaction<'_>) -> Result<(), Error> {
     // error.
     let _ = tx.rollback().await;
     Err(match sqlstate(&error).as_deref() {
-        Some("25P02") => Error::TransactionAborted(error),
-        Some("25P01") => Error::NotInTransaction,
+        Some(sqlstate::IN_FAILED_TRANSACTION) => Error::TransactionAborted(error),
+        Some(sqlstate::NO_ACTIVE_TRANSACTION) => Error::NotInTransaction,
         _ => error.into(),
     })
 }

@@ -70,7 +70,7 @@ const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
 impl Opening {
     /// [`Durable`](Self::Durable), on every server of this deployment.
     pub(crate) fn durable(deployment: Deployment) -> Self {
-        if deployment.distributed { Self::DurableOnWorkers } else { Self::Durable }
+        if deployment.commits_on_workers() { Self::DurableOnWorkers } else { Self::Durable }
     }
 
     pub(super) fn sql(&self) -> SqlStr {
@@ -89,10 +89,13 @@ impl Opening {
             Err(error) => error,
         };
         match (self, sqlstate(&error).as_deref()) {
-            (Self::Claiming(_), Some("IK001" | "40001" | "40P01")) => Ok(Begun::Taken),
-            // In a foreign transaction the check divides by zero (22012), or the claim refuses (IK005), or that
-            // transaction is already aborted (25P02).
-            (Self::Claiming(_), Some("IK005")) | (_, Some("22012" | "25P02")) => Ok(Begun::Foreign),
+            (
+                Self::Claiming(_),
+                Some(sqlstate::KEY_TAKEN | sqlstate::SERIALIZATION_FAILURE | sqlstate::DEADLOCK_DETECTED),
+            ) => Ok(Begun::Taken),
+            (Self::Claiming(_), Some(sqlstate::FOREIGN_TRANSACTION)) => Ok(Begun::Foreign),
+            // The check has found a foreign transaction, or that transaction is already aborted.
+            (_, Some(sqlstate::DIVISION_BY_ZERO | sqlstate::IN_FAILED_TRANSACTION)) => Ok(Begun::Foreign),
             // sqlx counts this transaction: somebody has forgotten its guard.
             _ if matches!(error, sqlx::Error::InvalidSavePointStatement) => Ok(Begun::Foreign),
             _ => Err(Error::of_statement(error)),

@@ -143,7 +143,7 @@ where
 pub(crate) async fn commit_and_chain(conn: &mut PgConnection) -> Result<(), Error> {
     conn.execute(COMMIT_AND_CHAIN).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
         // The caller's code has ended the transaction.
-        Some("25P01") => Error::NotInTransaction,
+        Some(sqlstate::NO_ACTIVE_TRANSACTION) => Error::NotInTransaction,
         _ => error.into(),
     })
 }

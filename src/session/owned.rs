@@ -48,8 +48,9 @@ pub(crate) async fn commit_unclaimed(transaction: &mut PgTransaction<'static>) -
     commit_and_chain(transaction).await
 }
 
-/// Ends the empty transaction after [`commit_and_chain`], in a task, so that no answer waits for it. If the guard were
-/// dropped, sqlx would roll back, and each call would count as a rollback in `pg_stat_database`.
-pub(crate) fn end_chained(transaction: PgTransaction<'static>, limit: Duration) {
+/// Ends a transaction that has written nothing, in a task, so that no answer waits for it: that of a replay, or the one that
+/// [`commit_and_chain`] leaves. If the guard were dropped, sqlx would roll back, and each call would count as a rollback in
+/// `pg_stat_database`.
+pub(crate) fn commit_unwatched(transaction: PgTransaction<'static>, limit: Duration) {
     tokio::spawn(or_closed(limit, transaction.commit()));
 }

@@ -35,7 +35,7 @@ impl Savepoint {
 async fn command(conn: &mut PgConnection, sql: String) -> Result<(), Error> {
     conn.execute(AssertSqlSafe(sql)).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
         // No such savepoint, or no transaction: `perform` has ended it.
-        Some("3B001" | "25P01") => Error::NotInTransaction,
+        Some(sqlstate::INVALID_SAVEPOINT | sqlstate::NO_ACTIVE_TRANSACTION) => Error::NotInTransaction,
         _ => error.into(),
     })
 }

@@ -13,10 +13,6 @@ use crate::record::{Claim, Record, Response, Terms, draw_token};
 use crate::session::{COMMIT_AND_CHAIN, Opening, commit_and_chain};
 use crate::{Error, Fingerprint, Key};
 
-/// The SQLSTATEs with which `idempotency.complete` fails.
-const NOT_IN_TRANSACTION: &str = "IK002";
-const OUTLIVED_RETENTION: &str = "IK003";
-
 /// The longest response that goes into a message. In a longer response, the hexadecimal digits (two for each byte) and
 /// their decoding cost more than a round trip (measured; DESIGN.md).
 const MOST_INLINE: usize = 16 * 1024;
@@ -30,14 +26,14 @@ pub(super) async fn complete_and_chain(
     response: &Response,
 ) -> Result<(), Error> {
     let length = response.body.as_ref().map_or(0, Vec::len) + response.headers.as_ref().map_or(0, String::len);
-    if length > MOST_INLINE || record.deployment.distributed {
+    if length > MOST_INLINE || !record.deployment.claims_in_messages() {
         record.complete(conn, claim, response).await?;
         return commit_and_chain(conn).await;
     }
     let sql = format!("{}; {COMMIT_AND_CHAIN}", complete_text(record.key, claim, response));
     conn.execute(AssertSqlSafe(sql)).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
-        Some(NOT_IN_TRANSACTION) => Error::NotInTransaction,
-        Some(OUTLIVED_RETENTION) => Error::OutlivedRetention,
+        Some(sqlstate::CLAIM_ENDED) => Error::NotInTransaction,
+        Some(sqlstate::RETENTION_ENDED) => Error::OutlivedRetention,
         // This may be an error of the COMMIT: the caller's deferred constraints and triggers run there.
         _ => error.into(),
     })

@@ -133,7 +133,7 @@ pub enum RoundTrips {
 impl RoundTrips {
     /// Whether the messages that begin and commit claim and complete.
     pub(crate) fn are_fewest(self, deployment: Deployment) -> bool {
-        self == Self::Fewest && !deployment.distributed
+        self == Self::Fewest && deployment.claims_in_messages()
     }
 }
 

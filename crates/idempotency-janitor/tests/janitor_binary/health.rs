@@ -204,8 +204,7 @@ async fn health_and_migrate_notice_a_schema_that_somebody_else_has_created() -> 
     let mut eve = as_role("eve").await?;
     sqlx::raw_sql("create schema idempotency; grant all on schema idempotency to public").execute(&mut eve).await?;
     let error = pg_idempotency::migrate(&deploy).await.expect_err("eve's schema");
-    let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-    assert!(cause.contains("\"eve\" owns schema idempotency"), "{error}: {cause}");
+    assert!(error.to_string().contains("\"eve\" owns schema idempotency"), "{error}");
     sqlx::raw_sql("drop schema idempotency").execute(&mut eve).await?;
     sqlx::raw_sql(AssertSqlSafe(pg_idempotency::schema_sql())).execute(&mut eve).await?;
     sqlx::raw_sql(AssertSqlSafe(&*grants)).execute(&mut eve).await?;
