@@ -153,9 +153,9 @@ async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
             ",
         )
         .persistent(false)
-        .bind(migration.version)
-        .bind(&*migration.description)
-        .bind(&*migration.checksum)
+        .bind(migration.version) // $1
+        .bind(&*migration.description) // $2
+        .bind(&*migration.checksum) // $3
         .execute(&mut *conn)
         .await?;
     }

@@ -38,7 +38,6 @@ mod take_over;
 mod unsettled;
 mod wait;
 
-pub(crate) use crate::response::Response;
 pub(crate) use claim::{Claim, Terms};
 pub(crate) use distributed::{
     Distribution, create_distributed_table, distribution, sweep as sweep_distributed, workers,

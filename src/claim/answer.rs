@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::fingerprint::Comparison;
-use crate::record::{Found, Response, Terms};
+use crate::record::{Found, Terms};
+use crate::response::Response;
 use crate::state::State;
 use crate::{Error, Key, Mode};
 

@@ -9,7 +9,8 @@ use sqlx::PgConnection;
 use super::answer::{Answer, RETRY_AFTER, answer};
 use crate::Error;
 use crate::limits::Patience;
-use crate::record::{Awaited, Claim, Record, Response, Standing, TakeOver, Terms, wait_for_row};
+use crate::record::{Awaited, Claim, Record, Standing, TakeOver, Terms, wait_for_row};
+use crate::response::Response;
 
 /// How often a call looks without waiting. Each look but the first means that another owner began or ended between two
 /// statements of this call, or that a sweep has locked the row. If that goes on, the caller should retry later.

@@ -9,8 +9,9 @@ use super::handler::Unanswered;
 use super::rejection::Misconfigured;
 use super::replay::{sealed, to_record};
 use super::settings::Settings;
+use crate::Key;
 use crate::caught::caught;
-use crate::{Key, record};
+use crate::response::Response as Stored;
 
 /// A response of unknown length that does not end within this time counts as a stream. The transaction is open
 /// meanwhile.
@@ -30,7 +31,7 @@ pub struct NotPerformed;
 /// What happens to the key.
 pub(super) enum Conclusion<R> {
     /// The operation is done: store it with the key, then send the response. `undo`: without the handler's writes.
-    Store { stored: record::Response, response: Response<LayerBody<R>>, undo: bool },
+    Store { stored: Stored, response: Response<LayerBody<R>>, undo: bool },
     /// The operation failed: free the key, then send the response.
     Free { response: Response<LayerBody<R>> },
 }

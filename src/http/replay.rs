@@ -5,7 +5,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, res
 
 use super::body::LayerBody;
 use super::rejection::{Misconfigured, Rejection};
-use crate::{BoxError, Key, record};
+use crate::response::Response as Stored;
+use crate::{BoxError, Key};
 
 /// `Idempotency-Replayed`: `true` on every replay, absent from every other response.
 pub const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -57,21 +58,21 @@ pub(super) fn sealed(key: &Key, data: &Bytes, seal: Option<&dyn Seal>) -> Result
 }
 
 /// The record of a response, with its headers and its body, or without them if they are not to be stored.
-pub(super) fn to_record(parts: &response::Parts, body: Option<Vec<u8>>, replayed: &[HeaderName]) -> record::Response {
+pub(super) fn to_record(parts: &response::Parts, body: Option<Vec<u8>>, replayed: &[HeaderName]) -> Stored {
     // `StatusCode` is at most 999.
     let status = Some(parts.status.as_u16().cast_signed());
-    let Some(body) = body else { return record::Response { status, headers: None, body: None } };
+    let Some(body) = body else { return Stored { status, headers: None, body: None } };
     let kept = parts.headers.iter().filter(|(name, _)| replayed.contains(name));
     // One character for each byte, as in ISO 8859-1: a value may have any byte, and JSON only Unicode.
     let headers: Vec<(&str, String)> =
         kept.map(|(name, value)| (name.as_str(), value.as_bytes().iter().copied().map(char::from).collect())).collect();
     // Pairs of strings always have a JSON form.
-    record::Response { status, headers: serde_json::to_string(&headers).ok(), body: Some(body) }
+    Stored { status, headers: serde_json::to_string(&headers).ok(), body: Some(body) }
 }
 
 /// The record that a layer with default settings makes of a response.
 #[cfg(feature = "testing")]
-pub(crate) fn plain_response<R: AsRef<[u8]>>(response: &Response<R>) -> record::Response {
+pub(crate) fn plain_response<R: AsRef<[u8]>>(response: &Response<R>) -> Stored {
     let mut head = Response::new(());
     *head.status_mut() = response.status();
     *head.headers_mut() = response.headers().clone();
@@ -81,7 +82,7 @@ pub(crate) fn plain_response<R: AsRef<[u8]>>(response: &Response<R>) -> record::
 /// The replay of a stored response.
 pub(super) fn replay<B>(
     key: &Key,
-    stored: record::Response,
+    stored: Stored,
     seal: Option<&dyn Seal>,
 ) -> Result<Response<LayerBody<B>>, Rejection> {
     let status = stored.status.and_then(|status| StatusCode::from_u16(status.cast_unsigned()).ok());

@@ -16,7 +16,8 @@ use super::request::Ticket;
 use super::settings::Settings;
 use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{call_span, spanned};
-use crate::record::{self, Claim, Record, Terms};
+use crate::record::{Claim, Record, Terms};
+use crate::response::Response as Stored;
 use crate::session::{
     Opening, Polls, answered, begin_pooled, commit_and_chain, commit_unclaimed, commit_unwatched, or_closed,
 };
@@ -174,7 +175,7 @@ impl Transactional {
         settings: &Settings,
         mut transaction: PgTransaction<'static>,
         won: Option<Won<'_>>,
-        stored: &record::Response,
+        stored: &Stored,
         undo: bool,
     ) -> Result<(), Rejection> {
         let conn = &mut transaction;
@@ -193,7 +194,7 @@ impl Transactional {
         self,
         conn: &mut PgConnection,
         won: Won<'_>,
-        stored: &record::Response,
+        stored: &Stored,
         undo: bool,
     ) -> Result<(), Rejection> {
         if undo {

@@ -17,7 +17,8 @@ use super::renewal::{Deadline, Renewed, renew};
 use super::retry::{committed, within_a_lease};
 use crate::observe::{call_span, outcome_of, spanned};
 use crate::outcome::encode;
-use crate::record::{Actor, Claim, Response, StoredSteps};
+use crate::record::{Actor, Claim, StoredSteps};
+use crate::response::Response;
 use crate::session::{ANSWER, Opening, answered};
 use crate::{Error, Fingerprint, Key, observe};
 

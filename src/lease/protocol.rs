@@ -19,7 +19,8 @@ use crate::caught::caught;
 use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{Failure, call_span, outcome_of, outcome_of_call, spanned};
 use crate::outcome::{decode, encode};
-use crate::record::{Claim, Record, Response, StoredSteps, Terms};
+use crate::record::{Claim, Record, StoredSteps, Terms};
+use crate::response::Response;
 use crate::session::{ANSWER, Opening, Polls, answered, in_pooled_transaction};
 use crate::{Body, Error, Fingerprint, InFlight, Key, Mode, NotResumable, Outcome, observe};
 

@@ -7,8 +7,9 @@ use std::time::Duration;
 use sqlx::PgConnection;
 
 use super::fragment::no_live_lease;
-use super::statement::{Record, Response, changes_a_row, interval};
+use super::statement::{Record, changes_a_row, interval};
 use crate::Error;
+use crate::response::Response;
 
 /// The sender of a statement on a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +39,8 @@ impl Record<'_> {
                     and lease_until > '-infinity'
                 ",
             )
-            .bind(token)
-            .bind(interval(lease));
+            .bind(token) // $4
+            .bind(interval(lease)); // $5
         changes_a_row(conn, update).await
     }
 
@@ -69,12 +70,12 @@ impl Record<'_> {
                     and ($9::bool or ", no_live_lease!(), ")
                 ",
             })
-            .bind(token)
-            .bind(&response.body)
-            .bind(response.status)
-            .bind(&response.headers)
-            .bind(interval(retention))
-            .bind(actor == Actor::Owner);
+            .bind(token) // $4
+            .bind(&response.body) // $5
+            .bind(response.status) // $6
+            .bind(&response.headers) // $7
+            .bind(interval(retention)) // $8
+            .bind(actor == Actor::Owner); // $9
         Ok(changes_a_row(&mut *conn, update).await?
             || actor == Actor::Owner && self.has_stored(conn, token, response).await?)
     }
@@ -93,10 +94,10 @@ impl Record<'_> {
                 and response_headers is not distinct from $7::text::jsonb
             ",
         )
-        .bind(token)
-        .bind(&response.body)
-        .bind(response.status)
-        .bind(&response.headers)
+        .bind(token) // $4
+        .bind(&response.body) // $5
+        .bind(response.status) // $6
+        .bind(&response.headers) // $7
         .fetch_optional(conn)
         .await
         .map(|row| row.is_some())

@@ -8,9 +8,10 @@ use sqlx::{PgConnection, Row as _};
 
 use super::distributed;
 use super::fragment::{claimed_here, has_steps, readable, settled_by_an_operator, state, steps_in_doubt};
-use super::statement::{self, Record, Response, interval};
+use super::statement::{self, Record, interval};
 use super::step::in_doubt;
 use crate::mode::UnknownMode;
+use crate::response::Response;
 use crate::state::State;
 use crate::{Error, Mode};
 

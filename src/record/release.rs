@@ -49,9 +49,9 @@ impl Record<'_> {
                     and completed_at is null
                 ",
             )
-            .bind(token)
-            .bind(draw_token()?)
-            .bind(storable(reason));
+            .bind(token) // $4
+            .bind(draw_token()?) // $5
+            .bind(storable(reason)); // $6
         changes_a_row(conn, update).await
     }
 
@@ -87,11 +87,11 @@ impl Record<'_> {
                     and coalesce(", steps_in_doubt!(), ", '[]') <@ $8::text::jsonb
                 ",
             })
-            .bind(token)
-            .bind(new_token)
-            .bind(storable(reason))
-            .bind(serde_json::Value::Object(settled).to_string())
-            .bind(serde_json::json!(steps).to_string());
+            .bind(token) // $4
+            .bind(new_token) // $5
+            .bind(storable(reason)) // $6
+            .bind(serde_json::Value::Object(settled).to_string()) // $7
+            .bind(serde_json::json!(steps).to_string()); // $8
         changes_a_row(conn, update).await
     }
 
@@ -117,10 +117,10 @@ impl Record<'_> {
                     and lease_until > '-infinity'
                 ",
             )
-            .bind(token)
-            .bind(draw_token()?)
-            .bind(storable(reason))
-            .bind(interval(retention));
+            .bind(token) // $4
+            .bind(draw_token()?) // $5
+            .bind(storable(reason)) // $6
+            .bind(interval(retention)); // $7
         changes_a_row(conn, update).await
     }
 }

@@ -47,11 +47,11 @@ impl Candidate {
             ",
         })
         .persistent(deployment.prepared)
-        .bind(operation)
-        .bind(mode.as_str())
-        .bind(max_attempts)
-        .bind(interval(after))
-        .bind(CANDIDATES)
+        .bind(operation) // $1
+        .bind(mode.as_str()) // $2
+        .bind(max_attempts) // $3
+        .bind(interval(after)) // $4
+        .bind(CANDIDATES) // $5
         .try_map(|row: PgRow| {
             let key = Key::new(row.try_get::<String, _>("scope")?, operation, row.try_get::<String, _>("value")?)
                 .map_err(|error| sqlx::Error::Decode(error.into()))?;
@@ -82,8 +82,8 @@ impl Record<'_> {
                     and request is null
                 ",
             )
-            .bind(token)
-            .bind(request);
+            .bind(token) // $4
+            .bind(request); // $5
         changes_a_row(conn, update).await.map(drop)
     }
 
@@ -99,7 +99,7 @@ impl Record<'_> {
                 and request is not null
             ",
         )
-        .bind(token)
+        .bind(token) // $4
         .try_map(|row: PgRow| row.try_get("request"))
         .fetch_optional(conn)
         .await

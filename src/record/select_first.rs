@@ -4,8 +4,9 @@ use sqlx::{PgConnection, Row as _};
 
 use super::claim::Terms;
 use super::distributed;
-use super::statement::{Record, Response};
+use super::statement::Record;
 use crate::fingerprint::Comparison;
+use crate::response::Response;
 
 impl Record<'_> {
     /// Looks for a response to replay. Returns `None` if it finds anything else, or if the statement fails: the claim

@@ -157,8 +157,8 @@ impl Record<'_> {
                 and (response_body is not null or response_status is not null)
             ",
         )
-        .bind(token)
-        .bind(most)
+        .bind(token) // $4
+        .bind(most) // $5
         .try_map(|row| {
             let status: Option<i16> = row.try_get("response_status")?;
             let headers: Option<&str> = row.try_get("response_headers")?;
@@ -188,8 +188,8 @@ impl Record<'_> {
                     and ", no_live_lease!(), "
                 ",
             })
-            .bind(shown.token)
-            .bind(shown.completed_at);
+            .bind(shown.token) // $4
+            .bind(shown.completed_at); // $5
         changes_a_row(conn, delete).await
     }
 }

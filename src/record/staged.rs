@@ -7,7 +7,8 @@ use chrono::{DateTime, Utc};
 use serde_json::json;
 use sqlx::PgExecutor;
 
-use super::statement::{Record, Response, microseconds};
+use super::statement::{Record, microseconds};
+use crate::response::Response;
 use crate::{DEFAULT_RETENTION, Error, Fingerprint, Mode};
 
 /// The time since the claim, and since the completion if the record is completed. It is long enough that no call mistakes
@@ -128,20 +129,20 @@ impl Record<'_> {
                 steps = excluded.steps, request = excluded.request
             ",
         )
-        .bind(staged.mode.as_str())
-        .bind(staged.fingerprint.as_ref().map(Fingerprint::as_bytes))
-        .bind(i32::try_from(staged.attempt).unwrap_or(i32::MAX))
-        .bind(microseconds(AGE))
-        .bind(staged.completed)
-        .bind(staged.lease == LeaseState::Released)
-        .bind(staged.lease_left())
-        .bind(staged.retention_left())
-        .bind(staged.response.status)
-        .bind(&staged.response.headers)
-        .bind(&staged.response.body)
-        .bind(&staged.last_error)
-        .bind(staged.steps_as_json())
-        .bind(&staged.request)
+        .bind(staged.mode.as_str()) // $4
+        .bind(staged.fingerprint.as_ref().map(Fingerprint::as_bytes)) // $5
+        .bind(i32::try_from(staged.attempt).unwrap_or(i32::MAX)) // $6
+        .bind(microseconds(AGE)) // $7
+        .bind(staged.completed) // $8
+        .bind(staged.lease == LeaseState::Released) // $9
+        .bind(staged.lease_left()) // $10
+        .bind(staged.retention_left()) // $11
+        .bind(staged.response.status) // $12
+        .bind(&staged.response.headers) // $13
+        .bind(&staged.response.body) // $14
+        .bind(&staged.last_error) // $15
+        .bind(staged.steps_as_json()) // $16
+        .bind(&staged.request) // $17
         .execute(executor)
         .await
         .map(drop)

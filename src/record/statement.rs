@@ -7,7 +7,6 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::{PgExecutor, Postgres, Row as _};
 
-pub(super) use crate::response::Response;
 use crate::state::State;
 use crate::{Deployment, Error, Key, Mode};
 
@@ -28,9 +27,9 @@ impl<'k> Record<'k> {
     pub(crate) fn query(self, sql: &'static str) -> Query<'k, Postgres, PgArguments> {
         sqlx::query(sql)
             .persistent(self.deployment.prepared)
-            .bind(self.key.scope())
-            .bind(self.key.operation())
-            .bind(self.key.value())
+            .bind(self.key.scope()) // $1
+            .bind(self.key.operation()) // $2
+            .bind(self.key.value()) // $3
     }
 }
 

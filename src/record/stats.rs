@@ -98,7 +98,7 @@ pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<
         ",
     })
     .persistent(false)
-    .bind(percent as f32)
+    .bind(percent as f32) // $1
     .try_map(|row: PgRow| {
         let records: i64 = row.try_get("records")?;
         Ok(Group {

@@ -141,10 +141,10 @@ impl Record<'_> {
                     and pg_catalog.current_setting('idempotency.transaction', true) = 'open'
                 ",
             )
-            .bind(token)
-            .bind(name)
-            .bind(result)
-            .bind(attempt);
+            .bind(token) // $4
+            .bind(name) // $5
+            .bind(result) // $6
+            .bind(attempt); // $7
         changes_a_row(conn, update).await
     }
 
@@ -170,9 +170,9 @@ impl Record<'_> {
                     and steps -> $5::text -> 'result' is null
                 ",
             )
-            .bind(token)
-            .bind(name)
-            .bind(attempt);
+            .bind(token) // $4
+            .bind(name) // $5
+            .bind(attempt); // $6
         changes_a_row(conn, update).await
     }
 
@@ -188,8 +188,8 @@ impl Record<'_> {
                     and completed_at is null
                 ",
             )
-            .bind(token)
-            .bind(name);
+            .bind(token) // $4
+            .bind(name); // $5
         changes_a_row(conn, update).await
     }
 
@@ -222,11 +222,11 @@ impl Record<'_> {
                     and steps -> $6::text -> 'begun' is not null
                 ",
             })
-            .bind(token)
-            .bind(new_token)
-            .bind(name)
-            .bind(result)
-            .bind(reason.map(storable));
+            .bind(token) // $4
+            .bind(new_token) // $5
+            .bind(name) // $6
+            .bind(result) // $7
+            .bind(reason.map(storable)); // $8
         Ok(changes_a_row(conn, update).await?.then_some(new_token))
     }
 
@@ -241,7 +241,7 @@ impl Record<'_> {
                 and completed_at is null
             ",
         )
-        .bind(token)
+        .bind(token) // $4
         .try_map(|row: PgRow| StoredSteps::of(&row))
         .fetch_optional(conn)
         .await

@@ -79,8 +79,8 @@ pub(crate) async fn end_of_part(
         ",
     })
     .persistent(false)
-    .bind(after)
-    .bind(records)
+    .bind(after) // $1
+    .bind(records) // $2
     .try_map(|row: PgRow| Ok((row.try_get("until")?, row.try_get::<i64, _>("read")?.unsigned_abs())))
     .fetch_one(conn)
     .await
@@ -125,10 +125,10 @@ pub(crate) async fn unsettled(
         ",
     })
     .persistent(false)
-    .bind(limit)
-    .bind(max_attempts)
-    .bind(after)
-    .bind(until)
+    .bind(limit) // $1
+    .bind(max_attempts) // $2
+    .bind(after) // $3
+    .bind(until) // $4
     .try_map(|row: PgRow| Unsettled::of(&row))
     .fetch_all(conn)
     .await

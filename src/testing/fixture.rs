@@ -7,7 +7,8 @@ use sqlx::PgExecutor;
 
 use crate::lease::Policy;
 use crate::outcome::to_json;
-use crate::record::{LeaseState, Record, Response, Staged};
+use crate::record::{LeaseState, Record, Staged};
+use crate::response::Response;
 use crate::{Body, Deployment, Error, Fingerprint, Key, Mode, NotResumable};
 
 /// A record in the state that a test needs. Begin with the state, change the details that matter to the test, and

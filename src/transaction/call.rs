@@ -10,7 +10,8 @@ use super::fewest::{claiming, complete_and_chain};
 use super::{Idempotency, RoundTrips};
 use crate::claim::{Asked, Claimed, contend};
 use crate::outcome::{Outcome, Verdict, decode, encode};
-use crate::record::{Claim, Record, Response, Terms};
+use crate::record::{Claim, Record, Terms};
+use crate::response::Response;
 use crate::session::{Opening, Savepoint, Session};
 use crate::{Body, Error, Key, Mode};
 

@@ -9,8 +9,9 @@ use sqlx::{PgConnection, Row as _};
 use super::coordinator::{Coordinator, ask, pass_on_lock_timeout};
 use crate::record::fragment::{has_steps, readable, settled_by_an_operator, steps_in_doubt};
 use crate::record::look::{Found, Look, Standing};
-use crate::record::statement::{Record, Response};
+use crate::record::statement::Record;
 use crate::record::step::in_doubt;
+use crate::response::Response;
 use crate::state::State;
 use crate::{Error, Mode};
 
