@@ -25,7 +25,7 @@ const NO_REASON: &str = "survives: no reason is written";
 /// Before what was recorded of an edit whose statement has changed since.
 const AGAIN: &str = "again, ";
 /// A search that began this many schedules in the cheapest scenarios has not found the edit.
-const ENOUGH: usize = 2000;
+const ENOUGH: usize = 12_000;
 /// How many times as many schedules as without the edit a scenario may take. More show that calls do more than before.
 const MORE: usize = 3;
 
