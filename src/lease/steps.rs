@@ -93,7 +93,7 @@ impl Lease {
     /// performs it again, with the same [`Step::downstream_key`]: **the effect can happen twice**, unless the other
     /// service deduplicates by that key.
     ///
-    /// The result is stored by tries for the length of one lease, as in [`complete`](Self::complete).
+    /// The result is stored by tries for the length of one lease, as in [`complete`](super::LeaseOwner::complete).
     ///
     /// # Errors
     ///
