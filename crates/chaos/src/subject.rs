@@ -253,6 +253,7 @@ pub(crate) fn ending(result: Result<Outcome<String>, Failure>) -> What {
             Error::Retryable(_) => What::Refused("retryable".to_owned()),
             // An error of the COMMIT among them.
             Error::Database(cause) => What::Unknown(cause.to_string()),
+            Error::Unanswered => What::Unknown("unanswered".to_owned()),
             Error::Indeterminate { .. } => What::Barred(INDETERMINATE.to_owned()),
             Error::UnknownFingerprint { .. } => What::Barred("unknown fingerprint".to_owned()),
             Error::UnknownMode { .. } => What::Barred("unknown mode".to_owned()),
