@@ -191,10 +191,10 @@ fn of<'q>(key: &'q Key, sql: &'static str) -> Query<'q, Postgres, PgArguments> {
 fn read(row: &PgRow) -> anyhow::Result<Vec<u8>> {
     ensure!(row.try_get::<&str, _>("mode")? == "transaction", "another mode");
     ensure!(row.try_get::<&[u8], _>("fingerprint")? == Fingerprint::of_json(BODY)?.as_bytes(), "another request");
-    ensure!(row.try_get::<bool, _>("completed")? && !row.try_get::<bool, _>("expired")?, "nothing to replay");
+    ensure!(row.try_get::<&str, _>("state")? == "completed", "nothing to replay");
     let _: (i64, i32) = (row.try_get("token")?, row.try_get("attempt")?);
     let _: DateTime<Utc> = row.try_get("claimed_at")?;
-    let _: (bool, Option<bool>) = (row.try_get("claimed_by_this_transaction")?, row.try_get("released")?);
+    let _: bool = row.try_get("claimed_by_this_transaction")?;
     let _: (Option<f64>, Option<String>) = (row.try_get("lease_left")?, row.try_get("last_error")?);
     let _: (Option<i16>, Option<String>) = (row.try_get("response_status")?, row.try_get("response_headers")?);
     Ok(row.try_get("response_body")?)
