@@ -12,13 +12,13 @@ use axum::routing::post;
 use pg_idempotency::http::{Denied, IdempotencyLayer, Rejection};
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::Marking;
-use pg_idempotency::testing::{self, Fixture};
-use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, migrate};
+use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, migrate, operator};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 use tower::ServiceExt as _;
 
 use crate::answers::{DECIDED, TOO_MANY, answered, answers};
+use crate::fixture::Fixture;
 use crate::{DISTRIBUTED, citus, citus_alone, effect, effects, key, options};
 
 const PLAIN: Deployment = Deployment::new().with_distributed(false);
@@ -64,7 +64,7 @@ async fn a_plain_first_call_on_a_distributed_table_is_an_error_that_says_so() ->
         let result = way.run(&citus.pool, &key, "body", async |conn| effect(conn, &key).await).await;
         assert!(matches!(result, Err(Error::WrongDeployment { .. })), "{way:?}: {result:?}");
         assert!(!result.expect_err("wrong").is_transient());
-        testing::assert_no_trace(&citus.pool, &key).await;
+        assert!(operator::show(&citus.pool, &key).await?.is_none());
         assert_eq!(effects(&mut *citus.pool.acquire().await?, &key).await?, 0);
     }
     Ok(())
@@ -127,7 +127,7 @@ impl Door {
     /// Leaves a record of this door, which another process may have written.
     async fn leave(self, pool: &PgPool, key: &Key, found: Found) -> anyhow::Result<()> {
         let fixture = match (self, found) {
-            (Self::Resume, _) => Fixture::lapsed(key, "body", REPEATS)?.with_stored_request("body")?,
+            (Self::Resume, _) => Fixture::lapsed(key, "body", REPEATS)?.with_stored_request("body"),
             (_, Found::Nothing) => return Ok(()),
             (Self::Mark | Self::MarkMany, _) => Fixture::marked(key),
             (Self::Lease | Self::HttpLeased, _) => Fixture::lapsed(key, "body", REPEATS)?,
