@@ -7,9 +7,8 @@ use http::{Response, header};
 use super::body::{LayerBody, ResponseBody};
 use super::handler::Unanswered;
 use super::rejection::Misconfigured;
-use super::replay::{sealed, to_record};
+use super::replay::to_record;
 use super::settings::Settings;
-use crate::Key;
 use crate::caught::caught;
 use crate::response::Response as Stored;
 
@@ -37,23 +36,24 @@ pub(super) enum Conclusion<R> {
 }
 
 /// Judges the handler's response. A response below 400 is stored, and so is one of the errors that the service has
-/// chosen. Any other response frees the key. Without a key nothing is stored, and only success or failure counts.
+/// chosen. Any other response frees the key. Without a key (`keyed` is false) nothing is stored, and only success or
+/// failure counts.
 pub(super) async fn conclude<R: ResponseBody, E>(
     settings: &Settings,
-    key: Option<&Key>,
+    keyed: bool,
     response: Response<R>,
 ) -> Result<Conclusion<R>, Unanswered<E>> {
     // The body is code of the handler, too, and may panic.
-    Ok(caught(judge(settings, key, response)).await.map_err(Unanswered::Panicked)??)
+    Ok(caught(judge(settings, keyed, response)).await.map_err(Unanswered::Panicked)??)
 }
 
 async fn judge<R: ResponseBody>(
     settings: &Settings,
-    key: Option<&Key>,
+    keyed: bool,
     response: Response<R>,
 ) -> Result<Conclusion<R>, Misconfigured> {
     let status = response.status();
-    let undo = key.is_some() && settings.stored_errors.contains(&status);
+    let undo = keyed && settings.stored_errors.contains(&status);
     if status.as_u16() >= 400 && !undo {
         return Ok(Conclusion::Free { response: response.map(LayerBody::untouched) });
     }
@@ -65,17 +65,8 @@ async fn judge<R: ResponseBody>(
     let (parts, body) = response.into_parts();
     // An upgraded connection cannot be replayed.
     let storable = parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
-    let storing_key = key.filter(|_| storable);
-    let body = match storing_key {
-        Some(_) => read(body, settings.response_limit).await?,
-        None => LayerBody::untouched(body),
-    };
-    let stored_body = match (storing_key, body.as_whole()) {
-        (Some(key), Some(data)) if data.len() <= settings.response_limit => {
-            Some(sealed(key, data, settings.seal.as_deref())?)
-        }
-        _ => None,
-    };
+    let body = if keyed && storable { read(body, settings.response_limit).await? } else { LayerBody::untouched(body) };
+    let stored_body = body.as_whole().filter(|data| data.len() <= settings.response_limit).map(|data| data.to_vec());
     let stored = to_record(&parts, stored_body, &settings.replayed_headers);
     Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo })
 }

@@ -9,8 +9,8 @@ use super::body::LayerBody;
 use super::handler::Unanswered;
 use super::key_header::{MalformedKey, key_value};
 use super::rejection::{Misconfigured, Rejection};
-use super::settings::{KeyFrom, Settings};
-use crate::{Fingerprint, InFlight, Key, KeyPart};
+use super::settings::Settings;
+use crate::{Error, Fingerprint, Key, KeyPart};
 
 /// How the layer treats a request.
 pub(super) enum Admission<B> {
@@ -39,10 +39,7 @@ where
     if !settings.methods.contains(request.method()) {
         return Ok(Admission::NotCovered(request.map(LayerBody::untouched)));
     }
-    let from_header = match settings.key {
-        KeyFrom::Function(_) => None,
-        KeyFrom::Header { strict } => Some(key_value(request.headers(), strict)),
-    };
+    let from_header = settings.key_from.is_none().then(|| key_value(request.headers()));
     if matches!(from_header, Some(Ok(None))) && !settings.key_required {
         return Ok(Admission::Covered { ticket: None, request: request.map(LayerBody::untouched) });
     }
@@ -58,18 +55,15 @@ where
     let limit = settings.request_limit;
     let body = LayerBody::read(body, limit, None).await.map_err(|_| Rejection::BrokenBody)?;
     let data = body.as_whole().ok_or(Rejection::BodyTooLarge { limit })?;
-    let value = match &settings.key {
-        KeyFrom::Header { .. } => from_header.flatten(),
-        KeyFrom::Function(value) => value(&parts, data).map_err(Unanswered::Denied)?,
+    let value = match &settings.key_from {
+        None => from_header.flatten(),
+        Some(value) => value(&parts, data).map_err(Unanswered::Denied)?,
     };
     let ticket = match value {
         Some(value) => {
             let key = key(settings, scope, operation, value)?;
             let fingerprint = settings.fingerprint.fingerprint(&parts, data).map_err(Rejection::InvalidBody)?;
-            let wait = match settings.in_flight {
-                InFlight::Reject => Duration::ZERO,
-                InFlight::Wait(limit) => limit,
-            };
+            let wait = settings.protection.wait().map_err(Error::from)?;
             Some(Ticket { key, fingerprint, wait, arrived })
         }
         None if settings.key_required => return Err(Rejection::MissingKey.into()),

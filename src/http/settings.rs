@@ -1,4 +1,4 @@
-//! The settings that both modes have, with their defaults.
+//! The settings of a layer, with their defaults.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,12 @@ use sqlx::PgPool;
 use super::fingerprint_choice::FingerprintChoice;
 use super::local_in_flight::LocalInFlight;
 use super::rejection::{Rejection, problem};
-use super::replay::{REPLAYED, Seal};
+use super::replay::REPLAYED;
 use super::runs::Runs;
+use crate::lease::Leasing;
+use crate::limits::in_flight_within;
 use crate::session::ANSWER;
-use crate::{Deployment, InFlight};
+use crate::{Idempotency, InFlight, InvalidDuration, Mode};
 
 /// The default limit of a body. Two copies of it are in memory during a run.
 const BODY_LIMIT: usize = 1024 * 1024;
@@ -34,22 +36,21 @@ pub(super) type ResponseOf = dyn Fn(&Rejection) -> Response<Bytes> + Send + Sync
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) pool: PgPool,
-    pub(super) deployment: Deployment,
+    pub(super) protection: Protection,
     // The key.
     pub(super) methods: Vec<Method>,
     pub(super) scope: Arc<ScopeOf>,
     pub(super) operation: Arc<OperationOf>,
-    pub(super) key: KeyFrom,
+    /// Where the value of the key comes from, if not from the header.
+    pub(super) key_from: Option<Arc<KeyOf>>,
     pub(super) key_required: bool,
     pub(super) shortest_key: usize,
     pub(super) fingerprint: FingerprintChoice,
     // The response.
     pub(super) stored_errors: Vec<StatusCode>,
     pub(super) replayed_headers: Vec<HeaderName>,
-    pub(super) seal: Option<Arc<dyn Seal>>,
     pub(super) rejection: Arc<ResponseOf>,
     // The bounds.
-    pub(super) in_flight: InFlight,
     pub(super) local: LocalInFlight,
     pub(super) request_limit: usize,
     pub(super) response_limit: usize,
@@ -65,23 +66,21 @@ impl Settings {
         self.run_timeout.clamp(Duration::from_secs(1), ANSWER)
     }
 
-    pub(super) fn new(pool: PgPool, scope: Arc<ScopeOf>) -> Self {
+    pub(super) fn new(pool: PgPool, protection: Protection, scope: Arc<ScopeOf>) -> Self {
         let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX);
         Self {
             pool,
-            deployment: Deployment::new(),
+            protection,
             methods: vec![Method::POST, Method::PATCH],
             scope,
             operation: Arc::new(matched_operation),
-            key: KeyFrom::Header { strict: false },
+            key_from: None,
             key_required: true,
             shortest_key: 1,
             fingerprint: FingerprintChoice::default(),
             stored_errors: Vec::new(),
             replayed_headers: REPLAYED.to_vec(),
-            seal: None,
             rejection: Arc::new(problem),
-            in_flight: InFlight::Reject,
             local: LocalInFlight::default(),
             request_limit: BODY_LIMIT,
             response_limit: BODY_LIMIT,
@@ -92,10 +91,34 @@ impl Settings {
     }
 }
 
-#[derive(Clone)]
-pub(super) enum KeyFrom {
-    Header { strict: bool },
-    Function(Arc<KeyOf>),
+/// How the layer protects an operation from a second run.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Protection {
+    Transactional(Idempotency),
+    Leased(Leasing),
+}
+
+impl Protection {
+    /// The mode of the records.
+    pub(super) fn mode(self) -> Mode {
+        match self {
+            Self::Transactional(_) => Mode::Transaction,
+            Self::Leased(options) => options.mode(),
+        }
+    }
+
+    /// How long a request waits for another one with its key. Zero: not at all.
+    pub(super) fn wait(self) -> Result<Duration, InvalidDuration> {
+        match self {
+            Self::Transactional(Idempotency { in_flight, retention, .. }) => {
+                match in_flight_within(Some(in_flight.unwrap_or(InFlight::Reject)), retention)? {
+                    InFlight::Reject => Ok(Duration::ZERO),
+                    InFlight::Wait(limit) => Ok(limit),
+                }
+            }
+            Self::Leased(options) => options.wait(),
+        }
+    }
 }
 
 /// The method, and the route that axum has matched.

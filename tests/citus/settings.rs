@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
-use pg_idempotency::http::{Denied, IdempotencyLayer, Rejection};
+use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, NoTransaction, Rejection};
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::Marking;
 use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, migrate, operator};
@@ -188,19 +188,20 @@ impl Door {
     /// The same over HTTP.
     async fn request(self, pool: &PgPool, performed: &'static AtomicU32) -> anyhow::Result<(StatusCode, String)> {
         let scope = |_: &Parts| Ok::<_, Denied>("doors".to_owned());
-        let handler = post(async || {
+        let handler = post(async |_tx: Result<IdempotentTx, NoTransaction>| {
             performed.fetch_add(1, Ordering::Relaxed);
             "done"
         });
-        let transactional = || {
-            IdempotencyLayer::transactional(pool.clone(), scope).with_deployment(PLAIN).with_optional_transaction(true)
-        };
+        let transactional = |options| IdempotencyLayer::transactional(pool.clone(), options, scope);
         let router = Router::new().route("/", handler);
         let router = match self {
-            Self::Http => router.layer(transactional()),
-            Self::HttpSelectFirst => router.layer(transactional().with_round_trips(RoundTrips::SelectFirst)),
-            Self::HttpFewestRoundTrips => router.layer(transactional().with_round_trips(RoundTrips::Fewest)),
-            _ => router.layer(IdempotencyLayer::leased(pool.clone(), scope, REPEATS)?.with_deployment(PLAIN)),
+            Self::Http => router.layer(transactional(plain())),
+            Self::HttpSelectFirst => router.layer(transactional(plain().with_round_trips(RoundTrips::SelectFirst))),
+            Self::HttpFewestRoundTrips => router.layer(transactional(plain().with_round_trips(RoundTrips::Fewest))),
+            _ => {
+                let options = Leasing::new(REPEATS)?.with_deployment(PLAIN);
+                router.layer(IdempotencyLayer::leased(pool.clone(), options, scope))
+            }
         };
         let request = Request::post("/").header("idempotency-key", uuid::Uuid::new_v4().to_string());
         let response = router.oneshot(request.body(Body::empty())?).await?;

@@ -10,21 +10,17 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
 use axum::routing::post;
 use axum::{Extension, Router};
-use pg_idempotency::http::{IdempotencyLayer, Leased, NotPerformed, Rejection};
+use pg_idempotency::http::{IdempotencyLayer, NotPerformed, Rejection};
 use pg_idempotency::lease::{Lease, Policy};
 use pg_idempotency::testing::Gate;
 use sqlx::PgPool;
 
-use crate::support::{post_to, request, send, until, user};
+use crate::support::{leased, leasing, post_to, request, send, until, user};
 
 const LEASE: Duration = Duration::from_secs(60);
 
-fn leased(pool: &PgPool, policy: Policy) -> IdempotencyLayer<Leased> {
-    IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease")
-}
-
 /// A gateway that counts its calls and answers with the status in the path.
-fn app(layer: IdempotencyLayer<Leased>) -> (Router, Arc<AtomicU32>) {
+fn app(layer: IdempotencyLayer) -> (Router, Arc<AtomicU32>) {
     let sent = Arc::new(AtomicU32::new(0));
     let counted = sent.clone();
     let send = async move |Path(status): Path<u16>, lease: Lease| {
@@ -60,8 +56,8 @@ async fn the_answer_is_stored_and_replayed(pool: PgPool) {
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
-    let layer = leased(&pool, Policy::AtLeastOnce { lease: LEASE });
-    let (app, sent) = app(layer.with_max_attempts(NonZeroU32::new(3).expect("three")));
+    let options = leasing(Policy::AtLeastOnce { lease: LEASE }).with_max_attempts(NonZeroU32::new(3).expect("three"));
+    let (app, sent) = app(IdempotencyLayer::leased(pool.clone(), options, user));
     for attempt in 1..=3 {
         let answer = post_to(&app, "/send/503", "key-1", "x").await;
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);

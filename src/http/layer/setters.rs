@@ -1,4 +1,4 @@
-//! The setters that both modes have.
+//! The settings of the layer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,17 +8,16 @@ use http::request::Parts;
 use http::{HeaderName, Method, Response, StatusCode};
 
 use super::{IdempotencyLayer, InvalidSetting};
-use crate::Deployment;
 use crate::fingerprint::pointer::Pointer;
 use crate::http::fingerprint_choice::Compared;
 use crate::http::rejection::Rejection;
-use crate::http::replay::{NEVER_REPLAYED, Seal};
+use crate::http::replay::NEVER_REPLAYED;
 use crate::http::runs::Runs;
-use crate::http::settings::{Denied, KeyFrom, Settings};
+use crate::http::settings::{Denied, Settings};
 use crate::limits::{RETENTION, within};
 
 /// Which requests have a key, and which key it is.
-impl<M> IdempotencyLayer<M> {
+impl IdempotencyLayer {
     /// The methods that the layer covers; it passes on all others unchanged. The default is POST and PATCH. HTTP
     /// defines the other methods as idempotent (RFC 9110, section 9.2.2), and your handlers must make them so.
     pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
@@ -31,19 +30,13 @@ impl<M> IdempotencyLayer<M> {
         self.with(|settings| settings.key_required = !optional)
     }
 
-    /// Whether the header must be a quoted string (RFC 9651), as the draft demands. The default is `false`, because
-    /// most clients send bare words. This undoes [`with_key_from`](Self::with_key_from).
-    pub fn with_strict_header(self, strict: bool) -> Self {
-        self.with(|settings| settings.key = KeyFrom::Header { strict })
-    }
-
     /// Takes the value of the key from another place than `Idempotency-Key`: from another header, or from a field of
     /// the body. `Ok(None)` means that the key is missing. If the function returns an error, that is the response.
     pub fn with_key_from(
         self,
         value: impl Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync + 'static,
     ) -> Self {
-        self.with(|settings| settings.key = KeyFrom::Function(Arc::new(value)))
+        self.with(|settings| settings.key_from = Some(Arc::new(value)))
     }
 
     /// Refuses keys with fewer bytes than this. Two devices of one user may both invent the same counter or date, but
@@ -60,34 +53,24 @@ impl<M> IdempotencyLayer<M> {
     }
 }
 
-/// The fingerprint. Of `with_canonical_json` and `with_json_without`, the last call decides.
-impl<M> IdempotencyLayer<M> {
-    /// Whether bodies are compared as canonical JSON, without regard to `Content-Type`, instead of byte by byte. The
-    /// default is `false`. `true` is for clients that build the request anew for each retry. A body that is not JSON is
-    /// then refused with a 400. A body in which an object has two members of the same name, or that is more than 128
-    /// levels deep, is compared byte by byte.
-    pub fn with_canonical_json(self, canonical_json: bool) -> Self {
-        let compared = if canonical_json { Compared::CanonicalJson } else { Compared::Bytes };
-        self.with(|settings| settings.fingerprint.compared = compared)
-    }
-
-    /// Compares bodies as [canonical JSON](Self::with_canonical_json) and ignores the parts at these JSON pointers (RFC
-    /// 6901), for clients that put a timestamp or the number of the attempt into each body:
-    /// `layer.with_json_without(["/sent_at", "/client/attempt"])`.
+/// The fingerprint.
+impl IdempotencyLayer {
+    /// Compares bodies as canonical JSON, without regard to `Content-Type`, instead of byte by byte: for clients that build
+    /// the request anew for each retry. A body that is not JSON is then refused with a 400. A body in which an object has
+    /// two members of the same name, or that is more than 128 levels deep, is compared byte by byte.
     ///
-    /// The body need not have these parts. **Ignore only parts on which the handler does not act**: two requests that
-    /// differ only in them are the same, and the second gets the response of the first.
+    /// It ignores the parts at these JSON pointers (RFC 6901), for clients that put a timestamp or the number of the
+    /// attempt into each body: `layer.with_canonical_json(["/sent_at", "/client/attempt"])`. The body need not have these
+    /// parts. **Ignore only parts on which the handler does not act**: two requests that differ only in them are the
+    /// same, and the second gets the response of the first.
     ///
     /// # Errors
     ///
     /// [`InvalidSetting::NotAPointer`], also for the empty pointer, which is the whole body.
-    pub fn with_json_without<P: Into<String>>(
-        self,
-        pointers: impl IntoIterator<Item = P>,
-    ) -> Result<Self, InvalidSetting> {
-        let parse = |text: String| Pointer::parse(&text).ok_or(InvalidSetting::NotAPointer(text));
-        let pointers = pointers.into_iter().map(|text| parse(text.into())).collect::<Result<_, _>>()?;
-        Ok(self.with(|settings| settings.fingerprint.compared = Compared::JsonWithout(pointers)))
+    pub fn with_canonical_json<'p>(self, ignored: impl IntoIterator<Item = &'p str>) -> Result<Self, InvalidSetting> {
+        let parse = |text: &str| Pointer::parse(text).ok_or_else(|| InvalidSetting::NotAPointer(text.to_owned()));
+        let ignored = ignored.into_iter().map(parse).collect::<Result<_, _>>()?;
+        Ok(self.with(|settings| settings.fingerprint.compared = Compared::Json { ignored }))
     }
 
     /// Adds this header, with all its lines, to the fingerprint: one by which the handler selects an account, a
@@ -98,7 +81,7 @@ impl<M> IdempotencyLayer<M> {
 }
 
 /// Which responses are stored, and how rejections look.
-impl<M> IdempotencyLayer<M> {
+impl IdempotencyLayer {
     /// Also stores responses of these statuses, from 400 to 499, which otherwise free the key, such as "card declined".
     /// A transactional layer undoes the handler's writes by a savepoint, which costs every request one round trip.
     ///
@@ -126,11 +109,6 @@ impl<M> IdempotencyLayer<M> {
         Ok(self.with(|settings| settings.replayed_headers.push(name)))
     }
 
-    /// Seals stored bodies and opens them for replays. Headers are stored as they are.
-    pub fn with_seal(self, seal: impl Seal) -> Self {
-        self.with(|settings| settings.seal = Some(Arc::new(seal)))
-    }
-
     /// The function that makes a response of a rejection. The default is [`problem`](crate::http::problem). The function
     /// may change what `problem` returns, for example add a `Link` to your documentation of the key, as the draft demands.
     pub fn with_rejection(self, rejection: impl Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static) -> Self {
@@ -138,13 +116,8 @@ impl<M> IdempotencyLayer<M> {
     }
 }
 
-/// The database, and the bounds of sizes, waits and runs.
-impl<M> IdempotencyLayer<M> {
-    /// How the layer reaches the database, for example through a pooler.
-    pub fn with_deployment(self, deployment: Deployment) -> Self {
-        self.with(|settings| settings.deployment = deployment)
-    }
-
+/// The bounds of sizes and runs.
+impl IdempotencyLayer {
     /// The largest request body, in bytes. The default is 1 MiB.
     pub fn with_request_limit(self, bytes: usize) -> Self {
         self.with(|settings| settings.request_limit = bytes)
@@ -162,7 +135,7 @@ impl<M> IdempotencyLayer<M> {
     ///
     /// A replay counts as a run, and so does a duplicate that waits for a request of another process. A duplicate that
     /// waits for a request of this process does not: it ends with its client. When that request has ended, the duplicate
-    /// waits for a place, within its [wait](IdempotencyLayer::with_in_flight).
+    /// waits for a place, within its [wait](crate::Idempotency::with_in_flight).
     pub fn with_max_runs(self, runs: usize) -> Self {
         self.with(|settings| settings.max_runs = runs)
     }
