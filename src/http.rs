@@ -57,9 +57,9 @@
 //!
 //! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. At least once, an error frees the key.
 //! **At most once, an error leaves the key indeterminate**, whatever its status, and even if an extractor has refused
-//! the request. There is one exception: the handler has declared that it did nothing, with [`NotPerformed`] in the
-//! extensions of its response or with [`Lease::not_performed`](crate::lease::Lease::not_performed). So let such a handler
-//! read the body itself, and not an extractor.
+//! the request. There is one exception: the handler has declared that it did nothing, with
+//! [`Lease::not_performed`](crate::lease::Lease::not_performed). So let such a handler read the body itself, and not an
+//! extractor.
 //!
 //! # Where to put it
 //!
@@ -117,17 +117,16 @@ mod replay;
 mod request;
 mod runs;
 mod service;
-mod settings;
 mod transactional;
 
 pub use body::LayerBody;
-pub use conclusion::{NoStore, NotPerformed};
+pub use conclusion::NoStore;
 pub use idempotent_tx::{IdempotentTx, NoTransaction};
 pub use key_header::{IDEMPOTENCY_KEY, MalformedKey};
 pub use layer::{IdempotencyLayer, InvalidSetting};
 pub use leased::NoLease;
 pub use rejection::{Misconfigured, Rejection, problem};
 pub use replay::IDEMPOTENCY_REPLAYED;
+pub use request::Denied;
 pub use runs::Runs;
 pub use service::IdempotencyService;
-pub use settings::Denied;

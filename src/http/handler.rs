@@ -11,7 +11,7 @@ use tower_service::Service;
 use super::body::{LayerBody, ResponseBody};
 use super::rejection::Rejection;
 use super::replay::IDEMPOTENCY_REPLAYED;
-use super::settings::Denied;
+use super::request::Denied;
 use crate::Error;
 use crate::caught::{Panic, caught};
 

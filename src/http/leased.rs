@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use http::Extensions;
 
-use super::conclusion::{Conclusion, NotPerformed, conclude};
+use super::conclusion::{Conclusion, conclude};
 use super::handler::{Handler, Reply, Unanswered};
+use super::layer::IdempotencyLayer;
 use super::rejection::Rejection;
 use super::replay::replay;
 use super::request::Ticket;
-use super::settings::Settings;
 use crate::claim::Asked;
 use crate::lease::{Acquired, Lease, Leasing, unless_lost};
 use crate::{Error, observe};
@@ -17,40 +17,36 @@ use crate::{Error, observe};
 /// Claims the key, calls the handler and stores its response; or replays the stored response.
 pub(super) async fn run<H: Handler>(
     options: Leasing,
-    settings: &Settings,
+    layer: &IdempotencyLayer,
     ticket: &Ticket,
     mut handler: H,
 ) -> Reply<H> {
     let key = &ticket.key;
     let asked = Asked::since(ticket.arrived);
-    let acquired = options.waiting(ticket.wait).acquire_stored(&settings.pool, key, ticket.fingerprint, None, asked);
+    let acquired = options.waiting(ticket.wait).acquire_stored(&layer.pool, key, ticket.fingerprint, None, asked);
     let owner = match acquired.await? {
         Acquired::Owner(owner) => owner,
         Acquired::Replayed(stored) => return Ok(replay(stored)?),
     };
     handler.extensions_mut().insert(Lease::clone(&owner));
-    let _registered = settings.local.register(key, ticket.fingerprint);
+    let _registered = layer.local.register(key, ticket.fingerprint);
 
     let started = Instant::now();
     // The response body is a part of the work, because it may have effects outside, too.
-    let work = async { conclude(settings, true, handler.call(settings.run_timeout).await?).await };
+    let work = async { conclude(layer, true, handler.call(layer.run_timeout).await?).await };
     let concluded = unless_lost(&owner, work).await;
     observe::performed(options.mode(), key.operation(), started.elapsed());
-    let (not_performed, reason, reply) = match concluded {
+    let (reason, reply) = match concluded {
         None => return Err(owner.failed(Error::LeaseLost).into()),
         Some(Ok(Conclusion::Store { stored, response, .. })) => {
             owner.complete_encoded(&stored).await?;
             return Ok(response);
         }
         Some(Ok(Conclusion::Free { response })) => {
-            let not_performed = response.extensions().get::<NotPerformed>().is_some();
-            (not_performed, format!("the handler answered {}", response.status()), Ok(response))
+            (format!("the handler answered {}", response.status()), Ok(response))
         }
-        Some(Err(error)) => (false, reason(&error).to_owned(), Err(error)),
+        Some(Err(error)) => (reason(&error).to_owned(), Err(error)),
     };
-    if not_performed {
-        owner.not_performed(());
-    }
     owner.fail(&reason).await;
     reply
 }

@@ -15,11 +15,11 @@ use tracing::Instrument as _;
 
 use super::body::LayerBody;
 use super::handler::{Handler, Reply, ServiceCall, Unanswered};
+use super::layer::{IdempotencyLayer, Protection};
 use super::leased;
 use super::local_in_flight::Free;
 use super::rejection::Rejection;
-use super::request::{Admission, Ticket, admit};
-use super::settings::{Denied, Protection, Settings};
+use super::request::{Admission, Denied, Ticket, admit};
 use super::transactional::Transactional;
 use crate::{BoxError, observe};
 
@@ -28,7 +28,7 @@ use crate::{BoxError, observe};
 #[derive(Clone)]
 pub struct IdempotencyService<S> {
     pub(super) inner: S,
-    pub(super) settings: Arc<Settings>,
+    pub(super) layer: Arc<IdempotencyLayer>,
 }
 
 impl<S, B, R> Service<Request<B>> for IdempotencyService<S>
@@ -51,20 +51,20 @@ where
         // Only the instance that was polled may be called.
         let unpolled = self.inner.clone();
         let mut service = std::mem::replace(&mut self.inner, unpolled);
-        let settings = self.settings.clone();
+        let layer = self.layer.clone();
         Box::pin(async move {
-            let reply = match admit(&settings, request).await {
+            let reply = match admit(&layer, request).await {
                 Ok(Admission::NotCovered(request)) => {
                     return service.call(request).await.map(|response| response.map(LayerBody::untouched));
                 }
                 Ok(Admission::Covered { ticket, request }) => {
-                    run_in_task(&settings, ticket, ServiceCall { service, request }).await
+                    run_in_task(&layer, ticket, ServiceCall { service, request }).await
                 }
                 Err(refused) => Err(refused),
             };
             match reply {
                 Ok(response) => Ok(response),
-                Err(Unanswered::Rejected(rejection)) => Ok(rejected(&settings, rejection)),
+                Err(Unanswered::Rejected(rejection)) => Ok(rejected(&layer, rejection)),
                 Err(Unanswered::Denied(Denied(response))) => Ok(response.map(LayerBody::whole)),
                 Err(Unanswered::Failed(error)) => Err(error),
                 // The panic goes on in the connection's task, where it would be without the layer.
@@ -75,24 +75,24 @@ where
 }
 
 /// Runs the request in a task of its own: when the client hangs up, the run continues to its end.
-async fn run_in_task<H: Handler>(settings: &Arc<Settings>, mut ticket: Option<Ticket>, handler: H) -> Reply<H> {
-    let limit = settings.max_runs;
+async fn run_in_task<H: Handler>(layer: &Arc<IdempotencyLayer>, mut ticket: Option<Ticket>, handler: H) -> Reply<H> {
+    let limit = layer.max_runs;
     let mut counted = None;
     if let Some(ticket) = &mut ticket {
         let deadline = Instant::now() + ticket.wait;
-        let free = settings.local.until_free(&ticket.key, ticket.fingerprint, deadline).await;
-        let mode = settings.protection.mode();
+        let free = layer.local.until_free(&ticket.key, ticket.fingerprint, deadline).await;
+        let mode = layer.protection.mode();
         match free.inspect_err(|error| observe::failure(mode, ticket.key.operation(), error))? {
             Free::AtOnce => {}
             // All duplicates of the first request are here at the same moment.
-            Free::AfterAWait => counted = settings.runs.begin_until(limit, deadline).await,
+            Free::AfterAWait => counted = layer.runs.begin_until(limit, deadline).await,
         }
         ticket.wait = deadline.saturating_duration_since(Instant::now());
     }
-    let counted = counted.or_else(|| settings.runs.begin(limit)).ok_or(Rejection::Overloaded { limit })?;
-    let settings = settings.clone();
+    let counted = counted.or_else(|| layer.runs.begin(limit)).ok_or(Rejection::Overloaded { limit })?;
+    let layer = layer.clone();
     let run = async move {
-        let reply = run(&settings, ticket, handler).await;
+        let reply = run(&layer, ticket, handler).await;
         drop(counted);
         reply
     };
@@ -101,16 +101,16 @@ async fn run_in_task<H: Handler>(settings: &Arc<Settings>, mut ticket: Option<Ti
     ended.unwrap_or_else(|_| Err(crate::Error::Unanswered.into()))
 }
 
-async fn run<H: Handler>(settings: &Settings, ticket: Option<Ticket>, mut handler: H) -> Reply<H> {
+async fn run<H: Handler>(layer: &IdempotencyLayer, ticket: Option<Ticket>, mut handler: H) -> Reply<H> {
     if let Some(ticket) = &ticket {
         handler.extensions_mut().insert(ticket.key.clone());
     }
-    let reply = match (settings.protection, &ticket) {
+    let reply = match (layer.protection, &ticket) {
         (Protection::Transactional(options), ticket) => {
-            Transactional { settings, options }.run(ticket.as_ref(), handler).await
+            Transactional { layer, options }.run(ticket.as_ref(), handler).await
         }
-        (Protection::Leased(options), Some(ticket)) => leased::run(options, settings, ticket, handler).await,
-        (Protection::Leased(_), None) => Ok(handler.call(settings.run_timeout).await?.map(LayerBody::untouched)),
+        (Protection::Leased(options), Some(ticket)) => leased::run(options, layer, ticket, handler).await,
+        (Protection::Leased(_), None) => Ok(handler.call(layer.run_timeout).await?.map(LayerBody::untouched)),
     };
     if let (Err(Unanswered::Rejected(rejection)), Some(ticket)) = (&reply, &ticket) {
         warn_of_unsettled(ticket.key.operation(), rejection);
@@ -134,7 +134,7 @@ fn warn_of_unsettled(operation: &str, rejection: &Rejection) {
 }
 
 /// The response for a rejection, with the rejection in its extensions.
-fn rejected<R>(settings: &Settings, rejection: Rejection) -> Response<LayerBody<R>> {
+fn rejected<R>(layer: &IdempotencyLayer, rejection: Rejection) -> Response<LayerBody<R>> {
     match &rejection {
         Rejection::Unavailable(error) => {
             tracing::warn!(error = &**error as &dyn Error, "a request could not be made idempotent, and was refused");
@@ -147,7 +147,7 @@ fn rejected<R>(settings: &Settings, rejection: Rejection) -> Response<LayerBody<
         }
         _ => {}
     }
-    let mut response = (settings.rejection)(&rejection).map(LayerBody::whole);
+    let mut response = (layer.rejection)(&rejection).map(LayerBody::whole);
     response.extensions_mut().insert(rejection);
     response
 }

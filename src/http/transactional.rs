@@ -10,10 +10,10 @@ use super::body::LayerBody;
 use super::conclusion::{Conclusion, conclude};
 use super::handler::{Handler, Reply, Unanswered};
 use super::idempotent_tx::{Lent, Loan, Loaned};
+use super::layer::IdempotencyLayer;
 use super::rejection::{Misconfigured, Rejection};
 use super::replay::replay;
 use super::request::Ticket;
-use super::settings::Settings;
 use crate::claim::Claimed;
 use crate::observe::{call_span, spanned};
 use crate::response::Response as Stored;
@@ -31,8 +31,8 @@ const ROLLBACK_TIME: Duration = Duration::from_secs(1);
 
 /// The layer of a run, and the options of its calls.
 #[derive(Clone, Copy)]
-pub(super) struct Transactional<'s> {
-    pub(super) settings: &'s Settings,
+pub(super) struct Transactional<'l> {
+    pub(super) layer: &'l IdempotencyLayer,
     pub(super) options: Idempotency,
 }
 
@@ -76,7 +76,7 @@ impl Transactional<'_> {
                 return Ok(Ran { outcome: observe::REPLAYED, response: replay(stored)? });
             }
         };
-        let _registered = self.settings.local.register(key, ticket.fingerprint);
+        let _registered = self.layer.local.register(key, ticket.fingerprint);
         self.perform(transaction, Some(won), handler).await
     }
 
@@ -84,7 +84,7 @@ impl Transactional<'_> {
     async fn claim(self, ticket: &Ticket) -> Result<Claimed<Holding<'_>>, Error> {
         // The call itself does not wait, because a request that waits holds no connection between two polls.
         let options = self.options.with_in_flight(InFlight::Reject)?;
-        let isolated = !self.settings.stored_errors.is_empty();
+        let isolated = !self.layer.stored_errors.is_empty();
         let call = Call::new(&options, &ticket.key, &ticket.fingerprint, isolated)?.made_at(ticket.arrived);
         let mut polls = Polls::until(Instant::now() + ticket.wait);
         let limit = self.claim_limit();
@@ -103,7 +103,7 @@ impl Transactional<'_> {
 
     /// Under the options that save round trips. `None` means that the plain way has to find out.
     async fn claim_in_one_trip<'k>(self, call: &Call<'k>) -> Result<Option<Claimed<Holding<'k>>>, Error> {
-        let pool = &self.settings.pool;
+        let pool = &self.layer.pool;
         if self.claims_in_messages() {
             let (claim, opening) = claiming(call.record, &call.terms)?;
             if let Some(mut transaction) = begin_pooled(pool, &opening).await? {
@@ -123,7 +123,7 @@ impl Transactional<'_> {
         match call.claim(&mut transaction).await {
             Ok(Claimed::Won(won)) => Ok(Claimed::Won((transaction, won))),
             Ok(Claimed::Replayed(stored)) => {
-                commit_unwatched(transaction, self.settings.answer_time());
+                commit_unwatched(transaction, self.layer.answer_time());
                 Ok(Claimed::Replayed(stored))
             }
             Err(error) => {
@@ -140,18 +140,18 @@ impl Transactional<'_> {
         won: Option<Won<'_>>,
         mut handler: H,
     ) -> Ending<H> {
-        let settings = self.settings;
+        let layer = self.layer;
         let key = won.as_ref().map(|won| won.record.key);
         let loan = Loan::of(transaction, handler.extensions_mut());
         let started = Instant::now();
-        let answered = handler.call(settings.run_timeout).await;
+        let answered = handler.call(layer.run_timeout).await;
         if let Some(key) = key {
             observe::performed(Mode::Transaction, key.operation(), started.elapsed());
         }
         // Ended before the body is read: the body cannot use the transaction.
         let lent = loan.end();
         let concluded = match answered {
-            Ok(response) => conclude(settings, key.is_some(), response).await,
+            Ok(response) => conclude(layer, key.is_some(), response).await,
             Err(error) => Err(error),
         };
         let undone = match concluded {
@@ -160,7 +160,7 @@ impl Transactional<'_> {
                 // transaction, and undoes its writes anyway.
                 let transaction = self.committable(lent, key.is_some() && !undo).await?;
                 let committing = async move { self.commit(transaction, won, &stored, undo).await };
-                let committed = or_closed(settings.answer_time(), committing).await;
+                let committed = or_closed(layer.answer_time(), committing).await;
                 committed.unwrap_or_else(|| Err(Rejection::of(Error::Unanswered)))?;
                 return Ok(Ran { outcome: observe::PERFORMED, response });
             }
@@ -198,7 +198,7 @@ impl Transactional<'_> {
             Some(won) => self.complete(&mut transaction, won, stored, undo).await,
         };
         match committed {
-            Ok(()) => commit_unwatched(transaction, self.settings.answer_time()),
+            Ok(()) => commit_unwatched(transaction, self.layer.answer_time()),
             Err(_) => self.roll_back(transaction).await,
         }
         committed
@@ -228,11 +228,11 @@ impl Transactional<'_> {
     /// The longest time for one try to claim: the pool's own time for a connection, and as much as the statements may
     /// take.
     fn claim_limit(self) -> Duration {
-        self.settings.pool.options().get_acquire_timeout().saturating_add(self.settings.answer_time())
+        self.layer.pool.options().get_acquire_timeout().saturating_add(self.layer.answer_time())
     }
 
     async fn begin(self) -> Result<PgTransaction<'static>, Error> {
-        begin_pooled(&self.settings.pool, &Opening::Plain).await?.ok_or(Error::UnknownTransaction)
+        begin_pooled(&self.layer.pool, &Opening::Plain).await?.ok_or(Error::UnknownTransaction)
     }
 
     /// A failure to roll back means a broken connection, whose transaction the server rolls back.
@@ -242,7 +242,7 @@ impl Transactional<'_> {
     /// this connection may also have vanished. At the end of the answer time it closes the connection. The key stays in
     /// flight for as long as the statement runs.
     async fn roll_back(self, transaction: PgTransaction<'static>) {
-        let rolling_back = tokio::spawn(or_closed(self.settings.answer_time(), transaction.rollback()));
+        let rolling_back = tokio::spawn(or_closed(self.layer.answer_time(), transaction.rollback()));
         let _ = timeout(ROLLBACK_TIME, rolling_back).await;
     }
 }

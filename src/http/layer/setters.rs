@@ -12,8 +12,8 @@ use crate::fingerprint::pointer::Pointer;
 use crate::http::fingerprint_choice::Compared;
 use crate::http::rejection::Rejection;
 use crate::http::replay::NEVER_REPLAYED;
+use crate::http::request::Denied;
 use crate::http::runs::Runs;
-use crate::http::settings::{Denied, Settings};
 use crate::limits::{RETENTION, within};
 
 /// Which requests have a key, and which key it is.
@@ -21,13 +21,13 @@ impl IdempotencyLayer {
     /// The methods that the layer covers; it passes on all others unchanged. The default is POST and PATCH. HTTP
     /// defines the other methods as idempotent (RFC 9110, section 9.2.2), and your handlers must make them so.
     pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
-        self.with(|settings| settings.methods = methods.into_iter().collect())
+        Self { methods: methods.into_iter().collect(), ..self }
     }
 
     /// Whether requests without a key are performed, each time they come. The default is `false`. A transactional layer
     /// gives them a transaction, too, so the handler needs no second form.
     pub fn with_optional_key(self, optional: bool) -> Self {
-        self.with(|settings| settings.key_required = !optional)
+        Self { key_required: !optional, ..self }
     }
 
     /// Takes the value of the key from another place than `Idempotency-Key`: from another header, or from a field of
@@ -36,20 +36,20 @@ impl IdempotencyLayer {
         self,
         value: impl Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync + 'static,
     ) -> Self {
-        self.with(|settings| settings.key_from = Some(Arc::new(value)))
+        Self { key_from: Some(Arc::new(value)), ..self }
     }
 
     /// Refuses keys with fewer bytes than this. Two devices of one user may both invent the same counter or date, but
     /// not the same 36 bytes of a UUID.
     pub fn with_shortest_key(self, bytes: usize) -> Self {
-        self.with(|settings| settings.shortest_key = bytes)
+        Self { shortest_key: bytes, ..self }
     }
 
     /// Names the operation by a function of the request. The default is the method and the route that axum has matched.
     /// `None` is a mistake of the service, and the answer is a 500. Return a template such as `POST /payments/{id}`: with
     /// real ids, every payment would be an operation and a time series of its own.
     pub fn with_operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
-        self.with(|settings| settings.operation = Arc::new(operation))
+        Self { operation: Arc::new(operation), ..self }
     }
 }
 
@@ -67,16 +67,21 @@ impl IdempotencyLayer {
     /// # Errors
     ///
     /// [`InvalidSetting::NotAPointer`], also for the empty pointer, which is the whole body.
-    pub fn with_canonical_json<'p>(self, ignored: impl IntoIterator<Item = &'p str>) -> Result<Self, InvalidSetting> {
+    pub fn with_canonical_json<'p>(
+        mut self,
+        ignored: impl IntoIterator<Item = &'p str>,
+    ) -> Result<Self, InvalidSetting> {
         let parse = |text: &str| Pointer::parse(text).ok_or_else(|| InvalidSetting::NotAPointer(text.to_owned()));
         let ignored = ignored.into_iter().map(parse).collect::<Result<_, _>>()?;
-        Ok(self.with(|settings| settings.fingerprint.compared = Compared::Json { ignored }))
+        self.fingerprint.compared = Compared::Json { ignored };
+        Ok(self)
     }
 
     /// Adds this header, with all its lines, to the fingerprint: one by which the handler selects an account, a
     /// currency or a language, and not one that a client changes with each attempt, such as a trace or a date.
-    pub fn with_fingerprinted_header(self, name: HeaderName) -> Self {
-        self.with(|settings| settings.fingerprint.add_header(name))
+    pub fn with_fingerprinted_header(mut self, name: HeaderName) -> Self {
+        self.fingerprint.add_header(name);
+        self
     }
 }
 
@@ -92,7 +97,7 @@ impl IdempotencyLayer {
         let statuses: Vec<_> = statuses.into_iter().collect();
         match statuses.iter().find(|status| !status.is_client_error()) {
             Some(status) => Err(InvalidSetting::StatusNotStorable(*status)),
-            None => Ok(self.with(|settings| settings.stored_errors = statuses)),
+            None => Ok(Self { stored_errors: statuses, ..self }),
         }
     }
 
@@ -102,17 +107,18 @@ impl IdempotencyLayer {
     ///
     /// [`InvalidSetting::HeaderNotReplayable`] for `Set-Cookie`, authentication, hop-by-hop headers, `Date`,
     /// `Content-Length`.
-    pub fn with_replayed_header(self, name: HeaderName) -> Result<Self, InvalidSetting> {
+    pub fn with_replayed_header(mut self, name: HeaderName) -> Result<Self, InvalidSetting> {
         if NEVER_REPLAYED.contains(&name) {
             return Err(InvalidSetting::HeaderNotReplayable(name));
         }
-        Ok(self.with(|settings| settings.replayed_headers.push(name)))
+        self.replayed_headers.push(name);
+        Ok(self)
     }
 
     /// The function that makes a response of a rejection. The default is [`problem`](crate::http::problem). The function
     /// may change what `problem` returns, for example add a `Link` to your documentation of the key, as the draft demands.
     pub fn with_rejection(self, rejection: impl Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static) -> Self {
-        self.with(|settings| settings.rejection = Arc::new(rejection))
+        Self { rejection: Arc::new(rejection), ..self }
     }
 }
 
@@ -120,12 +126,12 @@ impl IdempotencyLayer {
 impl IdempotencyLayer {
     /// The largest request body, in bytes. The default is 1 MiB.
     pub fn with_request_limit(self, bytes: usize) -> Self {
-        self.with(|settings| settings.request_limit = bytes)
+        Self { request_limit: bytes, ..self }
     }
 
     /// The largest response body that is stored, in bytes. The default is 1 MiB. A larger one is sent and not stored.
     pub fn with_response_limit(self, bytes: usize) -> Self {
-        self.with(|settings| settings.response_limit = bytes)
+        Self { response_limit: bytes, ..self }
     }
 
     /// The greatest number of [runs](crate::http#runs) at a time; a further request is
@@ -137,7 +143,7 @@ impl IdempotencyLayer {
     /// waits for a request of this process does not: it ends with its client. When that request has ended, the duplicate
     /// waits for a place, within its [wait](crate::Idempotency::with_in_flight).
     pub fn with_max_runs(self, runs: usize) -> Self {
-        self.with(|settings| settings.max_runs = runs)
+        Self { max_runs: runs, ..self }
     }
 
     /// How long a handler may take, from its call to its response. After that the layer drops it at its next await, as
@@ -160,17 +166,12 @@ impl IdempotencyLayer {
     /// [`InvalidSetting::Duration`] under a millisecond or over ten years.
     pub fn with_run_timeout(self, limit: Duration) -> Result<Self, InvalidSetting> {
         within("run time-out", limit, RETENTION)?;
-        Ok(self.with(|settings| settings.run_timeout = limit))
+        Ok(Self { run_timeout: limit, ..self })
     }
 
     /// The runs of this layer and its clones. A graceful shutdown waits for them.
     #[must_use]
     pub fn runs(&self) -> Runs {
-        self.settings.runs.clone()
-    }
-
-    pub(super) fn with(mut self, set: impl FnOnce(&mut Settings)) -> Self {
-        set(&mut self.settings);
-        self
+        self.runs.clone()
     }
 }

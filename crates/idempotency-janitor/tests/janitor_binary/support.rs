@@ -94,7 +94,7 @@ pub(crate) async fn in_doubt(pool: &PgPool, key: &Key) -> anyhow::Result<String>
 /// An operation in steps whose owner died in several steps at once. The step `ride` is finished.
 pub(crate) async fn in_doubt_at(pool: &PgPool, key: &Key, steps: &[&str]) -> anyhow::Result<()> {
     let lapsed = Fixture::lapsed(key, "body", IN_STEPS)?.with_step("ride", &1);
-    let lapsed = steps.iter().fold(lapsed, |lapsed, step| lapsed.with_step_in_doubt(*step));
+    let lapsed = steps.iter().fold(lapsed, |lapsed, step| lapsed.with_step_in_doubt(step));
     Ok(lapsed.write(pool).await?)
 }
 
