@@ -46,8 +46,6 @@ struct Ran<R> {
 /// The transaction that holds a key.
 type Holding<'k> = (PgTransaction<'static>, Won<'k>);
 
-type Ending<H> = Result<Ran<<H as Handler>::Body>, Unanswered<<H as Handler>::Error>>;
-
 impl Transactional<'_> {
     /// Claims the key, calls the handler, stores its response and commits; or replays the stored response. Without a
     /// key, the handler has a transaction of its own.
@@ -65,7 +63,11 @@ impl Transactional<'_> {
         Ok(spanned(span, counted, outcome).await?.response)
     }
 
-    async fn perform_or_replay<H: Handler>(self, ticket: &Ticket, handler: H) -> Ending<H> {
+    async fn perform_or_replay<H: Handler>(
+        self,
+        ticket: &Ticket,
+        handler: H,
+    ) -> Result<Ran<H::Body>, Unanswered<H::Error>> {
         let key = &ticket.key;
         let started = Instant::now();
         let claimed = self.claim(ticket).await;
@@ -139,7 +141,7 @@ impl Transactional<'_> {
         transaction: PgTransaction<'static>,
         won: Option<Won<'_>>,
         mut handler: H,
-    ) -> Ending<H> {
+    ) -> Result<Ran<H::Body>, Unanswered<H::Error>> {
         let layer = self.layer;
         let key = won.as_ref().map(|won| won.record.key);
         let loan = Loan::of(transaction, handler.extensions_mut());
