@@ -8,6 +8,7 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::post;
 use axum::{Json, Router};
+use pg_idempotency::Idempotency;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
@@ -47,7 +48,7 @@ async fn authenticate(headers: HeaderMap, mut request: Request, next: Next) -> R
 
 fn router(pool: PgPool) -> Router {
     // Keys of different accounts never meet: the scope is the authenticated caller, not a value from the request.
-    let idempotency = IdempotencyLayer::transactional(pool, |request| {
+    let idempotency = IdempotencyLayer::transactional(pool, Idempotency::new(), |request| {
         let Account(id) = request.extensions.get().ok_or(StatusCode::UNAUTHORIZED)?;
         Ok(id.clone())
     });

@@ -334,18 +334,6 @@ pub enum Error {
     #[error("the transaction lost against a concurrent one; retry the whole transaction")]
     Retryable(#[source] sqlx::Error),
 
-    /// A [`Fixture`](crate::testing::Fixture) in a state that no call leaves behind. Nothing was written.
-    #[cfg(feature = "testing")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
-    #[error(
-        "no call leaves such a record behind: it breaks the rule {rule} of migrations/strict.sql; change the fixture"
-    )]
-    #[non_exhaustive]
-    ImpossibleRecord {
-        /// The name of the rule.
-        rule: &'static str,
-    },
-
     /// Any other error of the database or the connection.
     #[error("the database failed; ask again with the same key")]
     Database(#[source] sqlx::Error),

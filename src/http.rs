@@ -4,6 +4,7 @@
 //! ```
 //! # #[cfg(feature = "axum")] {
 //! use axum::{Router, http::StatusCode, routing::post};
+//! use pg_idempotency::Idempotency;
 //! use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
 //!
 //! /// The authentication, further out, puts this into the request.
@@ -16,7 +17,7 @@
 //! }
 //!
 //! fn router(pool: sqlx::PgPool) -> Router {
-//!     let idempotency = IdempotencyLayer::transactional(pool, |request| {
+//!     let idempotency = IdempotencyLayer::transactional(pool, Idempotency::new(), |request| {
 //!         let Account(id) = request.extensions.get().ok_or(StatusCode::UNAUTHORIZED)?;
 //!         Ok(id.clone())
 //!     });
@@ -42,7 +43,7 @@
 //! 6. The key came with [another request](#what-makes-two-requests-the-same): 422 `key-reused`. A transaction of
 //!    another process is invisible until it commits, so the answer is `in-flight` until then.
 //! 7. The first request is in flight: 409 `in-flight` with `Retry-After`, or a [bounded
-//!    wait](IdempotencyLayer::with_in_flight).
+//!    wait](crate::Idempotency::with_in_flight).
 //! 8. Its outcome is unknown, or it failed as often as it may: 409 `indeterminate`, 409 `exhausted`.
 //! 9. The first request was answered: **the same answer**, with the same status, the [allowed
 //!    headers](IdempotencyLayer::with_replayed_header), the same bytes, and `Idempotency-Replayed: true`. If the
@@ -56,9 +57,9 @@
 //!
 //! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. At least once, an error frees the key.
 //! **At most once, an error leaves the key indeterminate**, whatever its status, and even if an extractor has refused
-//! the request. There is one exception: the handler has declared that it did nothing, with [`NotPerformed`] in the
-//! extensions of its response or with [`Lease::not_performed`](crate::lease::Lease::not_performed). So let such a handler
-//! read the body itself, and not an extractor.
+//! the request. There is one exception: the handler has declared that it did nothing, with
+//! [`Lease::not_performed`](crate::lease::Lease::not_performed). So let such a handler read the body itself, and not an
+//! extractor.
 //!
 //! # Where to put it
 //!
@@ -99,7 +100,7 @@
 //!
 //! Compared with the handler in a transaction of its own, a first call costs two more round trips, a task, and memory
 //! for both bodies. A replay takes four round trips (begin, claim, look, rollback), or one with
-//! [`with_round_trips`](IdempotencyLayer::with_round_trips). `docs/performance.md` has measurements. `docs/http.md`
+//! [`with_round_trips`](crate::Idempotency::with_round_trips). `docs/performance.md` has measurements. `docs/http.md`
 //! compares the layer with the draft, requirement by requirement.
 
 mod body;
@@ -116,22 +117,16 @@ mod replay;
 mod request;
 mod runs;
 mod service;
-mod settings;
 mod transactional;
 
 pub use body::LayerBody;
-pub use conclusion::{NoStore, NotPerformed};
-#[cfg(feature = "testing")]
-pub(crate) use fingerprint_choice::plain_fingerprint;
+pub use conclusion::NoStore;
 pub use idempotent_tx::{IdempotentTx, NoTransaction};
-pub use key_header::{IDEMPOTENCY_KEY, MalformedKey, key_value};
+pub use key_header::{IDEMPOTENCY_KEY, MalformedKey};
 pub use layer::{IdempotencyLayer, InvalidSetting};
-pub use leased::{Leased, NoLease};
+pub use leased::NoLease;
 pub use rejection::{Misconfigured, Rejection, problem};
-#[cfg(feature = "testing")]
-pub(crate) use replay::plain_response;
-pub use replay::{IDEMPOTENCY_REPLAYED, Seal};
+pub use replay::IDEMPOTENCY_REPLAYED;
+pub use request::Denied;
 pub use runs::Runs;
-pub use service::{IdempotencyService, ResponseFuture};
-pub use settings::Denied;
-pub use transactional::Transactional;
+pub use service::IdempotencyService;

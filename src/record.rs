@@ -11,7 +11,6 @@
 //! - Everything for a table that Citus distributes: `distributed`.
 //! - Marks in batches: `mark`.
 //! - The janitor: `sweep`, `due`, `lock`. The operator: `stats`, `unsettled`, `show`, `rules`, `setup`, `owners`.
-//! - The tests of a service: `staged`, `time`.
 
 mod claim;
 mod complete;
@@ -28,8 +27,6 @@ mod resume;
 mod select_first;
 mod setup;
 mod show;
-#[cfg(feature = "testing")]
-mod staged;
 mod statement;
 mod stats;
 mod step;
@@ -51,8 +48,6 @@ pub(crate) use owners::{Stranger, strangers};
 pub(crate) use resume::Candidate;
 pub(crate) use setup::{commit_settings, setup, without_autovacuum};
 pub use show::{Shown, StoredResponse};
-#[cfg(feature = "testing")]
-pub(crate) use staged::{LeaseState, Staged};
 pub(crate) use statement::{Record, draw_token};
 #[cfg(feature = "testing")]
 pub(crate) use statement::{changes_a_row, interval};

@@ -1,51 +1,45 @@
-//! Tools for the tests of your own service (feature `testing`): they write records in any state, move time, and stop, drop, race and kill calls.
+//! Tools for the tests of your own service (feature `testing`): they move time, and stop, drop and race calls.
 //!
-//! With `#[sqlx::test]`, which gives each test a database of its own, [`MIGRATOR`](crate::MIGRATOR) creates the table:
+//! **Make a record by the call that would leave it**, and then let time pass. With `#[sqlx::test]`, which gives each test a
+//! database of its own, [`MIGRATOR`](crate::MIGRATOR) creates the table:
 //!
 //! ```no_run,test_harness
-//! # use pg_idempotency::{Error, Idempotency, Key, testing::Fixture};
+//! # use pg_idempotency::{Error, Idempotency, Key, testing};
+//! # use std::time::Duration;
 //! #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-//! async fn a_repeated_order_gets_the_first_answer(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+//! async fn a_key_is_remembered_for_a_day(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
 //!     let key = Key::new("user:1", "POST /orders", "abc")?;
-//!     Fixture::completed(&key, "tea", &17)?.write(&pool).await?;
+//!     let order = async |_: &mut sqlx::PgConnection| -> Result<i32, Error> { Ok(17) };
+//!     assert!(!Idempotency::new().run(&pool, &key, "tea", order).await?.is_replayed());
 //!
-//!     let order = async |_: &mut sqlx::PgConnection| -> Result<i32, Error> { unreachable!("not performed again") };
-//!     let outcome = Idempotency::new().run(&pool, &key, "tea", order).await?;
-//!     assert!(outcome.is_replayed());
-//!     assert_eq!(outcome.into_inner(), 17);
+//!     testing::age(&pool, &key, Duration::from_secs(23 * 3600)).await?;
+//!     assert!(Idempotency::new().run(&pool, &key, "tea", order).await?.is_replayed());
 //!     Ok(())
 //! }
 //! ```
 //!
 //! | to test | use |
 //! |---|---|
-//! | a repeat, a retry after a crash, an expired key | [`Fixture`] |
-//! | a duplicate of a call in flight | [`in_flight`], or a [`Gate`] in your own operation |
-//! | a call a day later | [`age`], [`expire`], [`lapse`] |
+//! | a repeat | the call itself, twice |
+//! | a call a day later, a worker that has died | [`age`], [`expire`], [`lapse`] |
+//! | a duplicate of a call in flight | a transaction of the test, or a [`Gate`] in your own operation |
 //! | a storm of duplicates | [`race`] and [`assert_performed_once`] |
 //! | a client that hangs up, a time-out | [`cancel_after`] |
-//! | a lost connection | [`kill_backend`] |
-//! | the record that remains | [`assert_completed`], [`assert_no_trace`]; for more, [`operator::show`](crate::operator::show()) |
+//! | the record that remains | [`operator::show`](crate::operator::show()) |
 //!
-//! `docs/testing.md` in the repository is a tutorial, which also covers databases with migrations of their own.
-//! `src/testing/fixtures` contains records as `.sql` files for `#[sqlx::test(fixtures(path = …))]`.
+//! `docs/testing.md` in the repository is a tutorial, with the call that leaves each state, and a lost connection. It also
+//! covers databases with migrations of their own.
 //!
 //! Functions that wait give up after [`PATIENCE`], by Tokio's clock.
 
 mod assertion;
-mod backend;
 mod cancel;
-mod fixture;
 mod gate;
-mod in_flight;
 mod race;
 mod time;
 
-pub use assertion::{assert_completed, assert_no_trace, assert_performed_once};
-pub use backend::{backend, kill_backend, until_blocked};
+pub use assertion::assert_performed_once;
 pub use cancel::cancel_after;
-pub use fixture::Fixture;
 pub use gate::{Gate, PATIENCE};
-pub use in_flight::{InFlightCall, in_flight};
 pub use race::race;
 pub use time::{age, expire, lapse};

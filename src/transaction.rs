@@ -6,7 +6,7 @@ mod fewest;
 mod options;
 
 #[cfg(feature = "http")]
-pub(crate) use call::Won;
+pub(crate) use call::{Call, Won};
 pub use ensure::{ensure_idempotent, ensure_isolated};
 #[cfg(feature = "http")]
 pub(crate) use fewest::claiming;

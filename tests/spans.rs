@@ -124,7 +124,9 @@ async fn a_refusal_of_the_handler_is_failed_and_a_missing_table_is_an_error(pool
 
     let listener = Listener::default();
     let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
-    let layer = pg_idempotency::http::IdempotencyLayer::transactional(pool.clone(), |_| Ok(SCOPE.to_owned()));
+    let layer = pg_idempotency::http::IdempotencyLayer::transactional(pool.clone(), Idempotency::new(), |_| {
+        Ok(SCOPE.to_owned())
+    });
     let refuse = || async { StatusCode::UNPROCESSABLE_ENTITY };
     let app = axum::Router::new().route("/orders", axum::routing::post(refuse)).route_layer(layer);
     let order = async || {
@@ -283,7 +285,7 @@ async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyh
         sent.map_or(StatusCode::SERVICE_UNAVAILABLE, |_| StatusCode::CREATED)
     };
     let in_steps = Policy::InSteps { lease: Duration::from_secs(30) };
-    let layer = IdempotencyLayer::leased(pool.clone(), |_| Ok(SCOPE.to_owned()), in_steps)?;
+    let layer = IdempotencyLayer::leased(pool.clone(), Leasing::new(in_steps)?, |_| Ok(SCOPE.to_owned()));
     let app = axum::Router::new().route("/texts", post(send)).layer(layer);
     for status in [StatusCode::SERVICE_UNAVAILABLE, StatusCode::CONFLICT] {
         let request = Request::post("/texts").header("idempotency-key", VALUE).body(Body::empty())?;
@@ -318,7 +320,7 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
     let mut tx = pool.begin().await?;
     assert_eq!(mark(&mut tx, &key("POST /texts"), Duration::from_secs(60)).await?, Marked::First);
     tx.commit().await?;
-    let transactional = IdempotencyLayer::transactional(pool.clone(), |_| Ok(SCOPE.to_owned()));
+    let transactional = IdempotencyLayer::transactional(pool.clone(), Idempotency::new(), |_| Ok(SCOPE.to_owned()));
     let app = axum::Router::new()
         .route("/texts", post(async || StatusCode::CREATED))
         .route("/refused", post(async || StatusCode::CREATED))

@@ -45,9 +45,6 @@ fn row(error: &Error) -> &'static str {
         Error::AlreadyInTransaction => "AlreadyInTransaction",
         Error::OutlivedRetention => "OutlivedRetention",
         Error::UnknownTransaction => "UnknownTransaction",
-        // Only tests get this error, so it has no row.
-        #[cfg(feature = "testing")]
-        Error::ImpossibleRecord { .. } => "",
     }
 }
 

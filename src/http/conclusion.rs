@@ -6,10 +6,9 @@ use http::{Response, header};
 
 use super::body::{LayerBody, ResponseBody};
 use super::handler::Unanswered;
+use super::layer::IdempotencyLayer;
 use super::rejection::Misconfigured;
-use super::replay::{sealed, to_record};
-use super::settings::Settings;
-use crate::Key;
+use super::replay::to_record;
 use crate::caught::caught;
 use crate::response::Response as Stored;
 
@@ -22,12 +21,6 @@ const STREAM_TIME: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoStore;
 
-/// Put this into the extensions of a response if the handler had no effect outside. Under a lease with
-/// [`AtMostOnce`](crate::lease::Policy::AtMostOnce) the layer then frees the key, which would otherwise be
-/// indeterminate.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NotPerformed;
-
 /// What happens to the key.
 pub(super) enum Conclusion<R> {
     /// The operation is done: store it with the key, then send the response. `undo`: without the handler's writes.
@@ -37,23 +30,24 @@ pub(super) enum Conclusion<R> {
 }
 
 /// Judges the handler's response. A response below 400 is stored, and so is one of the errors that the service has
-/// chosen. Any other response frees the key. Without a key nothing is stored, and only success or failure counts.
+/// chosen. Any other response frees the key. Without a key (`keyed` is false) nothing is stored, and only success or
+/// failure counts.
 pub(super) async fn conclude<R: ResponseBody, E>(
-    settings: &Settings,
-    key: Option<&Key>,
+    layer: &IdempotencyLayer,
+    keyed: bool,
     response: Response<R>,
 ) -> Result<Conclusion<R>, Unanswered<E>> {
     // The body is code of the handler, too, and may panic.
-    Ok(caught(judge(settings, key, response)).await.map_err(Unanswered::Panicked)??)
+    Ok(caught(judge(layer, keyed, response)).await.map_err(Unanswered::Panicked)??)
 }
 
 async fn judge<R: ResponseBody>(
-    settings: &Settings,
-    key: Option<&Key>,
+    layer: &IdempotencyLayer,
+    keyed: bool,
     response: Response<R>,
 ) -> Result<Conclusion<R>, Misconfigured> {
     let status = response.status();
-    let undo = key.is_some() && settings.stored_errors.contains(&status);
+    let undo = keyed && layer.stored_errors.contains(&status);
     if status.as_u16() >= 400 && !undo {
         return Ok(Conclusion::Free { response: response.map(LayerBody::untouched) });
     }
@@ -65,18 +59,9 @@ async fn judge<R: ResponseBody>(
     let (parts, body) = response.into_parts();
     // An upgraded connection cannot be replayed.
     let storable = parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
-    let storing_key = key.filter(|_| storable);
-    let body = match storing_key {
-        Some(_) => read(body, settings.response_limit).await?,
-        None => LayerBody::untouched(body),
-    };
-    let stored_body = match (storing_key, body.as_whole()) {
-        (Some(key), Some(data)) if data.len() <= settings.response_limit => {
-            Some(sealed(key, data, settings.seal.as_deref())?)
-        }
-        _ => None,
-    };
-    let stored = to_record(&parts, stored_body, &settings.replayed_headers);
+    let body = if keyed && storable { read(body, layer.response_limit).await? } else { LayerBody::untouched(body) };
+    let stored_body = body.as_whole().filter(|data| data.len() <= layer.response_limit).map(|data| data.to_vec());
+    let stored = to_record(&parts, stored_body, &layer.replayed_headers);
     Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo })
 }
 

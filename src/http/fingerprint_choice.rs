@@ -24,10 +24,8 @@ pub(super) enum Compared {
     /// Method, path with query, content type, and the body byte by byte.
     #[default]
     Bytes,
-    /// Method, path with query, and the body as canonical JSON.
-    CanonicalJson,
-    /// As [`CanonicalJson`](Self::CanonicalJson), but without some parts of the body.
-    JsonWithout(BTreeSet<Pointer>),
+    /// Method, path with query, and the body as canonical JSON, without these parts.
+    Json { ignored: BTreeSet<Pointer> },
 }
 
 impl FingerprintChoice {
@@ -40,8 +38,7 @@ impl FingerprintChoice {
     pub(super) fn fingerprint(&self, parts: &Parts, data: &Bytes) -> Result<Fingerprint, InvalidBody> {
         let compared = match &self.compared {
             Compared::Bytes => of_bytes(parts, data),
-            Compared::CanonicalJson => of_json(parts, &Fingerprint::of_json_without(data, [])?),
-            Compared::JsonWithout(pointers) => of_json(parts, &Fingerprint::of_json_without(data, pointers)?),
+            Compared::Json { ignored } => of_json(parts, &Fingerprint::of_json_without(data, ignored)?),
         };
         Ok(match self.described() {
             None => compared,
@@ -53,11 +50,12 @@ impl FingerprintChoice {
     /// change. The text is made of JSON lists, because no feature of serde_json changes how those are written.
     fn described(&self) -> Option<String> {
         let compared = match &self.compared {
-            Compared::Bytes | Compared::CanonicalJson if self.headers.is_empty() => return None,
+            Compared::Bytes if self.headers.is_empty() => return None,
             Compared::Bytes => json!(["bytes"]),
-            Compared::CanonicalJson => json!(["json"]),
-            Compared::JsonWithout(pointers) => {
-                json!(["json without", pointers.iter().map(Pointer::tokens).collect::<Vec<_>>()])
+            Compared::Json { ignored } if ignored.is_empty() && self.headers.is_empty() => return None,
+            Compared::Json { ignored } if ignored.is_empty() => json!(["json"]),
+            Compared::Json { ignored } => {
+                json!(["json without", ignored.iter().map(Pointer::tokens).collect::<Vec<_>>()])
             }
         };
         let headers: Vec<_> = self.headers.iter().map(HeaderName::as_str).collect();
@@ -98,13 +96,4 @@ fn of_request(parts: &Parts, content_type: &[u8], body: &Fingerprint) -> Fingerp
     let uri = &parts.uri;
     let target = uri.path_and_query().map_or("", |target| target.as_str());
     Fingerprint::of_request([parts.method.as_str().as_bytes(), target.as_bytes(), content_type], body)
-}
-
-/// The fingerprint that a layer with default settings gives a request.
-#[cfg(feature = "testing")]
-pub(crate) fn plain_fingerprint<B: AsRef<[u8]>>(request: &http::Request<B>) -> Fingerprint {
-    let mut head = http::Request::new(());
-    (*head.method_mut(), *head.uri_mut()) = (request.method().clone(), request.uri().clone());
-    *head.headers_mut() = request.headers().clone();
-    of_bytes(&head.into_parts().0, request.body().as_ref())
 }

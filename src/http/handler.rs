@@ -11,7 +11,7 @@ use tower_service::Service;
 use super::body::{LayerBody, ResponseBody};
 use super::rejection::Rejection;
 use super::replay::IDEMPOTENCY_REPLAYED;
-use super::settings::Denied;
+use super::request::Denied;
 use crate::Error;
 use crate::caught::{Panic, caught};
 
@@ -37,8 +37,8 @@ impl<E> From<Error> for Unanswered<E> {
     }
 }
 
-/// The answer to a request that `H` handles.
-pub(super) type Answer<H> = Result<Response<LayerBody<<H as Handler>::Body>>, Unanswered<<H as Handler>::Error>>;
+/// The reply to a request that `H` handles.
+pub(super) type Reply<H> = Result<Response<LayerBody<<H as Handler>::Body>>, Unanswered<<H as Handler>::Error>>;
 
 /// A request together with the service that handles it.
 pub(super) trait Handler: Send + 'static {

@@ -30,10 +30,10 @@ struct Slot(Weak<Mutex<Lent>>);
 
 pub(super) struct Lent {
     pub(super) transaction: PgTransaction<'static>,
-    pub(super) stage: Stage,
+    pub(super) loaned: Loaned,
 }
 
-pub(super) enum Stage {
+pub(super) enum Loaned {
     /// The handler has not taken the transaction.
     Untouched,
     /// The handler has taken it. It is not lent again, because the handler's writes are still in it, and a retry of the
@@ -45,7 +45,7 @@ pub(super) enum Stage {
 
 impl Loan {
     pub(super) fn of(transaction: PgTransaction<'static>, extensions: &mut Extensions) -> Self {
-        let lent = Arc::new(Mutex::new(Lent { transaction, stage: Stage::Untouched }));
+        let lent = Arc::new(Mutex::new(Lent { transaction, loaned: Loaned::Untouched }));
         extensions.insert(Slot(Arc::downgrade(&lent)));
         Self(lent)
     }
@@ -83,11 +83,11 @@ impl IdempotentTx {
         let Slot(lent) = extensions.get().ok_or(NoTransaction::NotLent)?;
         let lent = lent.upgrade().ok_or(NoTransaction::GivenBack)?;
         let mut lent = lent.try_lock_owned().map_err(|_| NoTransaction::Taken)?;
-        if !matches!(lent.stage, Stage::Untouched) {
-            lent.stage = Stage::AskedForAgain;
+        if !matches!(lent.loaned, Loaned::Untouched) {
+            lent.loaned = Loaned::AskedForAgain;
             return Err(NoTransaction::GivenBack);
         }
-        lent.stage = Stage::Taken;
+        lent.loaned = Loaned::Taken;
         let transaction = OwnedMutexGuard::map(lent, |lent| &mut lent.transaction);
         Ok(Self { transaction, key: extensions.get().cloned() })
     }

@@ -28,22 +28,14 @@ pub enum MalformedKey {
     /// The value is neither a string of structured fields nor a bare word.
     #[error("the Idempotency-Key is neither a quoted string (RFC 9651) nor a word of visible ASCII; send \"a-uuid\"")]
     NeitherStringNorWord,
-    /// The value has no quotes, and the service [requires them](super::IdempotencyLayer::with_strict_header).
-    #[error("the Idempotency-Key is not a quoted string (RFC 9651); send \"a-uuid\", with the quotes")]
-    NotQuoted,
     /// The quoted string has parameters after it, which this header does not allow.
     #[error("the Idempotency-Key has parameters after the string; send the string alone")]
     Parameters,
 }
 
-/// Reads the value of `Idempotency-Key`: a quoted string of structured fields (RFC 9651), as the draft demands, or,
-/// unless `strict`, a bare word, which most clients send. `"abc"` and `abc` are the same value. `None` if there is no
-/// such header.
-///
-/// # Errors
-///
-/// [`MalformedKey`], which the layer answers with a 400.
-pub fn key_value(headers: &HeaderMap, strict: bool) -> Result<Option<String>, MalformedKey> {
+/// Reads the value of `Idempotency-Key`: a quoted string of structured fields (RFC 9651), as the draft demands, or a bare
+/// word, which most clients send. `"abc"` and `abc` are the same value. `None` if there is no such header.
+pub(super) fn key_value(headers: &HeaderMap) -> Result<Option<String>, MalformedKey> {
     let mut lines = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(line) = lines.next() else { return Ok(None) };
     if lines.next().is_some() {
@@ -52,7 +44,6 @@ pub fn key_value(headers: &HeaderMap, strict: bool) -> Result<Option<String>, Ma
     let line = line.as_bytes().trim_ascii();
     let value = match line.strip_prefix(b"\"") {
         Some(rest) => string(rest)?,
-        None if strict => return Err(MalformedKey::NotQuoted),
         None => word(line)?,
     };
     Ok(Some(checked(KeyPart::Value, value)?))
@@ -94,3 +85,7 @@ fn word(line: &[u8]) -> Result<String, MalformedKey> {
         _ => Err(MalformedKey::NeitherStringNorWord),
     }
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/http/key_header.rs"]
+mod tests;

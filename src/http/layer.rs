@@ -1,172 +1,181 @@
-//! The layer: its constructors, and the settings that only one mode has. The setters of both modes are in the folder.
+//! The layer: its constructors and their defaults. The setters are in the folder.
 
 mod setters;
 
 use std::fmt;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderName, StatusCode};
+use http::{HeaderName, Method, Response, StatusCode};
 use sqlx::PgPool;
 use tower_layer::Layer;
 
-use super::leased::Leased;
-use super::service::{IdempotencyService, Protection};
-use super::settings::{Denied, Settings};
-use super::transactional::Transactional;
-use crate::lease::{Leasing, Policy};
-use crate::limits::{RETENTION, checked, in_flight_within, within};
-use crate::{DEFAULT_RETENTION, InFlight, InvalidDuration, RoundTrips};
+use super::fingerprint_choice::FingerprintChoice;
+use super::local_in_flight::LocalInFlight;
+use super::rejection::{Rejection, problem};
+use super::replay::REPLAYED;
+use super::request::{Denied, matched_operation};
+use super::runs::Runs;
+use super::service::IdempotencyService;
+use crate::lease::Leasing;
+use crate::limits::in_flight_within;
+use crate::session::ANSWER;
+use crate::{Idempotency, InFlight, InvalidDuration, Mode};
+
+/// The default limit of a body. Two copies of it are in memory during a run.
+const BODY_LIMIT: usize = 1024 * 1024;
+/// The default number of runs for each connection of the pool. A connection serves about 30 transactions of a second
+/// each in the 30 seconds for which sqlx waits for a connection by default. A run further back in the queue would keep
+/// its body in memory, wait, and fail all the same.
+const RUNS_PER_CONNECTION: usize = 32;
+/// The default time for a handler. Common proxies and load balancers give up after a minute, so no client has waited
+/// for the answer for a while. Work that takes longer on purpose belongs into a queue.
+const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
+type ScopeOf = dyn Fn(&Parts) -> Result<String, Denied> + Send + Sync;
+type KeyOf = dyn Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync;
+type OperationOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+type ResponseOf = dyn Fn(&Rejection) -> Response<Bytes> + Send + Sync;
 
 /// Makes the requests that pass through it idempotent. The [module documentation](super) describes the behaviour.
 ///
-/// It is cheap to clone. `M` is the mode, [`Transactional`] or [`Leased`]. A setting of one mode does not compile in
-/// the other:
-///
-/// ```compile_fail,E0599
-/// # use pg_idempotency::RoundTrips;
-/// # use pg_idempotency::http::{IdempotencyLayer, Leased};
-/// fn wrong(layer: IdempotencyLayer<Leased>) -> IdempotencyLayer<Leased> {
-///     layer.with_round_trips(RoundTrips::SelectFirst) // a setting of `Transactional`
-/// }
-/// ```
+/// It is cheap to clone.
 #[derive(Clone)]
 #[must_use = "a setter returns the layer with the setting"]
-pub struct IdempotencyLayer<M = Transactional> {
-    settings: Settings,
-    mode: M,
+pub struct IdempotencyLayer {
+    pub(super) pool: PgPool,
+    pub(super) protection: Protection,
+    // The key.
+    pub(super) methods: Vec<Method>,
+    pub(super) scope: Arc<ScopeOf>,
+    pub(super) operation: Arc<OperationOf>,
+    /// Where the value of the key comes from, if not from the header.
+    pub(super) key_from: Option<Arc<KeyOf>>,
+    pub(super) key_required: bool,
+    pub(super) shortest_key: usize,
+    pub(super) fingerprint: FingerprintChoice,
+    // The response.
+    pub(super) stored_errors: Vec<StatusCode>,
+    pub(super) replayed_headers: Vec<HeaderName>,
+    pub(super) rejection: Arc<ResponseOf>,
+    // The bounds.
+    pub(super) local: LocalInFlight,
+    pub(super) request_limit: usize,
+    pub(super) response_limit: usize,
+    pub(super) runs: Runs,
+    pub(super) max_runs: usize,
+    pub(super) run_timeout: Duration,
 }
 
-/// The transactional mode.
-impl IdempotencyLayer<Transactional> {
+/// How a layer protects an operation from a second run.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Protection {
+    Transactional(Idempotency),
+    Leased(Leasing),
+}
+
+impl Protection {
+    /// The mode of the records.
+    pub(super) fn mode(self) -> Mode {
+        match self {
+            Self::Transactional(_) => Mode::Transaction,
+            Self::Leased(options) => options.mode(),
+        }
+    }
+
+    /// How long a request waits for another one with its key. Zero: not at all.
+    pub(super) fn wait(self) -> Result<Duration, InvalidDuration> {
+        match self {
+            Self::Transactional(Idempotency { in_flight, retention, .. }) => {
+                match in_flight_within(Some(in_flight.unwrap_or(InFlight::Reject)), retention)? {
+                    InFlight::Reject => Ok(Duration::ZERO),
+                    InFlight::Wait(limit) => Ok(limit),
+                }
+            }
+            Self::Leased(options) => options.wait(),
+        }
+    }
+}
+
+impl IdempotencyLayer {
     /// A layer for effects in this database. Key, effects and response commit in one transaction, which the handler
     /// takes as [`IdempotentTx`](super::IdempotentTx), before the first byte is sent. Writes by another connection are
-    /// not a part of it, and happen as often as the handler runs.
+    /// not a part of it, and happen as often as the handler runs. A handler without effects in this database takes the
+    /// transaction, too.
+    ///
+    /// `options` are those of a call: retention, deployment, round trips, and what to do about a concurrent duplicate.
+    /// Over HTTP the default for a duplicate is [`Reject`](crate::InFlight::Reject), because anybody may send one. A
+    /// request that [waits](crate::InFlight::Wait) polls, and holds no connection between two polls. **Tell your clients
+    /// the retention**: a repeat that comes later is performed.
     ///
     /// `scope` returns the tenant, account or user of the request. It must come **from the authenticated identity**,
     /// which a layer further out has put into the request's extensions, and never from an unauthenticated part of the
     /// request. If `scope` returns an error, that is the response.
     pub fn transactional(
         pool: PgPool,
+        options: Idempotency,
         scope: impl Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
     ) -> Self {
-        let mode =
-            Transactional { retention: DEFAULT_RETENTION, transaction_required: true, round_trips: RoundTrips::Plain };
-        Self { settings: Settings::new(pool, Arc::new(scope)), mode }
+        Self::new(pool, Protection::Transactional(options), Arc::new(scope))
     }
 
-    /// Whether a handler may succeed without taking its transaction, which is otherwise a
-    /// [mistake](super::Misconfigured::TransactionNotTaken). The default is `false`. `true` is for routes without
-    /// effects in this database, whose answers are to be replayed. **The layer then does not notice a handler with
-    /// effects that forgets the transaction.**
-    pub fn with_optional_transaction(self, optional: bool) -> Self {
-        Self { mode: Transactional { transaction_required: !optional, ..self.mode }, ..self }
-    }
-
-    /// Which round trips the layer saves. The default is [`RoundTrips::Plain`]. [`RoundTrips`] describes what each choice
-    /// costs; with [`Fewest`](RoundTrips::Fewest), **keys and responses may appear in the server's log**.
-    ///
-    /// The look of [`SelectFirst`](RoundTrips::SelectFirst) takes a connection of its own from the pool, which sqlx pings
-    /// first by default, so a first call takes two round trips more.
-    pub fn with_round_trips(self, round_trips: RoundTrips) -> Self {
-        Self { mode: Transactional { round_trips, ..self.mode }, ..self }
-    }
-
-    /// How long the database remembers a key. The default is 24 hours. **Tell your clients**: a repeat that comes later
-    /// is performed.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidSetting::Duration`] under a millisecond or over ten years, or not longer than the
-    /// [wait](Self::with_in_flight).
-    pub fn with_retention(self, retention: Duration) -> Result<Self, InvalidSetting> {
-        within("retention", retention, RETENTION)?;
-        in_flight_within(Some(self.settings.in_flight), retention)?;
-        Ok(Self { mode: Transactional { retention, ..self.mode }, ..self })
-    }
-
-    /// Whether a request is refused while the first request with its key is not finished, which is the default, or
-    /// waits for the response of the first. A request that waits polls, and holds no connection between two polls.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidSetting::Duration`] for a wait under a millisecond or over an hour, or not shorter than the retention.
-    pub fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidSetting> {
-        let in_flight = in_flight_within(Some(checked(in_flight)?), self.mode.retention)?;
-        Ok(self.with(|settings| settings.in_flight = in_flight))
-    }
-}
-
-/// The leased mode.
-impl IdempotencyLayer<Leased> {
     /// A layer for effects outside this database. The key is claimed under a lease, which renews itself while the
-    /// handler runs, and the response is stored afterwards. The [`policy`](crate::lease) decides what happens if the
-    /// handler dies in between. `scope` is as for a [transactional layer](IdempotencyLayer::transactional).
+    /// handler runs, and the response is stored afterwards. The [policy](crate::lease) of the options decides what
+    /// happens if the handler dies in between. `scope` is as for a [transactional layer](Self::transactional).
     ///
-    /// # Errors
-    ///
-    /// [`InvalidDuration`] for a lease under 10 ms or over 12 hours.
+    /// Requests cannot be resumed: with [`with_stored_request`](Leasing::with_stored_request) every answer is a 500.
     pub fn leased(
         pool: PgPool,
+        options: Leasing,
         scope: impl Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
-        policy: Policy,
-    ) -> Result<Self, InvalidDuration> {
-        let mode = Leased { leasing: Leasing::new(policy)? };
-        Ok(Self { settings: Settings::new(pool, Arc::new(scope)), mode })
+    ) -> Self {
+        Self::new(pool, Protection::Leased(options), Arc::new(scope))
     }
 
-    /// The number of attempts after which the layer refuses another one. The default is no limit.
-    pub fn with_max_attempts(self, max_attempts: NonZeroU32) -> Self {
-        let leasing = self.mode.leasing.with_max_attempts(max_attempts);
-        Self { mode: Leased { leasing }, ..self }
+    fn new(pool: PgPool, protection: Protection, scope: Arc<ScopeOf>) -> Self {
+        let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX);
+        Self {
+            pool,
+            protection,
+            methods: vec![Method::POST, Method::PATCH],
+            scope,
+            operation: Arc::new(matched_operation),
+            key_from: None,
+            key_required: true,
+            shortest_key: 1,
+            fingerprint: FingerprintChoice::default(),
+            stored_errors: Vec::new(),
+            replayed_headers: REPLAYED.to_vec(),
+            rejection: Arc::new(problem),
+            local: LocalInFlight::default(),
+            request_limit: BODY_LIMIT,
+            response_limit: BODY_LIMIT,
+            runs: Runs::default(),
+            max_runs: connections.saturating_mul(RUNS_PER_CONNECTION),
+            run_timeout: RUN_TIMEOUT,
+        }
     }
 
-    /// As [in transactional mode](IdempotencyLayer::<Transactional>::with_retention), but counted from the completion.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidSetting::Duration`] under a millisecond, under twice the lease, or over ten years, or not longer than the
-    /// wait.
-    pub fn with_retention(self, retention: Duration) -> Result<Self, InvalidSetting> {
-        let leasing = self.mode.leasing.with_retention(retention)?;
-        in_flight_within(Some(self.settings.in_flight), retention)?;
-        Ok(Self { mode: Leased { leasing }, ..self })
-    }
-
-    /// As [in transactional mode](IdempotencyLayer::<Transactional>::with_in_flight).
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidSetting> {
-        let in_flight = in_flight_within(Some(checked(in_flight)?), self.mode.leasing.retention())?;
-        Ok(self.with(|settings| settings.in_flight = in_flight))
+    /// The longest wait for the database, before and after the handler. It is not longer than the handler may take, but a
+    /// busy server has a second.
+    pub(super) fn answer_time(&self) -> Duration {
+        self.run_timeout.clamp(Duration::from_secs(1), ANSWER)
     }
 }
 
-impl<S> Layer<S> for IdempotencyLayer<Transactional> {
+impl<S> Layer<S> for IdempotencyLayer {
     type Service = IdempotencyService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        let settings = Arc::new(self.settings.clone());
-        IdempotencyService { inner, settings, protection: Protection::Transactional(self.mode) }
+        IdempotencyService { inner, layer: Arc::new(self.clone()) }
     }
 }
 
-impl<S> Layer<S> for IdempotencyLayer<Leased> {
-    type Service = IdempotencyService<S>;
-
-    fn layer(&self, inner: S) -> Self::Service {
-        let settings = Arc::new(self.settings.clone());
-        IdempotencyService { inner, settings, protection: Protection::Leased(self.mode) }
-    }
-}
-
-impl<M: fmt::Debug> fmt::Debug for IdempotencyLayer<M> {
+impl fmt::Debug for IdempotencyLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotencyLayer").field("mode", &self.mode).finish_non_exhaustive()
+        f.debug_struct("IdempotencyLayer").field("protection", &self.protection).finish_non_exhaustive()
     }
 }
 

@@ -4,59 +4,51 @@ use std::time::Instant;
 
 use http::Extensions;
 
-use super::conclusion::{Conclusion, NotPerformed, conclude};
-use super::handler::{Answer, Handler, Unanswered};
+use super::conclusion::{Conclusion, conclude};
+use super::handler::{Handler, Reply, Unanswered};
+use super::layer::IdempotencyLayer;
 use super::rejection::Rejection;
 use super::replay::replay;
 use super::request::Ticket;
-use super::settings::Settings;
 use crate::claim::Asked;
 use crate::lease::{Acquired, Lease, Leasing, unless_lost};
 use crate::{Error, observe};
 
-/// The mode of a layer that claims the key under a lease, made by
-/// [`IdempotencyLayer::leased`](super::IdempotencyLayer::leased).
-#[derive(Clone, Copy, Debug)]
-pub struct Leased {
-    pub(super) leasing: Leasing,
-}
+/// Claims the key, calls the handler and stores its response; or replays the stored response.
+pub(super) async fn run<H: Handler>(
+    options: Leasing,
+    layer: &IdempotencyLayer,
+    ticket: &Ticket,
+    mut handler: H,
+) -> Reply<H> {
+    let key = &ticket.key;
+    let asked = Asked::since(ticket.arrived);
+    let acquired = options.waiting(ticket.wait).acquire_stored(&layer.pool, key, ticket.fingerprint, None, asked);
+    let owner = match acquired.await? {
+        Acquired::Owner(owner) => owner,
+        Acquired::Replayed(stored) => return Ok(replay(stored)?),
+    };
+    handler.extensions_mut().insert(Lease::clone(&owner));
+    let _registered = layer.local.register(key, ticket.fingerprint);
 
-impl Leased {
-    /// Claims the key, calls the handler and stores its response; or replays the stored response.
-    pub(super) async fn run<H: Handler>(self, settings: &Settings, ticket: &Ticket, mut handler: H) -> Answer<H> {
-        let key = &ticket.key;
-        let leasing = self.leasing.with_deployment(settings.deployment).waiting(ticket.wait);
-        let asked = Asked::since(ticket.arrived);
-        let owner = match leasing.acquire_stored(&settings.pool, key, ticket.fingerprint, None, asked).await? {
-            Acquired::Owner(owner) => owner,
-            Acquired::Replayed(stored) => return Ok(replay(key, stored, settings.seal.as_deref())?),
-        };
-        handler.extensions_mut().insert(Lease::clone(&owner));
-        let _registered = settings.local.register(key, ticket.fingerprint);
-
-        let started = Instant::now();
-        // The response body is a part of the work, because it may have effects outside, too.
-        let work = async { conclude(settings, Some(key), handler.call(settings.run_timeout).await?).await };
-        let concluded = unless_lost(&owner, work).await;
-        observe::performed(leasing.mode(), key.operation(), started.elapsed());
-        let (not_performed, reason, answer) = match concluded {
-            None => return Err(owner.failed(Error::LeaseLost).into()),
-            Some(Ok(Conclusion::Store { stored, response, .. })) => {
-                owner.complete_encoded(&stored).await?;
-                return Ok(response);
-            }
-            Some(Ok(Conclusion::Free { response })) => {
-                let not_performed = response.extensions().get::<NotPerformed>().is_some();
-                (not_performed, format!("the handler answered {}", response.status()), Ok(response))
-            }
-            Some(Err(error)) => (false, reason(&error).to_owned(), Err(error)),
-        };
-        if not_performed {
-            owner.not_performed(());
+    let started = Instant::now();
+    // The response body is a part of the work, because it may have effects outside, too.
+    let work = async { conclude(layer, true, handler.call(layer.run_timeout).await?).await };
+    let concluded = unless_lost(&owner, work).await;
+    observe::performed(options.mode(), key.operation(), started.elapsed());
+    let (reason, reply) = match concluded {
+        None => return Err(owner.failed(Error::LeaseLost).into()),
+        Some(Ok(Conclusion::Store { stored, response, .. })) => {
+            owner.complete_encoded(&stored).await?;
+            return Ok(response);
         }
-        owner.fail(&reason).await;
-        answer
-    }
+        Some(Ok(Conclusion::Free { response })) => {
+            (format!("the handler answered {}", response.status()), Ok(response))
+        }
+        Some(Err(error)) => (reason(&error).to_owned(), Err(error)),
+    };
+    owner.fail(&reason).await;
+    reply
 }
 
 /// The `last_error` of a lease that was not completed.

@@ -120,11 +120,10 @@ pub enum Misconfigured {
     /// The handler answered while it, or a task that it spawned, still held the transaction.
     #[error("the handler answered and still holds its IdempotentTx; drop it before the response is returned")]
     TransactionKept,
-    /// The handler answered below 400 without having taken its [`IdempotentTx`](super::IdempotentTx), and this is not
-    /// [optional](super::IdempotencyLayer::with_optional_transaction).
+    /// The handler answered below 400 without having taken its [`IdempotentTx`](super::IdempotentTx).
     #[error(
         "the handler succeeded without its IdempotentTx, so its effects would not commit with the key; let it take the \
-         IdempotentTx, or use with_optional_transaction for handlers without effects in this database"
+         IdempotentTx, even if it has no effects in this database"
     )]
     TransactionNotTaken,
     /// The handler gave the transaction back and asked for it again. Something inside the layer calls the handler a
@@ -143,9 +142,6 @@ pub enum Misconfigured {
     /// The handler answered in gRPC, whose calls have the status 200 even if they fail.
     #[error("the layer cannot judge a gRPC response; call ensure_idempotent in the method, without the layer")]
     Grpc,
-    /// The response could not be sealed.
-    #[error("the response could not be sealed")]
-    Unsealable(#[source] crate::BoxError),
     /// The database refused a statement of this crate or the COMMIT, and would refuse it again: a deferred constraint,
     /// a missing privilege (42501), a key with characters outside the database's encoding (22P05).
     #[error("the database refused a statement or the commit, and would refuse it again")]

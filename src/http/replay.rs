@@ -4,9 +4,8 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, response};
 
 use super::body::LayerBody;
-use super::rejection::{Misconfigured, Rejection};
+use super::rejection::Rejection;
 use crate::response::Response as Stored;
-use crate::{BoxError, Key};
 
 /// `Idempotency-Replayed`: `true` on every replay, absent from every other response.
 pub const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -29,34 +28,6 @@ pub(super) const NEVER_REPLAYED: [HeaderName; 15] = [
     HeaderName::from_static("authentication-info"), HeaderName::from_static("keep-alive"), IDEMPOTENCY_REPLAYED,
 ];
 
-/// Encrypts stored bodies, with the service's own cipher and keys.
-///
-/// Use the operation's key as the cipher's associated data: a body that somebody moves to another record then does not
-/// open. The layer calls both methods on the runtime's threads, so they must not block.
-pub trait Seal: Send + Sync + 'static {
-    /// Seals a body.
-    ///
-    /// # Errors
-    ///
-    /// After any error the request ends in a 500, and nothing is committed.
-    fn seal(&self, key: &Key, body: &[u8]) -> Result<Vec<u8>, BoxError>;
-
-    /// Opens a body that [`seal`](Self::seal) has sealed.
-    ///
-    /// # Errors
-    ///
-    /// After any error the repeat gets [`NotReplayable`](Rejection::NotReplayable), and the layer logs the error. The
-    /// operation is never performed again.
-    fn open(&self, key: &Key, sealed: Vec<u8>) -> Result<Vec<u8>, BoxError>;
-}
-
-pub(super) fn sealed(key: &Key, data: &Bytes, seal: Option<&dyn Seal>) -> Result<Vec<u8>, Misconfigured> {
-    match seal {
-        Some(seal) => seal.seal(key, data).map_err(Misconfigured::Unsealable),
-        None => Ok(data.to_vec()),
-    }
-}
-
 /// The record of a response, with its headers and its body, or without them if they are not to be stored.
 pub(super) fn to_record(parts: &response::Parts, body: Option<Vec<u8>>, replayed: &[HeaderName]) -> Stored {
     // `StatusCode` is at most 999.
@@ -70,41 +41,20 @@ pub(super) fn to_record(parts: &response::Parts, body: Option<Vec<u8>>, replayed
     Stored { status, headers: serde_json::to_string(&headers).ok(), body: Some(body) }
 }
 
-/// The record that a layer with default settings makes of a response.
-#[cfg(feature = "testing")]
-pub(crate) fn plain_response<R: AsRef<[u8]>>(response: &Response<R>) -> Stored {
-    let mut head = Response::new(());
-    *head.status_mut() = response.status();
-    *head.headers_mut() = response.headers().clone();
-    to_record(&head.into_parts().0, Some(response.body().as_ref().to_vec()), &REPLAYED)
-}
-
 /// The replay of a stored response.
-pub(super) fn replay<B>(
-    key: &Key,
-    stored: Stored,
-    seal: Option<&dyn Seal>,
-) -> Result<Response<LayerBody<B>>, Rejection> {
+pub(super) fn replay<B>(stored: Stored) -> Result<Response<LayerBody<B>>, Rejection> {
     let status = stored.status.and_then(|status| StatusCode::from_u16(status.cast_unsigned()).ok());
     let not_replayable = || Rejection::NotReplayable { status };
     let body = stored.body.ok_or_else(not_replayable)?;
     let mut response = Response::new(());
     response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
     let Some((status, headers)) = status.zip(stored.headers) else {
-        // An operator has resolved the operation with a JSON value, which is never sealed.
+        // An operator has resolved the operation with a JSON value.
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         return Ok(response.map(|()| LayerBody::whole(Bytes::from(body))));
     };
     *response.status_mut() = status;
     restore(&headers, response.headers_mut()).ok_or_else(not_replayable)?;
-    let body = match seal {
-        None => body,
-        Some(seal) => seal.open(key, body).map_err(|error| {
-            let error = &*error as &dyn std::error::Error;
-            tracing::error!(operation = key.operation(), error, "a stored response does not open");
-            not_replayable()
-        })?,
-    };
     Ok(response.map(|()| LayerBody::whole(Bytes::from(body))))
 }
 

@@ -1,16 +1,17 @@
-//! Which requests the layer covers, and which key they have.
+//! Which requests the layer covers, and which key and operation they have.
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::Request;
+use http::request::Parts;
+use http::{Request, Response, StatusCode};
 
 use super::body::LayerBody;
 use super::handler::Unanswered;
 use super::key_header::{MalformedKey, key_value};
+use super::layer::IdempotencyLayer;
 use super::rejection::{Misconfigured, Rejection};
-use super::settings::{KeyFrom, Settings};
-use crate::{Fingerprint, InFlight, Key, KeyPart};
+use crate::{Error, Fingerprint, Key, KeyPart};
 
 /// How the layer treats a request.
 pub(super) enum Admission<B> {
@@ -31,59 +32,82 @@ pub(super) struct Ticket {
 }
 
 /// Reads the request and makes its ticket. Nothing is claimed yet, so a slow or broken upload costs no connection.
-pub(super) async fn admit<B, E>(settings: &Settings, request: Request<B>) -> Result<Admission<B>, Unanswered<E>>
+pub(super) async fn admit<B, E>(layer: &IdempotencyLayer, request: Request<B>) -> Result<Admission<B>, Unanswered<E>>
 where
     B: http_body::Body<Data = Bytes>,
 {
     let arrived = Instant::now();
-    if !settings.methods.contains(request.method()) {
+    if !layer.methods.contains(request.method()) {
         return Ok(Admission::NotCovered(request.map(LayerBody::untouched)));
     }
-    let from_header = match settings.key {
-        KeyFrom::Function(_) => None,
-        KeyFrom::Header { strict } => Some(key_value(request.headers(), strict)),
-    };
-    if matches!(from_header, Some(Ok(None))) && !settings.key_required {
+    let from_header = layer.key_from.is_none().then(|| key_value(request.headers()));
+    if matches!(from_header, Some(Ok(None))) && !layer.key_required {
         return Ok(Admission::Covered { ticket: None, request: request.map(LayerBody::untouched) });
     }
     let (parts, body) = request.into_parts();
     // Before any complaint about the key: a client without access gets the scope's answer.
-    let scope = (settings.scope)(&parts).map_err(Unanswered::Denied)?;
+    let scope = (layer.scope)(&parts).map_err(Unanswered::Denied)?;
     let from_header = from_header.transpose()?;
     if from_header == Some(None) {
         return Err(Rejection::MissingKey.into());
     }
-    let operation = (settings.operation)(&parts).ok_or(Misconfigured::NoOperation)?;
+    let operation = (layer.operation)(&parts).ok_or(Misconfigured::NoOperation)?;
 
-    let limit = settings.request_limit;
+    let limit = layer.request_limit;
     let body = LayerBody::read(body, limit, None).await.map_err(|_| Rejection::BrokenBody)?;
     let data = body.as_whole().ok_or(Rejection::BodyTooLarge { limit })?;
-    let value = match &settings.key {
-        KeyFrom::Header { .. } => from_header.flatten(),
-        KeyFrom::Function(value) => value(&parts, data).map_err(Unanswered::Denied)?,
+    let value = match &layer.key_from {
+        None => from_header.flatten(),
+        Some(value) => value(&parts, data).map_err(Unanswered::Denied)?,
     };
     let ticket = match value {
         Some(value) => {
-            let key = key(settings, scope, operation, value)?;
-            let fingerprint = settings.fingerprint.fingerprint(&parts, data).map_err(Rejection::InvalidBody)?;
-            let wait = match settings.in_flight {
-                InFlight::Reject => Duration::ZERO,
-                InFlight::Wait(limit) => limit,
-            };
+            let key = key(layer, scope, operation, value)?;
+            let fingerprint = layer.fingerprint.fingerprint(&parts, data).map_err(Rejection::InvalidBody)?;
+            let wait = layer.protection.wait().map_err(Error::from)?;
             Some(Ticket { key, fingerprint, wait, arrived })
         }
-        None if settings.key_required => return Err(Rejection::MissingKey.into()),
+        None if layer.key_required => return Err(Rejection::MissingKey.into()),
         None => None,
     };
     Ok(Admission::Covered { ticket, request: Request::from_parts(parts, body) })
 }
 
-fn key(settings: &Settings, scope: String, operation: String, value: String) -> Result<Key, Rejection> {
-    if value.len() < settings.shortest_key {
-        return Err(MalformedKey::TooShort { shortest: settings.shortest_key }.into());
+fn key(layer: &IdempotencyLayer, scope: String, operation: String, value: String) -> Result<Key, Rejection> {
+    if value.len() < layer.shortest_key {
+        return Err(MalformedKey::TooShort { shortest: layer.shortest_key }.into());
     }
     Key::new(scope, operation, value).map_err(|invalid| match invalid.part() {
         KeyPart::Value => MalformedKey::from(invalid).into(),
         KeyPart::Scope | KeyPart::Operation => Misconfigured::Refused(invalid.into()).into(),
     })
+}
+
+/// The method, and the route that axum has matched.
+pub(super) fn matched_operation(parts: &Parts) -> Option<String> {
+    #[cfg(feature = "axum")]
+    let route = parts.extensions.get().map(axum::extract::MatchedPath::as_str);
+    #[cfg(not(feature = "axum"))]
+    let route: Option<&str> = None;
+    Some(format!("{} {}", parts.method, route?))
+}
+
+/// A response of the service itself to a request that it does not admit, from its function for the scope or for the
+/// key. A status converts into one with an empty body: `.ok_or(StatusCode::UNAUTHORIZED)?`.
+// Boxed, because every successful result would have the size of a response.
+#[derive(Debug)]
+pub struct Denied(pub(super) Box<Response<Bytes>>);
+
+impl From<Response<Bytes>> for Denied {
+    fn from(response: Response<Bytes>) -> Self {
+        Self(Box::new(response))
+    }
+}
+
+impl From<StatusCode> for Denied {
+    fn from(status: StatusCode) -> Self {
+        let mut response = Response::default();
+        *response.status_mut() = status;
+        response.into()
+    }
 }

@@ -8,21 +8,20 @@ use tokio::time::{Instant, timeout};
 
 use super::body::LayerBody;
 use super::conclusion::{Conclusion, conclude};
-use super::handler::{Answer, Handler, Unanswered};
-use super::idempotent_tx::{Lent, Loan, Stage};
+use super::handler::{Handler, Reply, Unanswered};
+use super::idempotent_tx::{Lent, Loan, Loaned};
+use super::layer::IdempotencyLayer;
 use super::rejection::{Misconfigured, Rejection};
 use super::replay::replay;
 use super::request::Ticket;
-use super::settings::Settings;
-use crate::claim::{Asked, Claimed, contend};
+use crate::claim::Claimed;
 use crate::observe::{call_span, spanned};
-use crate::record::{Claim, Record, Terms};
 use crate::response::Response as Stored;
 use crate::session::{
     Opening, Polls, answered, begin_pooled, commit_and_chain, commit_unclaimed, commit_unwatched, or_closed,
 };
-use crate::transaction::{Won, claiming};
-use crate::{Error, InFlight, Mode, RoundTrips, observe};
+use crate::transaction::{Call, Won, claiming};
+use crate::{Error, Idempotency, InFlight, Mode, RoundTrips, observe};
 
 /// A claim that lost against a concurrent transaction, above READ COMMITTED or to a sweep, starts over this often.
 const RETRIES: usize = 3;
@@ -30,13 +29,11 @@ const RETRIES: usize = 3;
 /// key free.
 const ROLLBACK_TIME: Duration = Duration::from_secs(1);
 
-/// The mode of a layer whose transaction holds the key, made by
-/// [`IdempotencyLayer::transactional`](super::IdempotencyLayer::transactional).
-#[derive(Clone, Copy, Debug)]
-pub struct Transactional {
-    pub(super) retention: Duration,
-    pub(super) transaction_required: bool,
-    pub(super) round_trips: RoundTrips,
+/// The layer of a run, and the options of its calls.
+#[derive(Clone, Copy)]
+pub(super) struct Transactional<'l> {
+    pub(super) layer: &'l IdempotencyLayer,
+    pub(super) options: Idempotency,
 }
 
 /// A run with a response.
@@ -49,18 +46,16 @@ struct Ran<R> {
 /// The transaction that holds a key.
 type Holding<'k> = (PgTransaction<'static>, Won<'k>);
 
-type Ending<H> = Result<Ran<<H as Handler>::Body>, Unanswered<<H as Handler>::Error>>;
-
-impl Transactional {
+impl Transactional<'_> {
     /// Claims the key, calls the handler, stores its response and commits; or replays the stored response. Without a
     /// key, the handler has a transaction of its own.
-    pub(super) async fn run<H: Handler>(self, settings: &Settings, ticket: Option<&Ticket>, handler: H) -> Answer<H> {
+    pub(super) async fn run<H: Handler>(self, ticket: Option<&Ticket>, handler: H) -> Reply<H> {
         let Some(ticket) = ticket else {
-            let transaction = answered(claim_limit(settings), begin(settings)).await?;
-            return Ok(self.perform(settings, transaction, None, handler).await?.response);
+            let transaction = answered(self.claim_limit(), self.begin()).await?;
+            return Ok(self.perform(transaction, None, handler).await?.response);
         };
         let counted = async {
-            let ran = self.perform_or_replay(settings, ticket, handler).await;
+            let ran = self.perform_or_replay(ticket, handler).await;
             observe::outcome(Mode::Transaction, ticket.key.operation(), outcome(&ran));
             ran
         };
@@ -68,41 +63,39 @@ impl Transactional {
         Ok(spanned(span, counted, outcome).await?.response)
     }
 
-    async fn perform_or_replay<H: Handler>(self, settings: &Settings, ticket: &Ticket, handler: H) -> Ending<H> {
+    async fn perform_or_replay<H: Handler>(
+        self,
+        ticket: &Ticket,
+        handler: H,
+    ) -> Result<Ran<H::Body>, Unanswered<H::Error>> {
         let key = &ticket.key;
         let started = Instant::now();
-        let claimed = self.claim(settings, ticket).await;
+        let claimed = self.claim(ticket).await;
         observe::claimed(Mode::Transaction, key.operation(), started.elapsed());
         let (transaction, won) = match claimed? {
             Claimed::Won(holding) => holding,
             Claimed::Replayed(stored) => {
-                let response = replay(key, stored, settings.seal.as_deref())?;
-                return Ok(Ran { outcome: observe::REPLAYED, response });
+                return Ok(Ran { outcome: observe::REPLAYED, response: replay(stored)? });
             }
         };
-        let _registered = settings.local.register(key, ticket.fingerprint);
-        self.perform(settings, transaction, Some(won), handler).await
+        let _registered = self.layer.local.register(key, ticket.fingerprint);
+        self.perform(transaction, Some(won), handler).await
     }
 
     /// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.
-    async fn claim<'k>(self, settings: &Settings, ticket: &'k Ticket) -> Result<Claimed<Holding<'k>>, Error> {
+    async fn claim(self, ticket: &Ticket) -> Result<Claimed<Holding<'_>>, Error> {
+        // The call itself does not wait, because a request that waits holds no connection between two polls.
+        let options = self.options.with_in_flight(InFlight::Reject)?;
+        let isolated = !self.layer.stored_errors.is_empty();
+        let call = Call::new(&options, &ticket.key, &ticket.fingerprint, isolated)?.made_at(ticket.arrived);
         let mut polls = Polls::until(Instant::now() + ticket.wait);
-        let record = Record { key: &ticket.key, deployment: settings.deployment };
-        let terms = Terms {
-            mode: Mode::Transaction,
-            fingerprint: Some(ticket.fingerprint),
-            retention: self.retention,
-            in_flight: InFlight::Reject,
-            lease: None,
-            max_attempts: None,
-        };
-        let limit = claim_limit(settings);
-        if let Some(claimed) = answered(limit, self.claim_in_one_trip(settings, record, &terms)).await? {
+        let limit = self.claim_limit();
+        if let Some(claimed) = answered(limit, self.claim_in_one_trip(&call)).await? {
             return Ok(claimed);
         }
-        let (mut retries, mut asked) = (0, Asked::since(ticket.arrived));
+        let mut retries = 0;
         loop {
-            match answered(limit, claim_once(settings, record, &terms, &mut asked)).await {
+            match answered(limit, self.claim_once(&call)).await {
                 Err(Error::Retryable(_)) if retries < RETRIES => retries += 1,
                 Err(Error::InFlight { .. }) if polls.rest().await => {}
                 claimed => return claimed,
@@ -110,53 +103,66 @@ impl Transactional {
         }
     }
 
-    /// Under the settings that save round trips. `None` means that the plain way has to find out.
-    async fn claim_in_one_trip<'k>(
-        self,
-        settings: &Settings,
-        record: Record<'k>,
-        terms: &Terms,
-    ) -> Result<Option<Claimed<Holding<'k>>>, Error> {
-        if self.round_trips == RoundTrips::SelectFirst
-            && let Some(stored) = record.select_first(&mut *settings.pool.acquire().await?, terms).await
-        {
-            return Ok(Some(Claimed::Replayed(stored)));
+    /// Under the options that save round trips. `None` means that the plain way has to find out.
+    async fn claim_in_one_trip<'k>(self, call: &Call<'k>) -> Result<Option<Claimed<Holding<'k>>>, Error> {
+        let pool = &self.layer.pool;
+        if self.claims_in_messages() {
+            let (claim, opening) = claiming(call.record, &call.terms)?;
+            if let Some(mut transaction) = begin_pooled(pool, &opening).await? {
+                let won = call.won(&mut transaction, claim).await?;
+                return Ok(Some(Claimed::Won((transaction, won))));
+            }
+        } else if self.options.round_trips != RoundTrips::SelectFirst {
+            return Ok(None);
         }
-        if self.round_trips.are_fewest(settings.deployment) {
-            return claim_with_begin(settings, record, terms).await;
+        let stored = call.record.select_first(&mut *pool.acquire().await?, &call.terms).await;
+        Ok(stored.map(Claimed::Replayed))
+    }
+
+    /// Claims the plain way, without waiting for another request.
+    async fn claim_once<'k>(self, call: &Call<'k>) -> Result<Claimed<Holding<'k>>, Error> {
+        let mut transaction = self.begin().await?;
+        match call.claim(&mut transaction).await {
+            Ok(Claimed::Won(won)) => Ok(Claimed::Won((transaction, won))),
+            Ok(Claimed::Replayed(stored)) => {
+                commit_unwatched(transaction, self.layer.answer_time());
+                Ok(Claimed::Replayed(stored))
+            }
+            Err(error) => {
+                self.roll_back(transaction).await;
+                Err(error)
+            }
         }
-        Ok(None)
     }
 
     /// Lends the transaction to the handler, takes it back, and commits it with the response or rolls it back.
     async fn perform<H: Handler>(
         self,
-        settings: &Settings,
         transaction: PgTransaction<'static>,
         won: Option<Won<'_>>,
         mut handler: H,
-    ) -> Ending<H> {
+    ) -> Result<Ran<H::Body>, Unanswered<H::Error>> {
+        let layer = self.layer;
         let key = won.as_ref().map(|won| won.record.key);
         let loan = Loan::of(transaction, handler.extensions_mut());
         let started = Instant::now();
-        let answered = handler.call(settings.run_timeout).await;
+        let answered = handler.call(layer.run_timeout).await;
         if let Some(key) = key {
             observe::performed(Mode::Transaction, key.operation(), started.elapsed());
         }
         // Ended before the body is read: the body cannot use the transaction.
         let lent = loan.end();
         let concluded = match answered {
-            Ok(response) => conclude(settings, key, response).await,
+            Ok(response) => conclude(layer, key.is_some(), response).await,
             Err(error) => Err(error),
         };
         let undone = match concluded {
             Ok(Conclusion::Store { stored, response, undo }) => {
                 // Without a key, nothing commits with the effects. A chosen error may come before the handler needs the
                 // transaction, and undoes its writes anyway.
-                let required = self.transaction_required && key.is_some() && !undo;
-                let transaction = committable(settings, lent, required).await?;
-                let committing = async move { self.commit(settings, transaction, won, &stored, undo).await };
-                let committed = or_closed(settings.answer_time(), committing).await;
+                let transaction = self.committable(lent, key.is_some() && !undo).await?;
+                let committing = async move { self.commit(transaction, won, &stored, undo).await };
+                let committed = or_closed(layer.answer_time(), committing).await;
                 committed.unwrap_or_else(|| Err(Rejection::of(Error::Unanswered)))?;
                 return Ok(Ran { outcome: observe::PERFORMED, response });
             }
@@ -164,28 +170,38 @@ impl Transactional {
             Err(error) => Err(error),
         };
         if let Some(lent) = lent {
-            roll_back(settings, lent.transaction).await;
+            self.roll_back(lent.transaction).await;
         }
         undone
+    }
+
+    /// The transaction, unless the handler did something with it that must not be committed.
+    async fn committable(self, lent: Option<Lent>, required: bool) -> Result<PgTransaction<'static>, Misconfigured> {
+        let Lent { transaction, loaned } = lent.ok_or(Misconfigured::TransactionKept)?;
+        let mistake = match loaned {
+            Loaned::Untouched if required => Misconfigured::TransactionNotTaken,
+            Loaned::AskedForAgain => Misconfigured::TransactionTakenAgain,
+            Loaned::Untouched | Loaned::Taken => return Ok(transaction),
+        };
+        self.roll_back(transaction).await;
+        Err(mistake)
     }
 
     /// Stores the response and commits. `undo`: without the handler's writes. If this fails before the COMMIT, rolls back.
     async fn commit(
         self,
-        settings: &Settings,
         mut transaction: PgTransaction<'static>,
         won: Option<Won<'_>>,
         stored: &Stored,
         undo: bool,
     ) -> Result<(), Rejection> {
-        let conn = &mut transaction;
         let committed = match won {
-            None => commit_unclaimed(conn).await.map_err(Rejection::of_completion),
-            Some(won) => self.complete(conn, won, stored, undo).await,
+            None => commit_unclaimed(&mut transaction).await.map_err(Rejection::of_completion),
+            Some(won) => self.complete(&mut transaction, won, stored, undo).await,
         };
         match committed {
-            Ok(()) => commit_unwatched(transaction, settings.answer_time()),
-            Err(_) => roll_back(settings, transaction).await,
+            Ok(()) => commit_unwatched(transaction, self.layer.answer_time()),
+            Err(_) => self.roll_back(transaction).await,
         }
         committed
     }
@@ -200,79 +216,37 @@ impl Transactional {
         if undo {
             won.undo(conn).await.map_err(Rejection::of_completion)?;
         }
-        if self.round_trips.are_fewest(won.record.deployment) {
+        if self.claims_in_messages() {
             return won.complete_and_chain(conn, stored).await.map_err(Rejection::of_completion);
         }
         won.store(conn, stored).await.map_err(Rejection::of_completion)?;
         commit_and_chain(conn).await.map_err(Rejection::of)
     }
-}
 
-/// The longest time for one try to claim: the pool's own time for a connection, and as much as the statements may take.
-fn claim_limit(settings: &Settings) -> Duration {
-    settings.pool.options().get_acquire_timeout().saturating_add(settings.answer_time())
-}
-
-async fn begin(settings: &Settings) -> Result<PgTransaction<'static>, Error> {
-    begin_pooled(&settings.pool, &Opening::Plain).await?.ok_or(Error::UnknownTransaction)
-}
-
-async fn held<'k>(
-    settings: &Settings,
-    mut transaction: PgTransaction<'static>,
-    record: Record<'k>,
-    claim: Claim,
-) -> Result<Claimed<Holding<'k>>, Error> {
-    let won = Won::of(&mut transaction, record, claim, !settings.stored_errors.is_empty()).await?;
-    Ok(Claimed::Won((transaction, won)))
-}
-
-/// Claims the plain way, without waiting for another request.
-async fn claim_once<'k>(
-    settings: &Settings,
-    record: Record<'k>,
-    terms: &Terms,
-    asked: &mut Asked,
-) -> Result<Claimed<Holding<'k>>, Error> {
-    let mut transaction = begin(settings).await?;
-    match contend(&mut transaction, record, terms, asked).await {
-        Ok(Claimed::Won(claim)) => held(settings, transaction, record, claim).await,
-        Ok(Claimed::Replayed(stored)) => {
-            commit_unwatched(transaction, settings.answer_time());
-            Ok(Claimed::Replayed(stored))
-        }
-        Err(error) => {
-            roll_back(settings, transaction).await;
-            Err(error)
-        }
+    fn claims_in_messages(self) -> bool {
+        self.options.round_trips.are_fewest(self.options.deployment)
     }
-}
 
-/// Claims in the message that begins. If the key is taken, looks for a stored response. `None` means that the plain way
-/// has to find out.
-async fn claim_with_begin<'k>(
-    settings: &Settings,
-    record: Record<'k>,
-    terms: &Terms,
-) -> Result<Option<Claimed<Holding<'k>>>, Error> {
-    let pool = &settings.pool;
-    let (claim, opening) = claiming(record, terms)?;
-    if let Some(transaction) = begin_pooled(pool, &opening).await? {
-        return held(settings, transaction, record, claim).await.map(Some);
+    /// The longest time for one try to claim: the pool's own time for a connection, and as much as the statements may
+    /// take.
+    fn claim_limit(self) -> Duration {
+        self.layer.pool.options().get_acquire_timeout().saturating_add(self.layer.answer_time())
     }
-    let stored = record.select_first(&mut *pool.acquire().await?, terms).await;
-    Ok(stored.map(Claimed::Replayed))
-}
 
-/// A failure to roll back means a broken connection, whose transaction the server rolls back.
-///
-/// If the handler has dropped the future of a statement, by a time-out of its own, the statement still runs, and the
-/// ROLLBACK waits behind it. The answer does not wait for longer than [`ROLLBACK_TIME`]. A task waits on, because this
-/// connection may also have vanished. At the end of the answer time it closes the connection. The key stays in flight
-/// for as long as the statement runs.
-async fn roll_back(settings: &Settings, transaction: PgTransaction<'static>) {
-    let rolling_back = tokio::spawn(or_closed(settings.answer_time(), transaction.rollback()));
-    let _ = timeout(ROLLBACK_TIME, rolling_back).await;
+    async fn begin(self) -> Result<PgTransaction<'static>, Error> {
+        begin_pooled(&self.layer.pool, &Opening::Plain).await?.ok_or(Error::UnknownTransaction)
+    }
+
+    /// A failure to roll back means a broken connection, whose transaction the server rolls back.
+    ///
+    /// If the handler has dropped the future of a statement, by a time-out of its own, the statement still runs, and the
+    /// ROLLBACK waits behind it. The answer does not wait for longer than [`ROLLBACK_TIME`]. A task waits on, because
+    /// this connection may also have vanished. At the end of the answer time it closes the connection. The key stays in
+    /// flight for as long as the statement runs.
+    async fn roll_back(self, transaction: PgTransaction<'static>) {
+        let rolling_back = tokio::spawn(or_closed(self.layer.answer_time(), transaction.rollback()));
+        let _ = timeout(ROLLBACK_TIME, rolling_back).await;
+    }
 }
 
 fn outcome<R, E>(ran: &Result<Ran<R>, Unanswered<E>>) -> &'static str {
@@ -281,20 +255,4 @@ fn outcome<R, E>(ran: &Result<Ran<R>, Unanswered<E>>) -> &'static str {
         Err(Unanswered::Rejected(rejection)) => rejection.outcome(),
         Err(_) => observe::FAILED,
     }
-}
-
-/// The transaction, unless the handler did something with it that must not be committed.
-async fn committable(
-    settings: &Settings,
-    lent: Option<Lent>,
-    required: bool,
-) -> Result<PgTransaction<'static>, Misconfigured> {
-    let Lent { transaction, stage } = lent.ok_or(Misconfigured::TransactionKept)?;
-    let mistake = match stage {
-        Stage::Untouched if required => Misconfigured::TransactionNotTaken,
-        Stage::AskedForAgain => Misconfigured::TransactionTakenAgain,
-        Stage::Untouched | Stage::Taken => return Ok(transaction),
-    };
-    roll_back(settings, transaction).await;
-    Err(mistake)
 }

@@ -50,11 +50,6 @@ impl Leasing {
         self.policy.mode()
     }
 
-    #[cfg(feature = "http")]
-    pub(crate) fn retention(&self) -> Duration {
-        self.retention
-    }
-
     /// How long a result is remembered, counted from its completion, and how long an unfinished claim is remembered,
     /// counted from the claim. After that the key is new.
     ///
@@ -141,7 +136,7 @@ impl Leasing {
     }
 
     /// The wait must be shorter than the retention. The setters cannot check this, because they may come in any order.
-    pub(super) fn wait(&self) -> Result<Duration, InvalidDuration> {
+    pub(crate) fn wait(&self) -> Result<Duration, InvalidDuration> {
         Ok(match in_flight_within(Some(self.in_flight), self.retention)? {
             InFlight::Wait(limit) => limit,
             InFlight::Reject => Duration::ZERO,

@@ -16,9 +16,9 @@ use crate::session::{Opening, Savepoint, Session};
 use crate::{Body, Error, Key, Mode};
 
 /// One call: its record, and the terms of its claim.
-pub(super) struct Call<'k> {
-    record: Record<'k>,
-    terms: Terms,
+pub(crate) struct Call<'k> {
+    pub(crate) record: Record<'k>,
+    pub(crate) terms: Terms,
     round_trips: RoundTrips,
     /// Whether `perform` runs behind a savepoint.
     isolated: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Won<'k> {
 }
 
 impl<'k> Call<'k> {
-    pub(super) fn new<B: Body + ?Sized>(
+    pub(crate) fn new<B: Body + ?Sized>(
         options: &Idempotency,
         key: &'k Key,
         body: &B,
@@ -55,6 +55,12 @@ impl<'k> Call<'k> {
             isolated,
             since: Instant::now(),
         })
+    }
+
+    /// The call was made at this moment: a request is read first.
+    #[cfg(feature = "http")]
+    pub(crate) fn made_at(self, since: Instant) -> Self {
+        Self { since, ..self }
     }
 
     /// The protocol, in the caller's transaction.
@@ -149,26 +155,21 @@ impl<'k> Call<'k> {
     }
 
     /// Claims the key in the open transaction, or finds the stored response.
-    async fn claim(&self, conn: &mut PgConnection) -> Result<Claimed<Won<'k>>, Error> {
+    pub(crate) async fn claim(&self, conn: &mut PgConnection) -> Result<Claimed<Won<'k>>, Error> {
         Ok(match contend(conn, self.record, &self.terms, &mut Asked::since(self.since)).await? {
-            Claimed::Won(claim) => Claimed::Won(Won::of(conn, self.record, claim, self.isolated).await?),
+            Claimed::Won(claim) => Claimed::Won(self.won(conn, claim).await?),
             Claimed::Replayed(stored) => Claimed::Replayed(stored),
         })
     }
+
+    /// A key that this call has claimed in the open transaction.
+    pub(crate) async fn won(&self, conn: &mut PgConnection, claim: Claim) -> Result<Won<'k>, Error> {
+        let savepoint = if self.isolated { Some(Savepoint::set(conn, claim.token).await?) } else { None };
+        Ok(Won { record: self.record, claim, savepoint })
+    }
 }
 
-impl<'k> Won<'k> {
-    /// `isolated`: with a savepoint, so that what `perform` writes can be undone.
-    pub(crate) async fn of(
-        conn: &mut PgConnection,
-        record: Record<'k>,
-        claim: Claim,
-        isolated: bool,
-    ) -> Result<Self, Error> {
-        let savepoint = if isolated { Some(Savepoint::set(conn, claim.token).await?) } else { None };
-        Ok(Self { record, claim, savepoint })
-    }
-
+impl Won<'_> {
     /// Performs, and undoes what `perform` wrote if it says so. Returns the response, and what to store.
     async fn perform<T, E, F>(&mut self, conn: &mut PgConnection, perform: F) -> Result<(T, Response), E>
     where

@@ -26,7 +26,7 @@ use crate::{Deployment, InFlight, InvalidDuration};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Idempotency {
     pub(crate) retention: Duration,
-    in_flight: Option<InFlight>,
+    pub(crate) in_flight: Option<InFlight>,
     pub(crate) deployment: Deployment,
     pub(crate) round_trips: RoundTrips,
 }
@@ -58,7 +58,7 @@ impl Idempotency {
     }
 
     /// What to do about a concurrent duplicate. The default is to wait for 5 seconds, or for half the retention if that
-    /// is shorter.
+    /// is shorter. Behind the HTTP layer the default is [`InFlight::Reject`].
     ///
     /// A wait must be shorter than the retention. Otherwise the first response could be forgotten during the wait, and
     /// every call returns [`Error::InvalidDuration`](crate::Error::InvalidDuration). The setter cannot check this,

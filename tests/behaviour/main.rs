@@ -2,6 +2,11 @@
 
 #[path = "../support/answers.rs"]
 mod answers;
+#[path = "../support/backend.rs"]
+mod backend;
+#[path = "../support/fixture.rs"]
+#[allow(dead_code, reason = "the other tests use more of it")]
+mod fixture;
 #[path = "../support/proxy.rs"]
 #[allow(dead_code, reason = "the other tests use more of it")]
 mod proxy;
@@ -72,6 +77,6 @@ mod janitor {
 
 mod testing {
     mod assertions;
-    mod fixtures;
     mod recipes;
+    mod time;
 }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use pg_idempotency::operator::health;
-use pg_idempotency::testing::backend;
 use pg_idempotency::{Error, Idempotency, MIGRATOR, migrate, schema_sql};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
+use crate::backend::backend;
 use crate::support::{connect, create_effects, once, setting, wide_pool};
 
 async fn works(pool: &PgPool) {

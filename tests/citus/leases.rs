@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy};
 use pg_idempotency::operator::{release, resolve};
-use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::testing;
 use pg_idempotency::{Error, Key};
 use sqlx::PgPool;
 
+use crate::fixture::Fixture;
 use crate::{DISTRIBUTED, citus, citus_alone, key, options};
 
 const LEASE: Duration = Duration::from_secs(40);

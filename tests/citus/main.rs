@@ -4,6 +4,9 @@
 #[path = "../support/answers.rs"]
 mod answers;
 mod deadlocks;
+#[path = "../support/fixture.rs"]
+#[allow(dead_code, reason = "the other tests use more of it")]
+mod fixture;
 mod leases;
 mod marks;
 mod operators;

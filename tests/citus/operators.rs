@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use pg_idempotency::lease::Policy;
 use pg_idempotency::operator::{self, Warning};
-use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::testing;
 use pg_idempotency::{Error, Janitor, distribute, migrate};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
+use crate::fixture::Fixture;
 use crate::{DISTRIBUTED, citus, citus_alone, key, once, options};
 
 const LEASE: Duration = Duration::from_secs(40);

@@ -9,16 +9,16 @@ use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
-use pg_idempotency::http::{Denied, IdempotencyLayer, Rejection};
+use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, NoTransaction, Rejection};
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::Marking;
-use pg_idempotency::testing::{self, Fixture};
-use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, migrate};
+use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, migrate, operator};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 use tower::ServiceExt as _;
 
 use crate::answers::{DECIDED, TOO_MANY, answered, answers};
+use crate::fixture::Fixture;
 use crate::{DISTRIBUTED, citus, citus_alone, effect, effects, key, options};
 
 const PLAIN: Deployment = Deployment::new().with_distributed(false);
@@ -64,7 +64,7 @@ async fn a_plain_first_call_on_a_distributed_table_is_an_error_that_says_so() ->
         let result = way.run(&citus.pool, &key, "body", async |conn| effect(conn, &key).await).await;
         assert!(matches!(result, Err(Error::WrongDeployment { .. })), "{way:?}: {result:?}");
         assert!(!result.expect_err("wrong").is_transient());
-        testing::assert_no_trace(&citus.pool, &key).await;
+        assert!(operator::show(&citus.pool, &key).await?.is_none());
         assert_eq!(effects(&mut *citus.pool.acquire().await?, &key).await?, 0);
     }
     Ok(())
@@ -127,7 +127,7 @@ impl Door {
     /// Leaves a record of this door, which another process may have written.
     async fn leave(self, pool: &PgPool, key: &Key, found: Found) -> anyhow::Result<()> {
         let fixture = match (self, found) {
-            (Self::Resume, _) => Fixture::lapsed(key, "body", REPEATS)?.with_stored_request("body")?,
+            (Self::Resume, _) => Fixture::lapsed(key, "body", REPEATS)?.with_stored_request("body"),
             (_, Found::Nothing) => return Ok(()),
             (Self::Mark | Self::MarkMany, _) => Fixture::marked(key),
             (Self::Lease | Self::HttpLeased, _) => Fixture::lapsed(key, "body", REPEATS)?,
@@ -188,19 +188,20 @@ impl Door {
     /// The same over HTTP.
     async fn request(self, pool: &PgPool, performed: &'static AtomicU32) -> anyhow::Result<(StatusCode, String)> {
         let scope = |_: &Parts| Ok::<_, Denied>("doors".to_owned());
-        let handler = post(async || {
+        let handler = post(async |_tx: Result<IdempotentTx, NoTransaction>| {
             performed.fetch_add(1, Ordering::Relaxed);
             "done"
         });
-        let transactional = || {
-            IdempotencyLayer::transactional(pool.clone(), scope).with_deployment(PLAIN).with_optional_transaction(true)
-        };
+        let transactional = |options| IdempotencyLayer::transactional(pool.clone(), options, scope);
         let router = Router::new().route("/", handler);
         let router = match self {
-            Self::Http => router.layer(transactional()),
-            Self::HttpSelectFirst => router.layer(transactional().with_round_trips(RoundTrips::SelectFirst)),
-            Self::HttpFewestRoundTrips => router.layer(transactional().with_round_trips(RoundTrips::Fewest)),
-            _ => router.layer(IdempotencyLayer::leased(pool.clone(), scope, REPEATS)?.with_deployment(PLAIN)),
+            Self::Http => router.layer(transactional(plain())),
+            Self::HttpSelectFirst => router.layer(transactional(plain().with_round_trips(RoundTrips::SelectFirst))),
+            Self::HttpFewestRoundTrips => router.layer(transactional(plain().with_round_trips(RoundTrips::Fewest))),
+            _ => {
+                let options = Leasing::new(REPEATS)?.with_deployment(PLAIN);
+                router.layer(IdempotencyLayer::leased(pool.clone(), options, scope))
+            }
         };
         let request = Request::post("/").header("idempotency-key", uuid::Uuid::new_v4().to_string());
         let response = router.oneshot(request.body(Body::empty())?).await?;

@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use pg_idempotency::testing::{self, Fixture, Gate, assert_performed_once};
-use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Mode, RoundTrips, Verdict};
+use pg_idempotency::operator::State;
+use pg_idempotency::testing::{self, Gate, assert_performed_once};
+use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Mode, RoundTrips, Verdict, operator};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
+use crate::fixture::Fixture;
 use crate::{DISTRIBUTED, calls, citus, citus_alone, effect, effects, key, once, options, rejecting, waiting};
 
 /// Plans change after some executions of a prepared statement: these go past that.
@@ -115,9 +117,9 @@ async fn an_error_leaves_no_trace() -> anyhow::Result<()> {
         })
         .await;
     assert_eq!(failed.expect_err("declined").to_string(), "declined");
-    testing::assert_no_trace(&citus.pool, &key).await;
+    assert!(operator::show(&citus.pool, &key).await?.is_none());
     assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
-    testing::assert_completed(&citus.pool, &key).await;
+    assert!(operator::show(&citus.pool, &key).await?.is_some_and(|shown| shown.state == State::Completed));
     Ok(())
 }
 
@@ -354,7 +356,7 @@ async fn a_call_that_outlives_its_retention_stores_nothing() -> anyhow::Result<(
         })
         .await;
     assert!(matches!(result, Err(Error::OutlivedRetention)), "{result:?}");
-    testing::assert_no_trace(&citus.pool, &key).await;
+    assert!(operator::show(&citus.pool, &key).await?.is_none());
     Ok(())
 }
 

@@ -11,18 +11,14 @@ use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
 use axum::routing::post;
 use http_body::Frame;
-use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Leased, NoStore};
+use pg_idempotency::http::{IdempotentTx, NoStore};
 use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::Gate;
 use sqlx::PgPool;
 
-use crate::support::{create_effects, effects, insert, post_to, records, transactional, until, user};
+use crate::support::{create_effects, effects, insert, leased, post_to, records, transactional, until};
 
 const LEASE: Duration = Duration::from_secs(60);
-
-fn leased(pool: &PgPool, policy: Policy) -> IdempotencyLayer<Leased> {
-    IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease")
-}
 
 /// A body that always has a frame ready, and works a millisecond for each.
 struct Restless {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
-use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, InvalidSetting, Rejection};
+use pg_idempotency::http::{IdempotentTx, InvalidSetting, Rejection};
 use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::{Gate, PATIENCE};
 use sqlx::PgPool;
@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use crate::support::{
-    Answer, app, app_without_layer, create_effects, effects, insert, post_to, records, request, send, stops_at,
-    transactional, user,
+    Answer, app, app_without_layer, create_effects, effects, insert, leased, post_to, records, request, send, stops_at,
+    transactional,
 };
 
 const LIMIT: Duration = Duration::from_millis(100);
@@ -106,7 +106,7 @@ async fn a_leased_handler_that_never_returns_is_a_failure(pool: PgPool) {
     let lease = Duration::from_secs(60);
     for (policy, key) in [(Policy::AtLeastOnce { lease }, "released"), (Policy::AtMostOnce { lease }, "indeterminate")]
     {
-        let layer = IdempotencyLayer::leased(pool.clone(), user, policy).expect("a lease");
+        let layer = leased(&pool, policy);
         let layer = layer.with_optional_key(true).with_run_timeout(LIMIT).expect("a time-out");
         let app = Router::new().route("/never", post(async || pending::<&'static str>().await)).layer(layer);
         assert_is(&post_to(&app, "/never", key, "x").await, "timed-out");

@@ -9,14 +9,14 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::Error;
-use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Rejection};
+use pg_idempotency::http::{IdempotentTx, Rejection};
 use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::Gate;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgPool};
 
 use crate::support::{
-    Answer, app, create_effects, effects, insert, post_to, records, request, send, transactional, until,
+    Answer, app, create_effects, effects, insert, leased, post_to, records, request, send, transactional, until,
 };
 
 /// The answer tells the client to stop: it has no `Retry-After` and is not retryable.
@@ -256,7 +256,7 @@ async fn a_leased_response_that_the_database_refuses_is_a_500(pool: PgPool) {
         .await
         .expect("altered");
     let policy = Policy::AtLeastOnce { lease: Duration::from_millis(300) };
-    let layer = IdempotencyLayer::leased(pool.clone(), crate::support::user, policy).expect("a lease");
+    let layer = leased(&pool, policy);
     let app = Router::new().route("/sms", post(async || "sent")).layer(layer);
     assert_permanent(&post_to(&app, "/sms", "key-1", "x").await);
 }

@@ -20,7 +20,7 @@ async fn post_with(app: &Router, key: &str, account: Option<&str>, body: &str) -
 }
 
 fn without(pool: &PgPool, pointers: &[&str]) -> IdempotencyLayer {
-    transactional(pool).with_json_without(pointers.iter().copied()).expect("pointers")
+    transactional(pool).with_canonical_json(pointers.iter().copied()).expect("pointers")
 }
 
 /// The handler selects the account by a header. Without that header in the fingerprint, one account would get the
@@ -99,10 +99,10 @@ async fn a_record_that_was_made_under_another_choice_is_never_replayed(pool: PgP
     create_effects(&pool).await;
     let choices = [
         transactional(&pool),
-        transactional(&pool).with_canonical_json(true),
+        transactional(&pool).with_canonical_json([]).expect("no pointer"),
         transactional(&pool).with_fingerprinted_header(ACCOUNT),
         transactional(&pool).with_fingerprinted_header(HeaderName::from_static("x-other")),
-        transactional(&pool).with_fingerprinted_header(ACCOUNT).with_canonical_json(true),
+        transactional(&pool).with_fingerprinted_header(ACCOUNT).with_canonical_json([]).expect("no pointer"),
         without(&pool, &["/sent_at"]),
         without(&pool, &["/at"]),
         without(&pool, &["/at", "/sent_at"]),
@@ -133,7 +133,7 @@ async fn the_order_of_the_settings_does_not_change_the_fingerprint(pool: PgPool)
     let one =
         app(without(&pool, &["/a", "/b"]).with_fingerprinted_header(a.clone()).with_fingerprinted_header(b.clone()));
     let same = transactional(&pool).with_fingerprinted_header(b.clone()).with_fingerprinted_header(a.clone());
-    let same = app(same.with_fingerprinted_header(b).with_json_without(["/b", "/a", "/b"]).expect("pointers"));
+    let same = app(same.with_fingerprinted_header(b).with_canonical_json(["/b", "/a", "/b"]).expect("pointers"));
     assert_eq!(post_to(&one, "/effects", "key-1", "{}").await.status, StatusCode::CREATED);
     assert!(post_to(&same, "/effects", "key-1", "{}").await.is_replayed());
 }
@@ -142,7 +142,7 @@ async fn the_order_of_the_settings_does_not_change_the_fingerprint(pool: PgPool)
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_default_digests_never_change(pool: PgPool) {
     create_effects(&pool).await;
-    let layers = [transactional(&pool), transactional(&pool).with_canonical_json(true)];
+    let layers = [transactional(&pool), transactional(&pool).with_canonical_json([]).expect("no pointer")];
     for (layer, expected) in layers.into_iter().zip([
         "01ca5106b226d5ea27f08b82a18eae8a0c1f819640d30df3509c74770906b721ba",
         "01e23ff47273ddd4e44722daf98ec987294d185840206d1c01221740a870822cc1",
@@ -162,7 +162,7 @@ async fn the_default_digests_never_change(pool: PgPool) {
 #[sqlx::test(migrations = false)]
 async fn an_invalid_pointer_is_refused(pool: PgPool) {
     for pointer in ["", "sent_at", "#/sent_at", "/a~2b", "/a~"] {
-        let refused = transactional(&pool).with_json_without(["/fine", pointer]).err();
+        let refused = transactional(&pool).with_canonical_json(["/fine", pointer]).err();
         assert_eq!(refused, Some(InvalidSetting::NotAPointer(pointer.to_owned())));
     }
 }

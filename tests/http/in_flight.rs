@@ -13,7 +13,8 @@ use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{
-    app_without_layer, create_effects, effects, post_to, request, send, stops_at, transactional, until,
+    app_without_layer, calls, create_effects, effects, leased, leasing, post_to, request, send, stops_at,
+    transactional, until, user,
 };
 
 fn app(gate: &Gate, layer: IdempotencyLayer) -> Router {
@@ -21,7 +22,8 @@ fn app(gate: &Gate, layer: IdempotencyLayer) -> Router {
 }
 
 fn waiting(pool: &PgPool, limit: Duration) -> IdempotencyLayer {
-    transactional(pool).with_in_flight(InFlight::Wait(limit)).expect("a sensible wait")
+    let options = calls().with_in_flight(InFlight::Wait(limit)).expect("a sensible wait");
+    IdempotencyLayer::transactional(pool.clone(), options, user)
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
@@ -114,7 +116,7 @@ async fn a_wait_ends_at_its_limit(pool: PgPool) {
 async fn under_a_lease_a_reused_key_is_reported_before_in_flight(pool: PgPool) {
     use pg_idempotency::lease::{Acquired, Leasing, Policy};
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
-    let layer = IdempotencyLayer::leased(pool.clone(), crate::support::user, policy).expect("a lease");
+    let layer = leased(&pool, policy);
     let app = Router::new().route("/sms", axum::routing::post(async || "sent")).layer(layer);
     let key = pg_idempotency::Key::new("ada", "POST /sms", "key-1").expect("a key");
     let held = Leasing::new(policy).expect("a lease").acquire::<(), _>(&pool, &key, &1).await.expect("acquired");
@@ -169,8 +171,9 @@ async fn a_record_that_expires_while_a_duplicate_waits_in_the_process_is_its_ans
     .await
     .expect("a trigger");
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
-    let leased = IdempotencyLayer::leased(pool.clone(), crate::support::user, policy).expect("a lease");
-    let (gate, wait) = (Gate::new(), InFlight::Wait(Duration::from_secs(20)));
+    let wait = InFlight::Wait(Duration::from_secs(20));
+    let leased = IdempotencyLayer::leased(pool.clone(), leasing(policy).with_in_flight(wait).expect("a wait"), user);
+    let gate = Gate::new();
     let gated = gate.clone();
     let handler = async move || {
         gated.pass().await;
@@ -178,7 +181,7 @@ async fn a_record_that_expires_while_a_duplicate_waits_in_the_process_is_its_ans
     };
     let apps = [
         app(&gate, waiting(&pool, Duration::from_secs(20))),
-        Router::new().route("/gate", axum::routing::post(handler)).layer(leased.with_in_flight(wait).expect("a wait")),
+        Router::new().route("/gate", axum::routing::post(handler)).layer(leased),
     ];
     for (number, app) in apps.into_iter().enumerate() {
         let key = format!("key-{number}");

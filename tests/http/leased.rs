@@ -5,26 +5,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::Router;
 use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
 use axum::routing::post;
-use axum::{Extension, Router};
-use pg_idempotency::http::{IdempotencyLayer, Leased, NotPerformed, Rejection};
+use pg_idempotency::http::{IdempotencyLayer, Rejection};
 use pg_idempotency::lease::{Lease, Policy};
 use pg_idempotency::testing::Gate;
 use sqlx::PgPool;
 
-use crate::support::{post_to, request, send, until, user};
+use crate::support::{leased, leasing, post_to, request, send, until, user};
 
 const LEASE: Duration = Duration::from_secs(60);
 
-fn leased(pool: &PgPool, policy: Policy) -> IdempotencyLayer<Leased> {
-    IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease")
-}
-
 /// A gateway that counts its calls and answers with the status in the path.
-fn app(layer: IdempotencyLayer<Leased>) -> (Router, Arc<AtomicU32>) {
+fn app(layer: IdempotencyLayer) -> (Router, Arc<AtomicU32>) {
     let sent = Arc::new(AtomicU32::new(0));
     let counted = sent.clone();
     let send = async move |Path(status): Path<u16>, lease: Lease| {
@@ -32,7 +28,7 @@ fn app(layer: IdempotencyLayer<Leased>) -> (Router, Arc<AtomicU32>) {
         match status {
             0 => panic!("on purpose"),
             // The handler did not call the gateway.
-            499 => (StatusCode::BAD_REQUEST, Extension(NotPerformed)).into_response(),
+            499 => lease.not_performed(StatusCode::BAD_REQUEST).into_response(),
             status => {
                 let status = StatusCode::from_u16(status).expect("a status");
                 (status, format!("{} {}", lease.attempt(), lease.downstream_key())).into_response()
@@ -60,8 +56,8 @@ async fn the_answer_is_stored_and_replayed(pool: PgPool) {
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
-    let layer = leased(&pool, Policy::AtLeastOnce { lease: LEASE });
-    let (app, sent) = app(layer.with_max_attempts(NonZeroU32::new(3).expect("three")));
+    let options = leasing(Policy::AtLeastOnce { lease: LEASE }).with_max_attempts(NonZeroU32::new(3).expect("three"));
+    let (app, sent) = app(IdempotencyLayer::leased(pool.clone(), options, user));
     for attempt in 1..=3 {
         let answer = post_to(&app, "/send/503", "key-1", "x").await;
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
@@ -120,21 +116,19 @@ async fn a_handler_that_declares_that_it_did_nothing_frees_the_key(pool: PgPool)
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the coordinator does not show that a statement waits on a worker")]
 async fn a_lease_that_has_ended_is_lost_before_its_release_is_sent(pool: PgPool) {
-    let declared = (StatusCode::BAD_REQUEST, Some(Extension(NotPerformed)));
-    let failed = (StatusCode::BAD_GATEWAY, None);
-    for (number, (status, extension)) in [failed, declared].into_iter().enumerate() {
+    for (status, declared) in [(StatusCode::BAD_GATEWAY, false), (StatusCode::BAD_REQUEST, true)] {
         let clones = Arc::new(Mutex::new(None));
         let kept = clones.clone();
         let gate = Gate::new();
         let gated = gate.clone();
         let handler = async move |lease: Lease| {
-            *kept.lock().expect("not poisoned") = Some(lease);
+            *kept.lock().expect("not poisoned") = Some(lease.clone());
             gated.pass().await;
-            (extension, status).into_response()
+            if declared { lease.not_performed(status) } else { status }
         };
         let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE });
         let app = Router::new().route("/send", post(handler)).layer(layer);
-        let first = tokio::spawn(async move { post_to(&app, "/send", &format!("key-{number}"), "x").await });
+        let first = tokio::spawn(async move { post_to(&app, "/send", status.as_str(), "x").await });
         gate.reached().await;
         let lease = clones.lock().expect("not poisoned").take().expect("a lease");
         assert!(!lease.is_lost());
@@ -148,10 +142,10 @@ async fn a_lease_that_has_ended_is_lost_before_its_release_is_sent(pool: PgPool)
         )
         .await;
         assert!(!first.is_finished());
-        assert!(lease.is_lost(), "{number}");
+        assert!(lease.is_lost(), "{status}");
         locked.rollback().await.expect("unlocked");
         assert_eq!(first.await.expect("joined").status, status);
-        assert!(lease.is_lost(), "{number}");
+        assert!(lease.is_lost(), "{status}");
     }
 }
 

@@ -6,7 +6,6 @@ mod cancellation;
 mod connections;
 mod failures;
 mod fingerprints;
-mod fixtures;
 mod headers;
 mod in_flight;
 mod leased;

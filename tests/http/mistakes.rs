@@ -14,8 +14,8 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgPool};
 
 use crate::support::{
-    app, app_without_layer, create_effects, effects, insert, post_to, records, request, send, transactional, until,
-    user,
+    app, app_without_layer, calls, create_effects, effects, insert, leasing, post_to, records, request, saving, send,
+    transactional, until, user,
 };
 
 const NOTHING_OPEN: &str = "select count(*) = 0 from pg_stat_activity
@@ -58,7 +58,7 @@ async fn a_success_with_a_forgotten_nested_transaction_is_committed(_: PgPoolOpt
         "x".repeat(str::from_utf8(&body).expect("text").parse().expect("a number"))
     };
     let mut performed = 0;
-    for layer in [RoundTrips::Plain, RoundTrips::Fewest].map(|saved| transactional(&pool).with_round_trips(saved)) {
+    for layer in [RoundTrips::Plain, RoundTrips::Fewest].map(|saved| saving(&pool, saved)) {
         let app = Router::new().route("/forgets", post(forgets)).layer(layer.with_optional_key(true));
         // A response over 16 KiB does not go into the message with the COMMIT.
         for (key, bytes) in [(Some("short"), "1"), (Some("long"), "20000"), (None, "1")] {
@@ -106,7 +106,7 @@ async fn a_time_out_inside_the_handler_is_answered_while_its_statement_still_run
 async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(pool: PgPool) {
     create_effects(&pool).await;
     let layers = [
-        IdempotencyLayer::transactional(pool.clone(), |_| panic!("the scope")),
+        IdempotencyLayer::transactional(pool.clone(), calls(), |_| panic!("the scope")),
         transactional(&pool).with_key_from(|_, _| panic!("the key")),
         transactional(&pool).with_operation(|_| panic!("the operation")),
         transactional(&pool).with_shortest_key(100).with_rejection(|_| panic!("the rejection")),
@@ -178,7 +178,7 @@ async fn a_missing_connection_is_waited_for_once(_: PgPoolOptions, options: PgCo
     const LIMIT: Duration = Duration::from_secs(1);
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(LIMIT);
     let pool = pool.connect_with(options).await.expect("a pool");
-    let app = app(transactional(&pool).with_round_trips(RoundTrips::SelectFirst));
+    let app = app(saving(&pool, RoundTrips::SelectFirst));
     let _held = pool.acquire().await.expect("the only connection");
     let asked = Instant::now();
     assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);
@@ -196,11 +196,11 @@ async fn a_pool_of_one_connection_is_enough(_: PgPoolOptions, options: PgConnect
         .await
         .expect("a pool");
     create_effects(&pool).await;
-    let waits = || pg_idempotency::InFlight::Wait(Duration::from_secs(20));
-    let in_transaction = app(transactional(&pool).with_in_flight(waits()).expect("a wait"));
-    let policy = Policy::AtMostOnce { lease: Duration::from_secs(30) };
-    let leased = IdempotencyLayer::leased(pool.clone(), user, policy).expect("a lease");
-    let leased = leased.with_in_flight(waits()).expect("a wait");
+    let wait = pg_idempotency::InFlight::Wait(Duration::from_secs(20));
+    let options = calls().with_in_flight(wait).expect("a wait");
+    let in_transaction = app(IdempotencyLayer::transactional(pool.clone(), options, user));
+    let options = leasing(Policy::AtMostOnce { lease: Duration::from_secs(30) }).with_in_flight(wait).expect("a wait");
+    let leased = IdempotencyLayer::leased(pool.clone(), options, user);
     let outside = Router::new()
         .route(
             "/sms",
@@ -242,7 +242,7 @@ async fn a_handler_that_never_takes_the_transaction_is_a_mistake_of_the_service(
         }
     };
     let layer = transactional(&pool).with_stored_errors([StatusCode::PAYMENT_REQUIRED]).expect("a client error");
-    let app = Router::new().route("/apart", post(handler.clone())).layer(layer.clone());
+    let app = Router::new().route("/apart", post(handler)).layer(layer);
     for status in ["200", "201", "303"] {
         let answer = post_to(&app, "/apart", "key-1", status).await;
         assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
@@ -256,10 +256,6 @@ async fn a_handler_that_never_takes_the_transaction_is_a_mistake_of_the_service(
         assert_eq!(answer.status.as_str(), status);
         assert!(answer.rejection.is_none());
     }
-    // The service may allow this, for handlers without effects in this database.
-    let app = Router::new().route("/apart", post(handler)).layer(layer.with_optional_transaction(true));
-    assert!(!post_to(&app, "/apart", "key-2", "200").await.is_replayed());
-    assert!(post_to(&app, "/apart", "key-2", "200").await.is_replayed());
 }
 
 /// A retrying middleware inside the layer: it calls the handler up to three times, until the answer is not a 503.

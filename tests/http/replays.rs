@@ -8,16 +8,15 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::routing::post;
 use http_body_util::BodyExt as _;
-use pg_idempotency::http::{IdempotencyLayer, Seal};
+use pg_idempotency::http::{IdempotentTx, NoTransaction};
 use pg_idempotency::lease::Policy;
-use pg_idempotency::{BoxError, Key};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
 use serde_json::json;
 use sqlx::PgPool;
 
-use crate::support::{Answer, app, create_effects, effects, post_to, request, send, transactional, user};
+use crate::support::{Answer, app, create_effects, effects, leased, post_to, request, send, transactional};
 
 fn values<'a>(answer: &'a Answer, name: &str) -> Vec<&'a [u8]> {
     answer.headers.get_all(name).iter().map(|value| value.as_bytes()).collect()
@@ -103,12 +102,11 @@ fn any_response() -> impl Strategy<Value = (StatusCode, HeaderMap, Vec<u8>, Opti
 async fn any_response_comes_back_from_the_database_unchanged(pool: PgPool) {
     let errors = || (400..500).map(|status| StatusCode::from_u16(status).expect("a status"));
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
-    let transactional = transactional(&pool).with_optional_transaction(true);
-    let leased = IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease");
+    let (transactional, leased) = (transactional(&pool), leased(&pool, policy));
     let response = Arc::new(Mutex::new(None));
     let handler = {
         let response = response.clone();
-        async move || {
+        async move |_tx: Result<IdempotentTx, NoTransaction>| {
             let taken: Option<(StatusCode, HeaderMap, Vec<u8>, Option<HeaderMap>)> =
                 response.lock().expect("no panic").take();
             let (status, headers, body, trailers) = taken.expect("performed once");
@@ -180,51 +178,6 @@ async fn a_secret_is_not_stored(pool: PgPool) {
     assert_eq!(body, None);
 }
 
-/// Not a cipher, but the sealed body is bound to its record.
-#[derive(Clone, Copy)]
-struct Reversed {
-    works: bool,
-}
-
-impl Seal for Reversed {
-    fn seal(&self, key: &Key, body: &[u8]) -> Result<Vec<u8>, BoxError> {
-        if !self.works {
-            return Err("the key store is away".into());
-        }
-        Ok(key.value().bytes().chain(body.iter().rev().copied()).collect())
-    }
-
-    fn open(&self, key: &Key, sealed: Vec<u8>) -> Result<Vec<u8>, BoxError> {
-        let body = sealed.strip_prefix(key.value().as_bytes()).ok_or("of another record")?;
-        Ok(body.iter().rev().copied().collect())
-    }
-}
-
-fn sealed(pool: &PgPool, works: bool) -> IdempotencyLayer {
-    transactional(pool).with_seal(Reversed { works })
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn bodies_can_be_sealed(pool: PgPool) {
-    create_effects(&pool).await;
-    let works = app(sealed(&pool, true));
-    let first = post_to(&works, "/effects", "key-1", "x").await;
-    let stored: Vec<u8> =
-        sqlx::query_scalar("select response_body from idempotency.record").fetch_one(&pool).await.expect("a row");
-    assert_eq!(stored, b"key-1}1:\"di\"{");
-    let repeat = post_to(&works, "/effects", "key-1", "x").await;
-    assert_eq!((repeat.is_replayed(), repeat.body), (true, first.body));
-
-    // A body that does not open is not replayed, and the operation is not performed again.
-    sqlx::raw_sql("update idempotency.record set response_body = 'moved here'").execute(&pool).await.expect("moved");
-    assert_eq!(post_to(&works, "/effects", "key-1", "x").await.problem(), "not-replayable");
-
-    // A response that cannot be sealed is not committed.
-    let broken = app(sealed(&pool, false));
-    assert_eq!(post_to(&broken, "/effects", "key-2", "x").await.problem(), "misconfigured");
-    assert_eq!(effects(&pool).await, 1);
-}
-
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_damaged_record_is_not_performed_again(pool: PgPool) {
     create_effects(&pool).await;
@@ -283,16 +236,15 @@ async fn any_record_makes_an_answer(pool: PgPool) {
 /// The handler passes on a response that another service has replayed.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_first_response_never_says_that_it_is_a_replay(pool: PgPool) {
-    let handler = async |headers: HeaderMap| {
+    let handler = async |_tx: Result<IdempotentTx, NoTransaction>, headers: HeaderMap| {
         let status = if headers.contains_key("x-fail") { StatusCode::BAD_REQUEST } else { StatusCode::OK };
         (status, [("idempotency-replayed", "true")], "performed")
     };
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
-    let leased = IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease");
     let bare = Router::new().route("/claims", post(handler));
     let apps = [
-        bare.clone().layer(transactional(&pool).with_optional_transaction(true).with_optional_key(true)),
-        bare.layer(leased.with_optional_key(true)),
+        bare.clone().layer(transactional(&pool).with_optional_key(true)),
+        bare.layer(leased(&pool, policy).with_optional_key(true)),
     ];
     for (mode, app) in apps.into_iter().enumerate() {
         let key = format!("key-{mode}");

@@ -67,7 +67,7 @@ async fn each_method_and_route_is_an_operation_of_its_own(pool: PgPool) {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn equal_canonical_json_is_the_same_request_by_choice(pool: PgPool) {
     create_effects(&pool).await;
-    let app = app(transactional(&pool).with_canonical_json(true));
+    let app = app(transactional(&pool).with_canonical_json([]).expect("no pointer"));
     assert_eq!(post_to(&app, "/effects", "key-1", r#"{"a": 1.50, "b": [1]}"#).await.status, StatusCode::CREATED);
     let mut rebuilt = request("POST", "/effects", Some("key-1"), r#"{"b":[1],"a":1.5}"#);
     rebuilt.headers_mut().insert("content-type", "application/json; charset=utf-8".parse().expect("a value"));

@@ -1,10 +1,9 @@
 //! The rules of the draft: which requests are covered, and which answers they get.
 
 use axum::http::{Method, StatusCode};
-use pg_idempotency::http::IdempotencyLayer;
 use sqlx::PgPool;
 
-use crate::support::{app, create_effects, effects, post_to, records, request, send, transactional, user};
+use crate::support::{app, create_effects, effects, post_to, records, request, send, transactional};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_first_request_performs_and_a_repeat_gets_its_answer(pool: PgPool) {
@@ -141,7 +140,7 @@ async fn an_indeterminate_operation_has_a_problem_of_its_own(pool: PgPool) {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_service_may_choose_the_form_of_rejections(pool: PgPool) {
     create_effects(&pool).await;
-    let own = app(IdempotencyLayer::transactional(pool.clone(), user).with_rejection(|rejection| {
+    let own = app(transactional(&pool).with_rejection(|rejection| {
         let mut response = axum::http::Response::new(rejection.kind().into());
         *response.status_mut() = StatusCode::IM_A_TEAPOT;
         response

@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use pg_idempotency::http::{IdempotencyLayer, Rejection};
+use pg_idempotency::http::Rejection;
 use pg_idempotency::lease::{Lease, Policy};
 use pg_idempotency::operator::{release, resolve_step};
 use pg_idempotency::testing::{Gate, lapse};
@@ -18,7 +18,7 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgConnection, PgPool};
 use tokio::sync::{Notify, oneshot};
 
-use crate::support::{Answer, create_effects, effects, post_to, user};
+use crate::support::{Answer, create_effects, effects, leased, post_to};
 
 const LEASE: Duration = Duration::from_secs(60);
 const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
@@ -130,7 +130,7 @@ async fn ride(State(world): State<Arc<World>>, lease: Lease) -> Response {
 }
 
 fn layered(pool: &PgPool, routes: Router) -> Router {
-    routes.layer(IdempotencyLayer::leased(pool.clone(), user, IN_STEPS).expect("a lease"))
+    routes.layer(leased(pool, IN_STEPS))
 }
 
 fn app(pool: &PgPool, world: &Arc<World>) -> Router {
@@ -288,7 +288,7 @@ async fn steps_that_the_contract_forbids_are_refused(pool: PgPool) -> anyhow::Re
     };
     let app = layered(&pool, Router::new().route("/nested", post(nested)).route("/twice", post(twice)));
     let at_least_once = Policy::AtLeastOnce { lease: LEASE };
-    let layer = IdempotencyLayer::leased(pool.clone(), user, at_least_once).expect("a lease");
+    let layer = leased(&pool, at_least_once);
     let without_steps = Router::new().route("/policy", post(twice)).layer(layer);
     for (app, uri, told) in [
         (&app, "/nested", "inside another step"),

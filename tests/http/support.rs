@@ -10,10 +10,10 @@ use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use http_body_util::BodyExt as _;
-use pg_idempotency::Key;
-use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, NoStore, Rejection};
+use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::testing::{Gate, PATIENCE};
+use pg_idempotency::{Idempotency, Key, RoundTrips};
 use sqlx::PgPool;
 use tower::ServiceExt as _;
 
@@ -56,10 +56,25 @@ pub(crate) fn user(parts: &Parts) -> Result<String, Denied> {
 
 /// `script/test` runs all tests twice, without and with the settings that save round trips, which must change no
 /// answer.
-pub(crate) fn transactional(pool: &PgPool) -> IdempotencyLayer {
+pub(crate) fn calls() -> Idempotency {
     let saving = std::env::var_os("SAVE_ROUND_TRIPS").is_some();
-    let round_trips = if saving { RoundTrips::Fewest } else { RoundTrips::Plain };
-    IdempotencyLayer::transactional(pool.clone(), user).with_round_trips(round_trips)
+    Idempotency::new().with_round_trips(if saving { RoundTrips::Fewest } else { RoundTrips::Plain })
+}
+
+pub(crate) fn transactional(pool: &PgPool) -> IdempotencyLayer {
+    IdempotencyLayer::transactional(pool.clone(), calls(), user)
+}
+
+pub(crate) fn saving(pool: &PgPool, round_trips: RoundTrips) -> IdempotencyLayer {
+    IdempotencyLayer::transactional(pool.clone(), Idempotency::new().with_round_trips(round_trips), user)
+}
+
+pub(crate) fn leasing(policy: Policy) -> Leasing {
+    Leasing::new(policy).expect("a sensible lease")
+}
+
+pub(crate) fn leased(pool: &PgPool, policy: Policy) -> IdempotencyLayer {
+    IdempotencyLayer::leased(pool.clone(), leasing(policy), user)
 }
 
 /// The service. Each route leaves an effect and answers in a different way.

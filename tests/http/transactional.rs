@@ -5,12 +5,12 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::Key;
 use pg_idempotency::RoundTrips;
-use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, NoTransaction};
+use pg_idempotency::http::{IdempotentTx, NoTransaction};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgPool, Row as _};
 
 use crate::proxy::Proxy;
-use crate::support::{app, create_effects, effects, insert, post_to, records, transactional, user};
+use crate::support::{app, create_effects, effects, insert, post_to, records, saving, transactional};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_error_undoes_everything_and_frees_the_key(pool: PgPool) {
@@ -207,7 +207,6 @@ async fn with_the_fewest_round_trips_a_first_call_takes_as_many_as_the_bare_hand
     let proxy = Proxy::before(&server).await?;
     let pool =
         PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(proxy.options.clone()).await?;
-    let layer = IdempotencyLayer::transactional(pool.clone(), user);
     // The pool pings a connection that comes back: here ours, and then the layer's.
     const PINGS: usize = 2;
     // Nobody waits for it if the pool has another connection: a ROLLBACK after the commit, which the ping sends along, and
@@ -217,7 +216,7 @@ async fn with_the_fewest_round_trips_a_first_call_takes_as_many_as_the_bare_hand
     for (saved, wanted) in
         [(RoundTrips::Plain, [5 + UNAWAITED, 4]), (RoundTrips::Fewest, [3 + UNAWAITED, 2 + UNAWAITED])]
     {
-        let app = app(layer.clone().with_round_trips(saved));
+        let app = app(saving(&pool, saved));
         // The first use of a statement prepares it.
         for key in ["prepare", "measure"].map(|key| format!("{key}-{saved:?}")) {
             for wanted in wanted {
@@ -251,7 +250,7 @@ async fn a_first_call_counts_no_rollback(_: PgPoolOptions, options: PgConnectOpt
     for saved in [RoundTrips::Plain, RoundTrips::Fewest] {
         let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await.expect("a pool");
         let before = rollbacks().await;
-        let app = app(transactional(&pool).with_round_trips(saved));
+        let app = app(saving(&pool, saved));
         for key in 0..10 {
             let answer = post_to(&app, "/effects", &format!("{saved:?}-{key}"), "x").await;
             assert_eq!(answer.status, StatusCode::CREATED);

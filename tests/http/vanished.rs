@@ -16,12 +16,12 @@ use tokio::time::timeout;
 
 use crate::proxy::Proxy;
 use crate::support::{
-    Answer, app_without_layer, create_effects, effects, insert, request, send, stops_at, transactional, until, user,
+    Answer, app_without_layer, create_effects, effects, insert, leased, request, saving, send, stops_at, until,
 };
 
 /// Long enough for a request on a busy machine.
 const LIMIT: Duration = Duration::from_secs(2);
-const LEASE: Duration = Duration::from_secs(6);
+const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: Duration::from_secs(6) };
 
 /// A pool behind a network. It has one place, so the next request shows whether the place is free.
 struct Behind {
@@ -72,7 +72,7 @@ impl Behind {
 
     fn layers(&self) -> [IdempotencyLayer; 2] {
         [RoundTrips::Plain, RoundTrips::Fewest].map(|saved| {
-            let layer = transactional(&self.pool).with_round_trips(saved).with_optional_key(true);
+            let layer = saving(&self.pool, saved).with_optional_key(true);
             layer.with_run_timeout(LIMIT).expect("a time-out")
         })
     }
@@ -153,14 +153,10 @@ async fn a_connection_that_vanishes_under_the_handler_is_replaced(_: PgPoolOptio
     assert_eq!(effects(&behind.server).await, 1);
 }
 
-fn leased(behind: &Behind) -> IdempotencyLayer<pg_idempotency::http::Leased> {
-    IdempotencyLayer::leased(behind.pool.clone(), user, Policy::AtMostOnce { lease: LEASE }).expect("a lease")
-}
-
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_connection_that_vanishes_before_a_lease_is_claimed_is_replaced(_: PgPoolOptions, server: PgConnectOptions) {
     let behind = Behind::of(server).await;
-    let layer = leased(&behind);
+    let layer = leased(&behind.pool, AT_MOST_ONCE);
     let runs = layer.runs();
     let app = Router::new().route("/sms", post(async || "sent")).layer(layer);
     assert_eq!(post_once(&app, "/sms", Some("key-1")).await.status, StatusCode::OK);
@@ -181,7 +177,7 @@ async fn a_connection_that_vanishes_before_a_lease_is_completed_is_replaced(
         gated.pass().await;
         "sent"
     };
-    let app = Router::new().route("/sms", post(handler)).layer(leased(&behind));
+    let app = Router::new().route("/sms", post(handler)).layer(leased(&behind.pool, AT_MOST_ONCE));
     let first = tokio::spawn({
         let app = app.clone();
         async move { post_once(&app, "/sms", Some("key-1")).await }

@@ -8,9 +8,11 @@ use std::time::Duration;
 use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy};
 use pg_idempotency::mark::Marking;
 use pg_idempotency::operator::{release, release_step, resolve_step};
-use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::testing;
 use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Mode, RoundTrips, Verdict, operator};
-use sqlx::{Connection as _, PgConnection, PgPool};
+use sqlx::{Connection as _, PgConnection, PgPool, PgTransaction};
+
+use crate::fixture::Fixture;
 
 const LEASE: Duration = Duration::from_secs(40);
 const REPEATS: Policy = Policy::AtLeastOnce { lease: LEASE };
@@ -30,7 +32,7 @@ pub(crate) type Line = (String, String);
 /// table `answered (scope)`.
 pub(crate) async fn answers(pool: &PgPool, fits: Deployment, deployment: Deployment) -> anyhow::Result<Vec<Line>> {
     let mut lines = Vec::new();
-    transactions(pool, deployment, &mut lines).await?;
+    transactions(pool, fits, deployment, &mut lines).await?;
     in_one_transaction(pool, deployment, &mut lines).await?;
     beside_another_process(pool, fits, deployment, &mut lines).await?;
     leases(pool, deployment, &mut lines).await?;
@@ -104,10 +106,17 @@ const LEFT: [Left; 8] = [
 ];
 
 impl Left {
-    async fn write(self, pool: &PgPool, key: &Key) -> Result<Option<testing::InFlightCall>, Error> {
+    /// Returns the transaction of the call that is in flight.
+    async fn write(self, pool: &PgPool, fits: Deployment, key: &Key) -> Result<Option<PgTransaction<'static>>, Error> {
         let fixture = match self {
             Self::Nothing => return Ok(None),
-            Self::InFlight => return testing::in_flight(pool, key, "body").await.map(Some),
+            Self::InFlight => {
+                let mut owner = pool.begin().await?;
+                let call = Idempotency::new().with_deployment(fits);
+                let owned = call.ensure(&mut owner, key, "body", async |_| Ok::<_, Error>(7)).await?;
+                assert!(!owned.is_replayed(), "the key is new");
+                return Ok(Some(owner));
+            }
             Self::Completed => Fixture::completed(key, "body", &7)?,
             Self::OtherBody => Fixture::completed(key, "other", &7)?,
             Self::Expired => Fixture::completed(key, "other", &7)?.expired(),
@@ -119,7 +128,12 @@ impl Left {
     }
 }
 
-async fn transactions(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) -> anyhow::Result<()> {
+async fn transactions(
+    pool: &PgPool,
+    fits: Deployment,
+    deployment: Deployment,
+    lines: &mut Vec<Line>,
+) -> anyhow::Result<()> {
     let way = Idempotency::new().with_deployment(deployment).with_in_flight(InFlight::Reject)?;
     let short = way.with_in_flight(InFlight::Wait(Duration::from_millis(200)))?;
     for left in LEFT {
@@ -134,7 +148,7 @@ async fn transactions(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Lin
             "ensure_isolated, undone",
         ] {
             let key = &key();
-            let owner = left.write(pool, key).await?;
+            let owner = left.write(pool, fits, key).await?;
             let perform = async |conn: &mut PgConnection| effect(conn, key).await;
             let verdict = async |conn: &mut PgConnection| effect(conn, key).await.map(Verdict::Keep);
             let mut conn = pool.acquire().await?;
@@ -357,7 +371,7 @@ async fn steps(pool: &PgPool, deployment: Deployment, lines: &mut Vec<Line>) -> 
     for decision in ["none", "release, of one", "release, of both", "release_step", "resolve_step"] {
         let key = &self::key();
         Fixture::lapsed(key, "body", IN_STEPS)?
-            .with_step("charge", &7)?
+            .with_step("charge", &7)
             .with_step_in_doubt("email")
             .with_step_in_doubt("text")
             .write(pool)

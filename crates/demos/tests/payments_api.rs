@@ -4,7 +4,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use pg_idempotency::{Key, testing};
+use pg_idempotency::{Key, ensure_idempotent};
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -188,7 +188,9 @@ async fn a_duplicate_waits_five_seconds_and_is_told_to_retry(
     let api = Api::start(&options)?;
     let pool = PgPool::connect_with(options).await?;
     let key = Key::new("ada", "POST /payments", "a-good-key")?;
-    let _owner = testing::in_flight(&pool, &key, "another payment").await?;
+    let mut owner = pool.begin().await?;
+    let owned = ensure_idempotent(&mut owner, &key, "another payment", async |_| anyhow::Ok(())).await?;
+    assert!(!owned.is_replayed(), "the key is new");
     let asked = std::time::Instant::now();
     let response = api.pay("ada", "a-good-key", &payment()).await?;
     let waited = asked.elapsed().as_secs_f64();

@@ -8,10 +8,11 @@ use std::time::Duration;
 use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, Step};
 use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::operator::{release, resolve, resolve_step};
-use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::testing;
 use pg_idempotency::{Error, Idempotency, InFlight, Janitor, Key, Mode, Outcome, Verdict, operator};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, PgTransaction};
 
+use crate::fixture::Fixture;
 use crate::wire::Board;
 use crate::world::{cause, letter};
 
@@ -449,7 +450,7 @@ impl Before {
             Self::Released => Fixture::released(key, BODY)?,
             Self::Lapsed(policy) => Fixture::lapsed(key, BODY, policy)?,
             Self::LapsedAndExpired(policy) => Fixture::lapsed(key, BODY, policy)?.expired(),
-            Self::Paid => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step("pay", EARLIER)?.with_stored_request(BODY)?,
+            Self::Paid => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step("pay", EARLIER).with_stored_request(BODY),
             Self::InDoubt => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step_in_doubt("send"),
             Self::ExpiredMark => Fixture::marked(key).expired(),
             Self::ExpiredEvent(one) => Fixture::marked(&event(key, one)).expired(),

@@ -4,6 +4,9 @@ mod actors;
 mod edits;
 mod ends;
 mod explore;
+#[path = "../../../tests/support/fixture.rs"]
+#[allow(dead_code, reason = "the tests use more of it")]
+mod fixture;
 mod mutants;
 mod scenarios;
 mod statement;

@@ -1,4 +1,4 @@
-//! The setters that both modes have.
+//! The settings of the layer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,33 +8,26 @@ use http::request::Parts;
 use http::{HeaderName, Method, Response, StatusCode};
 
 use super::{IdempotencyLayer, InvalidSetting};
-use crate::Deployment;
 use crate::fingerprint::pointer::Pointer;
 use crate::http::fingerprint_choice::Compared;
 use crate::http::rejection::Rejection;
-use crate::http::replay::{NEVER_REPLAYED, Seal};
+use crate::http::replay::NEVER_REPLAYED;
+use crate::http::request::Denied;
 use crate::http::runs::Runs;
-use crate::http::settings::{Denied, KeyFrom, Settings};
 use crate::limits::{RETENTION, within};
 
 /// Which requests have a key, and which key it is.
-impl<M> IdempotencyLayer<M> {
+impl IdempotencyLayer {
     /// The methods that the layer covers; it passes on all others unchanged. The default is POST and PATCH. HTTP
     /// defines the other methods as idempotent (RFC 9110, section 9.2.2), and your handlers must make them so.
     pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
-        self.with(|settings| settings.methods = methods.into_iter().collect())
+        Self { methods: methods.into_iter().collect(), ..self }
     }
 
     /// Whether requests without a key are performed, each time they come. The default is `false`. A transactional layer
     /// gives them a transaction, too, so the handler needs no second form.
     pub fn with_optional_key(self, optional: bool) -> Self {
-        self.with(|settings| settings.key_required = !optional)
-    }
-
-    /// Whether the header must be a quoted string (RFC 9651), as the draft demands. The default is `false`, because
-    /// most clients send bare words. This undoes [`with_key_from`](Self::with_key_from).
-    pub fn with_strict_header(self, strict: bool) -> Self {
-        self.with(|settings| settings.key = KeyFrom::Header { strict })
+        Self { key_required: !optional, ..self }
     }
 
     /// Takes the value of the key from another place than `Idempotency-Key`: from another header, or from a field of
@@ -43,62 +36,57 @@ impl<M> IdempotencyLayer<M> {
         self,
         value: impl Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync + 'static,
     ) -> Self {
-        self.with(|settings| settings.key = KeyFrom::Function(Arc::new(value)))
+        Self { key_from: Some(Arc::new(value)), ..self }
     }
 
     /// Refuses keys with fewer bytes than this. Two devices of one user may both invent the same counter or date, but
     /// not the same 36 bytes of a UUID.
     pub fn with_shortest_key(self, bytes: usize) -> Self {
-        self.with(|settings| settings.shortest_key = bytes)
+        Self { shortest_key: bytes, ..self }
     }
 
     /// Names the operation by a function of the request. The default is the method and the route that axum has matched.
     /// `None` is a mistake of the service, and the answer is a 500. Return a template such as `POST /payments/{id}`: with
     /// real ids, every payment would be an operation and a time series of its own.
     pub fn with_operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
-        self.with(|settings| settings.operation = Arc::new(operation))
+        Self { operation: Arc::new(operation), ..self }
     }
 }
 
-/// The fingerprint. Of `with_canonical_json` and `with_json_without`, the last call decides.
-impl<M> IdempotencyLayer<M> {
-    /// Whether bodies are compared as canonical JSON, without regard to `Content-Type`, instead of byte by byte. The
-    /// default is `false`. `true` is for clients that build the request anew for each retry. A body that is not JSON is
-    /// then refused with a 400. A body in which an object has two members of the same name, or that is more than 128
-    /// levels deep, is compared byte by byte.
-    pub fn with_canonical_json(self, canonical_json: bool) -> Self {
-        let compared = if canonical_json { Compared::CanonicalJson } else { Compared::Bytes };
-        self.with(|settings| settings.fingerprint.compared = compared)
-    }
-
-    /// Compares bodies as [canonical JSON](Self::with_canonical_json) and ignores the parts at these JSON pointers (RFC
-    /// 6901), for clients that put a timestamp or the number of the attempt into each body:
-    /// `layer.with_json_without(["/sent_at", "/client/attempt"])`.
+/// The fingerprint.
+impl IdempotencyLayer {
+    /// Compares bodies as canonical JSON, without regard to `Content-Type`, instead of byte by byte: for clients that build
+    /// the request anew for each retry. A body that is not JSON is then refused with a 400. A body in which an object has
+    /// two members of the same name, or that is more than 128 levels deep, is compared byte by byte.
     ///
-    /// The body need not have these parts. **Ignore only parts on which the handler does not act**: two requests that
-    /// differ only in them are the same, and the second gets the response of the first.
+    /// It ignores the parts at these JSON pointers (RFC 6901), for clients that put a timestamp or the number of the
+    /// attempt into each body: `layer.with_canonical_json(["/sent_at", "/client/attempt"])`. The body need not have these
+    /// parts. **Ignore only parts on which the handler does not act**: two requests that differ only in them are the
+    /// same, and the second gets the response of the first.
     ///
     /// # Errors
     ///
     /// [`InvalidSetting::NotAPointer`], also for the empty pointer, which is the whole body.
-    pub fn with_json_without<P: Into<String>>(
-        self,
-        pointers: impl IntoIterator<Item = P>,
+    pub fn with_canonical_json<'p>(
+        mut self,
+        ignored: impl IntoIterator<Item = &'p str>,
     ) -> Result<Self, InvalidSetting> {
-        let parse = |text: String| Pointer::parse(&text).ok_or(InvalidSetting::NotAPointer(text));
-        let pointers = pointers.into_iter().map(|text| parse(text.into())).collect::<Result<_, _>>()?;
-        Ok(self.with(|settings| settings.fingerprint.compared = Compared::JsonWithout(pointers)))
+        let parse = |text: &str| Pointer::parse(text).ok_or_else(|| InvalidSetting::NotAPointer(text.to_owned()));
+        let ignored = ignored.into_iter().map(parse).collect::<Result<_, _>>()?;
+        self.fingerprint.compared = Compared::Json { ignored };
+        Ok(self)
     }
 
     /// Adds this header, with all its lines, to the fingerprint: one by which the handler selects an account, a
     /// currency or a language, and not one that a client changes with each attempt, such as a trace or a date.
-    pub fn with_fingerprinted_header(self, name: HeaderName) -> Self {
-        self.with(|settings| settings.fingerprint.add_header(name))
+    pub fn with_fingerprinted_header(mut self, name: HeaderName) -> Self {
+        self.fingerprint.add_header(name);
+        self
     }
 }
 
 /// Which responses are stored, and how rejections look.
-impl<M> IdempotencyLayer<M> {
+impl IdempotencyLayer {
     /// Also stores responses of these statuses, from 400 to 499, which otherwise free the key, such as "card declined".
     /// A transactional layer undoes the handler's writes by a savepoint, which costs every request one round trip.
     ///
@@ -109,7 +97,7 @@ impl<M> IdempotencyLayer<M> {
         let statuses: Vec<_> = statuses.into_iter().collect();
         match statuses.iter().find(|status| !status.is_client_error()) {
             Some(status) => Err(InvalidSetting::StatusNotStorable(*status)),
-            None => Ok(self.with(|settings| settings.stored_errors = statuses)),
+            None => Ok(Self { stored_errors: statuses, ..self }),
         }
     }
 
@@ -119,40 +107,31 @@ impl<M> IdempotencyLayer<M> {
     ///
     /// [`InvalidSetting::HeaderNotReplayable`] for `Set-Cookie`, authentication, hop-by-hop headers, `Date`,
     /// `Content-Length`.
-    pub fn with_replayed_header(self, name: HeaderName) -> Result<Self, InvalidSetting> {
+    pub fn with_replayed_header(mut self, name: HeaderName) -> Result<Self, InvalidSetting> {
         if NEVER_REPLAYED.contains(&name) {
             return Err(InvalidSetting::HeaderNotReplayable(name));
         }
-        Ok(self.with(|settings| settings.replayed_headers.push(name)))
-    }
-
-    /// Seals stored bodies and opens them for replays. Headers are stored as they are.
-    pub fn with_seal(self, seal: impl Seal) -> Self {
-        self.with(|settings| settings.seal = Some(Arc::new(seal)))
+        self.replayed_headers.push(name);
+        Ok(self)
     }
 
     /// The function that makes a response of a rejection. The default is [`problem`](crate::http::problem). The function
     /// may change what `problem` returns, for example add a `Link` to your documentation of the key, as the draft demands.
     pub fn with_rejection(self, rejection: impl Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static) -> Self {
-        self.with(|settings| settings.rejection = Arc::new(rejection))
+        Self { rejection: Arc::new(rejection), ..self }
     }
 }
 
-/// The database, and the bounds of sizes, waits and runs.
-impl<M> IdempotencyLayer<M> {
-    /// How the layer reaches the database, for example through a pooler.
-    pub fn with_deployment(self, deployment: Deployment) -> Self {
-        self.with(|settings| settings.deployment = deployment)
-    }
-
+/// The bounds of sizes and runs.
+impl IdempotencyLayer {
     /// The largest request body, in bytes. The default is 1 MiB.
     pub fn with_request_limit(self, bytes: usize) -> Self {
-        self.with(|settings| settings.request_limit = bytes)
+        Self { request_limit: bytes, ..self }
     }
 
     /// The largest response body that is stored, in bytes. The default is 1 MiB. A larger one is sent and not stored.
     pub fn with_response_limit(self, bytes: usize) -> Self {
-        self.with(|settings| settings.response_limit = bytes)
+        Self { response_limit: bytes, ..self }
     }
 
     /// The greatest number of [runs](crate::http#runs) at a time; a further request is
@@ -162,9 +141,9 @@ impl<M> IdempotencyLayer<M> {
     ///
     /// A replay counts as a run, and so does a duplicate that waits for a request of another process. A duplicate that
     /// waits for a request of this process does not: it ends with its client. When that request has ended, the duplicate
-    /// waits for a place, within its [wait](IdempotencyLayer::with_in_flight).
+    /// waits for a place, within its [wait](crate::Idempotency::with_in_flight).
     pub fn with_max_runs(self, runs: usize) -> Self {
-        self.with(|settings| settings.max_runs = runs)
+        Self { max_runs: runs, ..self }
     }
 
     /// How long a handler may take, from its call to its response. After that the layer drops it at its next await, as
@@ -187,17 +166,12 @@ impl<M> IdempotencyLayer<M> {
     /// [`InvalidSetting::Duration`] under a millisecond or over ten years.
     pub fn with_run_timeout(self, limit: Duration) -> Result<Self, InvalidSetting> {
         within("run time-out", limit, RETENTION)?;
-        Ok(self.with(|settings| settings.run_timeout = limit))
+        Ok(Self { run_timeout: limit, ..self })
     }
 
     /// The runs of this layer and its clones. A graceful shutdown waits for them.
     #[must_use]
     pub fn runs(&self) -> Runs {
-        self.settings.runs.clone()
-    }
-
-    pub(super) fn with(mut self, set: impl FnOnce(&mut Settings)) -> Self {
-        set(&mut self.settings);
-        self
+        self.runs.clone()
     }
 }

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::mark::mark;
-use pg_idempotency::testing::{Gate, cancel_after, until_blocked};
+use pg_idempotency::testing::{Gate, cancel_after};
 use pg_idempotency::{Error, Idempotency, Janitor, Outcome, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 use tokio::time::timeout;
 
+use crate::backend::until_blocked;
 use crate::support::{
     SLEEPS, connect, create_effects, effects, key, leave_effect, once, rejecting, setting, until, waiting, wide_pool,
 };

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
-use pg_idempotency::testing::{Gate, until_blocked};
+use pg_idempotency::testing::Gate;
 use pg_idempotency::{Error, Idempotency, InFlight, Outcome, ensure_idempotent};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
+use crate::backend::until_blocked;
 use crate::support::{WAYS, create_effects, effects, expire_in, key, leave_effect, once, rejecting, wide_pool};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

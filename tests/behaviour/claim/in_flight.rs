@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use pg_idempotency::testing::{Gate, backend, kill_backend, until_blocked};
+use pg_idempotency::testing::Gate;
 use pg_idempotency::{Error, Idempotency, InFlight, Outcome, ensure_idempotent};
 use sqlx::Connection as _;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgConnection, PgPool};
 use tokio::task::JoinHandle;
 
+use crate::backend::{backend, kill_backend, until_blocked};
 use crate::support::{
     WAYS, clear, connect, create_effects, effects, key, leave_effect, once, rejecting, setting, waiting, wide_pool,
 };

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use pg_idempotency::mark::{Marked, mark, mark_many};
-use pg_idempotency::testing::Fixture;
 use pg_idempotency::{Error, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::{Acquire as _, PgConnection, PgPool};
 
+use crate::fixture::Fixture;
 use crate::support::{WAYS, key};
 
 const WINDOW: Duration = Duration::from_secs(300);

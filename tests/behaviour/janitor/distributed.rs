@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use pg_idempotency::Janitor;
-use pg_idempotency::testing::until_blocked;
 use sqlx::PgPool;
 
+use crate::backend::until_blocked;
 use crate::support::{create_effects, key, once};
 
 async fn refuse_ctid(pool: &PgPool) {

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, Leasing};
 use pg_idempotency::operator::{State, release, release_step, resolve, resolve_step, show, unsettled};
-use pg_idempotency::testing::{Fixture, lapse, until_blocked};
+use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, InvalidStep};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
+use crate::backend::until_blocked;
+use crate::fixture::Fixture;
 use crate::lease::leases::WorkError;
 use crate::lease::steps::{IN_STEPS, Kind, acquire, acquired, after_a_crash, assert_indeterminate, steps};
 use crate::support::{key, wide_pool};
@@ -350,7 +352,7 @@ async fn the_attempt_after_a_settled_step_is_permitted(pool: PgPool) -> anyhow::
             .with_attempt(2)
             .with_step_in_doubt("email")
             .with_step_in_doubt("text")
-            .with_stored_request("body")?
+            .with_stored_request("body")
             .write(&pool)
             .await?;
         assert_eq!(waiting().await?, 1, "{way}");

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy, ensure_leased};
-use pg_idempotency::testing::until_blocked;
 use pg_idempotency::{Error, Outcome};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
+use crate::backend::until_blocked;
 use crate::support::{key, until};
 
 /// Short, since these tests wait for real renewals.

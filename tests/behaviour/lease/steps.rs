@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy};
 use pg_idempotency::operator::show;
-use pg_idempotency::testing::{PATIENCE, cancel_after, expire, lapse, until_blocked};
+use pg_idempotency::testing::{PATIENCE, cancel_after, expire, lapse};
 use pg_idempotency::{Error, Idempotency, InvalidStep, Outcome, mark};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,6 +13,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool};
 use tokio::time::timeout;
 
+use crate::backend::until_blocked;
 use crate::lease::leases::WorkError;
 use crate::proxy::Proxy;
 use crate::support::{create_effects, effects, key, leave_effect, until, wide_pool};

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
-use pg_idempotency::testing::{Fixture, until_blocked};
 use pg_idempotency::{Error, InFlight, Janitor, Key};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
+use crate::backend::until_blocked;
+use crate::fixture::Fixture;
 use crate::support::{SLEEPS, connect, key, setting, until, wide_pool};
 
 const WINDOW: Duration = Duration::from_secs(300);

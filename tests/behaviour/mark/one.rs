@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use pg_idempotency::mark::{Marked, Marking, mark};
-use pg_idempotency::testing::until_blocked;
 use pg_idempotency::{Error, InFlight, Janitor};
 use sqlx::PgPool;
 
+use crate::backend::until_blocked;
 use crate::support::{connect, create_effects, expire_in, key, once, setting};
 
 const WINDOW: Duration = Duration::from_secs(300);

@@ -4,9 +4,10 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::operator::{self, UnsettledPart};
-use pg_idempotency::testing::Fixture;
 use pg_idempotency::{Error, Key, lease};
 use sqlx::PgPool;
+
+use crate::fixture::Fixture;
 
 const AT_LEAST_ONCE: lease::Policy = lease::Policy::AtLeastOnce { lease: Duration::from_secs(40) };
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::mark::{Marked, mark, mark_many};
 use pg_idempotency::operator::{forget, health, release, resolve, show, stats, unsettled, unsettled_part};
-use pg_idempotency::testing::Fixture;
 use pg_idempotency::{Error, Janitor, Key, Outcome};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
+use crate::fixture::Fixture;
 use crate::support::{WAYS, key, rejecting};
 
 const LEASE: Duration = Duration::from_secs(40);

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use pg_idempotency::testing::{backend, cancel_after};
+use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Row as _};
 
+use crate::backend::backend;
 use crate::support::{WAYS, clear, connect, create_effects, effects, key, leave_effect, once, setting};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

@@ -1,14 +1,13 @@
-//! The races, kills and assertions of the feature `testing`: each passes and fails when it should.
+//! The races and assertions of the feature `testing`: each passes and fails when it should.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pg_idempotency::testing::{
-    Fixture, Gate, assert_completed, assert_no_trace, assert_performed_once, backend, cancel_after, kill_backend, race,
-};
-use pg_idempotency::{Error, Idempotency, Outcome};
+use pg_idempotency::testing::{Gate, assert_performed_once, cancel_after, race};
+use pg_idempotency::{Error, Outcome};
 use sqlx::PgPool;
 
-use crate::support::{create_effects, effects, key, leave_effect, once};
+use crate::backend::backend;
+use crate::support::{create_effects, effects, key, once};
 
 const CALLS: u32 = 20;
 
@@ -19,7 +18,6 @@ async fn a_race_performs_once_and_runs_all_at_once(pool: PgPool) -> anyhow::Resu
     assert_eq!(answers.len(), CALLS as usize);
     let id = assert_performed_once(answers);
     assert_eq!(effects(&pool).await, 1);
-    assert_completed(&pool, &key("a")).await;
     let again: [Result<_, Error>; 1] = [once(&pool, &key("a"), "body").await];
     assert!(again.iter().all(|answer| matches!(answer, Ok(Outcome::Replayed(replayed)) if *replayed == id)));
 
@@ -39,22 +37,6 @@ async fn a_race_performs_once_and_runs_all_at_once(pool: PgPool) -> anyhow::Resu
     backends.dedup();
     assert_eq!(backends.len(), CALLS as usize, "each has a connection of its own");
     assert!(race(&pool, 0, async |_| ()).await?.is_empty());
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_killed_backend_leaves_no_trace(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let killed = Idempotency::new()
-        .run(&pool, &key("a"), "body", async |conn| -> Result<i64, Error> {
-            kill_backend(&pool, backend(conn).await?).await?;
-            leave_effect(conn, "body").await
-        })
-        .await;
-    assert!(matches!(killed, Err(Error::Database(_))), "{killed:?}");
-    assert_no_trace(&pool, &key("a")).await;
-    assert_eq!(effects(&pool).await, 0);
-    kill_backend(&pool, i32::MAX).await?;
     Ok(())
 }
 
@@ -84,41 +66,6 @@ async fn panics(call: impl Future<Output = ()> + Send + 'static) -> String {
         Ok(message) => *message,
         Err(panic) => panic.downcast_ref::<&str>().copied().unwrap_or_default().to_owned(),
     }
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_assertion_fails_where_it_is_made_and_says_what_is_there(pool: PgPool) -> anyhow::Result<()> {
-    let told = panics({
-        let pool = pool.clone();
-        async move { assert_completed(&pool, &key("a")).await }
-    })
-    .await;
-    assert!(told.contains("has no record") && told.contains("assertions.rs"), "{told}");
-    for (fixture, is) in [
-        (Fixture::indeterminate(&key("a"), "body")?, "indeterminate"),
-        (Fixture::completed(&key("a"), "body", &7)?.expired(), "expired"),
-        (Fixture::released(&key("a"), "body")?, "released"),
-    ] {
-        fixture.write(&pool).await?;
-        let pool = pool.clone();
-        let told = panics(async move { assert_completed(&pool, &key("a")).await }).await;
-        assert!(told.contains(is) && told.contains("assertions.rs"), "{told}");
-    }
-    let told = panics({
-        let pool = pool.clone();
-        async move { assert_no_trace(&pool, &key("a")).await }
-    })
-    .await;
-    assert!(told.contains("released") && told.contains("assertions.rs"), "{told}");
-    for fixture in [Fixture::completed(&key("a"), "body", &7)?, Fixture::marked(&key("a"))] {
-        fixture.write(&pool).await?;
-        assert_completed(&pool, &key("a")).await;
-    }
-    assert_no_trace(&pool, &key("b")).await;
-    pool.close().await;
-    let told = panics(async move { assert_no_trace(&pool, &key("b")).await }).await;
-    assert!(told.contains("cannot be looked at"), "{told}");
-    Ok(())
 }
 
 #[tokio::test]

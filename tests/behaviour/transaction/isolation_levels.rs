@@ -1,9 +1,10 @@
 //! READ COMMITTED is tested everywhere else; here are the levels above it.
 
-use pg_idempotency::testing::{Gate, until_blocked};
+use pg_idempotency::testing::Gate;
 use pg_idempotency::{Error, ensure_idempotent};
 use sqlx::{Connection as _, Executor as _, PgPool};
 
+use crate::backend::until_blocked;
 use crate::support::{connect, create_effects, effects, key, leave_effect, once};
 
 const LEVELS: [&str; 2] = ["begin isolation level repeatable read", "begin isolation level serializable"];

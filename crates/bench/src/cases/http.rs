@@ -7,9 +7,8 @@ use anyhow::ensure;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Extension, Router};
-use pg_idempotency::InFlight;
-use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
+use pg_idempotency::{Idempotency, InFlight, RoundTrips};
 use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -99,10 +98,9 @@ struct Answer {
 
 impl Service {
     async fn start(pool: PgPool) -> anyhow::Result<Self> {
-        let layer = |in_flight| -> anyhow::Result<_> {
-            let layer = IdempotencyLayer::transactional(pool.clone(), |_| Ok("bench".to_owned()));
-            Ok(layer.with_in_flight(in_flight)?)
-        };
+        let layer = |options| IdempotencyLayer::transactional(pool.clone(), options, |_| Ok("bench".to_owned()));
+        let saving = |round_trips| layer(Idempotency::new().with_round_trips(round_trips));
+        let waits = Idempotency::new().with_in_flight(InFlight::Wait(Duration::from_secs(20)))?;
         let answer = response(300);
         let work = {
             let answer = answer.clone();
@@ -123,13 +121,11 @@ impl Service {
             tx.commit().await.map_err(unavailable)?;
             Ok::<_, StatusCode>(answer.clone())
         };
-        let fewest = layer(InFlight::Reject)?.with_round_trips(RoundTrips::Fewest);
-        let select_first = layer(InFlight::Reject)?.with_round_trips(RoundTrips::SelectFirst);
         let app = Router::new()
-            .route("/fewest", post(work.clone()).layer(fewest))
-            .route("/select-first", post(work.clone()).layer(select_first))
-            .route("/reject", post(work.clone()).layer(layer(InFlight::Reject)?))
-            .route("/wait", post(work).layer(layer(InFlight::Wait(Duration::from_secs(20)))?))
+            .route("/fewest", post(work.clone()).layer(saving(RoundTrips::Fewest)))
+            .route("/select-first", post(work.clone()).layer(saving(RoundTrips::SelectFirst)))
+            .route("/reject", post(work.clone()).layer(layer(Idempotency::new())))
+            .route("/wait", post(work).layer(layer(waits)))
             .route("/by-hand", post(handler::handler).layer(Extension(shop)))
             .route("/bare", post(bare).layer(Extension(pool)));
         let listener = TcpListener::bind("127.0.0.1:0").await?;

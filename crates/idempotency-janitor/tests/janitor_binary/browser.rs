@@ -13,13 +13,14 @@ use fantoccini::elements::Element;
 use fantoccini::key::Key as Stroke;
 use fantoccini::{Client, ClientBuilder, Locator};
 use hyper_util::client::legacy::connect::HttpConnector;
-use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::testing;
 use pg_idempotency::{Key, operator};
 use serde_json::json;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::console::Console;
+use crate::fixture::Fixture;
 use crate::support::{AT_LEAST_ONCE, AT_MOST_ONCE, in_doubt, lapsed};
 
 /// Runs the driver and its browsers in a session and a home of their own. Both go when the test's end

@@ -5,11 +5,12 @@ use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 
-use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::testing;
 use pg_idempotency::{Key, operator};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgPool};
 
+use crate::fixture::Fixture;
 use crate::support::{
     AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, command_on, committed_after_an_error, in_doubt, in_doubt_at, janitor_on,
     lapsed, text,

@@ -1,9 +1,10 @@
 //! `show` and `forget`.
 
-use pg_idempotency::{Key, testing};
+use pg_idempotency::Key;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
+use crate::fixture::Fixture;
 use crate::support::{AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, in_doubt, janitor_on, json, lapsed, text};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
@@ -12,7 +13,7 @@ async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) ->
     let key = Key::new("user:1", "POST /orders", "abc")?;
     let named = ["user:1", "POST /orders", "abc"];
     assert_fails(&janitor_on(&options, &[&["show"], &named[..]].concat()), 1, "no record");
-    testing::Fixture::completed(&key, "body", "secret response")?.write(&pool).await?;
+    Fixture::completed(&key, "body", "secret response")?.write(&pool).await?;
     let output = janitor_on(&options, &[&["show"], &named[..]].concat());
     assert!(text(&output.stdout).contains("completed") && !text(&output.stdout).contains("secret"), "{output:?}");
     let shown = json(&janitor_on(&options, &[&["show", "--json"], &named[..]].concat()));
@@ -72,7 +73,7 @@ async fn show_tells_the_downstream_key_of_a_lease(_: PgPoolOptions, options: PgC
         let said = text(&janitor_on(&options, &[&["show"], &named[..]].concat()).stdout);
         assert!(said.lines().any(|line| line.starts_with("downstream key") && line.ends_with(&sent)), "{said}");
     }
-    testing::Fixture::completed(&Key::new("user:1", "POST /orders", "c")?, "body", &0)?.write(&pool).await?;
+    Fixture::completed(&Key::new("user:1", "POST /orders", "c")?, "body", &0)?.write(&pool).await?;
     let shown = json(&janitor_on(&options, &["show", "--json", "user:1", "POST /orders", "c"]));
     assert!(shown["downstream_key"].is_null(), "{shown}");
     Ok(())

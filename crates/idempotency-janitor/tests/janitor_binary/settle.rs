@@ -4,10 +4,11 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use pg_idempotency::lease::{Acquired, Leasing};
-use pg_idempotency::{Error, Idempotency, Key, Outcome, mark, testing};
+use pg_idempotency::{Error, Idempotency, Key, Outcome, mark};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions as _, PgPool};
 
+use crate::fixture::Fixture;
 use crate::support::{
     AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS, assert_fails, command_on, committed_after_an_error, in_doubt, in_doubt_at,
     janitor, janitor_on, json, lapsed, text,
@@ -286,10 +287,10 @@ async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConne
     };
     both_fail("no record");
 
-    testing::Fixture::completed(&key(), "body", "kept")?.write(&pool).await?;
+    Fixture::completed(&key(), "body", "kept")?.write(&pool).await?;
     both_fail("completed");
     assert_eq!(stored(&pool).await?, "\"kept\"");
-    testing::Fixture::completed(&key(), "body", "kept")?.expired().write(&pool).await?;
+    Fixture::completed(&key(), "body", "kept")?.expired().write(&pool).await?;
     both_fail("done");
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
 

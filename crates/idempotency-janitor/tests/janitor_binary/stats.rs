@@ -1,9 +1,10 @@
 //! `stats`.
 
-use pg_idempotency::{Key, testing};
+use pg_idempotency::Key;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
+use crate::fixture::Fixture;
 use crate::support::{IN_STEPS, expired, in_doubt, janitor_on, json, lapsed, text};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
@@ -11,7 +12,7 @@ async fn stats_tell_what_is_in_the_table(_: PgPoolOptions, options: PgConnectOpt
     let pool = PgPool::connect_with(options.clone()).await?;
     expired(&pool, 3).await?;
     let key = Key::new("scope", "POST /orders", "kept")?;
-    testing::Fixture::completed(&key, "body", &0)?.write(&pool).await?;
+    Fixture::completed(&key, "body", &0)?.write(&pool).await?;
 
     in_doubt(&pool, &Key::new("scope", "POST /rides", "in doubt")?).await?;
     lapsed(&pool, &Key::new("scope", "POST /rides", "lapsed")?, IN_STEPS).await?;

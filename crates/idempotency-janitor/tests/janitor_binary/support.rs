@@ -9,6 +9,8 @@ use pg_idempotency::{Key, testing};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, PgPool};
 
+use crate::fixture::Fixture;
+
 /// The binary, with nothing of this process's environment that it reads itself.
 pub(crate) fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_idempotency-janitor"));
@@ -54,7 +56,7 @@ pub(crate) fn json(output: &Output) -> serde_json::Value {
 pub(crate) async fn expired(pool: &PgPool, count: i32) -> anyhow::Result<()> {
     for n in 0..count {
         let key = Key::new("scope", "operation", n.to_string())?;
-        testing::Fixture::completed(&key, "body", &n)?.expired().write(pool).await?;
+        Fixture::completed(&key, "body", &n)?.expired().write(pool).await?;
     }
     Ok(())
 }
@@ -91,8 +93,8 @@ pub(crate) async fn in_doubt(pool: &PgPool, key: &Key) -> anyhow::Result<String>
 
 /// An operation in steps whose owner died in several steps at once. The step `ride` is finished.
 pub(crate) async fn in_doubt_at(pool: &PgPool, key: &Key, steps: &[&str]) -> anyhow::Result<()> {
-    let lapsed = testing::Fixture::lapsed(key, "body", IN_STEPS)?.with_step("ride", &1)?;
-    let lapsed = steps.iter().fold(lapsed, |lapsed, step| lapsed.with_step_in_doubt(*step));
+    let lapsed = Fixture::lapsed(key, "body", IN_STEPS)?.with_step("ride", &1);
+    let lapsed = steps.iter().fold(lapsed, |lapsed, step| lapsed.with_step_in_doubt(step));
     Ok(lapsed.write(pool).await?)
 }
 

@@ -2,10 +2,11 @@
 
 use std::process::Command;
 
-use pg_idempotency::{Key, testing};
+use pg_idempotency::Key;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions as _, PgPool};
 
+use crate::fixture::Fixture;
 use crate::support::{assert_fails, expired, janitor_on, json, text};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
@@ -13,10 +14,10 @@ async fn sweep_deletes_what_is_expired(_: PgPoolOptions, options: PgConnectOptio
     let pool = PgPool::connect_with(options.clone()).await?;
     for n in 0..5 {
         let key = Key::new("scope", "operation", n.to_string())?;
-        testing::Fixture::completed(&key, "body", &n)?.expired().write(&pool).await?;
+        Fixture::completed(&key, "body", &n)?.expired().write(&pool).await?;
     }
     let key = Key::new("scope", "operation", "kept")?;
-    testing::Fixture::completed(&key, "body", &0)?.write(&pool).await?;
+    Fixture::completed(&key, "body", &0)?.write(&pool).await?;
 
     let output = janitor_on(&options, &["sweep", "--limit", "2"]);
     assert_eq!(output.status.code(), Some(3), "stopped at its limit: {}", text(&output.stderr));

@@ -1,10 +1,11 @@
 //! `unsettled`: what waits for an operator.
 
+use pg_idempotency::Key;
 use pg_idempotency::lease::{Acquired, Leasing};
-use pg_idempotency::{Key, testing};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
+use crate::fixture::Fixture;
 use crate::support::{
     AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, committed_after_an_error, in_doubt, janitor, janitor_on, json, lapsed,
     text,
@@ -41,7 +42,7 @@ async fn one_of_each(pool: &PgPool) -> anyhow::Result<String> {
     };
     // Its renewals stop, and its lease goes on.
     drop(lease);
-    testing::Fixture::completed(&key("completed"), "body", &0)?.write(pool).await?;
+    Fixture::completed(&key("completed"), "body", &0)?.write(pool).await?;
     Ok(sent)
 }
 

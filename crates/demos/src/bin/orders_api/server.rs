@@ -10,8 +10,9 @@ use axum::extract::DefaultBodyLimit;
 use axum::http::Method;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, patch, post};
-use pg_idempotency::http::{IdempotencyLayer, Leased, Runs};
-use pg_idempotency::lease::Policy;
+use pg_idempotency::Idempotency;
+use pg_idempotency::http::{IdempotencyLayer, Runs};
+use pg_idempotency::lease::{Leasing, Policy};
 use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -43,12 +44,9 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) async fn start(pool: PgPool, gateway: Arc<Gateway>) -> anyhow::Result<Self> {
         // DELETE is idempotent by HTTP, but what it answers is not: with a key, the repeat hears the same.
-        let transactional = IdempotencyLayer::transactional(pool.clone(), auth::scope).with_methods([
-            Method::POST,
-            Method::PATCH,
-            Method::DELETE,
-        ]);
-        let leased = IdempotencyLayer::leased(pool.clone(), auth::scope, AT_MOST_ONCE)?;
+        let transactional = IdempotencyLayer::transactional(pool.clone(), Idempotency::new(), auth::scope)
+            .with_methods([Method::POST, Method::PATCH, Method::DELETE]);
+        let leased = IdempotencyLayer::leased(pool.clone(), Leasing::new(AT_MOST_ONCE)?, auth::scope);
         let runs = [transactional.runs(), leased.runs()];
         let service = Service { pool: pool.clone(), gateway };
 
@@ -72,7 +70,7 @@ impl Server {
     }
 }
 
-fn router(service: Service, transactional: IdempotencyLayer, leased: IdempotencyLayer<Leased>) -> Router {
+fn router(service: Service, transactional: IdempotencyLayer, leased: IdempotencyLayer) -> Router {
     let pool = service.pool.clone();
     let in_the_database = Router::new()
         .route("/orders", get(orders::list).post(orders::create))

@@ -6,7 +6,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use pg_idempotency::http::NotPerformed;
+use pg_idempotency::lease::Lease;
 use serde_json::json;
 use uuid::Uuid;
 
@@ -26,23 +26,24 @@ const BUSY: Problem = Problem::new(
 pub(crate) async fn send(
     State(service): State<Service>,
     Extension(User(user)): Extension<User>,
+    lease: Lease,
     id: Result<Path<Uuid>, PathRejection>,
 ) -> Response {
     // The extractor's own refusal would not say that nothing was sent.
-    let Ok(Path(id)) = id else { return nothing_sent(UNKNOWN) };
+    let Ok(Path(id)) = id else { return nothing_sent(&lease, UNKNOWN) };
     let (phone, destination) = match order::to_text(&service.pool, &user, id).await {
         Ok(Some(order)) => order,
-        Ok(None) => return nothing_sent(UNKNOWN),
-        Err(error) => return nothing_sent(error.into()),
+        Ok(None) => return nothing_sent(&lease, UNKNOWN),
+        Err(error) => return nothing_sent(&lease, error.into()),
     };
     let text = format!("Your taxi to {destination} is on its way.");
     match service.gateway.send(id, &phone, &text).await {
         Ok(number) => Json(json!({ "text": number })).into_response(),
-        Err(Busy) => nothing_sent(BUSY),
+        Err(Busy) => nothing_sent(&lease, BUSY),
     }
 }
 
 /// Any other failure leaves open whether there was a text, and the key with it. This one frees the key.
-fn nothing_sent(problem: Problem) -> Response {
-    (Extension(NotPerformed), problem).into_response()
+fn nothing_sent(lease: &Lease, problem: Problem) -> Response {
+    lease.not_performed(problem).into_response()
 }

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Extension, Json, Router};
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, InvalidSetting};
-use pg_idempotency::{InFlight, Key};
+use pg_idempotency::{Idempotency, InFlight, Key};
 use serde::Serialize;
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
@@ -34,11 +34,11 @@ pub(crate) fn idempotency(pool: PgPool) -> Result<IdempotencyLayer, InvalidSetti
         let User(user) = User::of(parts)?;
         Ok(user)
     };
-    Ok(IdempotencyLayer::transactional(pool, scope)
-        .with_in_flight(InFlight::Wait(WAIT))?
+    let options = Idempotency::new().with_in_flight(InFlight::Wait(WAIT))?;
+    Ok(IdempotencyLayer::transactional(pool, options, scope)
         .with_shortest_key(SHORTEST_KEY)
         // What has the same values is the same request, whatever its white space and order.
-        .with_canonical_json(true)
+        .with_canonical_json([])?
         .with_rejection(|rejection| Problem::from(rejection).response()))
 }
 

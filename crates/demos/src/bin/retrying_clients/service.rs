@@ -10,6 +10,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use axum::{Json, Router};
+use pg_idempotency::Idempotency;
 use pg_idempotency::http::{IDEMPOTENCY_REPLAYED, IdempotencyLayer, IdempotentTx};
 use sqlx::PgPool;
 use tokio::net::TcpListener;
@@ -51,7 +52,7 @@ impl Service {
         let router = Router::new()
             .route("/orders", post(place))
             .with_state(plan.clone())
-            .route_layer(IdempotencyLayer::transactional(pool, |_| Ok("customer:1".to_owned())))
+            .route_layer(IdempotencyLayer::transactional(pool, Idempotency::new(), |_| Ok("customer:1".to_owned())))
             .route_layer(middleware::from_fn_with_state(plan.clone(), fail_at_first));
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}/orders", listener.local_addr()?);
