@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::Policy;
 use pg_idempotency::operator::{self, Warning};
-use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::testing::Fixture;
 use pg_idempotency::{Error, Janitor, distribute, migrate};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
@@ -158,15 +158,5 @@ async fn distribute_says_why_it_refuses() -> anyhow::Result<()> {
     sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut *conn).await?;
     assert!(std::error::Error::source(&without).expect("a cause").to_string().contains("no Citus"), "{without:?}");
     conn.execute("reset citus.enable_create_database_propagation").await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn time_moves_for_tests_there_too() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let key = key("time");
-    assert!(!once(&citus.pool, &key, "body").await?.is_replayed());
-    testing::age(&citus.pool, &key, Duration::from_secs(60)).await?;
-    assert!(once(&citus.pool, &key, "body").await?.is_replayed());
     Ok(())
 }

@@ -18,8 +18,7 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 use tower::ServiceExt as _;
 
-use crate::answers::{DECIDED, TOO_MANY, answered, answers};
-use crate::{DISTRIBUTED, citus, citus_alone, effect, effects, key, options};
+use crate::{citus, citus_alone, effect, effects, key, options};
 
 const PLAIN: Deployment = Deployment::new().with_distributed(false);
 /// PostgreSQL plans a prepared statement five times with its values, and then without them.
@@ -27,31 +26,6 @@ const CALLS: usize = 7;
 
 fn plain() -> Idempotency {
     Idempotency::new().with_deployment(PLAIN)
-}
-
-async fn create_answered(pool: &PgPool) -> anyhow::Result<()> {
-    sqlx::raw_sql(
-        "drop table if exists answered; create table answered (scope text collate \"C\" not null);
-         select create_distributed_table('answered', 'scope', colocate_with => 'idempotency.record')",
-    )
-    .execute(pool)
-    .await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn without_the_setting_every_entry_point_refuses() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    create_answered(&citus.pool).await?;
-    let fits = answers(&citus.pool, DISTRIBUTED, DISTRIBUTED).await?;
-    let other = answers(&citus.pool, DISTRIBUTED, PLAIN).await?;
-    let need_no_setting: Vec<String> = fits
-        .iter()
-        .map(|(name, _)| name.clone())
-        .filter(|name| name.starts_with(DECIDED) || name == TOO_MANY)
-        .collect();
-    assert_eq!(answered(fits, other), need_no_setting);
-    Ok(())
 }
 
 #[tokio::test]

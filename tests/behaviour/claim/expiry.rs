@@ -4,50 +4,11 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
-use pg_idempotency::testing::{Gate, until_blocked};
-use pg_idempotency::{Error, Idempotency, InFlight, Outcome, ensure_idempotent};
+use pg_idempotency::testing::until_blocked;
+use pg_idempotency::{Error, Idempotency, InFlight, ensure_idempotent};
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{WAYS, create_effects, effects, expire_in, key, leave_effect, once, rejecting, wide_pool};
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_expired_key_is_new_also_unswept_and_with_another_body(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for options in [Idempotency::new(), rejecting()] {
-        let key = key(if options == rejecting() { "reject" } else { "wait" });
-        let _ = once(&pool, &key, "body").await?;
-        expire_in(&pool, &key, Duration::ZERO).await?;
-        let outcome = options.run(&pool, &key, "other", async |conn| leave_effect(conn, "other").await).await?;
-        assert!(!outcome.is_replayed());
-        let again = options.run(&pool, &key, "other", async |conn| leave_effect(conn, "other").await).await?;
-        assert!(matches!(again, Outcome::Replayed(id) if id == outcome.into_inner()));
-    }
-    assert_eq!(effects(&pool).await, 4);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn retention_is_exact_by_the_databases_clock(pool: PgPool) -> anyhow::Result<()> {
-    let window = Duration::from_secs(300);
-    let options = Idempotency::new().with_retention(window)?;
-    let _ = options.run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(1) }).await?;
-    let exact: bool = sqlx::query_scalar(
-        "select expires_at - claimed_at between interval '300 s' and interval '301 s' from idempotency.record",
-    )
-    .fetch_one(&pool)
-    .await?;
-    assert!(exact, "counted from the claim");
-
-    // The edge, without waiting for it: the statement's own time is the bound, so a record that ends in a minute is
-    // alive, and one that ended a microsecond ago is not.
-    expire_in(&pool, &key("a"), Duration::from_secs(60)).await?;
-    assert!(once(&pool, &key("a"), "body").await.is_ok_and(|outcome| outcome.is_replayed()));
-    sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
-    let outcome = options.run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(2) }).await?;
-    assert!(!outcome.is_replayed());
-    Ok(())
-}
+use crate::support::{WAYS, create_effects, effects, key, leave_effect, once};
 
 /// Both sides of the edge, in one transaction whose `statement_timestamp()` moves on: never replayed past the end,
 /// never performed before it.
@@ -64,79 +25,6 @@ async fn a_short_retention_ends_when_the_clock_says_so(pool: PgPool) -> anyhow::
         turned = !outcome.is_replayed();
         assert!(turned || !before, "replayed although it was past its end before it was asked for");
     }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn of_32_callers_of_an_expired_key_one_performs(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = wide_pool(&options, 34).await;
-    create_effects(&pool).await;
-    for round in 0..20 {
-        let key = key(&format!("round {round}"));
-        let _ = once(&pool, &key, "body").await?;
-        expire_in(&pool, &key, Duration::ZERO).await?;
-        let before = effects(&pool).await;
-        let calls: Vec<_> = (0..32)
-            .map(|_| {
-                let (pool, key) = (pool.clone(), key.clone());
-                tokio::spawn(async move { once(&pool, &key, "body").await })
-            })
-            .collect();
-        let mut performed = 0;
-        for call in calls {
-            performed += u32::from(!call.await??.is_replayed());
-        }
-        assert_eq!(performed, 1, "round {round}");
-        assert_eq!(effects(&pool).await, before + 1, "round {round}");
-    }
-    pool.close().await;
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_take_over_that_fails_leaves_the_key_to_the_next(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let _ = once(&pool, &key("a"), "body").await?;
-    expire_in(&pool, &key("a"), Duration::ZERO).await?;
-    let failing =
-        async |_: &mut sqlx::PgConnection| -> Result<i64, Error> { Err(Error::Database(sqlx::Error::RowNotFound)) };
-    pg_idempotency::Idempotency::new().run(&pool, &key("a"), "body", failing).await.expect_err("perform fails");
-    assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
-    assert_eq!(effects(&pool).await, 2);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn reject_passes_over_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let _ = once(&pool, &key("a"), "body").await?;
-    expire_in(&pool, &key("a"), Duration::ZERO).await?;
-    let gate = Gate::new();
-    let taker = tokio::spawn({
-        let (pool, gate) = (pool.clone(), gate.clone());
-        async move {
-            Idempotency::new()
-                .run(&pool, &key("a"), "body", async |conn| {
-                    gate.pass().await;
-                    leave_effect(conn, "taker").await
-                })
-                .await
-        }
-    });
-    gate.reached().await;
-    let mut tx = pool.begin().await?;
-    let error = rejecting()
-        .ensure(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "second").await)
-        .await
-        .expect_err("in flight");
-    assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
-    sqlx::query("select 1").execute(&mut *tx).await?;
-    gate.open();
-    let _ = taker.await??;
-    assert_eq!(effects(&pool).await, 2);
     Ok(())
 }
 

@@ -1,15 +1,12 @@
 //! Resuming: which operations a resumer takes, and what becomes of them.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy, Resumed, Resumer};
-use pg_idempotency::testing::{PATIENCE, age, expire, lapse};
+use pg_idempotency::testing::{age, expire, lapse};
 use pg_idempotency::{Error, Fingerprint, InvalidStep, Key, NotResumable, Outcome};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Executor as _, PgPool};
+use sqlx::{Executor as _, PgPool};
 
 use crate::lease::leases::WorkError;
 use crate::lease::steps::IN_STEPS;
@@ -118,42 +115,6 @@ async fn each_failed_attempt_doubles_the_time_to_the_next_until_all_are_used(poo
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_steps_of_earlier_attempts_are_not_performed_again(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let lease = acquired(&pool, "a").await;
-    lease.step("effect", async |conn| leave_effect(conn, "first").await).await?;
-    drop(lease);
-    lapse(&pool, &key("a")).await?;
-    age(&pool, &key("a"), MINUTE).await?;
-    resume(&pool).await.expect("one operation").result?;
-    let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&pool).await?;
-    assert_eq!(notes, ["first"]);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_caller_and_two_resumers_do_the_work_once(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let pool = wide_pool(&pool.connect_options(), 12).await;
-    for round in 0..10 {
-        let value = round.to_string();
-        abandoned(&pool, &value).await;
-        let key = key(&value);
-        let client = leasing().ensure(&pool, &key, "body", async |lease| work(lease, "body".to_owned()).await);
-        let (client, first, second) = tokio::join!(client, resume(&pool), resume(&pool));
-        let resumed = usize::from(first.is_some()) + usize::from(second.is_some());
-        match client {
-            Ok(Outcome::Performed(_)) => assert_eq!(resumed, 0),
-            Ok(Outcome::Replayed(response)) => assert_eq!((resumed, response.as_str()), (1, "done: body")),
-            Err(Error::InFlight { .. }) => assert_eq!(resumed, 1),
-            Err(error) => panic!("{error:?}"),
-        }
-        assert_eq!(effects(&pool).await, round + 1);
-    }
-    Ok(())
-}
-
 /// The key's next operation has a request of its own, or none.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_request_ends_with_its_operation(pool: PgPool) -> anyhow::Result<()> {
@@ -169,46 +130,6 @@ async fn a_request_ends_with_its_operation(pool: PgPool) -> anyhow::Result<()> {
         let resumed = resume(&pool).await.map(|resumed| resumed.result.expect("it is resumed"));
         assert_eq!(resumed, stored.then(|| "done: another body".to_owned()));
         pool.execute("truncate idempotency.record").await?;
-    }
-    Ok(())
-}
-
-/// Between the search and the claim another attempt ends, or the retention does.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_operation_that_has_changed_since_the_search_is_left_alone(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    for change in [
-        "attempt = attempt + 1, token = token + 1, claimed_at = now()",
-        "expires_at = now() - interval '1 s'",
-        "completed_at = now(), lease_until = null, steps = null, request = null",
-    ] {
-        let direct = wide_pool(&server, 2).await;
-        direct.execute("truncate idempotency.record").await?;
-        abandoned(&direct, "a").await;
-        let searched = Arc::new(AtomicBool::new(false));
-        // The search leaves the connection to the pool, and the claim takes it again.
-        let pool = PgPoolOptions::new().max_connections(1).before_acquire({
-            let (searched, direct) = (searched.clone(), direct.clone());
-            move |_, _| {
-                let (searched, direct) = (searched.clone(), direct.clone());
-                Box::pin(async move {
-                    if !searched.swap(true, Ordering::SeqCst) {
-                        let update = format!("update idempotency.record set {change}");
-                        direct.execute(AssertSqlSafe(update)).await?;
-                    }
-                    Ok(true)
-                })
-            }
-        });
-        // The first connection is new, and none of the pool's idle ones.
-        let pool = pool.connect_lazy_with(server.clone());
-        let attempts = "select attempt from idempotency.record";
-        assert!(resume(&pool).await.is_none(), "{change}");
-        assert!(searched.load(Ordering::SeqCst));
-        let left: i32 = sqlx::query_scalar(attempts).fetch_one(&direct).await?;
-        assert_eq!(left, if change.starts_with("attempt") { 2 } else { 1 }, "{change}");
     }
     Ok(())
 }
@@ -297,28 +218,5 @@ async fn an_operation_at_least_once_is_resumed(pool: PgPool) -> anyhow::Result<(
             .expect("one operation");
         assert_eq!(resumed.result?, "body");
     }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_resumer_works_until_it_is_told_to_stop(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for n in 0..3 {
-        abandoned(&pool, &n.to_string()).await;
-    }
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let resumer = Resumer::new(leasing(), "operation")?.with_interval(Duration::from_millis(100))?;
-    let running = tokio::spawn({
-        let pool = pool.clone();
-        async move {
-            let shutdown = async { drop(stopped.await) };
-            resumer.run(&pool, shutdown, async |lease: &Lease, body: String| work(lease, body).await).await
-        }
-    });
-    crate::support::until(&pool, "select count(*) = 3 from idempotency.record where completed_at is not null").await;
-    stop.send(()).expect("it runs");
-    let done = tokio::time::timeout(PATIENCE, running).await??;
-    assert_eq!((done.completed, done.failed), (3, 0));
-    assert_eq!(effects(&pool).await, 3);
     Ok(())
 }
