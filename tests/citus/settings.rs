@@ -12,13 +12,13 @@ use axum::routing::post;
 use pg_idempotency::http::{Denied, IdempotencyLayer, Rejection};
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::Marking;
-use pg_idempotency::testing::{self, Fixture};
+use pg_idempotency::testing::Fixture;
 use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, migrate};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 use tower::ServiceExt as _;
 
-use crate::{citus, citus_alone, effect, effects, key, options};
+use crate::{citus_alone, key, options};
 
 const PLAIN: Deployment = Deployment::new().with_distributed(false);
 /// PostgreSQL plans a prepared statement five times with its values, and then without them.
@@ -26,22 +26,6 @@ const CALLS: usize = 7;
 
 fn plain() -> Idempotency {
     Idempotency::new().with_deployment(PLAIN)
-}
-
-#[tokio::test]
-async fn a_plain_first_call_on_a_distributed_table_is_an_error_that_says_so() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    for way in
-        [plain(), plain().with_round_trips(RoundTrips::SelectFirst), plain().with_round_trips(RoundTrips::Fewest)]
-    {
-        let key = key("mismatch");
-        let result = way.run(&citus.pool, &key, "body", async |conn| effect(conn, &key).await).await;
-        assert!(matches!(result, Err(Error::WrongDeployment { .. })), "{way:?}: {result:?}");
-        assert!(!result.expect_err("wrong").is_transient());
-        testing::assert_no_trace(&citus.pool, &key).await;
-        assert_eq!(effects(&mut *citus.pool.acquire().await?, &key).await?, 0);
-    }
-    Ok(())
 }
 
 /// An entry of the library that claims, or replays without a claim.

@@ -261,7 +261,7 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
 /// of expired, same fingerprint, same transaction.)
 const POSSIBLE: usize = 24 + 3 * 32 + 2 * 24 + 8;
 
-/// Nothing may depend on whether a sweep came by: whoever is expired is gone, in any mode. Nor on the way to ask.
+/// An expired record is ignored in any mode, so no answer depends on whether a sweep has deleted it, or on the way to ask.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_sweep_changes_no_answer(pool: PgPool) -> anyhow::Result<()> {
     for state in every_state() {

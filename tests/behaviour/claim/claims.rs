@@ -1,5 +1,5 @@
-//! The claim that never waits, and the one wait: which locks they take and keep, what they leave behind in the caller's
-//! transaction, and that of many who wait one claims.
+//! The claim that never waits, and the one wait, where the interleavings cannot see them: limits in real time, drops at
+//! every poll, herds of waiting calls, a clock that jumps, other plans, and a hostile search path.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -183,8 +183,8 @@ async fn a_wait_for_a_locked_row_ends_at_its_limit(pool: PgPool) -> anyhow::Resu
     Ok(())
 }
 
-/// Many who wait to take over what is expired or released, behind an owner that rolls back: exactly one performs, and
-/// nobody hears *in flight*. On several threads, because a slow client hides it.
+/// Many calls wait to take over an expired or released record, behind an owner that rolls back. Exactly one performs, and
+/// none is told *in flight*. They run on several threads, because a slow client hides the fault.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn of_many_who_wait_to_take_over_one_performs_and_the_others_replay(
     _: PgPoolOptions,

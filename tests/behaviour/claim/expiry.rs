@@ -1,4 +1,4 @@
-//! Retention: past it a key is new, to the millisecond of the database's clock, and to exactly one of many callers.
+//! Retention: it ends by the database's clock, and a duplicate is judged as of the moment it asked.
 
 use std::time::Duration;
 

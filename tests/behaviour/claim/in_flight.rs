@@ -1,4 +1,4 @@
-//! A concurrent duplicate: the owner commits, rolls back, is killed; the caller waits or is told.
+//! Concurrent duplicates where the interleavings cannot see them: limits in real time, plans, a storm, two keys.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::support::{
     WAYS, clear, connect, create_effects, effects, key, leave_effect, once, rejecting, setting, waiting, wide_pool,
 };
 
-/// An owner in a task of its own: it stops behind its effect, and fails if it is told to.
+/// An owner in a task of its own. It stops behind its effect, and fails if `fails`.
 fn owner(mut conn: PgConnection, gate: &Gate, fails: bool) -> JoinHandle<Result<Outcome<i64>, Error>> {
     let gate = gate.clone();
     tokio::spawn(async move {
@@ -61,7 +61,7 @@ async fn a_wait_ends_at_its_limit(pool: PgPool) -> anyhow::Result<()> {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_statement_timeout_of_the_callers_stays_his_error(pool: PgPool) -> anyhow::Result<()> {
+async fn a_statement_timeout_of_the_callers_stays_their_error(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let gate = Gate::new();
     let owner = owner(connect(&pool).await, &gate, false);
@@ -70,7 +70,7 @@ async fn a_statement_timeout_of_the_callers_stays_his_error(pool: PgPool) -> any
     sqlx::query("set local statement_timeout = '20ms'").execute(&mut *tx).await?;
     let error = ensure_idempotent(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "duplicate").await)
         .await
-        .expect_err("his own limit");
+        .expect_err("their own limit");
     let Error::Database(sqlx::Error::Database(error)) = error else { panic!("{error:?}") };
     assert_eq!(error.code().as_deref(), Some("57014"));
     tx.rollback().await?;

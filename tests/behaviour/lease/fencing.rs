@@ -1,4 +1,5 @@
-//! Fencing: whoever was overtaken can neither store, prolong nor undo anything.
+//! Fencing: an owner that was overtaken stores and releases nothing. A model goes through every order of four of eight
+//! steps, also of those with a janitor, which the interleavings have only one at a time.
 
 use std::time::Duration;
 

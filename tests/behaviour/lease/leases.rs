@@ -238,7 +238,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
     _: sqlx::postgres::PgPoolOptions,
     options: sqlx::postgres::PgConnectOptions,
 ) -> anyhow::Result<()> {
-    // One connection for the owner, its renewal, and twenty who wait.
+    // One connection for the owner, its renewal, and twenty callers that wait.
     let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1).connect_with(options).await?;
     let gate = Gate::new();
     let owner = tokio::spawn({

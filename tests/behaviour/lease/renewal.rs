@@ -115,8 +115,8 @@ async fn leases_close_a_connection_with_a_transaction_on_it(
     Ok(())
 }
 
-/// A heartbeat without the token would prolong the next owner's claim, and its own owner would never hear that he lost
-/// it.
+/// A heartbeat without the token would prolong the next owner's claim, and the first owner would never learn that the claim
+/// is lost.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn work_that_was_overtaken_stops_and_prolongs_nothing(pool: PgPool) -> anyhow::Result<()> {
     let error = ensure_leased(&pool, &key("a"), "body", POLICY, async |_| {

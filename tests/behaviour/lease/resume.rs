@@ -1,12 +1,15 @@
 //! Resuming: which operations a resumer takes, and what becomes of them.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy, Resumed, Resumer};
 use pg_idempotency::testing::{age, expire, lapse};
 use pg_idempotency::{Error, Fingerprint, InvalidStep, Key, NotResumable, Outcome};
-use sqlx::{Executor as _, PgPool};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
 use crate::lease::leases::WorkError;
 use crate::lease::steps::IN_STEPS;
@@ -130,6 +133,46 @@ async fn a_request_ends_with_its_operation(pool: PgPool) -> anyhow::Result<()> {
         let resumed = resume(&pool).await.map(|resumed| resumed.result.expect("it is resumed"));
         assert_eq!(resumed, stored.then(|| "done: another body".to_owned()));
         pool.execute("truncate idempotency.record").await?;
+    }
+    Ok(())
+}
+
+/// Between the search and the claim another attempt ends, or the retention does.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_operation_that_has_changed_since_the_search_is_left_alone(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    for change in [
+        "attempt = attempt + 1, token = token + 1, claimed_at = now()",
+        "expires_at = now() - interval '1 s'",
+        "completed_at = now(), lease_until = null, steps = null, request = null",
+    ] {
+        let direct = wide_pool(&server, 2).await;
+        direct.execute("truncate idempotency.record").await?;
+        abandoned(&direct, "a").await;
+        let searched = Arc::new(AtomicBool::new(false));
+        // The search leaves the connection to the pool, and the claim takes it again.
+        let pool = PgPoolOptions::new().max_connections(1).before_acquire({
+            let (searched, direct) = (searched.clone(), direct.clone());
+            move |_, _| {
+                let (searched, direct) = (searched.clone(), direct.clone());
+                Box::pin(async move {
+                    if !searched.swap(true, Ordering::SeqCst) {
+                        let update = format!("update idempotency.record set {change}");
+                        direct.execute(AssertSqlSafe(update)).await?;
+                    }
+                    Ok(true)
+                })
+            }
+        });
+        // The first connection is new, and none of the pool's idle ones.
+        let pool = pool.connect_lazy_with(server.clone());
+        let attempts = "select attempt from idempotency.record";
+        assert!(resume(&pool).await.is_none(), "{change}");
+        assert!(searched.load(Ordering::SeqCst));
+        let left: i32 = sqlx::query_scalar(attempts).fetch_one(&direct).await?;
+        assert_eq!(left, if change.starts_with("attempt") { 2 } else { 1 }, "{change}");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Mark mode in batches: places, order, expiry, and many consumers at once.
+//! Batches of marks: places, limits, plans, and storms of many consumers.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Mark mode, one by one: first, duplicate, in flight, and the window between them.
+//! Single marks: first, duplicate, the window, and keys of other modes. The interleavings have the marks in flight.
 
 use std::time::Duration;
 

@@ -31,7 +31,7 @@ async fn a_connection_in_no_transaction_that_sqlx_counts_is_refused(pool: PgPool
     Ok(())
 }
 
-/// Whoever has forgotten it: a raw BEGIN, usable or aborted, one that sqlx counts, or two of them.
+/// The forgotten transaction is a raw BEGIN, usable or aborted, one that sqlx counts, or two of them.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn run_rolls_back_a_foreign_transaction(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;

@@ -1,4 +1,4 @@
-//! First call, replay, key reused.
+//! What the statements of a call need and bear: the table, its indexes, the cache of prepared statements.
 
 use pg_idempotency::{Deployment, Error, Idempotency, Outcome, ensure_idempotent};
 use sqlx::Connection as _;

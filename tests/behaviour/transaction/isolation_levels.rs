@@ -1,4 +1,4 @@
-//! READ COMMITTED is tested everywhere else; here are the levels above it.
+//! The levels above READ COMMITTED, without a wait. The interleavings have the orders at repeatable read.
 
 use pg_idempotency::{Error, ensure_idempotent};
 use sqlx::{Connection as _, Executor as _, PgPool};
