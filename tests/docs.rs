@@ -127,29 +127,6 @@ fn the_guide_explains_exactly_the_outcomes_that_the_crate_counts() {
     assert_eq!(explained, counted);
 }
 
-/// The guide gives round numbers to calculate with. They must not be below what was measured, nor far above it.
-#[test]
-fn the_sizes_to_calculate_with_are_those_of_the_benchmark() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let read = |path: &str| fs::read_to_string(root.join(path)).expect("a text");
-    let figures: serde_json::Value = serde_json::from_str(&read("docs/performance/figures.json")).expect("JSON");
-    let guide = read("docs/operating.md");
-    for (case, way, said) in [
-        ("first_call", "pg-idempotency", "**700 bytes of heap and index for a key**"),
-        ("marks", "pg-idempotency, 1 at once", "and with 300 for a mark"),
-    ] {
-        let sections =
-            figures["sections"].as_array().expect("sections").iter().filter(|section| section["case"] == case);
-        let rows = sections.flat_map(|section| section["rows"].as_array().expect("rows"));
-        let bytes = |row: &serde_json::Value| Some(row["heap_bytes"].as_f64()? + row["index_bytes"].as_f64()?);
-        let measured = rows.filter(|row| row["way"] == way).find_map(bytes).expect("a measured size");
-        let number: String = said.chars().filter(char::is_ascii_digit).collect();
-        let number: f64 = number.parse().expect("a number");
-        assert!(guide.contains(said), "{said}");
-        assert!((0.85 * number..=number).contains(&measured), "{said}: {measured}");
-    }
-}
-
 /// Names such as `rules::a_missing_key_is_refused`, in the form in which `cargo test` prints them.
 #[test]
 fn every_test_that_a_document_names_exists() {

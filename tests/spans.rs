@@ -243,15 +243,6 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_sweep_is_a_span(pool: PgPool) -> anyhow::Result<()> {
-    let listener = Listener::default();
-    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
-    Janitor::new(pool).sweep_once(10).await?;
-    assert_eq!(listener.spans(), ["janitor.sweep batches=0 outcome=done rows=0"]);
-    Ok(())
-}
-
 /// A service has fields of the same name, and a filter that leaves our spans out.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_outcome_is_told_to_no_span_of_the_callers(pool: PgPool) -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
-//! Tests that need the server to themselves: one uses all there is of the machine, the others count WAL or compare
-//! throughput. They take turns; the tests of other binaries do not run beside them.
+//! Tests that need the server to themselves: one uses all there is of the machine, the other counts WAL. They take turns; the
+//! tests of other binaries do not run beside them.
 
 #[path = "../support/strict.rs"]
 mod strict;
@@ -8,7 +8,6 @@ mod strict;
 mod support;
 
 mod purge_races;
-mod throughput;
 mod wal;
 
 use tokio::sync::{Mutex, MutexGuard};

@@ -29,32 +29,6 @@ where
     least
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn a_mark_writes_half_the_wal_of_a_full_record(pool: PgPool) -> anyhow::Result<()> {
-    let _turn = crate::turn().await;
-    let response = "x".repeat(300);
-    let mut n = 0;
-    let full = wal_bytes(&pool, async || {
-        n += 1;
-        let key = key(&format!("full {n:06}"));
-        let outcome = pg_idempotency::Idempotency::new()
-            .run(&pool, &key, "body", async |_| Ok::<_, Error>(response.clone()))
-            .await
-            .expect("performed");
-        assert!(!outcome.is_replayed());
-    })
-    .await;
-    let mut n = 0;
-    let mark = wal_bytes(&pool, async || {
-        n += 1;
-        assert_eq!(marked(&pool, &format!("mark {n:06}")).await.expect("marked"), Marked::First);
-    })
-    .await;
-    println!("a full record with 300 bytes of response: {full} B of WAL; a mark: {mark} B");
-    assert!(mark * 2 <= full, "{mark} against {full}");
-    Ok(())
-}
-
 async fn marked(pool: &PgPool, value: &str) -> Result<Marked, Error> {
     let mut tx = pool.begin().await?;
     let marked = mark(&mut tx, &key(value), Duration::from_secs(300)).await?;

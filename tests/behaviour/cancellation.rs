@@ -48,24 +48,11 @@ async fn tables(pool: &PgPool) {
     sqlx::query("create table written (note text)").execute(pool).await.expect("a table");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_isolated_call_can_be_dropped_at_every_poll(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let observer = PgPool::connect_with(options.clone()).await?;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
-    tables(&observer).await;
+/// Tries each number of polls until the call has completed a few times. `try_with` returns whether it has.
+async fn at_every_poll(mut try_with: impl AsyncFnMut(usize) -> anyhow::Result<bool>) -> anyhow::Result<()> {
     let mut completed = 0;
     for polls in 0..MOST_POLLS {
-        let key = key(&polls.to_string());
-        let call = Idempotency::new().run_isolated(&pool, &key, "body", async |conn| -> Result<_, Error> {
-            Ok(Verdict::Keep(leave_effect(conn, "effect").await?))
-        });
-        let done = cancel_after(polls, call).await.transpose()?.is_some();
-        assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
-        assert_whole(&observer, &format!("{polls} polls")).await;
-        completed += usize::from(done);
+        completed += usize::from(try_with(polls).await?);
         if completed == TRIES {
             return Ok(());
         }
@@ -73,89 +60,69 @@ async fn an_isolated_call_can_be_dropped_at_every_poll(
     panic!("it never completed");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_refusal_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+/// One connection in the pool, so that the next caller meets whatever the dropped call left on it; and another pool.
+async fn pools(options: PgConnectOptions) -> anyhow::Result<(PgPool, PgPool)> {
     let observer = PgPool::connect_with(options.clone()).await?;
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    Ok((pool, observer))
+}
+
+/// A first call, a replay and a refusal, in every way.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn run_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let (pool, observer) = pools(options).await?;
     tables(&observer).await;
-    let key = key("a");
-    let _ = once(&observer, &key, "body").await?;
-    for way in WAYS {
-        let mut completed = 0;
-        for polls in 0..MOST_POLLS {
-            let call = way.run(&pool, &key, "another", async |conn| leave_effect(conn, "no").await);
-            match cancel_after(polls, call).await {
-                None => {}
-                Some(Err(Error::KeyReused { .. })) => completed += 1,
-                Some(other) => panic!("{polls} polls: {other:?}"),
-            }
-            assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
-            assert_whole(&observer, &format!("{polls} polls")).await;
-            if completed == TRIES {
-                break;
-            }
+    let there = key("there");
+    for (way, kind) in WAYS.into_iter().flat_map(|way| ["first call", "replay", "refusal"].map(|kind| (way, kind))) {
+        clear(&observer).await;
+        if kind != "first call" {
+            let _ = once(&observer, &there, "body").await?;
         }
-        assert_eq!(completed, TRIES, "it never completed");
+        at_every_poll(async |polls| {
+            let key = if kind == "first call" { &key(&polls.to_string()) } else { &there };
+            let body = if kind == "refusal" { "another" } else { "body" };
+            let call = way.run(&pool, key, body, async |conn| leave_effect(conn, "effect").await);
+            let completed = match (kind, cancel_after(polls, call).await) {
+                (_, None) => false,
+                ("first call", Some(Ok(Outcome::Performed(_)))) => true,
+                ("replay", Some(Ok(Outcome::Replayed(_)))) => true,
+                ("refusal", Some(Err(Error::KeyReused { .. }))) => true,
+                (_, other) => panic!("{way:?}, {kind}, {polls} polls: {other:?}"),
+            };
+            assert_usable(&mut *pool.acquire().await?, &observer, &format!("{kind}, {polls} polls")).await;
+            assert_whole(&observer, &format!("{kind}, {polls} polls")).await;
+            Ok(completed)
+        })
+        .await?;
     }
     Ok(())
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_replay_by_run_can_be_dropped_at_every_poll(
+async fn an_isolated_call_can_be_dropped_at_every_poll(
     _: PgPoolOptions,
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
-    let observer = PgPool::connect_with(options.clone()).await?;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    let (pool, observer) = pools(options).await?;
     tables(&observer).await;
-    let key = key("a");
-    let _ = once(&observer, &key, "body").await?;
-    for way in WAYS {
-        let mut completed = 0;
-        for polls in 0..MOST_POLLS {
-            let call = way.run(&pool, &key, "body", async |conn| leave_effect(conn, "no").await);
-            completed += usize::from(cancel_after(polls, call).await.transpose()?.is_some());
-            assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
-            assert_whole(&observer, &format!("{polls} polls")).await;
-            if completed == TRIES {
-                break;
-            }
-        }
-        assert_eq!(completed, TRIES, "it never completed");
-    }
-    Ok(())
-}
-
-/// One connection in the pool, so that the next caller meets whatever the dropped call left on it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn run_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let observer = PgPool::connect_with(options.clone()).await?;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
-    tables(&observer).await;
-    for way in WAYS {
-        clear(&observer).await;
-        let mut completed = 0;
-        for polls in 0..MOST_POLLS {
-            let key = key(&polls.to_string());
-            let call = way.run(&pool, &key, "body", async |conn| leave_effect(conn, "effect").await);
-            completed += usize::from(cancel_after(polls, call).await.transpose()?.is_some());
-            assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
-            assert_whole(&observer, &format!("{polls} polls")).await;
-            if completed == TRIES {
-                break;
-            }
-        }
-        assert_eq!(completed, TRIES, "it never completed");
-    }
-    Ok(())
+    at_every_poll(async |polls| {
+        let key = key(&polls.to_string());
+        let call = Idempotency::new().run_isolated(&pool, &key, "body", async |conn| -> Result<_, Error> {
+            Ok(Verdict::Keep(leave_effect(conn, "effect").await?))
+        });
+        let completed = cancel_after(polls, call).await.transpose()?.is_some();
+        assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
+        assert_whole(&observer, &format!("{polls} polls")).await;
+        Ok(completed)
+    })
+    .await
 }
 
 /// In the caller's transaction, dropped with the call, as `?` and a timeout around both do.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_callers_transaction_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
     tables(&pool).await;
-    let mut completed = 0;
-    for polls in 0..MOST_POLLS {
+    at_every_poll(async |polls| {
         let key = key(&polls.to_string());
         let mut tx = pool.begin().await?;
         let whole = async {
@@ -164,22 +131,19 @@ async fn a_callers_transaction_can_be_dropped_at_every_poll(pool: PgPool) -> any
             tx.commit().await?;
             Ok::<_, Error>(outcome)
         };
-        completed += usize::from(cancel_after(polls, whole).await.transpose()?.is_some());
+        let completed = cancel_after(polls, whole).await.transpose()?.is_some();
         let _ = once(&pool, &key, "body").await?;
         assert_whole(&pool, &format!("{polls} polls")).await;
-        if completed == TRIES {
-            return Ok(());
-        }
-    }
-    panic!("it never completed");
+        Ok(completed)
+    })
+    .await
 }
 
-/// Who drops the call alone and commits: at worst indeterminate, never a second effect.
+/// A caller that drops the call alone and commits: at worst the key is indeterminate, and there is never a second effect.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_call_dropped_in_a_transaction_that_commits_is_at_worst_indeterminate(pool: PgPool) -> anyhow::Result<()> {
     tables(&pool).await;
-    let mut completed = 0;
-    for polls in 0..MOST_POLLS {
+    at_every_poll(async |polls| {
         let key = key(&polls.to_string());
         let mut tx = pool.begin().await?;
         let call = ensure_idempotent(&mut tx, &key, "body", async |conn| leave_effect(conn, &polls.to_string()).await);
@@ -198,36 +162,29 @@ async fn a_call_dropped_in_a_transaction_that_commits_is_at_worst_indeterminate(
             .fetch_one(&pool)
             .await?;
         assert!(effects <= 1, "{polls} polls: {effects} effects");
-        completed += usize::from(done);
-        if completed == TRIES {
-            return Ok(());
-        }
-    }
-    panic!("it never completed");
+        Ok(done)
+    })
+    .await
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_sweep_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let observer = PgPool::connect_with(options.clone()).await?;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    let (pool, observer) = pools(options).await?;
     tables(&observer).await;
-    for polls in 0..MOST_POLLS {
+    at_every_poll(async |polls| {
         let swept =
             cancel_after(polls, pg_idempotency::Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(10))
                 .await
                 .transpose()?;
         assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
-        if swept.is_some() {
-            return Ok(());
-        }
-    }
-    panic!("it never completed");
+        Ok(swept.is_some())
+    })
+    .await
 }
 
 #[sqlx::test(migrations = false)]
 async fn a_migration_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let observer = PgPool::connect_with(options.clone()).await?;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    let (pool, observer) = pools(options).await?;
     for polls in 0..MOST_POLLS {
         let done = cancel_after(polls, pg_idempotency::migrate(&pool)).await.transpose()?.is_some();
         assert!(!pool.acquire().await?.is_in_transaction());
@@ -251,12 +208,10 @@ async fn a_lease_can_be_dropped_at_every_poll_of_claim_and_completion(
     _: PgPoolOptions,
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
-    let observer = PgPool::connect_with(options.clone()).await?;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    let (pool, observer) = pools(options).await?;
     tables(&observer).await;
     let leasing = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })?;
-    let mut completed = 0;
-    for polls in 0..MOST_POLLS {
+    at_every_poll(async |polls| {
         let key = key(&polls.to_string());
         let call = leasing.ensure(&pool, &key, "body", async |_| Ok::<_, Error>(polls));
         let done = cancel_after(polls, call).await.transpose()?.is_some();
@@ -270,21 +225,17 @@ async fn a_lease_can_be_dropped_at_every_poll_of_claim_and_completion(
             Err(Error::InFlight { .. }) => assert!(!done),
             other => panic!("{polls} polls: {other:?}"),
         }
-        completed += usize::from(done);
-        if completed == TRIES {
-            return Ok(());
-        }
-    }
-    panic!("it never completed");
+        Ok(done)
+    })
+    .await
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_release_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let observer = PgPool::connect_with(options.clone()).await?;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    let (pool, observer) = pools(options).await?;
     tables(&observer).await;
     let leasing = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })?;
-    for polls in 0..MOST_POLLS {
+    at_every_poll(async |polls| {
         let key = key(&polls.to_string());
         let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
         let done = cancel_after(polls, lease.release("on purpose")).await.transpose()?.is_some();
@@ -294,19 +245,16 @@ async fn a_release_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgCon
             Err(Error::InFlight { .. }) => assert!(!done, "left to lapse"),
             other => panic!("{polls} polls: {other:?}"),
         }
-        if done {
-            return Ok(());
-        }
-    }
-    panic!("it never completed");
+        Ok(done)
+    })
+    .await
 }
 
 /// A mark goes with its transaction, wherever the call was dropped.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn marks_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
     let window = Duration::from_secs(300);
-    let mut completed = 0;
-    for polls in 0..MOST_POLLS {
+    at_every_poll(async |polls| {
         let keys: Vec<Key> = (0..3).map(|n| key(&format!("{polls}/{n}"))).collect();
         let mut tx = pool.begin().await?;
         let marking = async {
@@ -316,16 +264,13 @@ async fn marks_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> 
         };
         let done = cancel_after(polls, marking).await.transpose()?;
         drop(tx);
-        if let Some(marked) = done {
-            assert_eq!(marked, (Marked::First, vec![Marked::First; 2]));
-            completed += 1;
+        if let Some(marked) = &done {
+            assert_eq!(*marked, (Marked::First, vec![Marked::First; 2]));
         }
         let mut tx = pool.begin().await?;
         assert_eq!(mark_many(&mut tx, &keys, window).await?, [Marked::First; 3], "{polls} polls: rolled back");
         tx.commit().await?;
-        if completed == TRIES {
-            return Ok(());
-        }
-    }
-    panic!("it never completed");
+        Ok(done.is_some())
+    })
+    .await
 }

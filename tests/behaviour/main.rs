@@ -1,7 +1,5 @@
 //! What the crate promises, on a real PostgreSQL: one behaviour per test, one theme per file, in folders with the names of those in `src`.
 
-#[path = "../support/answers.rs"]
-mod answers;
 #[path = "../support/backend.rs"]
 mod backend;
 #[path = "../support/fixture.rs"]

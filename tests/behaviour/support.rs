@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pg_idempotency::testing::PATIENCE;
-use pg_idempotency::{Error, Idempotency, InFlight, Key, Outcome, RoundTrips};
+use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Outcome, RoundTrips};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
@@ -25,6 +25,13 @@ pub(crate) const WAYS: [Idempotency; 3] = [
     Idempotency::new().with_round_trips(RoundTrips::SelectFirst),
     Idempotency::new().with_round_trips(RoundTrips::Fewest),
 ];
+
+/// The settings that fit the table. A plain one works with both.
+pub(crate) const DEPLOYMENTS: &[Deployment] = if cfg!(idempotency_distributed) {
+    &[Deployment::new()]
+} else {
+    &[Deployment::new(), Deployment::new().with_distributed(true)]
+};
 
 /// Between two of them.
 pub(crate) async fn clear(pool: &PgPool) {
@@ -91,8 +98,3 @@ pub(crate) async fn until(pool: &PgPool, question: &'static str) {
         assert!(started.elapsed() < PATIENCE, "never true: {question}");
     }
 }
-
-/// Whether somebody rests before asking again for a row that another transaction has locked.
-pub(crate) const SLEEPS: &str = "select exists (
-    select from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep'
-)";

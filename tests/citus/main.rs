@@ -1,8 +1,6 @@
 //! Every public operation on a table that Citus distributes, on the cluster whose coordinator `CITUS_DATABASE_URL`
 //! names. Without it each test says that it is skipped. `script/test --citus` runs them.
 
-#[path = "../support/answers.rs"]
-mod answers;
 mod deadlocks;
 #[path = "../support/fixture.rs"]
 #[allow(dead_code, reason = "the other tests use more of it")]
@@ -81,6 +79,12 @@ async fn pool() -> Option<PgPool> {
     tx.commit().await.expect("committed");
     drop(conn);
     Some(pool)
+}
+
+/// Time for a caller to begin its wait. The coordinator does not show whose wait it is, and the answers are the same if it
+/// comes later.
+async fn a_moment() {
+    tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
 /// A key of a new scope.

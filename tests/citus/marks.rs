@@ -65,7 +65,7 @@ async fn a_mark_that_is_not_committed_is_in_flight() -> anyhow::Result<()> {
             anyhow::Ok(marked)
         }
     });
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    crate::a_moment().await;
     first.rollback().await?;
     assert_eq!(waiter.await??, Marked::First);
     assert_eq!(marking().mark(&mut second, &key).await?, Marked::Duplicate, "usable");
@@ -100,28 +100,6 @@ async fn batches_of_any_size_and_any_number_of_scopes() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn many_expired_marks_are_taken_over() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    for count in [7, 100] {
-        let keys = keys(count, 7);
-        let mut tx = citus.pool.begin().await?;
-        assert_eq!(firsts(&marking().mark_many(&mut tx, &keys).await?), count);
-        tx.commit().await?;
-        let mut tx = citus.pool.begin().await?;
-        for key in &keys {
-            testing::expire(&mut *tx, key).await?;
-        }
-        tx.commit().await?;
-        for expected in [count, 0] {
-            let mut tx = citus.pool.begin().await?;
-            assert_eq!(firsts(&marking().mark_many(&mut tx, &keys).await?), expected);
-            tx.commit().await?;
-        }
-    }
-    Ok(())
-}
-
-#[tokio::test]
 async fn a_batch_waits_for_a_key_in_flight_with_a_bound() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
     let keys = keys(20, 4);
@@ -146,7 +124,7 @@ async fn a_batch_waits_for_a_key_in_flight_with_a_bound() -> anyhow::Result<()> 
             anyhow::Ok(marked)
         }
     });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    crate::a_moment().await;
     owner.commit().await?;
     let marked = waiter.await??;
     assert_eq!((firsts(&marked), marked[7]), (19, Marked::Duplicate));
@@ -171,29 +149,5 @@ async fn overlapping_batches_mark_each_key_once() -> anyhow::Result<()> {
         let total: usize = answers.into_iter().collect::<anyhow::Result<Vec<_>>>()?.into_iter().sum();
         assert_eq!(total, keys.len());
     }
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_key_of_another_mode_is_refused() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let keys = keys(3, 2);
-    Fixture::completed(&keys[1], "body", &1)?.write(&citus.pool).await?;
-    let mut tx = citus.pool.begin().await?;
-    let one = marking().mark(&mut tx, &keys[1]).await;
-    let many = marking().mark_many(&mut tx, &keys).await;
-    assert!(matches!(one, Err(Error::OtherMode { stored: Mode::Transaction, .. })), "{one:?}");
-    assert!(matches!(many, Err(Error::OtherMode { stored: Mode::Transaction, .. })), "{many:?}");
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_batch_of_too_many_keys_is_refused() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let keys = keys(101, 2);
-    let mut tx = citus.pool.begin().await?;
-    let refused = marking().mark_many(&mut tx, &keys).await;
-    assert!(matches!(refused, Err(Error::TooManyKeys { keys: 101, .. })), "{refused:?}");
-    assert_eq!(firsts(&marking().mark_many(&mut tx, &keys[..100]).await?), 100, "usable");
     Ok(())
 }

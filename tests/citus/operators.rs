@@ -161,13 +161,3 @@ async fn distribute_says_why_it_refuses() -> anyhow::Result<()> {
     conn.execute("reset citus.enable_create_database_propagation").await?;
     Ok(())
 }
-
-#[tokio::test]
-async fn time_moves_for_tests_there_too() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let key = key("time");
-    assert!(!once(&citus.pool, &key, "body").await?.is_replayed());
-    testing::age(&citus.pool, &key, Duration::from_secs(60)).await?;
-    assert!(once(&citus.pool, &key, "body").await?.is_replayed());
-    Ok(())
-}

@@ -17,7 +17,6 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 use tower::ServiceExt as _;
 
-use crate::answers::{DECIDED, TOO_MANY, answered, answers};
 use crate::fixture::Fixture;
 use crate::{DISTRIBUTED, citus, citus_alone, effect, effects, key, options};
 
@@ -27,47 +26,6 @@ const CALLS: usize = 7;
 
 fn plain() -> Idempotency {
     Idempotency::new().with_deployment(PLAIN)
-}
-
-async fn create_answered(pool: &PgPool) -> anyhow::Result<()> {
-    sqlx::raw_sql(
-        "drop table if exists answered; create table answered (scope text collate \"C\" not null);
-         select create_distributed_table('answered', 'scope', colocate_with => 'idempotency.record')",
-    )
-    .execute(pool)
-    .await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn without_the_setting_every_entry_point_refuses() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    create_answered(&citus.pool).await?;
-    let fits = answers(&citus.pool, DISTRIBUTED, DISTRIBUTED).await?;
-    let other = answers(&citus.pool, DISTRIBUTED, PLAIN).await?;
-    let need_no_setting: Vec<String> = fits
-        .iter()
-        .map(|(name, _)| name.clone())
-        .filter(|name| name.starts_with(DECIDED) || name == TOO_MANY)
-        .collect();
-    assert_eq!(answered(fits, other), need_no_setting);
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_plain_first_call_on_a_distributed_table_is_an_error_that_says_so() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    for way in
-        [plain(), plain().with_round_trips(RoundTrips::SelectFirst), plain().with_round_trips(RoundTrips::Fewest)]
-    {
-        let key = key("mismatch");
-        let result = way.run(&citus.pool, &key, "body", async |conn| effect(conn, &key).await).await;
-        assert!(matches!(result, Err(Error::WrongDeployment { .. })), "{way:?}: {result:?}");
-        assert!(!result.expect_err("wrong").is_transient());
-        assert!(operator::show(&citus.pool, &key).await?.is_none());
-        assert_eq!(effects(&mut *citus.pool.acquire().await?, &key).await?, 0);
-    }
-    Ok(())
 }
 
 /// An entry of the library that claims, or replays without a claim.

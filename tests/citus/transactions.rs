@@ -84,84 +84,6 @@ async fn statements_of_one_shard(conn: &mut PgConnection) -> sqlx::Result<i64> {
 }
 
 #[tokio::test]
-async fn every_option_gives_the_same_answers() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    for way in [
-        calls(),
-        calls().with_round_trips(RoundTrips::SelectFirst),
-        calls().with_round_trips(RoundTrips::Fewest),
-        calls().with_deployment(DISTRIBUTED.with_prepared_statements(false)),
-    ] {
-        let key = key("way");
-        for repeat in 0..3 {
-            let outcome = way.run(&citus.pool, &key, "body", async |conn| effect(conn, &key).await).await?;
-            assert_eq!(outcome.is_replayed(), repeat > 0, "{way:?}");
-        }
-        let reused = way.run(&citus.pool, &key, "other", async |conn| effect(conn, &key).await).await;
-        assert!(matches!(reused, Err(Error::KeyReused { .. })), "{reused:?}");
-        testing::expire(&citus.pool, &key).await?;
-        assert!(!way.run(&citus.pool, &key, "other", async |conn| effect(conn, &key).await).await?.is_replayed());
-        assert_eq!(effects(&mut *citus.pool.acquire().await?, &key).await?, 2);
-    }
-    Ok(())
-}
-
-#[tokio::test]
-async fn an_error_leaves_no_trace() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let key = key("error");
-    let failed = calls()
-        .run(&citus.pool, &key, "body", async |conn| -> anyhow::Result<i64> {
-            effect(conn, &key).await?;
-            anyhow::bail!("declined")
-        })
-        .await;
-    assert_eq!(failed.expect_err("declined").to_string(), "declined");
-    assert!(operator::show(&citus.pool, &key).await?.is_none());
-    assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
-    assert!(operator::show(&citus.pool, &key).await?.is_some_and(|shown| shown.state == State::Completed));
-    Ok(())
-}
-
-#[tokio::test]
-async fn an_isolated_call_keeps_undoes_or_releases() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let mut conn = citus.pool.acquire().await?;
-    for (keeps, left) in [(true, 1), (false, 0)] {
-        let key = key("isolated");
-        for repeat in 0..2 {
-            let mut tx = conn.begin().await?;
-            let outcome = calls()
-                .ensure_isolated(&mut tx, &key, "body", async |conn| {
-                    let count = effect(conn, &key).await?;
-                    Ok::<_, Error>(if keeps { Verdict::Keep(count) } else { Verdict::Undo(count) })
-                })
-                .await?;
-            assert_eq!((outcome.is_replayed(), outcome.into_inner()), (repeat > 0, 1));
-            tx.commit().await?;
-        }
-        assert_eq!(effects(&mut conn, &key).await?, left);
-    }
-    // A failure releases the claim, and the caller's transaction goes on.
-    let key = key("released");
-    let mut tx = conn.begin().await?;
-    let failed = calls()
-        .ensure_isolated(&mut tx, &key, "body", async |conn| -> Result<Verdict<i64>, Error> {
-            effect(&mut *conn, &key).await?;
-            conn.execute("select 1 / 0").await?;
-            unreachable!()
-        })
-        .await;
-    assert!(matches!(failed, Err(Error::Database(_))), "{failed:?}");
-    tx.commit().await?;
-    assert_eq!(effects(&mut conn, &key).await?, 0);
-    assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
-    let shown = pg_idempotency::operator::show(&citus.pool, &key).await?.expect("a record");
-    assert_eq!((shown.attempt, shown.mode), (2, Mode::Transaction));
-    Ok(())
-}
-
-#[tokio::test]
 async fn a_duplicate_is_rejected_or_waits_for_the_owner() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
     for commits in [true, false] {
@@ -183,7 +105,7 @@ async fn a_duplicate_is_rejected_or_waits_for_the_owner() -> anyhow::Result<()> 
             let (pool, key) = (citus.pool.clone(), key.clone());
             async move { once(&pool, &key, "body").await }
         });
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        crate::a_moment().await;
         if commits {
             owner.commit().await?
         } else {
@@ -203,33 +125,15 @@ async fn race(pool: &PgPool, key: &pg_idempotency::Key, body: &str) -> anyhow::R
 }
 
 #[tokio::test]
-async fn of_eight_callers_one_performs() -> anyhow::Result<()> {
+async fn of_eight_callers_one_performs_a_new_an_expired_or_a_released_operation() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
     for _ in 0..5 {
-        assert_eq!(race(&citus.pool, &key("race"), "body").await?, 1);
-    }
-    Ok(())
-}
-
-#[tokio::test]
-async fn of_eight_callers_one_takes_over_what_is_expired() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    for _ in 0..5 {
-        let key = key("expired race");
-        assert!(!once(&citus.pool, &key, "first").await?.is_replayed());
+        let key = key("race");
+        assert_eq!(race(&citus.pool, &key, "first").await?, 1);
         testing::expire(&citus.pool, &key).await?;
         assert_eq!(race(&citus.pool, &key, "second").await?, 2);
-    }
-    Ok(())
-}
-
-#[tokio::test]
-async fn of_eight_callers_one_takes_over_what_is_released() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    for _ in 0..5 {
-        let key = key("released race");
-        Fixture::released(&key, "body")?.write(&citus.pool).await?;
-        assert_eq!(race(&citus.pool, &key, "body").await?, 1);
+        Fixture::released(&key, "third")?.write(&citus.pool).await?;
+        assert_eq!(race(&citus.pool, &key, "third").await?, 3);
     }
     Ok(())
 }
@@ -284,7 +188,7 @@ async fn a_row_that_is_locked_on_a_worker_is_waited_for_with_a_bound() -> anyhow
         let (pool, key) = (citus.pool.clone(), key.clone());
         async move { once(&pool, &key, "second").await }
     });
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    crate::a_moment().await;
     locker.rollback().await?;
     assert_eq!(waiter.await??.into_inner(), 2);
     Ok(())
@@ -329,78 +233,6 @@ async fn a_claim_in_doubt_is_waited_for_as_long_as_the_sessions_lock_timeout_all
     Ok(())
 }
 
-#[tokio::test]
-async fn the_same_key_inside_perform_is_refused() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    for way in [calls(), rejecting()] {
-        let key = key("inside");
-        let refused = way
-            .run(&citus.pool, &key, "body", async |conn| -> Result<i64, Error> {
-                Ok(way.ensure(conn, &key, "body", async |conn| effect(conn, &key).await).await?.into_inner())
-            })
-            .await;
-        assert!(matches!(refused, Err(Error::AlreadyInTransaction)), "{refused:?}");
-    }
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_call_that_outlives_its_retention_stores_nothing() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let key = key("outlived");
-    let short = calls().with_retention(Duration::from_millis(100))?;
-    let result = short
-        .run(&citus.pool, &key, "body", async |conn| {
-            conn.execute("select pg_sleep(0.15)").await?;
-            effect(conn, &key).await
-        })
-        .await;
-    assert!(matches!(result, Err(Error::OutlivedRetention)), "{result:?}");
-    assert!(operator::show(&citus.pool, &key).await?.is_none());
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_commit_inside_perform_is_never_acknowledged() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    for message in ["commit", "rollback", "commit; begin"] {
-        let key = key("ended");
-        let result = calls()
-            .run(&citus.pool, &key, "body", async |conn| {
-                conn.execute(message).await?;
-                Ok::<_, Error>(1)
-            })
-            .await;
-        assert!(matches!(result, Err(Error::NotInTransaction)), "{message}: {result:?}");
-    }
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_caller_who_commits_after_an_error_leaves_the_key_indeterminate() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let key = key("indeterminate");
-    let mut tx = citus.pool.begin().await?;
-    let failed = calls().ensure(&mut tx, &key, "body", async |_| -> anyhow::Result<i64> { anyhow::bail!("no") }).await;
-    assert!(failed.is_err());
-    let again = calls().ensure(&mut tx, &key, "body", async |_| Ok::<_, Error>(1)).await;
-    assert!(matches!(again, Err(Error::AlreadyInTransaction)), "{again:?}");
-    tx.commit().await?;
-    let result = once(&citus.pool, &key, "body").await;
-    assert!(matches!(result, Err(Error::Indeterminate { attempt: 1, .. })), "{result:?}");
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_key_of_another_mode_is_refused() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let key = key("mode");
-    Fixture::marked(&key).write(&citus.pool).await?;
-    let result = once(&citus.pool, &key, "body").await;
-    assert!(matches!(result, Err(Error::OtherMode { stored: Mode::Mark, .. })), "{result:?}");
-    Ok(())
-}
-
 /// A duplicate that asked before the record expired gets its answer, however long it waits.
 #[tokio::test]
 async fn a_duplicate_is_judged_as_of_when_it_asked() -> anyhow::Result<()> {
@@ -426,28 +258,11 @@ async fn a_duplicate_is_judged_as_of_when_it_asked() -> anyhow::Result<()> {
         let (pool, key) = (citus.pool.clone(), key.clone());
         async move { short.run(&pool, &key, "body", async |conn: &mut PgConnection| effect(conn, &key).await).await }
     });
+    // The waiter asks before the record expires, and gets its answer after that.
     tokio::time::sleep(Duration::from_millis(400)).await;
     gate.open();
     assert!(!owner.await??.is_replayed());
     assert!(waiter.await??.is_replayed());
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_record_with_infinite_times_panics_nothing() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    for (expires, replayed) in [("infinity", true), ("-infinity", false)] {
-        let key = key("infinite");
-        assert!(!once(&citus.pool, &key, "body").await?.is_replayed());
-        sqlx::query("update idempotency.record set expires_at = $2::timestamptz where scope = $1")
-            .bind(key.scope())
-            .bind(sqlx::types::chrono::DateTime::<sqlx::types::chrono::Utc>::UNIX_EPOCH)
-            .execute(&citus.pool)
-            .await?;
-        let set = format!("update idempotency.record set expires_at = '{expires}' where scope = '{}'", key.scope());
-        sqlx::raw_sql(sqlx::AssertSqlSafe(set)).execute(&citus.pool).await?;
-        assert_eq!(once(&citus.pool, &key, "body").await?.is_replayed(), replayed, "{expires}");
-    }
     Ok(())
 }
 
@@ -490,26 +305,4 @@ async fn the_loss_of_a_worker_is_transient_and_leaves_nothing() -> anyhow::Resul
     assert!(lost.is_transient(), "{lost:?}");
     assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
     Ok(())
-}
-
-#[tokio::test]
-async fn a_look_before_the_transaction_sees_nothing_of_a_foreign_one() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options().expect("a URL")).await?;
-    let key = key("foreign");
-    let mut conn = pool.acquire().await?;
-    conn.execute("begin").await?;
-    Fixture::completed(&key, "body", &7)?.write(&mut *conn).await?;
-    drop(conn);
-    let way: Idempotency = calls().with_round_trips(RoundTrips::SelectFirst);
-    let performed = way.run(&pool, &key, "body", async |conn| effect(conn, &key).await).await?;
-    assert!(!performed.is_replayed());
-    assert_eq!(effects(&mut *citus.pool.acquire().await?, &key).await?, 1);
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_deployment_can_be_built_in_any_order() {
-    let one = Deployment::new().with_distributed(true).with_prepared_statements(false);
-    assert_eq!(one, Deployment::new().with_prepared_statements(false).with_distributed(true));
 }

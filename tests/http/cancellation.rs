@@ -32,6 +32,7 @@ async fn a_request_that_is_dropped_at_any_poll_is_done_once_or_not_at_all(_: PgP
                     if call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
                         break;
                     }
+                    // So that the run is at another point each time.
                     tokio::time::sleep(Duration::from_millis(again)).await;
                 }
             }

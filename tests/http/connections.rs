@@ -1,7 +1,7 @@
 //! Clients over real sockets that hang up, send half a request, pipeline, or speak HTTP/2.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
@@ -9,20 +9,31 @@ use axum::http::{Extensions, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::routing::post;
 use pg_idempotency::http::{IdempotentTx, Runs};
-use pg_idempotency::testing::{Gate, PATIENCE};
+use pg_idempotency::testing::{Gate, PATIENCE, cancel_after};
 use sqlx::PgPool;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
-use crate::support::{app_without_layer, create_effects, effects, post_to, records, stops_at, transactional, until};
+use crate::support::{app_without_layer, create_effects, effects, post_to, records, stops_at, transactional};
+
+/// Tells that it is dropped.
+struct Notice(Arc<Notify>);
+
+impl Drop for Notice {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
 
 struct Server {
     address: SocketAddr,
     app: Router,
     gate: Gate,
     runs: Runs,
+    /// The server has dropped a request, because it has ended or its client has hung up.
+    dropped: Arc<Notify>,
     stop: oneshot::Sender<()>,
     stopped: tokio::task::JoinHandle<std::io::Result<()>>,
 }
@@ -32,14 +43,24 @@ impl Server {
         let gate = Gate::new();
         let layer = transactional(pool);
         let runs = layer.runs();
-        let app = stops_at(&gate).merge(app_without_layer()).layer(layer);
+        let dropped = Arc::new(Notify::new());
+        let noticing = dropped.clone();
+        let notices = from_fn(move |request: Request, next: Next| {
+            let notice = Notice(noticing.clone());
+            async move {
+                let response = next.run(request).await;
+                drop(notice);
+                response
+            }
+        });
+        let app = stops_at(&gate).merge(app_without_layer()).layer(layer).layer(notices);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (stop, stopping) = oneshot::channel();
         let server = axum::serve(listener, app.clone()).with_graceful_shutdown(async {
             let _ = stopping.await;
         });
-        Self { address, app, gate, runs, stop, stopped: tokio::spawn(server.into_future()) }
+        Self { address, app, gate, runs, dropped, stop, stopped: tokio::spawn(server.into_future()) }
     }
 
     async fn connect(&self) -> TcpStream {
@@ -77,8 +98,7 @@ async fn a_client_that_hangs_up_changes_nothing(pool: PgPool) {
     client.write_all(raw("/gate", "key-1", "x").as_bytes()).await.expect("sent");
     server.gate.reached().await;
     drop(client);
-    // Long enough for the server to notice that the client is gone.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    timeout(PATIENCE, server.dropped.notified()).await.expect("the server notices");
     assert_eq!(server.runs.count(), 1, "the run goes on");
     server.gate.open();
     timeout(PATIENCE, server.runs.finished()).await.expect("it came to its end");
@@ -97,13 +117,12 @@ async fn a_shutdown_waits_for_runs_without_a_client(pool: PgPool) {
     client.write_all(raw("/gate", "key-1", "x").as_bytes()).await.expect("sent");
     server.gate.reached().await;
     drop(client);
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let gate = server.gate.clone();
-    let ended = tokio::spawn(server.end());
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(!ended.is_finished());
-    gate.open();
-    ended.await.expect("ended");
+    timeout(PATIENCE, server.dropped.notified()).await.expect("the server notices");
+    let _ = server.stop.send(());
+    timeout(PATIENCE, server.stopped).await.expect("in time").expect("joined").expect("served");
+    assert!(cancel_after(1, server.runs.finished()).await.is_none(), "the run goes on");
+    server.gate.open();
+    timeout(PATIENCE, server.runs.finished()).await.expect("in time");
     assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
 }
 
@@ -111,15 +130,15 @@ async fn a_shutdown_waits_for_runs_without_a_client(pool: PgPool) {
 async fn half_a_request_claims_nothing(pool: PgPool) {
     create_effects(&pool).await;
     let server = Server::start(&pool).await;
-    for cut in [20, raw("/effects", "key-1", "0123456789").len() - 5] {
+    let whole = raw("/effects", "key-1", "0123456789");
+    for (cut, has_headers) in [(20, false), (whole.len() - 5, true)] {
         let mut client = server.connect().await;
-        client.write_all(&raw("/effects", "key-1", "0123456789").as_bytes()[..cut]).await.expect("sent");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        assert_eq!(server.runs.count(), 0);
-        let open =
-            "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'";
-        until(&pool, open).await;
+        client.write_all(&whole.as_bytes()[..cut]).await.expect("sent");
         drop(client);
+        if has_headers {
+            timeout(PATIENCE, server.dropped.notified()).await.expect("the server has had the first half");
+        }
+        assert_eq!(server.runs.count(), 0);
     }
     server.end().await;
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));

@@ -49,50 +49,6 @@ async fn a_duplicate_is_refused_at_once(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_duplicate_may_wait_for_the_first_answer(pool: PgPool) {
-    create_effects(&pool).await;
-    let gate = Gate::new();
-    let app = app(&gate, waiting(&pool, Duration::from_secs(20)));
-    let post = || {
-        let app = app.clone();
-        tokio::spawn(async move { post_to(&app, "/gate", "key-1", "x").await })
-    };
-    let first = post();
-    gate.reached().await;
-    let duplicates = [post(), post()];
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    gate.open();
-    let first = first.await.expect("joined");
-    assert_eq!(first.status, StatusCode::OK);
-    for duplicate in duplicates {
-        let duplicate = duplicate.await.expect("joined");
-        assert_eq!((duplicate.is_replayed(), &duplicate.body), (true, &first.body));
-    }
-    assert_eq!(effects(&pool).await, 1);
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_waiting_duplicate_performs_when_the_first_request_fails(pool: PgPool) {
-    create_effects(&pool).await;
-    let mut owner = pool.begin().await.expect("begun");
-    let gate = Gate::new();
-    // The owner is in another process, and rolls back.
-    let key = pg_idempotency::Key::new("ada", "POST /effects", "key-1").expect("a key");
-    let first =
-        pg_idempotency::ensure_idempotent(&mut owner, &key, &(), async |_| -> Result<(), pg_idempotency::Error> {
-            Ok(())
-        });
-    let _ = first.await.expect("claimed");
-    let app = app(&gate, waiting(&pool, Duration::from_secs(20)));
-    let duplicate = tokio::spawn(async move { post_to(&app, "/effects", "key-1", "x").await });
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    owner.rollback().await.expect("rolled back");
-    let duplicate = duplicate.await.expect("joined");
-    assert_eq!((duplicate.status, duplicate.is_replayed()), (StatusCode::CREATED, false));
-    assert_eq!(effects(&pool).await, 1);
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_wait_ends_at_its_limit(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();

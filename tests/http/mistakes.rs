@@ -205,6 +205,7 @@ async fn a_pool_of_one_connection_is_enough(_: PgPoolOptions, options: PgConnect
         .route(
             "/sms",
             post(async |body: Bytes| {
+                // So that the others come while the first one is at work.
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 body
             }),

@@ -43,20 +43,6 @@ async fn headers_come_back_in_order_byte_by_byte_and_only_those_allowed(pool: Pg
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn any_body_comes_back_byte_by_byte(pool: PgPool) {
-    let app = app(transactional(&pool));
-    let bodies = ["", "\0", "{\"a\":1.0,\"a\":2}", "\u{feff}é\r\n"];
-    for (n, body) in bodies.iter().enumerate() {
-        let key = format!("key-{n}");
-        for replayed in [false, true] {
-            let answer = post_to(&app, "/echo", &key, body).await;
-            assert_eq!((answer.status, answer.is_replayed()), (StatusCode::OK, replayed));
-            assert_eq!(answer.body, body.as_bytes());
-        }
-    }
-}
-
 /// Any stored status, any bytes that HTTP allows in headers and trailers, several of one name, any body. The trailers
 /// are passed on, and a replay has none.
 fn any_response() -> impl Strategy<Value = (StatusCode, HeaderMap, Vec<u8>, Option<HeaderMap>)> {
@@ -257,15 +243,4 @@ async fn a_first_response_never_says_that_it_is_a_replay(pool: PgPool) {
         }
         assert_eq!(values(&post_to(&app, "/claims", &key, "x").await, "idempotency-replayed"), [b"true"]);
     }
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn past_its_retention_a_key_is_new(pool: PgPool) {
-    create_effects(&pool).await;
-    let app = app(transactional(&pool));
-    assert!(!post_to(&app, "/effects", "key-1", "x").await.is_replayed());
-    sqlx::raw_sql("update idempotency.record set expires_at = now()").execute(&pool).await.expect("expired");
-    let again = post_to(&app, "/effects", "key-1", "y").await;
-    assert_eq!((again.status, again.is_replayed()), (StatusCode::CREATED, false));
-    assert_eq!(effects(&pool).await, 2);
 }

@@ -22,16 +22,6 @@ async fn the_first_request_performs_and_a_repeat_gets_its_answer(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_key_for_another_request_is_refused(pool: PgPool) {
-    create_effects(&pool).await;
-    let app = app(transactional(&pool));
-    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
-    let other = post_to(&app, "/effects", "key-1", "y").await;
-    assert_eq!((other.status, &*other.problem()), (StatusCode::UNPROCESSABLE_ENTITY, "key-reused"));
-    assert_eq!(effects(&pool).await, 1);
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_missing_key_is_refused_where_one_is_required(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));

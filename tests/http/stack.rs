@@ -8,16 +8,14 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use pg_idempotency::http::{IDEMPOTENCY_KEY, IDEMPOTENCY_REPLAYED};
-use pg_idempotency::testing::{Gate, PATIENCE};
+use pg_idempotency::testing::PATIENCE;
 use sqlx::PgPool;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::{Any, CorsLayer};
 use tower_http::{timeout::TimeoutLayer, trace::TraceLayer};
 
-use crate::support::{
-    app_without_layer, create_effects, effects, post_to, records, request, send, stops_at, transactional,
-};
+use crate::support::{app_without_layer, create_effects, effects, post_to, request, send, transactional};
 
 async fn authenticate(headers: HeaderMap, request: Request, next: Next) -> Result<Response, StatusCode> {
     let known = headers.contains_key("x-user");
@@ -82,30 +80,4 @@ async fn a_compressed_answer_is_stored_uncompressed(pool: PgPool) {
     let replay = post_to(&app, "/large/1000", "key-1", "").await;
     assert!(replay.is_replayed() && !replay.headers.contains_key("content-encoding"), "{replay:?}");
     assert_eq!(replay.body, vec![b'x'; 1000]);
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_caught_panic_frees_the_key(pool: PgPool) {
-    create_effects(&pool).await;
-    let app = around(app_without_layer().route_layer(transactional(&pool)), PATIENCE);
-    for _attempt in 0..2 {
-        let answer = post_to(&app, "/panic", "key-1", "").await;
-        assert_eq!((answer.status, answer.is_replayed()), (StatusCode::INTERNAL_SERVER_ERROR, false));
-    }
-    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn after_a_time_out_further_out_the_retry_gets_the_answer(pool: PgPool) {
-    create_effects(&pool).await;
-    let gate = Gate::new();
-    let layer = transactional(&pool);
-    let runs = layer.runs();
-    let app = around(stops_at(&gate).route_layer(layer), Duration::from_millis(500));
-    assert_eq!(post_to(&app, "/gate", "key-1", "").await.status, StatusCode::GATEWAY_TIMEOUT);
-    gate.reached().await;
-    gate.open();
-    runs.finished().await;
-    assert!(post_to(&app, "/gate", "key-1", "").await.is_replayed());
-    assert_eq!(effects(&pool).await, 1);
 }

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use pg_idempotency::http::Rejection;
 use pg_idempotency::lease::{Lease, Policy};
-use pg_idempotency::operator::{release, resolve_step};
+use pg_idempotency::operator::resolve_step;
 use pg_idempotency::testing::{Gate, lapse};
 use pg_idempotency::{Error, Key};
 use sqlx::postgres::PgPoolOptions;
@@ -215,91 +215,6 @@ async fn a_handler_drops_its_work_in_the_middle_and_the_client_comes_back(pool: 
         assert_eq!(first.await?.status, StatusCode::SERVICE_UNAVAILABLE, "{point:?}");
         assert_finished(&pool, &world, point).await?;
     }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_step_that_fails_in_doubt_is_performed_again_once_an_operator_releases_it(
-    pool: PgPool,
-) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let world = Arc::new(World::default());
-    world.text_fails.store(true, Ordering::SeqCst);
-    let app = app(&pool, &world);
-    let failed = ask(&app).await;
-    assert_eq!((failed.status, &*failed.body), (StatusCode::BAD_GATEWAY, &b"the gateway did not answer"[..]));
-    let token = assert_indeterminate(&pool, &app).await;
-    assert_eq!(world.texts(), 1);
-    release(&pool, &key(), token, &["text".to_owned()], "the gateway has no such text").await?;
-    assert_eq!(ask(&app).await.status, StatusCode::CREATED);
-    assert_eq!((effects(&pool).await, world.charges().len(), world.texts()), (1, 1, 2));
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn tasks_of_a_handler_perform_steps_side_by_side(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let attempts = Arc::new(AtomicU32::new(0));
-    let handler = async move |lease: Lease| -> Result<String, Failure> {
-        let tasks = (0..4).map(|n| {
-            let lease = lease.clone();
-            tokio::spawn(async move { lease.step(&format!("row {n}"), async |conn| insert(conn, "row").await).await })
-        });
-        let mut rows = Vec::new();
-        for task in tasks.collect::<Vec<_>>() {
-            rows.push(task.await.map_err(|_| Failure::NoAnswer)??);
-        }
-        let (fifth, sixth) = tokio::try_join!(
-            lease.step("fifth", async |conn| insert(conn, "row").await),
-            lease.step_at_least_once("sixth", async |_| Ok::<_, Error>(6))
-        )?;
-        rows.extend([fifth, sixth]);
-        if attempts.fetch_add(1, Ordering::SeqCst) == 0 {
-            return Err(Failure::NoAnswer);
-        }
-        Ok(format!("{rows:?}"))
-    };
-    let app = layered(&pool, Router::new().route("/rides", post(handler)));
-    assert_eq!(ask(&app).await.status, StatusCode::BAD_GATEWAY);
-    let stored: i64 = sqlx::query_scalar("select count(*) from idempotency.record, jsonb_object_keys(steps)")
-        .fetch_one(&pool)
-        .await?;
-    assert_eq!(stored, 6, "no step has lost another one");
-    assert_eq!(ask(&app).await.status, StatusCode::OK);
-    assert_eq!(effects(&pool).await, 5);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn steps_that_the_contract_forbids_are_refused(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let nested = async |lease: Lease| -> Result<String, Failure> {
-        lease
-            .step("outer", async |conn| -> Result<String, Failure> {
-                insert(conn, "outer").await?;
-                Ok(lease.step_at_least_once("inner", async |_| Ok::<_, Error>("inner".to_owned())).await?)
-            })
-            .await
-    };
-    let twice = async |lease: Lease| -> Result<String, Failure> {
-        lease.step("again", async |_| Ok::<_, Error>(())).await?;
-        lease.step("again", async |_| Ok::<_, Error>(())).await?;
-        Ok("twice".to_owned())
-    };
-    let app = layered(&pool, Router::new().route("/nested", post(nested)).route("/twice", post(twice)));
-    let at_least_once = Policy::AtLeastOnce { lease: LEASE };
-    let layer = leased(&pool, at_least_once);
-    let without_steps = Router::new().route("/policy", post(twice)).layer(layer);
-    for (app, uri, told) in [
-        (&app, "/nested", "inside another step"),
-        (&app, "/twice", "has asked for it before"),
-        (&without_steps, "/policy", "another policy than Policy::InSteps"),
-    ] {
-        let answer = post_to(app, uri, "key-1", "x").await;
-        let text = String::from_utf8_lossy(&answer.body).into_owned();
-        assert!(answer.status == StatusCode::BAD_GATEWAY && text.contains(told), "{answer:?}");
-    }
-    assert_eq!(effects(&pool).await, 0);
     Ok(())
 }
 

@@ -137,6 +137,7 @@ async fn stream(mut tx: IdempotentTx) -> Body {
     insert(&mut tx, "stream").await;
     let ticks = futures_util::stream::unfold(0, async |tick: u32| {
         if tick > 0 {
+            // In sum longer than the layer waits for the end of a response.
             tokio::time::sleep(Duration::from_millis(400)).await;
         }
         (tick < 5).then(|| (Ok::<_, std::io::Error>(format!("tick {tick}\n")), tick + 1))
@@ -173,6 +174,7 @@ async fn broken(mut tx: IdempotentTx) -> Body {
 async fn keep(mut tx: IdempotentTx) -> &'static str {
     insert(&mut tx, "kept").await;
     tokio::spawn(async move {
+        // Longer than an answer takes.
         tokio::time::sleep(Duration::from_millis(300)).await;
         drop(tx);
     });

@@ -1,4 +1,4 @@
-//! Tests that start servers or processes of their own: PostgreSQL, PgBouncer, a worker that is suspended.
+//! Tests that start servers of their own: PostgreSQL and PgBouncer.
 
 #[path = "../support/strict.rs"]
 mod strict;
@@ -6,4 +6,3 @@ mod strict;
 #[cfg(target_os = "linux")]
 mod closed_checkout;
 mod pgbouncer;
-mod suspended;

@@ -209,7 +209,7 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
     Ok(())
 }
 
-/// The caller's settings live in his session, and behind a pooler that is everybody's.
+/// The caller's settings live in the session. Behind a pooler, other callers use the same session.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn leaves_no_setting_behind_on_a_server_connection(
     _: PgPoolOptions,

@@ -7,7 +7,7 @@ use pg_idempotency::{Error, Fingerprint, Idempotency, InFlight, Key, Outcome};
 use sqlx::{PgConnection, PgPool};
 use std::time::Duration;
 
-use crate::support::{WAYS, key};
+use crate::support::{DEPLOYMENTS, WAYS, key};
 
 const MODES: [&str; 5] = ["transaction", "at_least_once", "at_most_once", "in_steps", "mark"];
 const STEPS: [Option<&str>; 3] = [
@@ -150,8 +150,11 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Result<()> {
     let (mut possible, mut barred) = (0, 0);
-    for in_flight in [InFlight::Wait(Duration::from_secs(5)), InFlight::Reject] {
-        let options = Idempotency::new().with_in_flight(in_flight)?;
+    let in_flight = [InFlight::Wait(Duration::from_secs(5)), InFlight::Reject];
+    for (in_flight, deployment) in
+        in_flight.into_iter().flat_map(|kind| DEPLOYMENTS.iter().map(move |one| (kind, *one)))
+    {
+        let options = Idempotency::new().with_in_flight(in_flight)?.with_deployment(deployment);
         for state in every_state() {
             let key = key("a");
             let mut tx = pool.begin().await?;
@@ -186,23 +189,27 @@ async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Resul
                 }
                 Err(error) => panic!("{state:?}: {error:?}"),
             };
-            assert_eq!(answer, expected(state, "transaction"), "{in_flight:?} {state:?}");
+            assert_eq!(answer, expected(state, "transaction"), "{options:?} {state:?}");
             tx.rollback().await?;
         }
     }
     // The schema bars what cannot be: a mark unfinished, a completed lease, a transaction with a deadline …
-    assert_eq!((possible, barred), (POSSIBLE * 2, (every_state().len() - POSSIBLE) * 2));
+    let times = 2 * DEPLOYMENTS.len();
+    assert_eq!((possible, barred), (POSSIBLE * times, (every_state().len() - POSSIBLE) * times));
     Ok(())
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) -> anyhow::Result<()> {
     let lease = Duration::from_secs(40);
-    for (asked, policy) in [
+    let policies = [
         ("at_least_once", Policy::AtLeastOnce { lease }),
         ("at_most_once", Policy::AtMostOnce { lease }),
         ("in_steps", Policy::InSteps { lease }),
-    ] {
+    ];
+    let asking = DEPLOYMENTS.iter().flat_map(|deployment| policies.map(|(asked, policy)| (asked, policy, *deployment)));
+    for (asked, policy, deployment) in asking {
+        let leasing = Leasing::new(policy)?.with_deployment(deployment);
         let mut possible = 0;
         // A claim is a transaction of its own here: no record can be of the same one.
         for state in every_state().into_iter().filter(|state| !state.claimed_by_this_transaction) {
@@ -211,7 +218,7 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
                 continue;
             }
             possible += 1;
-            let answer = match Leasing::new(policy)?.acquire::<String, _>(&pool, &key("a"), "body").await {
+            let answer = match leasing.acquire::<String, _>(&pool, &key("a"), "body").await {
                 Ok(Acquired::Owner(lease)) => {
                     let kept: bool = sqlx::query_scalar(
                         "select steps is not distinct from $1::text::jsonb and token <> 1 from idempotency.record",
@@ -242,7 +249,7 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
                 }
                 Err(error) => panic!("{state:?}: {error:?}"),
             };
-            assert_eq!(answer, expected(state, asked), "{asked} {state:?}");
+            assert_eq!(answer, expected(state, asked), "{leasing:?} {state:?}");
         }
         assert_eq!(possible, POSSIBLE / 2);
     }
@@ -254,7 +261,7 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
 /// of expired, same fingerprint, same transaction.)
 const POSSIBLE: usize = 24 + 3 * 32 + 2 * 24 + 8;
 
-/// Nothing may depend on whether a sweep came by: whoever is expired is gone, in any mode. Nor on the way to ask.
+/// An expired record is ignored in any mode, so no answer depends on whether a sweep has deleted it, or on the way to ask.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_sweep_changes_no_answer(pool: PgPool) -> anyhow::Result<()> {
     for state in every_state() {

@@ -1,5 +1,5 @@
-//! The claim that never waits, and the one wait: which locks they take and keep, what they leave behind in the caller's
-//! transaction, and that of many who wait one claims.
+//! The claim that never waits, and the one wait, where the interleavings cannot see them: limits in real time, drops at
+//! every poll, herds of waiting calls, a clock that jumps, other plans, and a hostile search path.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -10,12 +10,11 @@ use pg_idempotency::mark::mark;
 use pg_idempotency::testing::{Gate, cancel_after};
 use pg_idempotency::{Error, Idempotency, Janitor, Outcome, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
-use tokio::time::timeout;
+use sqlx::{Executor as _, PgConnection, PgPool};
 
 use crate::backend::until_blocked;
 use crate::support::{
-    SLEEPS, connect, create_effects, effects, key, leave_effect, once, rejecting, setting, until, waiting, wide_pool,
+    connect, create_effects, effects, key, leave_effect, once, rejecting, setting, until, waiting, wide_pool,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -63,66 +62,6 @@ async fn a_replay_a_reused_key_and_another_mode_hold_no_lock(pool: PgPool) -> an
             assert_eq!(xid(&mut tx).await, None, "{plan}: it wrote nothing");
         }
     }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus takes advisory locks too, and they are counted")]
-async fn an_owner_keeps_its_lock_when_it_replays_its_own_key(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let mut tx = owner(&pool, "a").await;
-    assert_eq!(locks(&mut tx).await, 1);
-    assert!(replays(&mut tx, Idempotency::new(), "a").await?);
-    assert_eq!(locks(&mut tx).await, 1);
-    Ok(())
-}
-
-/// What waited and then replays holds nothing either.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_replay_after_a_wait_holds_no_lock(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let first = owner(&pool, "a").await;
-    let duplicate = tokio::spawn({
-        let pool = pool.clone();
-        async move {
-            let mut tx = pool.begin().await?;
-            assert!(replays(&mut tx, Idempotency::new(), "a").await?);
-            Ok::<_, Error>((locks(&mut tx).await, xid(&mut tx).await))
-        }
-    });
-    until_blocked(&pool, 1).await?;
-    first.commit().await?;
-    assert_eq!(duplicate.await??, (0, None), "no lock, and no id, not even a subtransaction's");
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_key_swept_behind_an_open_replay_is_free_at_once(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let _ = once(&pool, &key("a"), "body").await?;
-    let mut replayer = pool.begin().await?;
-    assert!(replays(&mut replayer, Idempotency::new(), "a").await?);
-    sqlx::query("delete from idempotency.record").execute(&pool).await?;
-    let mut tx = pool.begin().await?;
-    assert!(!replays(&mut tx, rejecting(), "a").await?);
-    tx.commit().await?;
-    Ok(())
-}
-
-/// The trigger deletes the record after the claim's snapshot was taken, as a sweep at that moment would.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers for each statement")]
-async fn a_record_swept_between_claim_and_look_is_claimed(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let _ = once(&pool, &key("a"), "body").await?;
-    sqlx::raw_sql(
-        "create function sweep() returns trigger language plpgsql as $$ begin delete from idempotency.record; return null; end $$;
-         create trigger sweep before insert on idempotency.record for each statement execute function sweep()",
-    )
-    .execute(&pool)
-    .await?;
-    let mut tx = pool.begin().await?;
-    assert!(!replays(&mut tx, rejecting(), "a").await?);
     Ok(())
 }
 
@@ -231,75 +170,9 @@ async fn of_many_who_wait_one_claims_when_an_owner_rolls_back(
     Ok(())
 }
 
+/// A call that may wait asks again for a row that a sweep has locked, until its limit, and never waits for the row itself.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn of_many_who_take_over_behind_an_owner_one_wins(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = wide_pool(&options, 32).await;
-    create_effects(&pool).await;
-    for owner_commits in [false, true] {
-        sqlx::raw_sql("truncate idempotency.record, effect").execute(&pool).await?;
-        let _ = once(&pool, &key("a"), "body").await?;
-        sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
-        let first = owner(&pool, "a").await;
-        let takers: Vec<_> = (0..25)
-            .map(|_| {
-                let pool = pool.clone();
-                tokio::spawn(async move { once(&pool, &key("a"), "body").await })
-            })
-            .collect();
-        until_blocked(&pool, 25).await?;
-        let mut tx = pool.begin().await?;
-        let rejected = replays(&mut tx, rejecting(), "a").await.expect_err("somebody takes it over");
-        assert!(matches!(rejected, Error::InFlight { .. }), "{rejected:?}");
-        assert_eq!(locks(&mut tx).await, 0);
-        tx.rollback().await?;
-        if owner_commits {
-            first.commit().await?
-        } else {
-            first.rollback().await?
-        }
-        let mut performed = 0;
-        for taker in takers {
-            performed += u32::from(!taker.await??.is_replayed());
-        }
-        assert_eq!(performed, u32::from(!owner_commits));
-        assert_eq!(effects(&pool).await, 2, "the one that has expired, and one more");
-    }
-    pool.close().await;
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn no_claim_waits_for_an_uncommitted_update_or_delete_of_the_record(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let _ = once(&pool, &key("a"), "body").await?;
-    for statement in ["delete from idempotency.record", "update idempotency.record set last_error = 'x'"] {
-        for (options, expired) in [(Idempotency::new(), false), (rejecting(), false), (rejecting(), true)] {
-            let mut other = pool.begin().await?;
-            if expired {
-                sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
-            }
-            other.execute(statement).await?;
-            let mut tx = pool.begin().await?;
-            let answer = timeout(PATIENCE, replays(&mut tx, options, "a")).await?;
-            if expired {
-                assert!(matches!(answer, Err(Error::InFlight { .. })), "{statement}: {answer:?}");
-                assert_eq!(setting(&mut tx, "lock_timeout").await, "0", "the transaction is usable");
-            } else {
-                assert!(answer?, "{statement}: what is committed is replayed");
-            }
-            other.rollback().await?;
-            sqlx::query("update idempotency.record set expires_at = now() + interval '1 h'").execute(&pool).await?;
-        }
-    }
-    Ok(())
-}
-
-/// A sweep's transaction is short: a call that may wait asks again until it ends, and never waits for the row itself.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_take_over_that_may_wait_claims_what_a_sweep_has_deleted(pool: PgPool) -> anyhow::Result<()> {
+async fn a_wait_for_a_locked_row_ends_at_its_limit(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
     sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
@@ -310,20 +183,11 @@ async fn a_take_over_that_may_wait_claims_what_a_sweep_has_deleted(pool: PgPool)
     let error = replays(&mut tx, waiting(Duration::from_millis(100)), "a").await.expect_err("it is being deleted");
     assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
     assert_eq!(setting(&mut tx, "lock_timeout").await, "0", "the transaction is usable");
-    tx.rollback().await?;
-
-    let taker = tokio::spawn({
-        let pool = pool.clone();
-        async move { once(&pool, &key("a"), "body").await }
-    });
-    until(&pool, SLEEPS).await;
-    sweep.commit().await?;
-    assert!(!taker.await??.is_replayed());
     Ok(())
 }
 
-/// Many who wait to take over what is expired or released, behind an owner that rolls back: exactly one performs, and
-/// nobody hears *in flight*. On several threads, because a slow client hides it.
+/// Many calls wait to take over an expired or released record, behind an owner that rolls back. Exactly one performs, and
+/// none is told *in flight*. They run on several threads, because a slow client hides the fault.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn of_many_who_wait_to_take_over_one_performs_and_the_others_replay(
     _: PgPoolOptions,
@@ -386,62 +250,6 @@ async fn a_time_of_asking_ahead_of_the_clock_ends_nothing_that_is_live(pool: PgP
     sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
     let answer: String = sqlx::query_scalar(wait).fetch_one(&mut *tx).await?;
     assert_eq!((answer.as_str(), locks(&mut tx).await), ("look", 1), "it can, and by one");
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn above_read_committed_a_wait_ends_in_a_win_or_a_serialization_failure(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for level in ["begin isolation level repeatable read", "begin isolation level serializable"] {
-        for commits in [false, true] {
-            let value = format!("{level} {commits}");
-            let first = owner(&pool, &value).await;
-            let duplicate = tokio::spawn({
-                let (mut conn, value) = (connect(&pool).await, value.clone());
-                async move {
-                    let mut tx = conn.begin_with(level).await?;
-                    let replayed = replays(&mut tx, Idempotency::new(), &value).await?;
-                    tx.commit().await?;
-                    Ok::<_, Error>(replayed)
-                }
-            });
-            until_blocked(&pool, 1).await?;
-            if commits {
-                first.commit().await?
-            } else {
-                first.rollback().await?
-            }
-            match timeout(PATIENCE, duplicate).await?? {
-                Ok(replayed) => assert!(!commits && !replayed, "{value}"),
-                Err(Error::Retryable(_)) => assert!(commits, "{value}"),
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus has two-phase commits of its own, and refuses the caller's")]
-async fn a_prepared_transaction_holds_its_key_until_it_ends(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for commits in [true, false] {
-        let value = commits.to_string();
-        let mut first = owner(&pool, &value).await;
-        first.execute(sqlx::AssertSqlSafe(format!("prepare transaction 'claims {value}'"))).await?;
-        drop(first);
-        for options in [rejecting(), waiting(Duration::from_millis(30))] {
-            let mut tx = pool.begin().await?;
-            let error = replays(&mut tx, options, &value).await.expect_err("it has not ended");
-            assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
-            assert_eq!(locks(&mut tx).await, 0, "the transaction is usable");
-        }
-        let mut conn = connect(&pool).await;
-        let end = if commits { "commit" } else { "rollback" };
-        conn.execute(sqlx::AssertSqlSafe(format!("{end} prepared 'claims {value}'"))).await?;
-        let mut tx = pool.begin().await?;
-        assert_eq!(replays(&mut tx, rejecting(), &value).await?, commits);
-    }
     Ok(())
 }
 

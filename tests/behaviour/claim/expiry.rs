@@ -1,4 +1,4 @@
-//! Retention: past it a key is new, to the millisecond of the database's clock, and to exactly one of many callers.
+//! Retention: it ends by the database's clock, and a duplicate is judged as of the moment it asked.
 
 use std::time::Duration;
 
@@ -7,7 +7,6 @@ use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
 use pg_idempotency::testing::Gate;
 use pg_idempotency::{Error, Idempotency, InFlight, Outcome, ensure_idempotent};
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::backend::until_blocked;
 use crate::support::{WAYS, create_effects, effects, expire_in, key, leave_effect, once, rejecting, wide_pool};
@@ -65,79 +64,6 @@ async fn a_short_retention_ends_when_the_clock_says_so(pool: PgPool) -> anyhow::
         turned = !outcome.is_replayed();
         assert!(turned || !before, "replayed although it was past its end before it was asked for");
     }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn of_32_callers_of_an_expired_key_one_performs(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = wide_pool(&options, 34).await;
-    create_effects(&pool).await;
-    for round in 0..20 {
-        let key = key(&format!("round {round}"));
-        let _ = once(&pool, &key, "body").await?;
-        expire_in(&pool, &key, Duration::ZERO).await?;
-        let before = effects(&pool).await;
-        let calls: Vec<_> = (0..32)
-            .map(|_| {
-                let (pool, key) = (pool.clone(), key.clone());
-                tokio::spawn(async move { once(&pool, &key, "body").await })
-            })
-            .collect();
-        let mut performed = 0;
-        for call in calls {
-            performed += u32::from(!call.await??.is_replayed());
-        }
-        assert_eq!(performed, 1, "round {round}");
-        assert_eq!(effects(&pool).await, before + 1, "round {round}");
-    }
-    pool.close().await;
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_take_over_that_fails_leaves_the_key_to_the_next(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let _ = once(&pool, &key("a"), "body").await?;
-    expire_in(&pool, &key("a"), Duration::ZERO).await?;
-    let failing =
-        async |_: &mut sqlx::PgConnection| -> Result<i64, Error> { Err(Error::Database(sqlx::Error::RowNotFound)) };
-    pg_idempotency::Idempotency::new().run(&pool, &key("a"), "body", failing).await.expect_err("perform fails");
-    assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
-    assert_eq!(effects(&pool).await, 2);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn reject_passes_over_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let _ = once(&pool, &key("a"), "body").await?;
-    expire_in(&pool, &key("a"), Duration::ZERO).await?;
-    let gate = Gate::new();
-    let taker = tokio::spawn({
-        let (pool, gate) = (pool.clone(), gate.clone());
-        async move {
-            Idempotency::new()
-                .run(&pool, &key("a"), "body", async |conn| {
-                    gate.pass().await;
-                    leave_effect(conn, "taker").await
-                })
-                .await
-        }
-    });
-    gate.reached().await;
-    let mut tx = pool.begin().await?;
-    let error = rejecting()
-        .ensure(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "second").await)
-        .await
-        .expect_err("in flight");
-    assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
-    sqlx::query("select 1").execute(&mut *tx).await?;
-    gate.open();
-    let _ = taker.await??;
-    assert_eq!(effects(&pool).await, 2);
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! A concurrent duplicate: the owner commits, rolls back, is killed; the caller waits or is told.
+//! Concurrent duplicates where the interleavings cannot see them: limits in real time, plans, a storm, two keys.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::support::{
     WAYS, clear, connect, create_effects, effects, key, leave_effect, once, rejecting, setting, waiting, wide_pool,
 };
 
-/// An owner in a task of its own: it stops behind its effect, and fails if it is told to.
+/// An owner in a task of its own. It stops behind its effect, and fails if `fails`.
 fn owner(mut conn: PgConnection, gate: &Gate, fails: bool) -> JoinHandle<Result<Outcome<i64>, Error>> {
     let gate = gate.clone();
     tokio::spawn(async move {
@@ -41,64 +41,6 @@ fn duplicate(pool: &PgPool, options: Idempotency) -> JoinHandle<Result<Outcome<i
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_waiting_duplicate_replays_when_the_owner_commits(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for way in WAYS {
-        clear(&pool).await;
-        let gate = Gate::new();
-        let owner = owner(connect(&pool).await, &gate, false);
-        gate.reached().await;
-        let duplicate = duplicate(&pool, way);
-        until_blocked(&pool, 1).await?;
-        gate.open();
-        let first = owner.await??.into_inner();
-        assert!(matches!(duplicate.await??, Outcome::Replayed(id) if id == first));
-        assert_eq!(effects(&pool).await, 1);
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_waiting_duplicate_performs_when_the_owner_rolls_back(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for way in WAYS {
-        clear(&pool).await;
-        let gate = Gate::new();
-        let owner = owner(connect(&pool).await, &gate, true);
-        gate.reached().await;
-        let duplicate = duplicate(&pool, way);
-        until_blocked(&pool, 1).await?;
-        gate.open();
-        owner.await?.expect_err("the owner fails");
-        assert!(!duplicate.await??.is_replayed());
-        assert_eq!(effects(&pool).await, 1);
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_waiting_duplicate_performs_when_the_owner_is_killed(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for way in WAYS {
-        clear(&pool).await;
-        let gate = Gate::new();
-        let mut conn = connect(&pool).await;
-        let pid = backend(&mut conn).await?;
-        let owner = owner(conn, &gate, false);
-        gate.reached().await;
-        let duplicate = duplicate(&pool, way);
-        until_blocked(&pool, 1).await?;
-        kill_backend(&pool, pid).await?;
-        assert!(!duplicate.await??.is_replayed());
-        gate.open();
-        let error = owner.await?.expect_err("the owner was killed");
-        assert!(matches!(error, Error::Database(_)), "{error:?}");
-        assert_eq!(effects(&pool).await, 1);
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_wait_ends_at_its_limit(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS {
@@ -120,135 +62,7 @@ async fn a_wait_ends_at_its_limit(pool: PgPool) -> anyhow::Result<()> {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn reject_answers_at_once_and_leaves_the_transaction_usable(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let gate = Gate::new();
-    let owner = owner(connect(&pool).await, &gate, false);
-    gate.reached().await;
-
-    let mut tx = pool.begin().await?;
-    let error = rejecting()
-        .ensure(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "duplicate").await)
-        .await
-        .expect_err("in flight");
-    assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
-    leave_effect(&mut tx, "after").await?;
-    tx.commit().await?;
-
-    gate.open();
-    let _ = owner.await??;
-    assert_eq!(effects(&pool).await, 2);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn reject_answers_at_once_where_the_transaction_is_the_crates(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let gate = Gate::new();
-    let owner = owner(connect(&pool).await, &gate, false);
-    gate.reached().await;
-    for way in WAYS {
-        let error = duplicate(&pool, way.with_in_flight(InFlight::Reject)?).await?.expect_err("in flight");
-        assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
-    }
-    gate.open();
-    let _ = owner.await??;
-    assert_eq!(effects(&pool).await, 1);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn reject_performs_and_replays_like_wait(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for way in WAYS {
-        clear(&pool).await;
-        for replayed in [false, true] {
-            let outcome = way
-                .with_in_flight(InFlight::Reject)?
-                .run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "effect").await)
-                .await?;
-            assert_eq!(outcome.is_replayed(), replayed);
-        }
-        let error = way
-            .with_in_flight(InFlight::Reject)?
-            .run(&pool, &key("a"), "other", async |conn| leave_effect(conn, "effect").await)
-            .await
-            .expect_err("key reused");
-        assert!(matches!(error, Error::KeyReused { .. }), "{error:?}");
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn reject_replays_beside_an_open_transaction_that_replayed(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let _ = once(&pool, &key("a"), "body").await?;
-    let mut replayer = pool.begin().await?;
-    let outcome =
-        rejecting().ensure(&mut replayer, &key("a"), "body", async |conn| leave_effect(conn, "no").await).await?;
-    assert!(outcome.is_replayed());
-    let outcome = rejecting().run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "no").await).await?;
-    assert!(outcome.is_replayed());
-    Ok(())
-}
-
-/// The winner had to wait for the lock's holder; it must hold the lock itself when it performs, or Reject would not see
-/// it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn reject_sees_an_owner_who_won_after_waiting(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let (first_gate, second_gate) = (Gate::new(), Gate::new());
-    let first = owner(connect(&pool).await, &first_gate, true);
-    first_gate.reached().await;
-    let second = owner(connect(&pool).await, &second_gate, false);
-    until_blocked(&pool, 1).await?;
-    first_gate.open();
-    first.await?.expect_err("the first owner fails");
-    second_gate.reached().await;
-
-    let mut tx = pool.begin().await?;
-    let error = rejecting()
-        .ensure(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "duplicate").await)
-        .await
-        .expect_err("in flight");
-    assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
-    assert_eq!(setting(&mut tx, "lock_timeout").await, "0", "the transaction is usable, the setting is back");
-    second_gate.open();
-    let _ = second.await??;
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_callers_lock_timeout_is_back_after_a_win_a_loss_and_a_rejection(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for options in [Idempotency::new(), rejecting()] {
-        let key = key(&format!("{options:?}").chars().take(200).collect::<String>());
-        for replayed in [false, true] {
-            let mut tx = pool.begin().await?;
-            sqlx::query("set local lock_timeout = '7min'").execute(&mut *tx).await?;
-            let outcome = options
-                .ensure(&mut tx, &key, "body", async |conn| -> Result<_, Error> {
-                    assert_eq!(setting(conn, "lock_timeout").await, "7min", "inside perform");
-                    leave_effect(conn, "effect").await
-                })
-                .await?;
-            assert_eq!(outcome.is_replayed(), replayed);
-            assert_eq!(setting(&mut tx, "lock_timeout").await, "7min", "{options:?}, replayed: {replayed}");
-            tx.commit().await?;
-        }
-        let mut tx = pool.begin().await?;
-        sqlx::query("set local lock_timeout = '7min'").execute(&mut *tx).await?;
-        options
-            .ensure(&mut tx, &key, "other", async |conn| leave_effect(conn, "effect").await)
-            .await
-            .expect_err("key reused");
-        assert_eq!(setting(&mut tx, "lock_timeout").await, "7min", "{options:?}, key reused");
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_statement_timeout_of_the_callers_stays_his_error(pool: PgPool) -> anyhow::Result<()> {
+async fn a_statement_timeout_of_the_callers_stays_their_error(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let gate = Gate::new();
     let owner = owner(connect(&pool).await, &gate, false);
@@ -257,7 +71,7 @@ async fn a_statement_timeout_of_the_callers_stays_his_error(pool: PgPool) -> any
     sqlx::query("set local statement_timeout = '20ms'").execute(&mut *tx).await?;
     let error = ensure_idempotent(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "duplicate").await)
         .await
-        .expect_err("his own limit");
+        .expect_err("their own limit");
     let Error::Database(sqlx::Error::Database(error)) = error else { panic!("{error:?}") };
     assert_eq!(error.code().as_deref(), Some("57014"));
     tx.rollback().await?;

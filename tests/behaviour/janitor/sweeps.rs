@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use pg_idempotency::Janitor;
 use pg_idempotency::janitor::{InvalidBatchSize, MAX_BATCH_SIZE, Swept};
-use pg_idempotency::testing::{Gate, PATIENCE};
-use pg_idempotency::{Error, Idempotency, Janitor};
+use pg_idempotency::testing::PATIENCE;
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{create_effects, effects, expire_in, key, leave_effect, once};
+use crate::support::{create_effects, key, once};
 
 /// Inserts `count` records of this mode and state, which expired a minute ago or will expire in a minute.
 async fn fill(pool: &PgPool, mode: &str, completed: bool, lease: Option<&str>, expired: bool, count: i32) {
@@ -89,38 +89,6 @@ async fn never_deletes_more_than_its_limit_under_any_plan(pool: PgPool) -> anyho
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a sweep by time waits for it, for a second")]
-async fn skips_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let _ = once(&pool, &key("a"), "body").await?;
-    let _ = once(&pool, &key("b"), "body").await?;
-    expire_in(&pool, &key("a"), Duration::ZERO).await?;
-    expire_in(&pool, &key("b"), Duration::ZERO).await?;
-    let gate = Gate::new();
-    let taker = tokio::spawn({
-        let (pool, gate) = (pool.clone(), gate.clone());
-        async move {
-            Idempotency::new()
-                .run(&pool, &key("a"), "body", async |conn| {
-                    gate.pass().await;
-                    leave_effect(conn, "taken over").await
-                })
-                .await
-        }
-    });
-    gate.reached().await;
-    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO);
-    let swept = tokio::time::timeout(PATIENCE, janitor.sweep_once(10)).await.expect("it does not wait")?;
-    assert_eq!(swept.rows(), 1, "only the other one");
-    gate.open();
-    let _ = taker.await??;
-    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(10).await?.rows(), 0);
-    assert!(once(&pool, &key("a"), "body").await?.is_replayed());
-    assert_eq!(effects(&pool).await, 3);
-    Ok(())
-}
-
 /// A batch begins at the very moment at which the batch before ended, or at the beginning if a client cannot read that
 /// moment.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
@@ -135,56 +103,6 @@ async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<
     assert_eq!(janitor.sweep_once(u64::MAX).await?.rows(), 7);
     locker.rollback().await?;
     assert_eq!(janitor.sweep_once(u64::MAX).await?.rows(), 1, "what was locked is the next pass's");
-    Ok(())
-}
-
-/// Four janitors race against callers whose retention is a millisecond. A caller with an acknowledgement finds its
-/// record until that expires, and the numbers of effects and acknowledgements agree.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn races_with_claims_and_take_overs_lose_nothing(
-    _: sqlx::postgres::PgPoolOptions,
-    options: sqlx::postgres::PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = crate::support::wide_pool(&options, 12).await;
-    create_effects(&pool).await;
-    let short = Idempotency::new().with_retention(Duration::from_millis(5))?;
-    let callers: Vec<_> = (0..4)
-        .map(|caller| {
-            let pool = pool.clone();
-            tokio::spawn(async move {
-                let mut performed = 0_i64;
-                for n in 0..300 {
-                    // Four keys, so that callers meet each other, and expiry, and the janitors.
-                    let key = key(&format!("{}", (n + caller) % 4));
-                    match short.run(&pool, &key, "body", async |conn| leave_effect(conn, "effect").await).await {
-                        Ok(outcome) => performed += i64::from(!outcome.is_replayed()),
-                        Err(Error::OutlivedRetention | Error::InFlight { .. } | Error::Retryable(_)) => {}
-                        Err(error) => panic!("{error:?}"),
-                    }
-                }
-                performed
-            })
-        })
-        .collect();
-    let janitors: Vec<_> = (0..4)
-        .map(|_| {
-            let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO);
-            tokio::spawn(async move {
-                loop {
-                    janitor.sweep_once(100).await.expect("a sweep");
-                    tokio::task::yield_now().await;
-                }
-            })
-        })
-        .collect();
-    let mut performed = 0;
-    for caller in callers {
-        performed += caller.await?;
-    }
-    janitors.iter().for_each(tokio::task::JoinHandle::abort);
-    assert_eq!(effects(&pool).await, performed, "an effect for each acknowledged performance, and no other");
-    assert!(performed > 4, "records did expire");
-    pool.close().await;
     Ok(())
 }
 
@@ -244,20 +162,6 @@ async fn sweeps_a_partitioned_table_leaf_by_leaf(pool: PgPool) -> anyhow::Result
     for replayed in [false, true] {
         assert_eq!(once(&pool, &key("a"), "body").await?.is_replayed(), replayed, "and the crate works on it");
     }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn runs_until_the_shutdown(pool: PgPool) -> anyhow::Result<()> {
-    fill(&pool, "transaction", true, None, true, 500).await;
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_interval(Duration::from_secs(1))?;
-    let running = tokio::spawn(janitor.run(async { drop(stopped.await) }));
-    crate::support::until(&pool, "select count(*) = 0 from idempotency.record").await;
-    fill(&pool, "mark", true, None, true, 500).await;
-    crate::support::until(&pool, "select count(*) = 0 from idempotency.record").await;
-    stop.send(()).expect("it listens");
-    tokio::time::timeout(PATIENCE, running).await.expect("it stops")?;
     Ok(())
 }
 

@@ -247,45 +247,6 @@ async fn a_decision_is_not_about_a_step_that_a_resumed_owner_has_begun_since(poo
     Ok(())
 }
 
-/// The owner stores the result of one step, or begins another, in the moment in which an operator decides.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the coordinator does not show that a statement waits on a worker")]
-async fn a_decision_waits_for_the_owner_and_then_compares(pool: PgPool) -> anyhow::Result<()> {
-    let finished = r#"{"text": {"result": "7", "attempt": 1}}"#;
-    let another = r#"{"text": {"begun": "2026-01-01", "attempt": 1}, "email": {"begun": "2026-01-01", "attempt": 1}}"#;
-    for (meanwhile, of_one_step) in [(finished, true), (finished, false), (another, true), (another, false)] {
-        pool.execute("truncate idempotency.record").await?;
-        let token = crash_in(&pool, &["text"]).await;
-        let mut owner = pool.begin().await?;
-        sqlx::query("update idempotency.record set steps = $1::text::jsonb")
-            .bind(meanwhile)
-            .execute(&mut *owner)
-            .await?;
-        let deciding = tokio::spawn({
-            let pool = pool.clone();
-            async move {
-                if of_one_step {
-                    release_step(&pool, &key("a"), token, "text", "not sent").await.map(drop)
-                } else {
-                    release(&pool, &key("a"), token, &names_of(["text"]), "not sent").await
-                }
-            }
-        });
-        until_blocked(&pool, 1).await?;
-        owner.commit().await?;
-        let decided = deciding.await?;
-        if meanwhile == another && of_one_step {
-            decided?;
-            assert_eq!(in_doubt(&pool).await.1, ["email"]);
-        } else {
-            assert_changed(decided, meanwhile);
-            let stored: serde_json::Value = serde_json::from_str(meanwhile)?;
-            assert_eq!(steps(&pool).await, Some(stored));
-        }
-    }
-    Ok(())
-}
-
 /// Two operators decide about the same steps at the same moment.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn of_two_operators_one_decides(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy, Resumed, Resumer};
-use pg_idempotency::testing::{PATIENCE, age, expire, lapse};
+use pg_idempotency::testing::{age, expire, lapse};
 use pg_idempotency::{Error, Fingerprint, InvalidStep, Key, NotResumable, Outcome};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
@@ -115,42 +115,6 @@ async fn each_failed_attempt_doubles_the_time_to_the_next_until_all_are_used(poo
     assert!(leasing().resume_one(&pool, "operation", failing).await?.is_none(), "the attempts are used up");
     let error = leasing().acquire::<String, _>(&pool, &key("a"), "body").await.expect_err("exhausted");
     assert!(matches!(&error, Error::Exhausted { attempts: 4, last_error: Some(_), .. }), "{error:?}");
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_steps_of_earlier_attempts_are_not_performed_again(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let lease = acquired(&pool, "a").await;
-    lease.step("effect", async |conn| leave_effect(conn, "first").await).await?;
-    drop(lease);
-    lapse(&pool, &key("a")).await?;
-    age(&pool, &key("a"), MINUTE).await?;
-    resume(&pool).await.expect("one operation").result?;
-    let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&pool).await?;
-    assert_eq!(notes, ["first"]);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_caller_and_two_resumers_do_the_work_once(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let pool = wide_pool(&pool.connect_options(), 12).await;
-    for round in 0..10 {
-        let value = round.to_string();
-        abandoned(&pool, &value).await;
-        let key = key(&value);
-        let client = leasing().ensure(&pool, &key, "body", async |lease| work(lease, "body".to_owned()).await);
-        let (client, first, second) = tokio::join!(client, resume(&pool), resume(&pool));
-        let resumed = usize::from(first.is_some()) + usize::from(second.is_some());
-        match client {
-            Ok(Outcome::Performed(_)) => assert_eq!(resumed, 0),
-            Ok(Outcome::Replayed(response)) => assert_eq!((resumed, response.as_str()), (1, "done: body")),
-            Err(Error::InFlight { .. }) => assert_eq!(resumed, 1),
-            Err(error) => panic!("{error:?}"),
-        }
-        assert_eq!(effects(&pool).await, round + 1);
-    }
     Ok(())
 }
 
@@ -297,28 +261,5 @@ async fn an_operation_at_least_once_is_resumed(pool: PgPool) -> anyhow::Result<(
             .expect("one operation");
         assert_eq!(resumed.result?, "body");
     }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_resumer_works_until_it_is_told_to_stop(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for n in 0..3 {
-        abandoned(&pool, &n.to_string()).await;
-    }
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let resumer = Resumer::new(leasing(), "operation")?.with_interval(Duration::from_millis(100))?;
-    let running = tokio::spawn({
-        let pool = pool.clone();
-        async move {
-            let shutdown = async { drop(stopped.await) };
-            resumer.run(&pool, shutdown, async |lease: &Lease, body: String| work(lease, body).await).await
-        }
-    });
-    crate::support::until(&pool, "select count(*) = 3 from idempotency.record where completed_at is not null").await;
-    stop.send(()).expect("it runs");
-    let done = tokio::time::timeout(PATIENCE, running).await??;
-    assert_eq!((done.completed, done.failed), (3, 0));
-    assert_eq!(effects(&pool).await, 3);
     Ok(())
 }

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use crate::backend::until_blocked;
 use crate::lease::leases::WorkError;
 use crate::proxy::Proxy;
-use crate::support::{create_effects, effects, key, leave_effect, until, wide_pool};
+use crate::support::{create_effects, effects, key, leave_effect, wide_pool};
 
 const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
@@ -379,29 +379,6 @@ async fn dropped_at_every_await_and_asked_for_again(_: PgPoolOptions, server: Pg
     Ok(())
 }
 
-/// The record keeps the token after the first owner has lapsed. A result that this owner stores then is kept by the
-/// take-over. After the take-over the owner stores nothing.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_overtaken_owner_stores_nothing(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for kind in KINDS {
-        pool.execute("truncate idempotency.record, effect").await?;
-        let first = acquired(&pool).await;
-        lapse(&pool, &key("a")).await?;
-        kind.step(&first, "before", 1).await?;
-        let second = acquired(&pool).await;
-        let error = kind.step(&first, "text", 1).await.expect_err("overtaken");
-        assert!(matches!(error, Error::LeaseLost), "{kind:?}: {error:?}");
-        assert_eq!(kind.step(&second, "before", 2).await?, 1);
-        assert_eq!(kind.step(&second, "text", 2).await?, 2);
-        let left = if kind == Kind::InDatabase { 2 } else { 0 };
-        assert_eq!(effects(&pool).await, left, "{kind:?}");
-        drop(first);
-        second.complete(&"done".to_owned()).await?;
-    }
-    Ok(())
-}
-
 /// Nothing was performed, so nobody has to find out whether it was.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers")]
@@ -557,23 +534,6 @@ async fn steps_end_with_their_operation(pool: PgPool) -> anyhow::Result<()> {
             .await?;
         assert_eq!(left, 0);
     }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_operation_may_become_one_in_steps_and_not_the_other_way(pool: PgPool) -> anyhow::Result<()> {
-    let at_least_once = Leasing::new(Policy::AtLeastOnce { lease: LEASE })?;
-    let Acquired::Owner(older) = at_least_once.acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
-    let error = Kind::AtLeastOnce.step(&older, "ride", 1).await.expect_err("another policy");
-    assert!(matches!(error, Error::InvalidStep { problem: InvalidStep::Policy, .. }), "{error:?}");
-    let lease = after_a_crash(&pool, older).await;
-    assert_eq!(lease.attempt(), 2);
-    Kind::AtLeastOnce.step(&lease, "ride", 1).await?;
-    lapse(&pool, &key("a")).await?;
-    let error = at_least_once.acquire::<String, _>(&pool, &key("a"), "body").await.expect_err("it would start over");
-    assert!(matches!(error, Error::OtherMode { .. }), "{error:?}");
-    lease.complete(&"done".to_owned()).await?;
-    assert!(matches!(at_least_once.acquire::<String, _>(&pool, &key("a"), "body").await?, Acquired::Replayed(_)));
     Ok(())
 }
 
@@ -778,27 +738,6 @@ async fn above_read_committed_two_steps_side_by_side_fail(pool: PgPool) -> anyho
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_operation_in_steps_is_performed_once_and_replayed(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let call = async || {
-        Leasing::new(IN_STEPS)?
-            .ensure(&pool, &key("a"), "body", async |lease| -> Result<i64, Error> {
-                let ride: i64 = lease.step("ride", async |conn| leave_effect(conn, "ride").await).await?;
-                let texts: Vec<i64> = vec![
-                    lease.step_at_most_once("text 0", async |_| Ok::<_, Error>(1)).await?,
-                    lease.step_at_most_once("text 1", async |_| Ok::<_, Error>(2)).await?,
-                ];
-                Ok(ride + texts.iter().sum::<i64>())
-            })
-            .await
-    };
-    let Outcome::Performed(value) = call().await? else { panic!("the first call") };
-    assert_eq!(call().await?, Outcome::Replayed(value));
-    assert_eq!(effects(&pool).await, 1);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn each_step_has_its_own_downstream_key_in_every_attempt(pool: PgPool) -> anyhow::Result<()> {
     let mut lease = acquired(&pool).await;
     let mut keys = Vec::new();
@@ -829,22 +768,5 @@ async fn each_step_has_its_own_downstream_key_in_every_attempt(pool: PgPool) -> 
         assert_eq!(shown.steps.len(), 0);
         assert_eq!(shown.step_downstream_key("charge").as_ref(), Some(&keys[0]), "{}", shown.state);
     }
-    Ok(())
-}
-
-/// Completion in transaction mode stays a heap-only update, with the index for resumers.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the coordinator does not count the updates of its workers")]
-async fn the_index_for_resumers_costs_completion_nothing(pool: PgPool) -> anyhow::Result<()> {
-    for n in 0..200 {
-        let _ = Idempotency::new().run(&pool, &key(&n.to_string()), "body", async |_| Ok::<_, Error>(n)).await?;
-    }
-    let question = "select coalesce(sum(n_tup_hot_upd), 0)::float8 / greatest(sum(n_tup_upd), 1)::float8
-        from pg_stat_user_tables where schemaname = 'idempotency'";
-    // The server publishes its statistics a moment later.
-    until(&pool, "select coalesce(sum(n_tup_upd), 0) >= 150 from pg_stat_user_tables where schemaname = 'idempotency'")
-        .await;
-    let share: f64 = sqlx::query_scalar(question).fetch_one(&pool).await?;
-    assert!(share > 0.8, "{share} of the updates are heap-only");
     Ok(())
 }

@@ -1,6 +1,5 @@
-//! Mark mode in batches: places, order, expiry, and many consumers at once.
+//! Batches of marks: places, limits, plans, and storms of many consumers.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
@@ -10,7 +9,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::backend::until_blocked;
 use crate::fixture::Fixture;
-use crate::support::{SLEEPS, connect, key, setting, until, wide_pool};
+use crate::support::{DEPLOYMENTS, connect, key, setting, wide_pool};
 
 const WINDOW: Duration = Duration::from_secs(300);
 use Marked::{Duplicate, First};
@@ -34,30 +33,27 @@ async fn marked_within(wait: Duration, pool: &PgPool, keys: &[Key]) -> Result<Ve
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn each_place_gets_its_answer(pool: PgPool) -> anyhow::Result<()> {
-    assert_eq!(marked(&pool, &keys(["c", "a", "b"])).await?, [First; 3]);
-    assert_eq!(
-        marked(&pool, &keys(["d", "a", "e", "d", "b", "e", "e"])).await?,
-        [First, Duplicate, First, Duplicate, Duplicate, Duplicate, Duplicate]
-    );
-    assert_eq!(marked(&pool, &[]).await?, []);
-    let mut tx = pool.begin().await?;
-    assert_eq!(mark(&mut tx, &key("f"), WINDOW).await?, First);
-    assert_eq!(mark_many(&mut tx, &keys(["f", "g"]), WINDOW).await?, [Duplicate, First], "in one transaction");
-    assert_eq!(setting(&mut tx, "lock_timeout").await, "0");
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_hundred_different_keys_in_any_order_keep_their_places(pool: PgPool) -> anyhow::Result<()> {
-    // Not in order, some twice, some marked before.
-    let input: Vec<u64> = (0..250_u64).map(|n| n.wrapping_mul(2_654_435_761) % 100).collect();
-    let before: Vec<u64> = (0..100).step_by(7).collect();
-    marked(&pool, &keys(&before)).await?;
-    let mut seen: HashMap<u64, ()> = before.into_iter().map(|n| (n, ())).collect();
-    let expected: Vec<Marked> =
-        input.iter().map(|n| if seen.insert(*n, ()).is_none() { First } else { Duplicate }).collect();
-    assert_eq!(marked(&pool, &keys(&input)).await?, expected);
-    assert!(marked(&pool, &keys(&input)).await?.iter().all(|marked| *marked == Duplicate));
+    for deployment in DEPLOYMENTS {
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+        let marking = Marking::new(WINDOW)?.with_deployment(*deployment);
+        let marked = async |values: &[&str]| -> Result<Vec<Marked>, Error> {
+            let mut tx = pool.begin().await?;
+            let marked = marking.mark_many(&mut tx, &keys(values)).await?;
+            tx.commit().await?;
+            Ok(marked)
+        };
+        assert_eq!(marked(&["c", "a", "b"]).await?, [First; 3]);
+        expire(&pool, &key("c")).await?;
+        assert_eq!(
+            marked(&["d", "a", "c", "d", "b", "c", "c"]).await?,
+            [First, Duplicate, First, Duplicate, Duplicate, Duplicate, Duplicate]
+        );
+        assert_eq!(marked(&[]).await?, []);
+        let mut tx = pool.begin().await?;
+        assert_eq!(marking.mark(&mut tx, &key("f")).await?, First);
+        assert_eq!(marking.mark_many(&mut tx, &keys(["f", "g"])).await?, [Duplicate, First], "in one transaction");
+        assert_eq!(setting(&mut tx, "lock_timeout").await, "0");
+    }
     Ok(())
 }
 
@@ -88,154 +84,6 @@ async fn a_batch_that_fails_has_marked_nothing(pool: PgPool) -> anyhow::Result<(
     }
     owner.rollback().await?;
     assert_eq!(marked(&pool, &keys(["a", "expired", "z"])).await?, [First; 3]);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn expired_keys_are_first_again_among_live_ones(pool: PgPool) -> anyhow::Result<()> {
-    for swept in [false, true] {
-        sqlx::query("delete from idempotency.record").execute(&pool).await?;
-        marked(&pool, &keys(0..100)).await?;
-        sqlx::query("update idempotency.record set expires_at = statement_timestamp() where value::int % 3 = 0")
-            .execute(&pool)
-            .await?;
-        if swept {
-            Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(20).await?;
-        }
-        let expected: Vec<Marked> = (0..100).map(|n| if n % 3 == 0 { First } else { Duplicate }).collect();
-        assert_eq!(marked(&pool, &keys(0..100)).await?, expected, "swept: {swept}");
-        assert_eq!(marked(&pool, &keys(0..100)).await?, [Duplicate; 100]);
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_batch_waits_for_an_open_transaction_and_takes_over_if_that_rolls_back(pool: PgPool) -> anyhow::Result<()> {
-    for commits in [true, false] {
-        sqlx::query("delete from idempotency.record").execute(&pool).await?;
-        let mut first = pool.begin().await?;
-        assert_eq!(mark_many(&mut first, &keys(["b", "c"]), WINDOW).await?, [First; 2]);
-        let second = tokio::spawn({
-            let pool = pool.clone();
-            async move { marked(&pool, &keys(["a", "b", "c", "d"])).await }
-        });
-        until_blocked(&pool, 1).await?;
-        if commits {
-            first.commit().await?;
-            // Committed after the second's snapshot, so it has to ask again: seen, and no wrong answer.
-            assert_eq!(second.await??, [First, Duplicate, Duplicate, First]);
-        } else {
-            first.rollback().await?;
-            assert_eq!(second.await??, [First; 4]);
-        }
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_batch_that_must_not_wait_is_told_so_and_leaves_the_transaction_usable(pool: PgPool) -> anyhow::Result<()> {
-    let mut first = pool.begin().await?;
-    assert_eq!(mark(&mut first, &key("b"), WINDOW).await?, First);
-    let mut second = pool.begin().await?;
-    let rejecting = Marking::new(WINDOW)?.with_in_flight(InFlight::Reject)?;
-    let error = rejecting.mark_many(&mut second, &keys(["a", "b"])).await;
-    assert!(matches!(error, Err(Error::InFlight { .. })), "{error:?}");
-    assert_eq!(setting(&mut second, "lock_timeout").await, "0", "the transaction is usable");
-    second.rollback().await?;
-    first.rollback().await?;
-    assert_eq!(marked(&pool, &keys(["a", "b"])).await?, [First; 2], "nothing was marked");
-    Ok(())
-}
-
-/// Batches in opposite orders, of fresh and of expired keys: sorted they queue, unsorted they deadlock.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn overlapping_batches_of_many_consumers_do_not_deadlock(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = wide_pool(&options, 8).await;
-    for round in 0..24 {
-        if round % 2 == 1 {
-            // All of them expired, or some expired and the others gone, so that fresh and expired keys mix.
-            let statement = if round % 4 == 1 {
-                "update idempotency.record set expires_at = statement_timestamp()"
-            } else {
-                "with gone as (delete from idempotency.record where token % 2 = 0)
-                 update idempotency.record set expires_at = statement_timestamp() where token % 2 <> 0"
-            };
-            sqlx::query(statement).execute(&pool).await?;
-        }
-        let consumers: Vec<_> = (0..8_u64)
-            .map(|consumer| {
-                let pool = pool.clone();
-                tokio::spawn(async move {
-                    let mut input: Vec<u64> =
-                        (0..75).map(|n| (n * 31 + consumer * 17) % 100 + round / 2 * 10_000).collect();
-                    if consumer % 2 == 0 {
-                        input.reverse();
-                    }
-                    let result = marked(&pool, &keys(&input)).await?;
-                    Ok::<_, Error>(
-                        result
-                            .into_iter()
-                            .zip(input)
-                            .filter(|(marked, _)| *marked == First)
-                            .map(|(_, n)| n)
-                            .collect::<Vec<_>>(),
-                    )
-                })
-            })
-            .collect();
-        let mut firsts = Vec::new();
-        for consumer in consumers {
-            firsts.extend(consumer.await??);
-        }
-        let all = firsts.len();
-        firsts.sort_unstable();
-        firsts.dedup();
-        assert_eq!(all, firsts.len(), "round {round}: nobody was first twice");
-        assert_eq!(all, 100, "round {round}: and everybody once");
-    }
-    pool.close().await;
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn single_marks_and_batches_meet(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = wide_pool(&options, 8).await;
-    let consumers: Vec<_> = (0..8)
-        .map(|consumer| {
-            let pool = pool.clone();
-            tokio::spawn(async move {
-                let mut firsts = 0;
-                for batch in 0..20 {
-                    let input = keys((0..10).map(|n| batch * 10 + n));
-                    let mut tx = pool.begin().await?;
-                    let result = if consumer % 2 == 0 {
-                        mark_many(&mut tx, &input, WINDOW).await?
-                    } else {
-                        let mut result = Vec::new();
-                        // In the order of the keys, as their documentation asks.
-                        let mut sorted = input.clone();
-                        sorted.sort();
-                        for key in &sorted {
-                            result.push(mark(&mut tx, key, WINDOW).await?);
-                        }
-                        result
-                    };
-                    tx.commit().await?;
-                    firsts += result.iter().filter(|marked| **marked == First).count();
-                }
-                Ok::<_, Error>(firsts)
-            })
-        })
-        .collect();
-    let mut firsts = 0;
-    for consumer in consumers {
-        firsts += consumer.await??;
-    }
-    assert_eq!(firsts, 200);
-    pool.close().await;
     Ok(())
 }
 
@@ -297,13 +145,6 @@ async fn a_batch_never_waits_for_the_row_of_an_expired_mark(pool: PgPool) -> any
         assert!(matches!(error, Err(Error::InFlight { .. })), "{in_flight:?}: {error:?}");
         assert_eq!(setting(&mut tx, "lock_timeout").await, "0", "the transaction is usable");
     }
-    let batch = tokio::spawn({
-        let pool = pool.clone();
-        async move { marked(&pool, &keys(["a", "b", "c"])).await }
-    });
-    until(&pool, SLEEPS).await;
-    sweep.commit().await?;
-    assert_eq!(batch.await??, [First; 3]);
     Ok(())
 }
 

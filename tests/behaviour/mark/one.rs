@@ -1,4 +1,4 @@
-//! Mark mode, one by one: first, duplicate, in flight, and the window between them.
+//! Single marks: first, duplicate, the window, and keys of other modes. The interleavings have the marks in flight.
 
 use std::time::Duration;
 
@@ -29,55 +29,6 @@ async fn the_first_is_first_and_all_others_are_duplicates(pool: PgPool) -> anyho
     let mut tx = pool.begin().await?;
     assert_eq!(mark(&mut tx, &key("c"), WINDOW).await?, Marked::First);
     assert_eq!(mark(&mut tx, &key("c"), WINDOW).await?, Marked::Duplicate, "in one transaction");
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_mark_goes_with_its_transaction(pool: PgPool) -> anyhow::Result<()> {
-    let mut tx = pool.begin().await?;
-    assert_eq!(mark(&mut tx, &key("a"), WINDOW).await?, Marked::First);
-    tx.rollback().await?;
-    assert_eq!(marked(&pool, "a").await?, Marked::First);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_concurrent_duplicate_waits_and_takes_over_if_the_first_rolls_back(pool: PgPool) -> anyhow::Result<()> {
-    for commits in [true, false] {
-        let value = commits.to_string();
-        let mut first = pool.begin().await?;
-        assert_eq!(mark(&mut first, &key(&value), WINDOW).await?, Marked::First);
-        let second = tokio::spawn({
-            let pool = pool.clone();
-            async move { marked(&pool, &value).await }
-        });
-        until_blocked(&pool, 1).await?;
-        if commits {
-            first.commit().await?;
-            assert_eq!(second.await??, Marked::Duplicate);
-        } else {
-            first.rollback().await?;
-            assert_eq!(second.await??, Marked::First);
-        }
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_uncommitted_mark_is_in_flight_and_no_duplicate(pool: PgPool) -> anyhow::Result<()> {
-    let mut first = pool.begin().await?;
-    assert_eq!(mark(&mut first, &key("a"), WINDOW).await?, Marked::First);
-
-    let mut second = pool.begin().await?;
-    let error = Marking::new(WINDOW)?.with_in_flight(InFlight::Reject)?.mark(&mut second, &key("a")).await;
-    assert!(matches!(error, Err(Error::InFlight { .. })), "{error:?}");
-    assert_eq!(setting(&mut second, "lock_timeout").await, "0", "usable");
-    second.rollback().await?;
-
-    let mut third = pool.begin().await?;
-    let brief = InFlight::Wait(Duration::from_millis(50));
-    let error = Marking::new(WINDOW)?.with_in_flight(brief)?.mark(&mut third, &key("a")).await;
-    assert!(matches!(error, Err(Error::InFlight { .. })), "{error:?}");
     Ok(())
 }
 

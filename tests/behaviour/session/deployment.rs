@@ -1,36 +1,42 @@
-//! The setting for a distributed table, on a plain one. `tests/citus` has the opposite.
+//! On a plain table, the setting for a distributed one changes no answer, and the two settings exclude each other. The
+//! other direction is in `tests/citus`. `claim/answers.rs` and `mark/many.rs` ask with both settings, too.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use pg_idempotency::Idempotency;
+use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::testing::{self, assert_performed_once};
-use pg_idempotency::{Deployment, Idempotency};
 use sqlx::PgPool;
 
-use crate::answers::{answered, answers};
-use crate::support::{create_effects, effects, key, leave_effect};
+use crate::support::{DEPLOYMENTS, create_effects, effects, key, leave_effect};
 
-const PLAIN: Deployment = Deployment::new().with_distributed(false);
-
+/// As during a roll-out of the setting: half of the callers have it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the table is not plain there; tests/citus has the test of that table")]
-async fn on_a_plain_table_the_setting_for_a_distributed_one_changes_no_answer(pool: PgPool) -> anyhow::Result<()> {
-    sqlx::raw_sql("create table answered (scope text not null)").execute(&pool).await?;
-    let fits = answers(&pool, PLAIN, PLAIN).await?;
-    let other = answers(&pool, PLAIN, PLAIN.with_distributed(true)).await?;
-    let lines: Vec<String> = fits.iter().map(|(name, _)| name.clone()).collect();
-    assert_eq!(answered(fits, other), lines);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn of_eight_callers_with_that_setting_one_performs(pool: PgPool) -> anyhow::Result<()> {
+async fn of_eight_callers_with_either_setting_one_performs_and_one_marks_each_key(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let call = Idempotency::new().with_deployment(PLAIN.with_distributed(true));
+    let turns = AtomicUsize::new(0);
+    let deployment = || DEPLOYMENTS[turns.fetch_add(1, Ordering::Relaxed) % DEPLOYMENTS.len()];
+    let keys: Vec<_> = (0..20).map(|n| key(&n.to_string())).collect();
     for round in 1..=5 {
         let answers = testing::race(&pool, 8, async |pool| {
+            let call = Idempotency::new().with_deployment(deployment());
             call.run(pool, &key("race"), "body", async |conn| leave_effect(conn, "raced").await).await
         });
         assert_performed_once(answers.await?);
         assert_eq!(effects(&pool).await, round);
-        testing::expire(&pool, &key("race")).await?;
+        let marked = testing::race(&pool, 8, async |pool| {
+            let marking = Marking::new(Duration::from_secs(3600))?.with_deployment(deployment());
+            let mut tx = pool.begin().await?;
+            let marked = marking.mark_many(&mut tx, &keys).await?;
+            tx.commit().await?;
+            anyhow::Ok(marked.into_iter().filter(|marked| *marked == Marked::First).count())
+        });
+        let firsts = marked.await?.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+        assert_eq!(firsts.iter().sum::<usize>(), keys.len(), "{firsts:?}");
+        for key in keys.iter().chain([&key("race")]) {
+            testing::expire(&pool, key).await?;
+        }
     }
     Ok(())
 }

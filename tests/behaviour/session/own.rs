@@ -5,7 +5,7 @@ use std::time::Duration;
 use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Row as _};
+use sqlx::{Connection as _, Executor as _, PgPool, Row as _};
 
 use crate::backend::backend;
 use crate::support::{WAYS, clear, connect, create_effects, effects, key, leave_effect, once, setting};
@@ -32,7 +32,7 @@ async fn a_connection_in_no_transaction_that_sqlx_counts_is_refused(pool: PgPool
     Ok(())
 }
 
-/// Whoever has forgotten it: a raw BEGIN, usable or aborted, one that sqlx counts, or two of them.
+/// The forgotten transaction is a raw BEGIN, usable or aborted, one that sqlx counts, or two of them.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn run_rolls_back_a_foreign_transaction(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
@@ -121,65 +121,6 @@ async fn run_gives_up_on_a_connection_that_it_cannot_clear(
     Ok(())
 }
 
-/// What docs/managed.md recommends for the `begin` of the service itself, which sqlx 0.9.0 leaves behind if it is dropped.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_pool_that_rolls_back_on_release_lends_no_foreign_transaction(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPoolOptions::new()
-        .max_connections(1)
-        // A ping would be dropped in place of the begin.
-        .test_before_acquire(false)
-        .after_release(|conn, _| Box::pin(async move { conn.execute("rollback").await.map(|_| true) }))
-        .connect_with(options.clone())
-        .await?;
-    create_effects(&pool).await;
-    let mut observer = PgConnection::connect_with(&options).await?;
-    let (mut polls, mut dropped) = (1, 0);
-    // On a busy machine the server may answer within the first poll.
-    for _ in 0..50 {
-        if cancel_after(polls, pool.begin()).await.transpose()?.is_some() {
-            polls = 1;
-            continue;
-        }
-        leave_effect(&mut *pool.acquire().await?, "in autocommit").await?;
-        dropped += 1;
-        let committed: i64 = sqlx::query_scalar("select count(*) from effect").fetch_one(&mut observer).await?;
-        assert_eq!(committed, dropped, "after {polls} polls");
-        polls += 1;
-    }
-    assert!(dropped > 0, "the begin was not dropped on its way");
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_timeout_around_the_call_leaves_nothing_behind(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let other = PgPool::connect_with(options.clone()).await?;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
-    create_effects(&other).await;
-    for way in WAYS {
-        clear(&other).await;
-        let key_a = key("a");
-        let call = way.run(&pool, &key_a, "body", async |conn| {
-            let id = leave_effect(&mut *conn, "undone").await?;
-            conn.execute("select pg_sleep(0.3)").await?;
-            Ok::<_, Error>(id)
-        });
-        tokio::time::timeout(Duration::from_millis(100), call).await.expect_err("too slow");
-        // On another connection: the pool sends the ROLLBACK, and the first connection need not be used again.
-        assert!(!once(&other, &key("a"), "body").await?.is_replayed());
-        assert_eq!(effects(&other).await, 1);
-        // And the pool's connection is as good as new.
-        let again = way.run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "no").await).await?;
-        assert!(again.is_replayed());
-    }
-    Ok(())
-}
-
 /// sqlx 0.9 answers a cancelled nested `begin` by rolling back the outer transaction. The begin is pending for sure,
 /// because it has to wait for the answer to a sleep that was sent before it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
@@ -263,27 +204,6 @@ async fn an_error_of_a_dropped_call_reaches_no_other_call(
             assert_eq!(effects(&other).await, 2 * sleeps, "both are there for others to see");
         }
     }
-    Ok(())
-}
-
-/// sqlx then releases a savepoint in place of the COMMIT.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_nested_transaction_whose_guard_is_forgotten_is_not_acknowledged(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for way in [WAYS[0], WAYS[1]] {
-        let error = way
-            .run(&pool, &key("a"), "body", async |conn| -> Result<i64, Error> {
-                let mut nested = conn.begin().await?;
-                let id = leave_effect(&mut nested, "lost").await?;
-                std::mem::forget(nested);
-                Ok(id)
-            })
-            .await
-            .expect_err("nothing is committed");
-        assert!(matches!(error, Error::NotInTransaction), "{error:?}");
-        assert_eq!(effects(&pool).await, 0);
-    }
-    assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
     Ok(())
 }
 

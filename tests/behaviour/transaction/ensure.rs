@@ -1,18 +1,10 @@
-//! First call, replay, key reused.
+//! What the statements of a call need and bear: the table, its indexes, the cache of prepared statements.
 
-use pg_idempotency::{Deployment, Error, Idempotency, Key, Outcome, ensure_idempotent};
+use pg_idempotency::{Deployment, Error, Idempotency, Outcome, ensure_idempotent};
 use sqlx::Connection as _;
 use sqlx::PgPool;
 
 use crate::support::{create_effects, effects, key, leave_effect, once};
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_first_call_performs(pool: PgPool) {
-    create_effects(&pool).await;
-    let outcome = once(&pool, &key("a"), "body").await.expect("performed");
-    assert!(matches!(outcome, Outcome::Performed(1)), "{outcome:?}");
-    assert_eq!(effects(&pool).await, 1);
-}
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_repeat_replays_the_first_response(pool: PgPool) {
@@ -23,43 +15,6 @@ async fn a_repeat_replays_the_first_response(pool: PgPool) {
         assert!(matches!(again, Outcome::Replayed(id) if id == first), "{again:?}");
     }
     assert_eq!(effects(&pool).await, 1);
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn another_body_under_the_key_is_key_reused(pool: PgPool) {
-    create_effects(&pool).await;
-    let _ = once(&pool, &key("a"), "body").await.expect("performed");
-    let error = once(&pool, &key("a"), "another body").await.expect_err("key reused");
-    assert!(matches!(error, Error::KeyReused { .. }), "{error:?}");
-    assert_eq!(effects(&pool).await, 1);
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn each_part_of_the_key_counts(pool: PgPool) {
-    create_effects(&pool).await;
-    for (scope, operation, value) in [("ab", "c", "d"), ("a", "bc", "d"), ("a", "b", "cd"), ("ab", "c", "D")] {
-        let key = Key::new(scope, operation, value).expect("a valid key");
-        assert!(!once(&pool, &key, "body").await.expect("performed").is_replayed(), "{key:?}");
-    }
-    assert_eq!(effects(&pool).await, 4);
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn nothing_is_settled_before_the_caller_commits(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let mut tx = pool.begin().await?;
-    let outcome = ensure_idempotent(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "first").await).await?;
-    assert!(!outcome.is_replayed());
-    tx.rollback().await?;
-    assert_eq!(effects(&pool).await, 0);
-
-    let mut tx = pool.begin().await?;
-    let outcome =
-        ensure_idempotent(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "second").await).await?;
-    assert!(!outcome.is_replayed());
-    tx.commit().await?;
-    assert_eq!(effects(&pool).await, 1);
-    Ok(())
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

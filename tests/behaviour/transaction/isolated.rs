@@ -15,22 +15,6 @@ enum Failed {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn keep_commits_the_writes_and_stores_the_response(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for replayed in [false, true] {
-        let mut tx = pool.begin().await?;
-        let outcome = ensure_isolated(&mut tx, &key("a"), "body", async |conn| -> Result<_, Error> {
-            Ok(Verdict::Keep(leave_effect(conn, "kept").await?))
-        })
-        .await?;
-        tx.commit().await?;
-        assert_eq!(outcome.is_replayed(), replayed);
-    }
-    assert_eq!(effects(&pool).await, 1);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn undo_stores_the_response_without_the_writes(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for conn_in_transaction in [true, false] {
@@ -199,20 +183,5 @@ async fn a_stale_error_does_not_spoil_the_undo(pool: PgPool) -> anyhow::Result<(
     let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&pool).await?;
     assert_eq!(notes, ["the caller's own"]);
     assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn run_isolated_takes_a_pool(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for replayed in [false, true] {
-        let outcome = Idempotency::new()
-            .run_isolated(&pool, &key("a"), "body", async |conn| -> Result<_, Error> {
-                Ok(Verdict::Undo(leave_effect(conn, "undone").await?))
-            })
-            .await?;
-        assert_eq!(outcome.is_replayed(), replayed);
-    }
-    assert_eq!(effects(&pool).await, 0);
     Ok(())
 }

@@ -1,6 +1,5 @@
-//! READ COMMITTED is tested everywhere else; here are the levels above it.
+//! The levels above READ COMMITTED, without a wait. The interleavings have the orders at repeatable read.
 
-use pg_idempotency::testing::Gate;
 use pg_idempotency::{Error, ensure_idempotent};
 use sqlx::{Connection as _, Executor as _, PgPool};
 
@@ -45,46 +44,6 @@ async fn a_record_committed_after_the_snapshot_is_retryable(pool: PgPool) -> any
             ensure_idempotent(&mut tx, &key(level), "body", async |conn| leave_effect(conn, "no").await).await?;
         assert!(outcome.is_replayed(), "{level}: the whole transaction again");
         tx.commit().await?;
-    }
-    assert_eq!(effects(&pool).await, 2);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_duplicate_that_waited_is_retryable(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for level in LEVELS {
-        let gate = Gate::new();
-        let owner = tokio::spawn({
-            let (mut conn, gate) = (connect(&pool).await, gate.clone());
-            async move {
-                let mut tx = conn.begin().await?;
-                let outcome = ensure_idempotent(&mut tx, &key(level), "body", async |conn| {
-                    gate.pass().await;
-                    leave_effect(conn, level).await
-                })
-                .await?;
-                tx.commit().await?;
-                Ok::<_, Error>(outcome)
-            }
-        });
-        gate.reached().await;
-        let duplicate = tokio::spawn({
-            let mut conn = connect(&pool).await;
-            async move {
-                let mut tx = conn.begin_with(level).await?;
-                let result =
-                    ensure_idempotent(&mut tx, &key(level), "body", async |conn| leave_effect(conn, "second").await)
-                        .await;
-                tx.rollback().await?;
-                result
-            }
-        });
-        until_blocked(&pool, 1).await?;
-        gate.open();
-        let _ = owner.await??;
-        let error = duplicate.await?.expect_err("40001");
-        assert!(matches!(error, Error::Retryable(_)), "{level}: {error:?}");
     }
     assert_eq!(effects(&pool).await, 2);
     Ok(())

@@ -58,62 +58,31 @@ async fn a_swallowed_sql_error_is_not_acknowledged(pool: PgPool) -> anyhow::Resu
     Ok(())
 }
 
+/// How `perform` ends the claim's transaction, and the effects that stay: after a COMMIT, the key is indeterminate.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
+async fn a_transaction_that_perform_ends_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS {
-        clear(&pool).await;
-        let error = way
-            .run(&pool, &key("a"), "body", async |conn| {
-                leave_effect(&mut *conn, "before").await?;
-                conn.execute("commit").await?;
-                leave_effect(conn, "after").await
-            })
-            .await
-            .expect_err("the claim's transaction is gone");
-        assert!(matches!(error, Error::NotInTransaction), "{error:?}");
-        assert_eq!(effects(&pool).await, 2, "documented: both stay, the second in autocommit");
-
-        let error = once(&pool, &key("a"), "body").await.expect_err("nobody knows");
-        assert!(matches!(error, Error::Indeterminate { attempt: 1, .. }), "{error:?}");
-        assert_eq!(effects(&pool).await, 2);
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_commit_and_a_new_begin_inside_perform_are_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for way in WAYS {
-        clear(&pool).await;
-        let error = way
-            .run(&pool, &key("a"), "body", async |conn| {
-                conn.execute("commit").await?;
-                conn.execute("begin").await?;
-                leave_effect(conn, "in another transaction").await
-            })
-            .await
-            .expect_err("the claim's transaction is gone");
-        assert!(matches!(error, Error::NotInTransaction), "{error:?}");
-        assert_eq!(effects(&pool).await, 0);
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_rollback_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for way in WAYS {
-        clear(&pool).await;
-        let error = way
-            .run(&pool, &key("a"), "body", async |conn| {
-                conn.execute("rollback").await?;
-                leave_effect(conn, "after").await
-            })
-            .await
-            .expect_err("the claim's transaction is gone");
-        assert!(matches!(error, Error::NotInTransaction), "{error:?}");
-        assert_eq!(records(&pool).await, 0);
+        // Without a new BEGIN, the effect after the end is in autocommit, and stays.
+        for (ending, stay) in [("commit", 2), ("commit; begin", 1), ("rollback", 1), ("rollback; begin", 0)] {
+            clear(&pool).await;
+            let error = way
+                .run(&pool, &key("a"), "body", async |conn| {
+                    leave_effect(&mut *conn, "before").await?;
+                    conn.execute(ending).await?;
+                    leave_effect(conn, "after").await
+                })
+                .await
+                .expect_err("the claim's transaction is gone");
+            assert!(matches!(error, Error::NotInTransaction), "{way:?} {ending}: {error:?}");
+            assert_eq!(effects(&pool).await, stay, "{way:?} {ending}");
+            let again = once(&pool, &key("a"), "body").await;
+            if ending.starts_with("commit") {
+                assert!(matches!(again, Err(Error::Indeterminate { attempt: 1, .. })), "{ending}: {again:?}");
+            } else {
+                assert!(!again?.is_replayed(), "{ending}");
+            }
+        }
     }
     Ok(())
 }
@@ -175,38 +144,6 @@ async fn the_same_key_inside_perform_is_refused(pool: PgPool) -> anyhow::Result<
             .expect_err("it calls itself");
         assert!(matches!(error, Error::AlreadyInTransaction), "{error:?}");
         assert_eq!(effects(&pool).await, 0);
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_same_key_again_in_one_transaction_is_replayed(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let mut tx = pool.begin().await?;
-    for replayed in [false, true] {
-        let outcome =
-            ensure_idempotent(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "one").await).await?;
-        assert_eq!(outcome.is_replayed(), replayed);
-    }
-    tx.commit().await?;
-    assert_eq!(effects(&pool).await, 1);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_caller_who_commits_after_an_error_leaves_the_key_indeterminate(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let mut tx = pool.begin().await?;
-    ensure_idempotent(&mut tx, &key("a"), "body", async |conn| -> Result<i64, Declined> {
-        leave_effect(conn, "half").await?;
-        Err(Declined::Funds)
-    })
-    .await
-    .expect_err("declined");
-    tx.commit().await?;
-    for _ in 0..2 {
-        let error = once(&pool, &key("a"), "body").await.expect_err("nobody knows");
-        assert!(matches!(error, Error::Indeterminate { attempt: 1, .. }), "{error:?}");
     }
     Ok(())
 }

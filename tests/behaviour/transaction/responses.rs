@@ -105,15 +105,6 @@ struct Quote {
     note: Option<Option<String>>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Nothing;
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-enum Priced {
-    Tuple(Option<f64>, u8),
-    Newtype(Option<()>),
-}
-
 /// Each of them is `null` in JSON, or has a `null` in it, and `null` decodes as `None`. [`Error::Unencodable`] documents
 /// them.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
@@ -129,22 +120,4 @@ async fn a_some_that_is_null_in_json_is_replayed_as_none(pool: PgPool) -> anyhow
     let replayed = respond(&pool, "fields", quote(Some(1.0))).await?;
     assert_eq!(replayed, Outcome::Replayed(Quote { rate: None, note: None }));
     Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn what_is_null_and_decodes_as_it_was_is_stored(pool: PgPool) {
-    comes_back(&pool, "none", None::<f64>, Some(1.0)).await;
-    comes_back(&pool, "some", Some(1.0), None).await;
-    comes_back(&pool, "none in some list", Some(vec![None, Some(1)]), None).await;
-    comes_back(&pool, "unit struct", Nothing, Nothing).await;
-    comes_back(&pool, "null", serde_json::Value::Null, serde_json::json!(1)).await;
-    comes_back(
-        &pool,
-        "fields",
-        Quote { rate: Some(-0.0), note: Some(Some("x".to_owned())) },
-        Quote { rate: None, note: None },
-    )
-    .await;
-    comes_back(&pool, "variant", Priced::Tuple(None, 1), Priced::Newtype(None)).await;
-    comes_back(&pool, "128 bits", (u128::MAX, i128::MIN), (0, 0)).await;
 }

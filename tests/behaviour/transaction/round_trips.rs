@@ -2,60 +2,13 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::mark::{Marked, mark, mark_many};
 use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection};
 
 use crate::proxy::Proxy;
-use crate::support::{create_effects, key, leave_effect, rejecting, wide_pool};
-
-/// The same work without the crate.
-async fn bare(conn: &mut PgConnection) -> Result<(), Error> {
-    let mut tx = conn.begin().await?;
-    leave_effect(&mut tx, "bare").await?;
-    tx.commit().await?;
-    Ok(())
-}
-
-async fn in_callers_transaction(conn: &mut PgConnection, options: Idempotency, name: &str) -> Result<bool, Error> {
-    let mut tx = conn.begin().await?;
-    let outcome = options.ensure(&mut tx, &key(name), "body", async |conn| leave_effect(conn, "effect").await).await?;
-    tx.commit().await?;
-    Ok(outcome.is_replayed())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
-async fn a_first_call_takes_two_more_than_the_bare_transaction_and_a_replay_two(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = wide_pool(&server, 1).await;
-    create_effects(&pool).await;
-    let proxy = Proxy::before(&server).await?;
-    let mut conn = PgConnection::connect_with(&proxy.options).await?;
-    for options in [Idempotency::new(), rejecting()] {
-        // Once unmeasured: the first use of a statement prepares it.
-        bare(&mut conn).await?;
-        in_callers_transaction(&mut conn, options, &format!("prepare {options:?}")[..30]).await?;
-        in_callers_transaction(&mut conn, options, &format!("prepare {options:?}")[..30]).await?;
-
-        proxy.take();
-        bare(&mut conn).await?;
-        let bare = proxy.take();
-        assert_eq!(bare, 3, "begin, insert, commit");
-
-        let name = format!("{:?}", options == rejecting());
-        assert!(!in_callers_transaction(&mut conn, options, &name).await?);
-        assert_eq!(proxy.take(), bare + 2, "claim, complete");
-        assert!(in_callers_transaction(&mut conn, options, &name).await?);
-        assert_eq!(proxy.take(), 4, "begin, claim, look, commit: two of them the crate's");
-    }
-    conn.close().await?;
-    Ok(())
-}
+use crate::support::{create_effects, key, leave_effect, wide_pool};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
@@ -100,41 +53,6 @@ async fn the_other_ways_save_what_they_say(_: PgPoolOptions, server: PgConnectOp
             if measured {
                 assert_eq!(trips, [first, replay], "{way:?}");
             }
-        }
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
-async fn a_lease_takes_three_to_acquire_and_three_to_complete(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let proxy = Proxy::before(&server).await?;
-    // Without the ping that a pool sends before it gives a connection away, and the one when it takes it back.
-    let pool =
-        PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(proxy.options.clone()).await?;
-    let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(40) })?;
-    // Of sqlx's own, a ping whenever a connection goes back: one of the connection held here, one of the crate's.
-    const PINGS: usize = 2;
-    for measured in [false, true] {
-        let key = key(&measured.to_string());
-        let held = pool.acquire().await?;
-        proxy.take();
-        drop(held);
-        let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
-        let held = pool.acquire().await?;
-        let acquire = proxy.take();
-        drop(held);
-        lease.complete(&1).await?;
-        let held = pool.acquire().await?;
-        let complete = proxy.take();
-        drop(held);
-        // The first time, statements are prepared.
-        if measured {
-            assert_eq!(acquire, 3 + PINGS, "begin, claim, commit");
-            assert_eq!(complete, 3 + PINGS, "begin, complete, commit");
         }
     }
     Ok(())

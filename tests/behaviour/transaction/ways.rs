@@ -52,39 +52,6 @@ async fn the_functions_of_the_schema_contain_the_crates_own_statements(pool: PgP
     Ok(())
 }
 
-/// There is one connection, and the pool has it back after the call.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn no_way_leaves_a_transaction_open(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let observer = PgPool::connect_with(options.clone()).await?;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
-    create_effects(&observer).await;
-    let pid = backend(&mut *pool.acquire().await?).await?;
-    for way in WAYS {
-        clear(&observer).await;
-        for _ in 0..2 {
-            let _ = way.run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "effect").await).await?;
-            // No call uses the connection, so the server reports it as idle sooner or later.
-            loop {
-                let state: String = sqlx::query_scalar("select state from pg_stat_activity where pid = $1")
-                    .bind(pid)
-                    .fetch_one(&observer)
-                    .await?;
-                match state.as_str() {
-                    "idle" => break,
-                    "idle in transaction" | "active" => tokio::task::yield_now().await,
-                    state => panic!("{state}"),
-                }
-            }
-        }
-        // The next statement is in autocommit, on the same connection.
-        let mut conn = pool.acquire().await?;
-        assert_eq!(backend(&mut conn).await?, pid);
-        leave_effect(&mut conn, "after").await?;
-        assert_eq!(effects(&observer).await, 2);
-    }
-    Ok(())
-}
-
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn bodies_of_any_size_come_back_to_the_byte(pool: PgPool) -> anyhow::Result<()> {
     let bodies = [0, 1, INLINE - 1, INLINE, INLINE + 1, 256 * 1024].map(|bytes| "x".repeat(bytes));
@@ -161,48 +128,6 @@ async fn claim_any_keys(pool: &PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each of two transactions reads rows that the other one writes: PostgreSQL fails one of them, at its COMMIT at the
-/// latest.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_serialization_failure_of_the_commit_is_retryable_and_stores_nothing(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let serializable = options.clone().options([("default_transaction_isolation", "serializable")]);
-    let pool = PgPoolOptions::new().max_connections(2).connect_with(serializable).await?;
-    create_effects(&pool).await;
-    let observer = PgPool::connect_with(options).await?;
-    for way in WAYS {
-        clear(&observer).await;
-        let gate = Gate::new();
-        let loser = tokio::spawn({
-            let (pool, gate) = (pool.clone(), gate.clone());
-            async move {
-                way.run(&pool, &key("a"), "body", async |conn| {
-                    conn.execute("select count(*) from effect").await?;
-                    gate.pass().await;
-                    leave_effect(conn, "skewed").await
-                })
-                .await
-            }
-        });
-        gate.reached().await;
-        let mut winner = pool.begin().await?;
-        winner.execute("select count(*) from effect").await?;
-        winner.execute("select count(*) from idempotency.record").await?;
-        leave_effect(&mut winner, "the winner's").await?;
-        winner.commit().await?;
-        gate.open();
-        let error = loser.await?.expect_err("40001");
-        assert!(matches!(error, Error::Retryable(_)), "{error:?}");
-        assert_eq!(effects(&observer).await, 1);
-        let again = way.run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "again").await).await?;
-        assert!(!again.is_replayed());
-        assert_eq!(effects(&observer).await, 2);
-    }
-    Ok(())
-}
-
 /// PostgreSQL 13 and 14 read fewer intervals than later ones.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn any_retention_is_kept_to_the_microsecond(pool: PgPool) -> anyhow::Result<()> {
@@ -272,31 +197,6 @@ async fn without_its_functions_nothing_is_performed_or_nothing_kept(pool: PgPool
         .expect_err("no function");
     assert!(matches!(error, Error::SchemaMissing { .. }), "{error:?}");
     assert!(!once(&pool, &key("a"), "body").await?.is_replayed(), "the plain way needs none");
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_applications_grants_are_enough(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
-    let role = format!("app_{}", backend(&mut *pool.acquire().await?).await?);
-    let create = format!(
-        "create role {role} login; grant usage on schema idempotency to {role};
-         grant select, insert, update on idempotency.record to {role}"
-    );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&pool).await?;
-    let as_role = PgPool::connect_with(options.username(&role)).await?;
-    let mut answers = Vec::new();
-    for (number, way) in WAYS.iter().enumerate() {
-        for _ in 0..2 {
-            answers.push(way.run(&as_role, &key(&number.to_string()), "body", async |_| Ok::<_, Error>(1)).await);
-        }
-    }
-    as_role.close().await;
-    let drop = format!("drop owned by {role}; drop role {role}");
-    sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&pool).await?;
-    for (number, answer) in answers.into_iter().enumerate() {
-        assert_eq!(answer?.is_replayed(), number % 2 == 1);
-    }
     Ok(())
 }
 

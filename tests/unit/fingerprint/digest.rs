@@ -14,18 +14,6 @@ fn hash(text: impl AsRef<[u8]>) -> Option<Fingerprint> {
 }
 
 #[test]
-fn white_space_order_and_spelling_of_numbers_do_not_count() {
-    let one = hash(r#"{"amount": 12.50, "to": "ada"}"#);
-    assert!(one.is_some());
-    for same in [r#"{"to":"ada","amount":12.5}"#, r#" { "to" : "\u0061da" , "amount" : 125e-1 } "#] {
-        assert_eq!(hash(same), one, "{same}");
-    }
-    for other in [r#"{"to":"ada","amount":"12.5"}"#, r#"{"to":"ada","amount":12.51}"#, r#"{"to":"ada"}"#] {
-        assert_ne!(hash(other), one, "{other}");
-    }
-}
-
-#[test]
 fn amounts_that_an_f64_cannot_tell_apart_are_two_requests() {
     for (one, other) in [
         ("9007199254740993.0", "9007199254740992.0"),
