@@ -185,50 +185,6 @@ async fn a_missing_connection_is_waited_for_once(_: PgPoolOptions, options: PgCo
     assert!(asked.elapsed() < LIMIT * 2, "{:?}", asked.elapsed());
 }
 
-/// Between `begin` and the answer the transaction holds the only connection, so nothing may ask for a second one.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_pool_of_one_connection_is_enough(_: PgPoolOptions, options: PgConnectOptions) {
-    use pg_idempotency::lease::Policy;
-    let pool = PgPoolOptions::new()
-        .max_connections(1)
-        .acquire_timeout(Duration::from_secs(10))
-        .connect_with(options)
-        .await
-        .expect("a pool");
-    create_effects(&pool).await;
-    let wait = pg_idempotency::InFlight::Wait(Duration::from_secs(20));
-    let options = calls().with_in_flight(wait).expect("a wait");
-    let in_transaction = app(IdempotencyLayer::transactional(pool.clone(), options, user));
-    let options = leasing(Policy::AtMostOnce { lease: Duration::from_secs(30) }).with_in_flight(wait).expect("a wait");
-    let leased = IdempotencyLayer::leased(pool.clone(), options, user);
-    let outside = Router::new()
-        .route(
-            "/sms",
-            post(async |body: Bytes| {
-                // So that the others come while the first one is at work.
-                tokio::time::sleep(Duration::from_millis(200)).await;
-                body
-            }),
-        )
-        .layer(leased);
-    for (app, uri) in [(in_transaction, "/effects"), (outside, "/sms")] {
-        let posts: Vec<_> = (0..10)
-            .map(|_| {
-                let app = app.clone();
-                tokio::spawn(async move { post_to(&app, uri, "key-1", "x").await })
-            })
-            .collect();
-        let mut replayed = 0;
-        for post in posts {
-            let answer = post.await.expect("joined");
-            assert!(answer.status.is_success(), "{answer:?}");
-            replayed += usize::from(answer.is_replayed());
-        }
-        assert_eq!(replayed, 9);
-    }
-    assert_eq!((effects(&pool).await, records(&pool).await), (1, 2));
-}
-
 /// The handler writes by a pool of its own. Its answer would be replayed, but its writes would not be atomic with the
 /// key.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
