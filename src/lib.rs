@@ -10,7 +10,7 @@ mod fingerprint;
 #[cfg(feature = "http")]
 #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
 pub mod http;
-pub mod janitor;
+mod janitor;
 mod key;
 pub mod lease;
 mod limits;

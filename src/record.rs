@@ -10,13 +10,12 @@
 //! - The steps of an operation: `step`. Operations that a resumer may take over: `resume`.
 //! - Everything for a table that Citus distributes: `distributed`.
 //! - Marks in batches: `mark`.
-//! - The janitor: `sweep`, `due`, `lock`. The operator: `stats`, `unsettled`, `show`, `rules`, `setup`, `owners`.
+//! - The janitor: `sweep`, `lock`. The operator: `stats`, `unsettled`, `show`, `rules`, `setup`, `owners`.
 //! - The tests of a service: `staged`, `time`.
 
 mod claim;
 mod complete;
 mod distributed;
-mod due;
 mod fragment;
 mod lease;
 mod lock;
@@ -42,7 +41,6 @@ pub(crate) use claim::{Claim, Terms};
 pub(crate) use distributed::{
     Distribution, create_distributed_table, distribution, sweep as sweep_distributed, workers,
 };
-pub(crate) use due::{count_due, oldest_due};
 pub(crate) use lease::Actor;
 pub(crate) use lock::{INSTALLER, holder, try_lock};
 pub(crate) use look::{Found, Standing};
@@ -60,7 +58,7 @@ pub use stats::Group;
 pub(crate) use stats::{groups, size};
 pub use step::ShownStep;
 pub(crate) use step::{StoredStep, StoredSteps, is_open};
-pub(crate) use sweep::{Batch, leaves, sweep};
+pub(crate) use sweep::{Deleted, leaves, oldest_due, sweep};
 pub(crate) use take_over::TakeOver;
 pub use unsettled::{Unsettled, UnsettledPart};
 pub(crate) use unsettled::{end_of_part, unsettled};

@@ -36,22 +36,22 @@ impl Janitor {
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let shutdown = pin!(shutdown);
         let mut shutdown = Shutdown::new(shutdown);
-        let mut batch_size = self.options.batch_size;
+        let mut batch_size = self.batch_size.get();
         let mut backlog = Backlog::default();
         let mut retry = FIRST_RETRY;
-        let mut rest = self.options.interval.mul_f64(random());
+        let mut rest = self.interval.mul_f64(random());
         while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
-            match self.sweep(u64::MAX, batch_size, &mut shutdown, |_| {}).await {
+            match self.sweep(u64::MAX, batch_size, &mut shutdown).await {
                 Ok(swept) => {
                     log(&swept, backlog.grows(&swept));
                     self.observe_records().await;
-                    batch_size = batch_size.saturating_mul(2).min(self.options.batch_size);
+                    batch_size = batch_size.saturating_mul(2).min(self.batch_size.get());
                     retry = FIRST_RETRY;
-                    rest = self.options.interval;
+                    rest = self.interval;
                 }
                 Err(error) => {
                     if is_timeout(&error) {
-                        batch_size = (batch_size / 2).max(SMALLEST_BATCH.min(self.options.batch_size));
+                        batch_size = (batch_size / 2).max(SMALLEST_BATCH.min(self.batch_size.get()));
                     }
                     tracing::error!(
                         error = &error as &dyn std::error::Error,
@@ -59,7 +59,7 @@ impl Janitor {
                         "a sweep failed and is tried again"
                     );
                     rest = retry.mul_f64(0.5 + random() / 2.0);
-                    retry = (retry * 2).min(self.options.interval);
+                    retry = (retry * 2).min(self.interval);
                 }
             }
         }
@@ -81,7 +81,6 @@ fn log(swept: &Swept, backlog_grows: bool) {
         rows = swept.rows(),
         batches = swept.batches,
         unfinished = swept.unfinished,
-        seconds = swept.duration.as_secs_f64(),
         "swept"
     );
     if backlog_grows {

@@ -1,5 +1,6 @@
 //! The janitor and the operator.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::lease::Policy;
@@ -35,9 +36,7 @@ async fn the_sweep_deletes_what_is_due_and_nothing_else() -> anyhow::Result<()> 
             .with_deployment(deployment)
             .with_grace(Duration::ZERO)
             .with_pause(Duration::ZERO)
-            .with_batch_size(10)?;
-        let counted = janitor.dry_run().await?;
-        assert_eq!((counted.completed, counted.unfinished, counted.marks), (due, 1, 1));
+            .with_batch_size(NonZeroU32::new(10).expect("not zero"));
         assert!(janitor.sweep_once(10).await?.limited);
         let swept = janitor.sweep_once(u64::MAX).await?;
         assert_eq!(swept.rows(), due + 2 - 10);

@@ -108,12 +108,6 @@ pub(crate) struct Sweep {
     /// Stop after this many records, with exit code 3 where more may be due
     #[arg(long, env = "IDEMPOTENCY_SWEEP_LIMIT")]
     pub(crate) limit: Option<u64>,
-    /// Stop after this time, with exit code 3 where more may be due (30s, 5m, 1h)
-    #[arg(long, env = "IDEMPOTENCY_MAX_DURATION", value_parser = duration)]
-    pub(crate) max_duration: Option<Duration>,
-    /// Count what is due, and delete nothing
-    #[arg(long)]
-    pub(crate) dry_run: bool,
     /// Report as JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -157,9 +151,9 @@ pub(crate) struct ConsoleOptions {
 
 #[derive(Args)]
 pub(crate) struct Pace {
-    /// Records in one transaction, up to 50000
-    #[arg(long, env = "IDEMPOTENCY_BATCH_SIZE", default_value_t = 1000)]
-    pub(crate) batch_size: u32,
+    /// Records in one transaction
+    #[arg(long, env = "IDEMPOTENCY_BATCH_SIZE", default_value = "1000")]
+    pub(crate) batch_size: NonZeroU32,
     /// How long to rest after a full batch
     #[arg(long, env = "IDEMPOTENCY_PAUSE", default_value = "50ms", value_parser = duration)]
     pub(crate) pause: Duration,

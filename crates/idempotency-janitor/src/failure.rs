@@ -2,7 +2,6 @@
 
 use std::error::Error as _;
 
-use pg_idempotency::janitor::InvalidBatchSize;
 use pg_idempotency::operator::State;
 use pg_idempotency::{Error, InvalidDuration, InvalidKey};
 
@@ -32,8 +31,6 @@ pub(crate) enum Failure {
     Key(#[from] InvalidKey),
     #[error(transparent)]
     Duration(#[from] InvalidDuration),
-    #[error(transparent)]
-    BatchSize(#[from] InvalidBatchSize),
     #[error("there is no record of this key")]
     NoRecord,
     #[error("the record is under a live lease for {seconds:.0} s more; its owner may be at work: wait for it")]
@@ -100,7 +97,6 @@ impl Failure {
             | Self::MalformedUrl
             | Self::Key(_)
             | Self::Duration(_)
-            | Self::BatchSize(_)
             | Self::NotJson { .. }
             | Self::ResponseFile { .. }
             | Self::OpenConsole { .. }
