@@ -38,7 +38,7 @@ pub use chrono;
 pub use sqlx;
 
 pub use deployment::Deployment;
-pub use error::{BoxError, Error, InvalidStep, LockHolder, NotResumable};
+pub use error::{BoxError, Error, InvalidStep, NotResumable};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};

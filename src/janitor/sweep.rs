@@ -64,10 +64,9 @@ impl Janitor {
                 break;
             }
         }
-        swept.oldest_after = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| {
-            record::oldest_due(conn, self.grace).await
-        })
-        .await?;
+        swept.oldest_after =
+            in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record::oldest_due(conn, self.grace).await)
+                .await?;
         swept.limited &= swept.oldest_after.is_some();
         observe::oldest_expired(swept.oldest_after);
         Ok(swept)

@@ -184,9 +184,9 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    claimed_here, expired_at, expired_when_asked, forget_claim, has_steps, may_be_retried,
-    may_be_taken_over, no_live_lease, no_step_in_doubt, note_claim, readable, readable_place, settled_by_an_operator,
-    state, steps_in_doubt, table_or_leaf,
+    claimed_here, expired_at, expired_when_asked, forget_claim, has_steps, may_be_retried, may_be_taken_over,
+    no_live_lease, no_step_in_doubt, note_claim, readable, readable_place, settled_by_an_operator, state,
+    steps_in_doubt, table_or_leaf,
 };
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::arguments::{Pace, Run, Sweep};
 use crate::connection::Database;
 use crate::failure::{Failure, of};
-use crate::{Ending, console, print, serve};
+use crate::{Ending, print, serve};
 
 fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Janitor {
     Janitor::new(pool)
@@ -56,12 +56,8 @@ pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Fai
         Some(address) => Some(serve::metrics(address, database).await?),
         None => None,
     };
-    let console = match options.console_addr {
-        Some(address) => Some(console::serve(address, &options.console, database).await?),
-        None => None,
-    };
     janitor.run(signals.received()).await;
-    for server in metrics.into_iter().chain(console) {
+    if let Some(server) = metrics {
         server.stop().await;
     }
     print("stopped\n")

@@ -130,7 +130,8 @@ async fn skips_a_record_that_is_being_taken_over(pool: PgPool) -> anyhow::Result
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "no SELECT over all shards locks rows, as this test does")]
 async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<()> {
-    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(rows(2)).with_pause(Duration::ZERO);
+    let janitor =
+        Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(rows(2)).with_pause(Duration::ZERO);
     fill(&pool, "transaction", true, None, true, 5).await;
     fill(&pool, "mark", true, None, true, 3).await;
     pool.execute("update idempotency.record set expires_at = '-infinity' where mode = 'mark'").await?;
@@ -222,7 +223,8 @@ async fn sweeps_a_partitioned_table_leaf_by_leaf(pool: PgPool) -> anyhow::Result
          from generate_series(1, 3000) as n",
     )
     .await?;
-    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(rows(50)).with_pause(Duration::ZERO);
+    let janitor =
+        Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(rows(50)).with_pause(Duration::ZERO);
     let swept = janitor.sweep_once(120).await?;
     assert_eq!((swept.rows(), swept.limited), (120, true));
     let swept = janitor.sweep_once(u64::MAX).await?;

@@ -107,7 +107,7 @@ async fn each_file_gets_the_answer_that_it_announces(pool: PgPool) -> anyhow::Re
             lease.step_at_most_once("charge", async |_| -> Result<String, Error> { panic!("charged") }).await?;
         Ok::<_, Error>(format!("{order} {receipt} {}", lease.attempt()))
     });
-    assert_eq!(resumed.await?.expect("its request is stored").result?, r#"{"what":"tea"} r-1 2"#);
+    assert_eq!(resumed.await?.expect("its request is stored"), r#"{"what":"tea"} r-1 2"#);
     let mut tx = pool.begin().await?;
     let marked = mark(&mut tx, &Key::new("user:1", "order.created", "marked")?, Duration::from_secs(60)).await?;
     assert_eq!(marked, Marked::Duplicate);

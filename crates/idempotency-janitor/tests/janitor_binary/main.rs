@@ -5,7 +5,6 @@
 mod strict;
 mod support;
 
-mod browser;
 mod connections;
 mod console;
 mod daemon;
