@@ -305,7 +305,7 @@ async fn resume_one(
     leased: Leased,
     after: Duration,
     random: &mut Random,
-) -> Result<bool, Error> {
+) -> Result<bool, Failure> {
     let plan = Plan::new(random, leased, world.subject);
     let taken = OnceLock::new();
     let work = async |lease: &Lease, value: String| {
@@ -314,7 +314,8 @@ async fn resume_one(
         world.history.add(call, &value, What::Claimed(lease.token()));
         work(world, pool, lease, &value, call, plan).await
     };
-    let resumed = leasing(world, leased)?.with_resume_after(after)?.resume_one(pool, "chaos", work).await;
+    let leasing = leasing(world, leased)?.with_resume_after(after).map_err(Error::from)?;
+    let resumed = leasing.resume_one(pool, "chaos", work).await;
     match (taken.get(), resumed) {
         (None, resumed) => resumed.map(|resumed| resumed.is_some()),
         (Some(value), resumed) => {
@@ -409,7 +410,7 @@ pub(crate) async fn finish(world: &World, leased: Leased) -> anyhow::Result<i64>
                     break;
                 }
             }
-            Ok::<_, Error>(())
+            Ok::<_, Failure>(())
         };
         try_join_all((0..8).map(finisher)).await?;
         let left = "select count(*) from idempotency.record where mode = 'in_steps' and completed_at is null";
