@@ -163,8 +163,7 @@ async fn lock(conn: &mut PgConnection) -> Result<(), Error> {
     conn.execute(
         "
         select pg_catalog.set_config('lock_timeout', '60s', true)
-        from pg_catalog.pg_settings
-        where name = 'lock_timeout' and setting::int8 not between 1 and 60000
+        where pg_catalog.current_setting('lock_timeout')::interval not between interval '1 ms' and interval '60 s'
         ",
     )
     .await?;
