@@ -54,7 +54,8 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 ///
 /// It is safe to call from many processes at once, through PgBouncer, and beside the application's own migrations. It
 /// neither reads nor changes `search_path`. It waits for another session that migrates: for a minute, or for the
-/// connection's `lock_timeout` if that is shorter (SQLSTATE 55P03, which is [transient](Error::is_transient)). To migrate in a transaction of your own, run [`schema_sql`] without its
+/// connection's `lock_timeout` if that is shorter (SQLSTATE 55P03, which is [transient](Error::is_transient)). To migrate
+/// in a transaction of your own, run [`schema_sql`] without its
 /// BEGIN and COMMIT.
 ///
 /// ```no_run
