@@ -1,6 +1,5 @@
 //! The errors of the crate: one variant for each way in which the caller can react.
 
-mod lock_holder;
 mod problem;
 pub(crate) mod sqlstate;
 #[cfg(test)]
@@ -13,7 +12,6 @@ use chrono::{DateTime, Utc};
 use crate::mode::UnknownMode;
 use crate::{InvalidBody, InvalidDuration, InvalidKey, Key, Mode};
 
-pub use lock_holder::LockHolder;
 pub use problem::{InvalidStep, NotResumable};
 pub(crate) use problem::{MAX_NAME_BYTES, MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
 pub(crate) use sqlstate::sqlstate;
@@ -294,20 +292,6 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// Another session has held the lock of [`migrate`](crate::migrate()) for longer than `migrate` waits. Any role can
-    /// take that lock. If no migration is under way, look at the session, and end it with `pg_terminate_backend`.
-    #[error(
-        "another session has held the lock of the migration for {waited:.1?}{}; try again, or end that session",
-        holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
-    )]
-    #[non_exhaustive]
-    MigrationLocked {
-        /// The session. `None` if it released the lock while this call looked.
-        holder: Option<LockHolder>,
-        /// How long this call has waited.
-        waited: Duration,
-    },
-
     /// [`migrate`](crate::migrate()) or [`distribute`](crate::distribute()) refuses this database. Nothing was changed.
     #[error("the table idempotency.record cannot be set up in this database: {problem}")]
     #[non_exhaustive]
@@ -347,11 +331,7 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::InFlight { .. }
-            | Self::LeaseLost
-            | Self::Retryable(_)
-            | Self::MigrationLocked { .. }
-            | Self::Unanswered => true,
+            Self::InFlight { .. } | Self::LeaseLost | Self::Retryable(_) | Self::Unanswered => true,
             Self::Database(error) => is_lost(error),
             _ => false,
         }

@@ -65,14 +65,13 @@ mod retry;
 mod step;
 mod steps;
 
-pub use handle::{Lease, downstream_key};
+pub use handle::Lease;
 pub use leasing::Leasing;
 pub use owner::LeaseOwner;
 pub use policy::Policy;
 #[cfg(feature = "http")]
 pub(crate) use protocol::unless_lost;
 pub use protocol::{Acquired, ensure_leased};
-pub use resume::Resumed;
-pub use resumer::{Resumer, Resumptions};
+pub use resumer::Resumer;
 pub use step::Step;
 pub(crate) use step::{encode_result, too_large};

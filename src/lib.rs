@@ -10,7 +10,7 @@ mod fingerprint;
 #[cfg(feature = "http")]
 #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
 pub mod http;
-pub mod janitor;
+mod janitor;
 mod key;
 pub mod lease;
 mod limits;
@@ -38,7 +38,7 @@ pub use chrono;
 pub use sqlx;
 
 pub use deployment::Deployment;
-pub use error::{BoxError, Error, InvalidStep, LockHolder, NotResumable};
+pub use error::{BoxError, Error, InvalidStep, NotResumable};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};

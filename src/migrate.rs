@@ -5,7 +5,6 @@ mod distribute;
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
 
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{Executor, PgConnection, PgPool, Row, SqlSafeStr as _};
@@ -19,9 +18,6 @@ pub use distribute::distribute;
 /// The table in which sqlx's migrator records the applied migrations. It is in the crate's schema, apart from the
 /// application's.
 const APPLIED: &str = "idempotency._sqlx_migrations";
-
-/// A migration takes about a second, and longer on a large table.
-const LOCK_WAIT: Duration = Duration::from_secs(60);
 
 /// All migrations, oldest first. A released migration is never edited, because databases record its checksum.
 static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
@@ -58,7 +54,8 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 ///
 /// It is safe to call from many processes at once, through PgBouncer, and beside the application's own migrations. It
 /// neither reads nor changes `search_path`. It waits for another session that migrates: for a minute, or for the
-/// connection's `lock_timeout` if that is shorter. To migrate in a transaction of your own, run [`schema_sql`] without its
+/// connection's `lock_timeout` if that is shorter (SQLSTATE 55P03, which is [transient](Error::is_transient)). To migrate
+/// in a transaction of your own, run [`schema_sql`] without its
 /// BEGIN and COMMIT.
 ///
 /// ```no_run
@@ -73,7 +70,6 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 /// - [`Error::Database`], most often because the role may not create a schema: ask a DBA to run [`schema_sql`]. This is
 ///   also the error if an applied migration has another checksum than in this release, and if the schema exists and
 ///   belongs to a [stranger](crate::operator::Warning::ForeignOwner). Nothing is changed then.
-/// - [`Error::MigrationLocked`] if another session has the lock for longer than the wait.
 ///
 /// # Cancellation
 ///
@@ -162,30 +158,19 @@ async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
     Ok(())
 }
 
-/// Admits one installer at a time: `if not exists` alone fails when two sessions create at once.
-///
-/// It polls the lock, because a time-out while waiting for it would abort the transaction, and the error could not name
-/// the holder. It sleeps on the server, because a sleep here would need a runtime.
+/// Admits one installer at a time: `if not exists` alone fails when two sessions create at once. The limit of the wait is
+/// also that of the migration's own locks.
 async fn lock(conn: &mut PgConnection) -> Result<(), Error> {
-    let started = Instant::now();
-    while !record::try_lock(conn, record::INSTALLER).await? {
-        let waited = started.elapsed();
-        if waited >= longest_wait(conn).await? {
-            return Err(Error::MigrationLocked { holder: record::holder(conn, record::INSTALLER).await?, waited });
-        }
-        conn.execute("select pg_catalog.pg_sleep(0.05)").await?;
-    }
+    conn.execute(
+        "
+        select pg_catalog.set_config('lock_timeout', '60s', true)
+        where pg_catalog.current_setting('lock_timeout')::interval not between interval '1 ms' and interval '60 s'
+        ",
+    )
+    .await?;
+    // ASCII for "pgidempo". Any role can take this lock.
+    conn.execute("select pg_catalog.pg_advisory_xact_lock(x'70676964656d706f'::int8)").await?;
     Ok(())
-}
-
-/// A minute, or the session's `lock_timeout` if that is shorter. 0 means no time-out.
-async fn longest_wait(conn: &mut PgConnection) -> Result<Duration, Error> {
-    let timeout =
-        conn.fetch_one("select setting::int8 from pg_catalog.pg_settings where name = 'lock_timeout'").await?;
-    Ok(match timeout.try_get::<i64, _>(0)?.unsigned_abs() {
-        0 => LOCK_WAIT,
-        milliseconds => LOCK_WAIT.min(Duration::from_millis(milliseconds)),
-    })
 }
 
 /// Fails if the schema is not that of this release.

@@ -6,17 +6,18 @@
 //!
 //! # Layout
 //!
-//! `stats` reads sizes and counts; `health` looks for warnings; `records` lists, shows and forgets single records, and
-//! reads their responses; `settle` decides about a claim whose owner is gone. The module `record` has the statements, and the types of their rows.
+//! `stats` reads sizes and counts; `health` looks for warnings; `records` lists, shows and forgets single records;
+//! `settle` decides about a claim whose owner is gone. The module `record` has the statements, and the types of their
+//! rows.
 
 mod health;
 mod records;
 mod settle;
 mod stats;
 
-pub use crate::record::{Group, Shown, ShownStep, StoredResponse, Unsettled, UnsettledPart};
+pub use crate::record::{Group, Shown, ShownStep};
 pub use crate::state::State;
 pub use health::{Warning, health};
-pub use records::{forget, response, show, unsettled, unsettled_part};
+pub use records::{forget, show, unsettled};
 pub use settle::{release, release_step, resolve, resolve_step};
-pub use stats::{AGES, SAMPLE, Stats, stats};
+pub use stats::{Stats, stats};

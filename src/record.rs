@@ -10,15 +10,13 @@
 //! - The steps of an operation: `step`. Operations that a resumer may take over: `resume`.
 //! - Everything for a table that Citus distributes: `distributed`.
 //! - Marks in batches: `mark`.
-//! - The janitor: `sweep`, `due`, `lock`. The operator: `stats`, `unsettled`, `show`, `rules`, `setup`, `owners`.
+//! - The janitor: `sweep`. The operator: `stats`, `show`, `setup`, `owners`.
 
 mod claim;
 mod complete;
 mod distributed;
-mod due;
 mod fragment;
 mod lease;
-mod lock;
 mod look;
 mod mark;
 mod owners;
@@ -32,31 +30,27 @@ mod stats;
 mod step;
 mod sweep;
 mod take_over;
-mod unsettled;
 mod wait;
 
 pub(crate) use claim::{Claim, Terms};
 pub(crate) use distributed::{
     Distribution, create_distributed_table, distribution, sweep as sweep_distributed, workers,
 };
-pub(crate) use due::{count_due, oldest_due};
 pub(crate) use lease::Actor;
-pub(crate) use lock::{INSTALLER, holder, try_lock};
 pub(crate) use look::{Found, Standing};
 pub(crate) use mark::{MarkBatch, MarkOf};
 pub(crate) use owners::{Stranger, strangers};
 pub(crate) use resume::Candidate;
-pub(crate) use setup::{commit_settings, setup, without_autovacuum};
-pub use show::{Shown, StoredResponse};
+pub(crate) use setup::{commit_settings, setup};
+pub use show::Shown;
+pub(crate) use show::unsettled;
 pub(crate) use statement::{Record, draw_token};
 #[cfg(feature = "testing")]
 pub(crate) use statement::{changes_a_row, interval};
 pub use stats::Group;
 pub(crate) use stats::{groups, size};
 pub use step::ShownStep;
-pub(crate) use step::{StoredStep, StoredSteps, is_open};
-pub(crate) use sweep::{Batch, leaves, sweep};
+pub(crate) use step::{StoredSteps, is_open};
+pub(crate) use sweep::{Deleted, leaves, oldest_due, sweep};
 pub(crate) use take_over::TakeOver;
-pub use unsettled::{Unsettled, UnsettledPart};
-pub(crate) use unsettled::{end_of_part, unsettled};
 pub(crate) use wait::{Awaited, wait_for_row};

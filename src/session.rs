@@ -15,5 +15,5 @@ pub(crate) use opening::Opening;
 pub(crate) use own::{COMMIT_AND_CHAIN, Session, commit_and_chain, in_pooled_transaction};
 #[cfg(feature = "http")]
 pub(crate) use owned::{begin_pooled, commit_unclaimed, commit_unwatched};
-pub(crate) use poll::{Polls, jittered};
+pub(crate) use poll::{Polls, Rests, jittered};
 pub(crate) use savepoint::Savepoint;

@@ -29,13 +29,10 @@ impl<F: Future<Output = ()>> Future for Shutdown<'_, F> {
     }
 }
 
-/// The outcome of `other`; `None` if `shutdown` is ready first.
-pub(crate) async fn unless<F: Future>(
-    shutdown: &mut (impl Future<Output = ()> + Unpin),
-    other: F,
-) -> Option<F::Output> {
+/// The outcome of `other`; `None` if `end` is ready first. This polls `end` first.
+pub(crate) async fn unless<F: Future>(end: &mut (impl Future<Output = ()> + Unpin), other: F) -> Option<F::Output> {
     let mut other = pin!(other);
-    poll_fn(|context| match Pin::new(&mut *shutdown).poll(context) {
+    poll_fn(|context| match Pin::new(&mut *end).poll(context) {
         Poll::Ready(()) => Poll::Ready(None),
         Poll::Pending => other.as_mut().poll(context).map(Some),
     })

@@ -362,8 +362,7 @@ async fn a_resumer_logs_errors_and_panics_without_the_key(pool: PgPool) -> anyho
             }
         };
         let resumer = Resumer::new(leasing, operation)?.with_interval(Duration::from_millis(100))?;
-        let done = resumer.run(&pool, async { drop(stopped.await) }, work).await;
-        assert_eq!((done.completed, done.failed), (0, 1), "{operation}");
+        resumer.run(&pool, async { drop(stopped.await) }, work).await;
     }
     let text = listener.text();
     assert!(text.contains("a resumed operation failed") && text.contains("a resumed operation panicked"), "{text}");

@@ -1,5 +1,6 @@
 //! The janitor and its options.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use sqlx::PgPool;
@@ -8,10 +9,7 @@ use crate::limits::within;
 use crate::{Deployment, InvalidDuration};
 
 /// A batch of this size takes milliseconds, so a claim of a swept key hardly waits.
-const BATCH_SIZE: u32 = 1000;
-
-/// The largest batch. A larger one would hold its row locks and its memory for too long, and hardly save round trips.
-pub const MAX_BATCH_SIZE: u32 = 50_000;
+const BATCH_SIZE: NonZeroU32 = NonZeroU32::new(1000).unwrap();
 
 /// Without a pause the sweep takes a core from the foreground. With this one it works for a small part of the time.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -26,7 +24,15 @@ const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=D
 /// wait.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Sweeps the table of one database.
+/// Deletes the records of one database that are past their retention, a batch at a time.
+///
+/// Correctness never depends on it: every claim ignores an expired record, whether or not a sweep has deleted it. The
+/// janitor frees the space. Run it from cron (`idempotency-janitor sweep`), or let each process of a service
+/// [`run`](Janitor::run) one: they share the work, because each skips the rows that another has locked.
+///
+/// A busy janitor deletes `batch size / (time of a batch + pause)` rows a second. Make it at least twice the number of
+/// inserts a second; `docs/operating.md` has examples. The interval decides only how many rows wait for the next pass. If
+/// the oldest expired record gets older from pass to pass, the janitor logs a warning.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
@@ -38,25 +44,11 @@ const GRACE: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct Janitor {
     pub(super) pool: PgPool,
-    pub(super) options: Options,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Options {
-    pub(super) batch_size: u32,
+    pub(super) batch_size: NonZeroU32,
     pub(super) pause: Duration,
     pub(super) interval: Duration,
     pub(super) grace: Duration,
     pub(super) deployment: Deployment,
-}
-
-/// A batch size of zero, or over [`MAX_BATCH_SIZE`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the batch size is {given}; it must be between 1 and {MAX_BATCH_SIZE}")]
-#[non_exhaustive]
-pub struct InvalidBatchSize {
-    /// The size that was given.
-    pub given: u32,
 }
 
 impl Janitor {
@@ -64,34 +56,29 @@ impl Janitor {
     /// records with pauses of 50 ms.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        let options = Options {
+        Self {
+            pool,
             batch_size: BATCH_SIZE,
             pause: PAUSE,
             interval: INTERVAL,
             grace: GRACE,
             deployment: Deployment::new(),
-        };
-        Self { pool, options }
+        }
     }
 
-    /// Sets the number of records that one transaction deletes. The default is 1000.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidBatchSize`] for zero or over [`MAX_BATCH_SIZE`].
-    pub fn with_batch_size(mut self, batch_size: u32) -> Result<Self, InvalidBatchSize> {
-        if !(1..=MAX_BATCH_SIZE).contains(&batch_size) {
-            return Err(InvalidBatchSize { given: batch_size });
-        }
-        self.options.batch_size = batch_size;
-        Ok(self)
+    /// Sets the number of records that one transaction deletes. The default is 1000. A batch holds its row locks and its
+    /// memory to its end, and above some tens of thousands of records it hardly saves round trips.
+    #[must_use]
+    pub fn with_batch_size(mut self, batch_size: NonZeroU32) -> Self {
+        self.batch_size = batch_size;
+        self
     }
 
     /// Sets the pause after a full batch. The default is 50 ms. With a pause of zero, the janitor sweeps as fast as
     /// possible.
     #[must_use]
     pub fn with_pause(mut self, pause: Duration) -> Self {
-        self.options.pause = pause;
+        self.pause = pause;
         self
     }
 
@@ -101,7 +88,7 @@ impl Janitor {
     ///
     /// [`InvalidDuration`] under a second or over a day.
     pub fn with_interval(mut self, interval: Duration) -> Result<Self, InvalidDuration> {
-        self.options.interval = within("interval", interval, INTERVALS)?;
+        self.interval = within("interval", interval, INTERVALS)?;
         Ok(self)
     }
 
@@ -110,7 +97,7 @@ impl Janitor {
     /// still wait: the record is their answer. Make it longer than the longest wait of your service.
     #[must_use]
     pub fn with_grace(mut self, grace: Duration) -> Self {
-        self.options.grace = grace;
+        self.grace = grace;
         self
     }
 
@@ -119,7 +106,7 @@ impl Janitor {
     /// larger.
     #[must_use]
     pub fn with_deployment(mut self, deployment: Deployment) -> Self {
-        self.options.deployment = deployment;
+        self.deployment = deployment;
         self
     }
 }

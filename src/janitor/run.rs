@@ -6,10 +6,8 @@ use std::time::Duration;
 use super::{Janitor, Swept};
 use crate::Error;
 use crate::error::sqlstate;
+use crate::session::Rests;
 use crate::shutdown::{Shutdown, unless};
-
-/// The pause after the first error. Most errors are over in a moment; if not, the pause doubles with each error.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// The smallest batch after time-outs. A smaller batch would fail for another reason than its size.
 const SMALLEST_BATCH: u32 = 10;
@@ -19,7 +17,8 @@ const GROWING: u32 = 3;
 
 impl Janitor {
     /// Sweeps at every interval until `shutdown` is ready. Then it finishes at most the batch in progress, and ends.
-    /// Run one in each process of a fleet, or one for all. The start is delayed by a random part of the interval.
+    /// Run one in each process of a fleet, or one for all. Each pause, and the first, is a random time between half of the
+    /// interval and the whole interval.
     ///
     /// After an error it logs the error and tries again, at first after a second. If a batch times out, later batches
     /// have half its size. The size grows back after sweeps that succeed.
@@ -36,30 +35,28 @@ impl Janitor {
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let shutdown = pin!(shutdown);
         let mut shutdown = Shutdown::new(shutdown);
-        let mut batch_size = self.options.batch_size;
+        let mut batch_size = self.batch_size.get();
         let mut backlog = Backlog::default();
-        let mut retry = FIRST_RETRY;
-        let mut rest = self.options.interval.mul_f64(random());
+        let mut rests = Rests::of(self.interval);
+        let mut rest = rests.interval();
         while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
-            match self.sweep(u64::MAX, batch_size, &mut shutdown, |_| {}).await {
+            match self.sweep(u64::MAX, batch_size, &mut shutdown).await {
                 Ok(swept) => {
                     log(&swept, backlog.grows(&swept));
                     self.observe_records().await;
-                    batch_size = batch_size.saturating_mul(2).min(self.options.batch_size);
-                    retry = FIRST_RETRY;
-                    rest = self.options.interval;
+                    batch_size = batch_size.saturating_mul(2).min(self.batch_size.get());
+                    rest = rests.interval();
                 }
                 Err(error) => {
                     if is_timeout(&error) {
-                        batch_size = (batch_size / 2).max(SMALLEST_BATCH.min(self.options.batch_size));
+                        batch_size = (batch_size / 2).max(SMALLEST_BATCH.min(self.batch_size.get()));
                     }
                     tracing::error!(
                         error = &error as &dyn std::error::Error,
                         batch_size,
                         "a sweep failed and is tried again"
                     );
-                    rest = retry.mul_f64(0.5 + random() / 2.0);
-                    retry = (retry * 2).min(self.options.interval);
+                    rest = rests.after_error();
                 }
             }
         }
@@ -68,8 +65,8 @@ impl Janitor {
     /// Counts the records by state from a sample, which is cheap for any table. It ignores an error, because the next
     /// pass counts again.
     async fn observe_records(&self) {
-        use crate::operator::{SAMPLE, State, stats};
-        let Ok(stats) = stats(&self.pool, Some(SAMPLE)).await else { return };
+        use crate::operator::{State, stats};
+        let Ok(stats) = stats(&self.pool).await else { return };
         let records_in =
             |state: State| stats.groups.iter().filter(|group| group.state == state).map(|group| group.records).sum();
         crate::observe::records(State::ALL.iter().map(|state| (state.to_string(), records_in(*state))));
@@ -77,13 +74,7 @@ impl Janitor {
 }
 
 fn log(swept: &Swept, backlog_grows: bool) {
-    tracing::info!(
-        rows = swept.rows(),
-        batches = swept.batches,
-        unfinished = swept.unfinished,
-        seconds = swept.duration.as_secs_f64(),
-        "swept"
-    );
+    tracing::info!(rows = swept.rows(), batches = swept.batches, unfinished = swept.unfinished, "swept");
     if backlog_grows {
         tracing::warn!(
             oldest_seconds = swept.oldest_after.unwrap_or_default().as_secs_f64(),
@@ -115,11 +106,6 @@ fn is_timeout(error: &Error) -> bool {
         }
         _ => false,
     }
-}
-
-/// From 0 to 1. Without randomness, janitors that start together sweep together, which does no harm.
-fn random() -> f64 {
-    f64::from(getrandom::u32().unwrap_or_default()) / f64::from(u32::MAX)
 }
 
 #[cfg(test)]

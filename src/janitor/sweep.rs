@@ -1,25 +1,16 @@
 //! One bounded pass over the table.
 
-use std::pin::pin;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use super::{DueRecords, Janitor, Swept};
+use super::{Janitor, Swept};
 use crate::error::sqlstate;
-use crate::record::{self, Batch};
+use crate::record::{self, Deleted};
 use crate::session::{Opening, in_pooled_transaction};
-use crate::shutdown::{Shutdown, is_ready, unless};
+use crate::shutdown::{is_ready, unless};
 use crate::{Error, observe};
-
-/// How the sweep of one leaf of the table ended.
-enum LeafEnd {
-    /// Nothing more is due in it.
-    Done,
-    /// The limit is reached, or the caller asked for a shutdown.
-    Limited,
-}
 
 impl Janitor {
     /// Deletes at most `limit` records that are past their retention, in a transaction for each batch. Records under a
@@ -33,47 +24,7 @@ impl Janitor {
     ///
     /// Safe at every point: the batch in progress is rolled back, or its COMMIT was already sent and may take effect.
     pub async fn sweep_once(&self, limit: u64) -> Result<Swept, Error> {
-        self.sweep_until(limit, std::future::pending(), |_| {}).await
-    }
-
-    /// Sweeps as [`sweep_once`](Self::sweep_once). When `shutdown` is ready, for instance after a time limit or a
-    /// signal, it finishes at most the batch in progress, and ends. It calls `progress` after each batch with the
-    /// counts so far.
-    ///
-    /// # Errors
-    ///
-    /// As [`sweep_once`](Self::sweep_once).
-    ///
-    /// # Cancellation
-    ///
-    /// As [`sweep_once`](Self::sweep_once).
-    pub async fn sweep_until(
-        &self,
-        limit: u64,
-        shutdown: impl Future<Output = ()>,
-        progress: impl FnMut(&Swept),
-    ) -> Result<Swept, Error> {
-        let shutdown = pin!(shutdown);
-        let mut shutdown = Shutdown::new(shutdown);
-        self.sweep(limit, self.options.batch_size, &mut shutdown, progress).await
-    }
-
-    /// Counts the records that a sweep would delete, and deletes nothing. It reads every row that is due.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Database`] and [`Error::SchemaMissing`].
-    ///
-    /// # Cancellation
-    ///
-    /// Nothing is changed, at any point.
-    pub async fn dry_run(&self) -> Result<DueRecords, Error> {
-        let Batch { completed, unfinished, marks, .. } =
-            in_pooled_transaction(&self.pool, Opening::Plain, async |conn| {
-                record::count_due(conn, self.options.grace).await
-            })
-            .await?;
-        Ok(DueRecords { completed, unfinished, marks })
+        self.sweep(limit, self.batch_size.get(), &mut std::future::pending()).await
     }
 
     /// Sweeps in a span, until nothing is due, the limit is reached, or `shutdown` is ready.
@@ -82,7 +33,6 @@ impl Janitor {
         limit: u64,
         batch_size: u32,
         shutdown: &mut (impl Future<Output = ()> + Unpin),
-        progress: impl FnMut(&Swept),
     ) -> Result<Swept, Error> {
         let span = tracing::debug_span!(
             target: "pg_idempotency",
@@ -91,7 +41,7 @@ impl Janitor {
             batches = tracing::field::Empty,
             outcome = tracing::field::Empty
         );
-        observe::spanned(span.clone(), self.sweep_leaves(limit, batch_size, shutdown, progress), |swept| {
+        observe::spanned(span.clone(), self.sweep_leaves(limit, batch_size, shutdown), |swept| {
             observe::outcome_of(swept, |swept| {
                 span.record("rows", swept.rows()).record("batches", swept.batches);
                 swept.outcome()
@@ -105,40 +55,39 @@ impl Janitor {
         limit: u64,
         batch_size: u32,
         shutdown: &mut (impl Future<Output = ()> + Unpin),
-        mut progress: impl FnMut(&Swept),
     ) -> Result<Swept, Error> {
-        let started = Instant::now();
-        let mut swept = Swept { oldest_before: self.oldest().await?, ..Swept::default() };
+        let mut swept = Swept::default();
         let leaves = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record::leaves(conn).await).await?;
         for leaf in leaves {
-            match self.sweep_leaf(&leaf, limit, batch_size, shutdown, &mut progress, &mut swept).await? {
-                LeafEnd::Done => continue,
-                LeafEnd::Limited => swept.limited = true,
+            self.sweep_leaf(&leaf, limit, batch_size, shutdown, &mut swept).await?;
+            if swept.limited {
+                break;
             }
-            break;
         }
-        swept.oldest_after = self.oldest().await?;
+        swept.oldest_after =
+            in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record::oldest_due(conn, self.grace).await)
+                .await?;
         swept.limited &= swept.oldest_after.is_some();
         observe::oldest_expired(swept.oldest_after);
-        swept.duration = started.elapsed();
         Ok(swept)
     }
 
+    /// Sweeps one leaf of the table, until nothing more is due in it or the sweep is [`limited`](Swept::limited).
     async fn sweep_leaf(
         &self,
         leaf: &str,
         limit: u64,
         batch_size: u32,
         shutdown: &mut (impl Future<Output = ()> + Unpin),
-        progress: &mut impl FnMut(&Swept),
         swept: &mut Swept,
-    ) -> Result<LeafEnd, Error> {
+    ) -> Result<(), Error> {
         let mut since = None;
-        let mut distributed = self.options.deployment.distributed;
+        let mut distributed = self.deployment.distributed;
         loop {
             let left = limit.saturating_sub(swept.rows());
             if left == 0 || is_ready(shutdown).await {
-                return Ok(LeafEnd::Limited);
+                swept.limited = true;
+                return Ok(());
             }
             let rows = u32::try_from(left).unwrap_or(batch_size).min(batch_size);
             let started = Instant::now();
@@ -158,19 +107,19 @@ impl Janitor {
                 Err(Error::Database(error))
                     if distributed && sqlstate(&error).as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE) =>
                 {
-                    return Ok(LeafEnd::Limited);
+                    swept.limited = true;
+                    return Ok(());
                 }
                 batch => batch?,
             };
             since = batch.until;
             observe::swept(batch.kinds(), started.elapsed());
             swept.add(batch);
-            progress(swept);
             if batch.rows() < u64::from(rows) {
-                return Ok(LeafEnd::Done);
+                return Ok(());
             }
             if swept.rows() < limit {
-                unless(shutdown, tokio::time::sleep(self.options.pause)).await;
+                unless(shutdown, tokio::time::sleep(self.pause)).await;
             }
         }
     }
@@ -183,17 +132,10 @@ impl Janitor {
         rows: u32,
         since: Option<DateTime<Utc>>,
         distributed: bool,
-    ) -> Result<Batch, Error> {
+    ) -> Result<Deleted, Error> {
         match distributed {
-            true => record::sweep_distributed(conn, rows, since, self.options.grace).await,
-            false => record::sweep(conn, leaf, rows, since, self.options.grace).await,
+            true => record::sweep_distributed(conn, rows, since, self.grace).await,
+            false => record::sweep(conn, leaf, rows, since, self.grace).await,
         }
-    }
-
-    async fn oldest(&self) -> Result<Option<Duration>, Error> {
-        in_pooled_transaction(&self.pool, Opening::Plain, async |conn| {
-            record::oldest_due(conn, self.options.grace).await
-        })
-        .await
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::record::Batch;
+use crate::record::Deleted;
 
 /// The records that one sweep deleted, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -19,12 +19,9 @@ pub struct Swept {
     pub batches: u64,
     /// Whether the limit or a shutdown ended the sweep while more was due.
     pub limited: bool,
-    /// How long the sweep took.
-    pub duration: Duration,
-    /// How long ago the oldest expired record had expired when the sweep began; `None` if none was due.
-    pub oldest_before: Option<Duration>,
-    /// The same at the end of the sweep. The records that remain are locked by another transaction, or came due during
-    /// the sweep, or the sweep was [`limited`](Self::limited).
+    /// How long ago the oldest expired record had expired at the end of the sweep; `None` if none was due. The records that
+    /// remain are locked by another transaction, or came due during the sweep, or the sweep was
+    /// [`limited`](Self::limited).
     pub oldest_after: Option<Duration>,
 }
 
@@ -35,27 +32,15 @@ impl Swept {
         self.completed + self.unfinished + self.marks
     }
 
-    pub(super) fn add(&mut self, batch: Batch) {
-        self.completed += batch.completed;
-        self.unfinished += batch.unfinished;
-        self.marks += batch.marks;
-        self.batches += u64::from(batch.rows() > 0);
+    pub(super) fn add(&mut self, deleted: Deleted) {
+        self.completed += deleted.completed;
+        self.unfinished += deleted.unfinished;
+        self.marks += deleted.marks;
+        self.batches += u64::from(deleted.rows() > 0);
     }
 
     /// The outcome for the sweep's span.
     pub(super) fn outcome(&self) -> &'static str {
         if self.limited { "limited" } else { "done" }
     }
-}
-
-/// The records that a sweep would delete, by kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DueRecords {
-    /// Completed records.
-    pub completed: u64,
-    /// Records that were never completed.
-    pub unfinished: u64,
-    /// Marks.
-    pub marks: u64,
 }

@@ -12,7 +12,7 @@ use super::leasing::Leasing;
 use super::memory::Entry;
 use super::renewal::Deadline;
 use crate::record::Record;
-use crate::{Body, Fingerprint, InvalidBody, Key, Mode};
+use crate::{Fingerprint, Key, Mode};
 
 /// The lease under which the work runs: its facts, and the steps of the operation. Clones are of the same lease.
 ///
@@ -54,8 +54,13 @@ impl Lease {
         self.token
     }
 
-    /// A key for the next service, the same in every attempt of this operation: see
-    /// [`downstream_key`](super::downstream_key).
+    /// A key for the next service, the same in every attempt of this operation: 32 hexadecimal digits of a SHA-256 of the
+    /// key and the fingerprint. A gateway that deduplicates by it sees one operation, however many attempts there are. An
+    /// operator can look up an indeterminate operation there under this key
+    /// ([`Shown::downstream_key`](crate::operator::Shown::downstream_key)).
+    ///
+    /// After the retention, the same key with the same body is a new operation, with the same downstream key. A gateway
+    /// that remembers keys for longer than the retention would treat it as the earlier operation.
     #[must_use]
     pub fn downstream_key(&self) -> String {
         self.key.downstream(self.fingerprint.as_bytes(), "")
@@ -75,11 +80,6 @@ impl Lease {
         self.deadline.is_past()
     }
 
-    /// Waits until the lease is lost.
-    pub async fn lost(&self) {
-        self.deadline.past().await;
-    }
-
     /// Declares that the work did nothing, so that its error allows a retry under `AtMostOnce` too. Returns the error:
     /// `return Err(lease.not_performed(error))`.
     ///
@@ -97,18 +97,4 @@ impl Lease {
     pub(super) fn record(&self) -> Record<'_> {
         Record { key: &self.key, deployment: self.leasing.deployment }
     }
-}
-
-/// A key for the next service, the same in every attempt of an operation: 32 hexadecimal digits of a SHA-256 of the key
-/// and the fingerprint. A gateway that deduplicates by it sees one operation, however many attempts there are. An
-/// operator can look up an indeterminate operation there under this key.
-///
-/// After the retention, the same key with the same body is a new operation, with the same downstream key. A gateway
-/// that remembers keys for longer than the retention would treat it as the earlier operation.
-///
-/// # Errors
-///
-/// [`InvalidBody`] if the body has no fingerprint.
-pub fn downstream_key<B: Body + ?Sized>(key: &Key, body: &B) -> Result<String, InvalidBody> {
-    Ok(key.downstream(body.fingerprint()?.as_bytes(), ""))
 }

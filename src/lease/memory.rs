@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use super::handle::Lease;
 use super::step::{decoded, encode_result, too_large};
 use crate::error::{MAX_NAME_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
-use crate::record::{StoredStep, StoredSteps};
+use crate::record::StoredSteps;
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, InvalidStep, Mode, observe};
 
@@ -61,9 +61,9 @@ pub(super) enum Asking<'l, T> {
 
 /// The memory of an attempt that has asked for no step.
 pub(super) fn remembered(stored: StoredSteps) -> BTreeMap<String, Entry> {
-    let entries = stored.0.into_iter().map(|(name, step)| match step {
-        StoredStep::Result(result) => (name, Entry { bytes: result.len(), known: Known::Stored(result) }),
-        StoredStep::Begun => (name, Entry { bytes: 0, known: Known::InDoubt }),
+    let entries = stored.into_iter().map(|(name, result)| match result {
+        Some(result) => (name, Entry { bytes: result.len(), known: Known::Stored(result) }),
+        None => (name, Entry { bytes: 0, known: Known::InDoubt }),
     });
     entries.collect()
 }
@@ -140,18 +140,17 @@ impl Lease {
             self.record().steps(conn, token).await
         });
         let mut steps = stored.await?.ok_or(Error::LeaseLost)?;
-        let found = steps.0.remove(asked.name);
-        self.entries().entry(asked.name.to_owned()).and_modify(|step| {
-            step.bytes = if let Some(StoredStep::Result(result)) = &found { result.len() } else { 0 };
-        });
+        let found = steps.remove(asked.name);
+        let bytes = found.iter().flatten().map(String::len).sum();
+        self.entries().entry(asked.name.to_owned()).and_modify(|step| step.bytes = bytes);
         match found {
-            Some(StoredStep::Result(result)) => {
+            Some(Some(result)) => {
                 let value = decoded(asked.name, &result)?;
                 asked.ended = Known::Returned;
                 observe::step(self.key.operation(), observe::REPLAYED);
                 Ok(Some(value))
             }
-            Some(StoredStep::Begun) => {
+            Some(None) => {
                 asked.ended = Known::InDoubt;
                 Err(Error::StepInDoubt { step: asked.name.to_owned() })
             }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::handle::Lease;
 use super::leasing::Leasing;
 use super::memory::remembered;
-use super::renewal::{Deadline, Renewed, renew};
+use super::renewal::{Deadline, renew};
 use super::retry::{committed, within_a_lease};
 use crate::observe::{call_span, outcome_of, spanned};
 use crate::outcome::encode;
@@ -54,19 +54,6 @@ impl LeaseOwner {
         claimed_at: Instant,
         steps: StoredSteps,
     ) -> Self {
-        let time = leasing.policy.lease();
-        let deadline = Arc::new(Deadline::of(claimed_at, time));
-        let renewed = Renewed {
-            pool: pool.clone(),
-            key: key.clone(),
-            deployment: leasing.deployment,
-            token: claim.token,
-            lease: time,
-        };
-        let renewal = tokio::spawn({
-            let deadline = deadline.clone();
-            async move { renew(renewed, claimed_at, &deadline).await }
-        });
         let lease = Lease {
             leasing,
             pool: pool.clone(),
@@ -74,11 +61,12 @@ impl LeaseOwner {
             fingerprint,
             token: claim.token,
             attempt: claim.attempt,
-            deadline,
+            deadline: Arc::new(Deadline::of(claimed_at, leasing.policy.lease())),
             not_performed: Arc::default(),
             steps: Arc::new(Mutex::new(remembered(steps))),
         };
-        Self { lease, renewal: renewal.abort_handle(), ended: false }
+        let renewal = tokio::spawn(renew(lease.clone(), claimed_at)).abort_handle();
+        Self { lease, renewal, ended: false }
     }
 
     /// Stores the result. Every repeat gets it, for the retention, counted from now.

@@ -1,9 +1,7 @@
 //! The protocol of lease mode: claim, work under a lease, complete; or replay.
 
 use std::fmt::Display;
-use std::future::poll_fn;
 use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -22,6 +20,7 @@ use crate::outcome::{decode, encode};
 use crate::record::{Claim, Record, StoredSteps, Terms};
 use crate::response::Response;
 use crate::session::{ANSWER, Opening, Polls, answered, in_pooled_transaction};
+use crate::shutdown::unless;
 use crate::{Body, Error, Fingerprint, InFlight, Key, Mode, NotResumable, Outcome, observe};
 
 /// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
@@ -142,10 +141,7 @@ impl Leasing {
         T: DeserializeOwned,
         B: Body + ?Sized,
     {
-        let request = match body.json() {
-            Some(json) if self.stored_request => Some(json?),
-            _ => None,
-        };
+        let request = if self.stored_request { body.json().transpose()? } else { None };
         let asked = Asked::now();
         match self.acquire_stored(pool, key, body.fingerprint()?, request, asked).await? {
             Acquired::Owner(owner) => Ok(Acquired::Owner(owner)),
@@ -293,11 +289,5 @@ where
 /// The result of the work, or `None` when the lease is lost. This polls the lease first: a process that was suspended
 /// past its lease must not continue its work when it wakes.
 pub(crate) async fn unless_lost<R>(lease: &Lease, work: impl Future<Output = R>) -> Option<R> {
-    let mut lost = pin!(lease.lost());
-    let mut work = pin!(work);
-    poll_fn(|context| match lost.as_mut().poll(context) {
-        Poll::Ready(()) => Poll::Ready(None),
-        Poll::Pending => work.as_mut().poll(context).map(Some),
-    })
-    .await
+    unless(&mut pin!(lease.deadline.past()), work).await
 }

@@ -3,13 +3,12 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use sqlx::PgPool;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::record::Record;
+use super::handle::Lease;
+use crate::Error;
 use crate::session::{Opening, in_pooled_transaction, or_closed};
-use crate::{Deployment, Error, Key};
 
 /// The owner stops when a tenth of the lease is left. This spare time is for the part of the work that is under way,
 /// and for clocks that run at different rates.
@@ -68,19 +67,11 @@ impl Deadline {
     }
 }
 
-/// The claim to renew.
-pub(super) struct Renewed {
-    pub(super) pool: PgPool,
-    pub(super) key: Key,
-    pub(super) deployment: Deployment,
-    pub(super) token: i64,
-    pub(super) lease: Duration,
-}
-
 /// Renews the claim at a third of its lease, until the deadline is past or the claim is gone. If the pool has no free
 /// connection or the database is away, tries again as long as there is time.
-pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadline) {
-    let mut next = claimed_at + claim.lease / RENEWALS;
+pub(super) async fn renew(lease: Lease, claimed_at: Instant) {
+    let (time, deadline) = (lease.leasing.policy.lease(), &lease.deadline);
+    let mut next = claimed_at + time / RENEWALS;
     loop {
         let Some(at) = deadline.get() else { return };
         if at <= Instant::now() {
@@ -89,10 +80,10 @@ pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadli
         }
         sleep_until(next.min(at)).await;
         let sent_at = Instant::now();
-        match or_closed(at.saturating_duration_since(sent_at), heartbeat(&claim)).await {
+        match or_closed(at.saturating_duration_since(sent_at), heartbeat(&lease)).await {
             Some(Ok(true)) => {
-                next = sent_at + claim.lease / RENEWALS;
-                deadline.set(Some(sent_at + claim.lease - claim.lease / SPARE));
+                next = sent_at + time / RENEWALS;
+                deadline.set(Some(sent_at + time - time / SPARE));
             }
             Some(Ok(false)) => {
                 deadline.set(None);
@@ -100,12 +91,12 @@ pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadli
             }
             Some(Err(error)) => {
                 tracing::warn!(
-                    operation = claim.key.operation(),
-                    token = claim.token,
+                    operation = lease.key.operation(),
+                    token = lease.token,
                     error = &error as &dyn std::error::Error,
                     "a lease could not be renewed"
                 );
-                next = Instant::now() + claim.lease / (RENEWALS * 4);
+                next = Instant::now() + time / (RENEWALS * 4);
             }
             None => return,
         }
@@ -114,10 +105,9 @@ pub(super) async fn renew(claim: Renewed, claimed_at: Instant, deadline: &Deadli
 
 /// Renews the lease once, on its own connection, and as durably as the claim. If the server lost an acknowledged
 /// heartbeat, the lease in the database would end before the owner's deadline.
-async fn heartbeat(claim: &Renewed) -> Result<bool, Error> {
-    let record = Record { key: &claim.key, deployment: claim.deployment };
-    in_pooled_transaction(&claim.pool, Opening::durable(claim.deployment), async |conn| {
-        record.heartbeat(conn, claim.token, claim.lease).await
+async fn heartbeat(lease: &Lease) -> Result<bool, Error> {
+    in_pooled_transaction(&lease.pool, Opening::durable(lease.leasing.deployment), async |conn| {
+        lease.record().heartbeat(conn, lease.token, lease.leasing.policy.lease()).await
     })
     .await
 }

@@ -15,36 +15,34 @@ use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{Failure, outcome_of_work};
 use crate::record::{Candidate, Record};
 use crate::session::{Opening, answered, in_pooled_transaction};
-use crate::{Error, InFlight, Key, NotResumable, observe};
+use crate::{Error, InFlight, NotResumable, observe};
 
-/// An operation that was resumed, and how it ended.
-#[derive(Debug)]
-pub struct Resumed<T, E> {
-    /// The key.
-    pub key: Key,
-    /// The response, which is stored now; or why the attempt failed.
-    pub result: Result<T, E>,
+/// One attempt to resume an operation.
+pub(super) enum Resumed<T, E> {
+    /// There is no operation to resume at this moment.
+    Nothing,
+    Completed(T),
+    Failed(Failure<E>),
 }
 
 impl Leasing {
     /// Takes over one operation that has lapsed or was released, and whose caller has not come back for the time of
-    /// [`with_resume_after`](Self::with_resume_after). Does the work with the stored request, and stores its response.
-    /// `None` means that there is no such operation at this moment.
+    /// [`with_resume_after`](Self::with_resume_after). Does the work with the stored request, stores its response, and
+    /// returns it. `None` means that there is no such operation at this moment.
     ///
     /// Only operations whose claim has [stored the request](Self::with_stored_request) are resumed, and only if none of
     /// their steps is in doubt and attempts are left. If the caller comes back at the same time, one of the two does
     /// the work, and the other gets [`Error::InFlight`] or tries another operation.
     ///
-    /// If the stored request does not decode into `B`, the result is [`Error::Undecodable`], and the operation is
-    /// released. It has used one attempt.
+    /// If the stored request does not decode into `B`, the error is [`Error::Undecodable`], and the operation is released.
+    /// It has used one attempt.
     ///
-    /// A [`Resumer`](super::Resumer) calls this in a loop.
+    /// A [`Resumer`](super::Resumer) does this in a loop.
     ///
     /// # Errors
     ///
-    /// [`Error::NotResumable`] under `AtMostOnce` and without
-    /// [`with_max_attempts`](Self::with_max_attempts); errors of the database before the work. Errors of the work, and
-    /// errors after it, are in [`Resumed::result`].
+    /// As [`ensure`](Self::ensure), and [`Error::NotResumable`] under `AtMostOnce` and without
+    /// [`with_max_attempts`](Self::with_max_attempts).
     ///
     /// # Cancellation
     ///
@@ -53,20 +51,34 @@ impl Leasing {
     /// # Panics
     ///
     /// As [`ensure`](Self::ensure). A [`Resumer`](super::Resumer) catches the panic.
-    pub async fn resume_one<B, T, E, F>(
-        self,
-        pool: &PgPool,
-        operation: &str,
-        work: F,
-    ) -> Result<Option<Resumed<T, E>>, Error>
+    pub async fn resume_one<B, T, E, F>(self, pool: &PgPool, operation: &str, work: F) -> Result<Option<T>, E>
     where
         B: DeserializeOwned,
         T: Serialize + DeserializeOwned,
         E: From<Error> + Display,
         F: AsyncFnOnce(&Lease, B) -> Result<T, E>,
     {
-        let Some((owner, request)) = self.take_one(pool, operation).await? else { return Ok(None) };
-        let key = owner.key().clone();
+        match self.resume(pool, operation, work).await? {
+            Resumed::Nothing => Ok(None),
+            Resumed::Completed(response) => Ok(Some(response)),
+            Resumed::Failed(failure) => Err(failure.into_callers()),
+        }
+    }
+
+    /// [`resume_one`](Self::resume_one). Tells an error of the search from a failed attempt.
+    pub(super) async fn resume<B, T, E, F>(
+        self,
+        pool: &PgPool,
+        operation: &str,
+        work: F,
+    ) -> Result<Resumed<T, E>, Error>
+    where
+        B: DeserializeOwned,
+        T: Serialize + DeserializeOwned,
+        E: Display,
+        F: AsyncFnOnce(&Lease, B) -> Result<T, E>,
+    {
+        let Some((owner, request)) = self.take_one(pool, operation).await? else { return Ok(Resumed::Nothing) };
         let worked = match serde_json::from_slice(&request) {
             Ok(request) => work_and_complete(owner, async |lease| work(lease, request).await).await,
             Err(error) => {
@@ -75,7 +87,7 @@ impl Leasing {
             }
         };
         observe::resumed(operation, outcome_of_work(&worked));
-        Ok(Some(Resumed { key, result: worked.map_err(Failure::into_callers) }))
+        Ok(worked.map_or_else(Resumed::Failed, Resumed::Completed))
     }
 
     /// Whether these options allow to resume operations.

@@ -10,18 +10,18 @@ use sqlx::PgPool;
 
 use super::handle::Lease;
 use super::leasing::Leasing;
+use super::resume::Resumed;
 use crate::caught::caught;
 use crate::limits::within;
-use crate::session::jittered;
-use crate::shutdown::{Shutdown, is_ready, unless};
+use crate::observe::Failure;
+use crate::session::Rests;
+use crate::shutdown::{Shutdown, unless};
 use crate::{Error, InvalidDuration};
 
 /// A search costs one statement on a small index. Callers have waited for longer already.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// As for the janitor.
 const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
-/// The pause after the first error. It doubles with each error, up to the interval or this time, whichever is longer.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// Finishes the operations whose callers never come back.
 ///
@@ -44,16 +44,6 @@ pub struct Resumer {
     leasing: Leasing,
     operation: String,
     interval: Duration,
-}
-
-/// What a resumer has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Resumptions {
-    /// The operations that are complete now.
-    pub completed: u64,
-    /// The attempts that failed.
-    pub failed: u64,
 }
 
 impl Resumer {
@@ -86,7 +76,7 @@ impl Resumer {
     /// # Cancellation
     ///
     /// The operation in progress lapses, as after a crash.
-    pub async fn run<B, T, E, W>(self, pool: &PgPool, shutdown: impl Future<Output = ()>, work: W) -> Resumptions
+    pub async fn run<B, T, E, W>(self, pool: &PgPool, shutdown: impl Future<Output = ()>, work: W)
     where
         B: DeserializeOwned,
         T: Serialize + DeserializeOwned,
@@ -95,58 +85,37 @@ impl Resumer {
     {
         let shutdown = pin!(shutdown);
         let mut shutdown = Shutdown::new(shutdown);
-        let mut done = Resumptions::default();
-        let mut retry = FIRST_RETRY;
-        let pause = |retry: &mut Duration| {
-            let pause = jittered(*retry);
-            *retry = (*retry * 2).min(self.interval.max(FIRST_RETRY));
-            pause
-        };
-        let mut rest = jittered(self.interval);
+        let mut rests = Rests::of(self.interval);
+        let mut rest = rests.interval();
         while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
-            rest = loop {
-                // A panic may come from the work, and from the code that decodes a request or encodes a response.
-                match caught(self.leasing.resume_one(pool, &self.operation, work.clone())).await {
-                    Ok(Ok(None)) => {
-                        retry = FIRST_RETRY;
-                        break jittered(self.interval);
-                    }
-                    Ok(Ok(Some(resumed))) => {
-                        retry = FIRST_RETRY;
-                        match resumed.result {
-                            Ok(_) => done.completed += 1,
-                            Err(error) => {
-                                tracing::warn!(
-                                    operation = self.operation,
-                                    error = %format_args!("{error:#}"),
-                                    "a resumed operation failed, and its next attempt comes later"
-                                );
-                                done.failed += 1;
-                            }
-                        }
-                    }
-                    Ok(Err(error)) => {
-                        tracing::error!(
-                            operation = self.operation,
-                            error = &error as &dyn std::error::Error,
-                            "a search for operations to resume failed and is tried again"
-                        );
-                        break pause(&mut retry);
-                    }
-                    Err(_) => {
-                        tracing::error!(
-                            operation = self.operation,
-                            "a resumed operation panicked, and its next attempt comes later"
-                        );
-                        done.failed += 1;
-                        break pause(&mut retry);
-                    }
+            // A panic may come from the work, and from the code that decodes a request or encodes a response.
+            rest = match caught(self.leasing.resume(pool, &self.operation, work.clone())).await {
+                Ok(Ok(Resumed::Nothing)) => rests.interval(),
+                Ok(Ok(Resumed::Completed(_))) => rests.none(),
+                Ok(Ok(Resumed::Failed(Failure::Panicked(_)))) | Err(_) => {
+                    tracing::error!(
+                        operation = self.operation,
+                        "a resumed operation panicked, and its next attempt comes later"
+                    );
+                    rests.after_error()
                 }
-                if is_ready(&mut shutdown).await {
-                    return done;
+                Ok(Ok(Resumed::Failed(failure))) => {
+                    tracing::warn!(
+                        operation = self.operation,
+                        error = %format_args!("{:#}", failure.into_callers()),
+                        "a resumed operation failed, and its next attempt comes later"
+                    );
+                    rests.none()
+                }
+                Ok(Err(error)) => {
+                    tracing::error!(
+                        operation = self.operation,
+                        error = &error as &dyn std::error::Error,
+                        "a search for operations to resume failed and is tried again"
+                    );
+                    rests.after_error()
                 }
             };
         }
-        done
     }
 }

@@ -53,13 +53,6 @@ pub enum Warning {
     Unlogged,
     /// The server is a replica, where no key can be claimed.
     Replica,
-    /// `autovacuum` is off: dead rows accumulate and slow down every claim.
-    AutovacuumOff,
-    /// `autovacuum_enabled` is off for the table itself, or for a partition of it.
-    TableAutovacuumOff {
-        /// The name of the table or partition, with its schema.
-        table: String,
-    },
     /// A role owns a part of the schema, and is neither a superuser nor the owner of the database, nor related to it or to
     /// the asking role by membership. The role can run its code in the transactions of all callers, with their rights. It
     /// may have created the schema before you did.
@@ -91,8 +84,6 @@ impl Warning {
             Self::FsyncOff => "fsync_off",
             Self::Unlogged => "unlogged",
             Self::Replica => "replica",
-            Self::AutovacuumOff => "autovacuum_off",
-            Self::TableAutovacuumOff { .. } => "table_autovacuum_off",
             Self::ForeignOwner { .. } => "foreign_owner",
             Self::SweepLags { .. } => "sweep_lags",
         }
@@ -145,12 +136,6 @@ impl std::fmt::Display for Warning {
                  alter table idempotency.record set logged",
             ),
             Self::Replica => f.write_str("the server is a replica, where no key can be claimed; connect to the primary"),
-            Self::AutovacuumOff => f.write_str("autovacuum is off: dead rows accumulate and slow down every claim; turn it on"),
-            Self::TableAutovacuumOff { table } => write!(
-                f,
-                "autovacuum is off for the table {table}: dead rows accumulate and slow down every claim; \
-                 alter table {table} reset (autovacuum_enabled)"
-            ),
             Self::ForeignOwner { role, objects } => write!(
                 f,
                 "the role {role:?} owns {objects}, so its code can run as every caller; if it is the role that migrates, grant \
@@ -211,9 +196,6 @@ async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>
     warnings.extend((!setup.fsync).then_some(Warning::FsyncOff));
     warnings.extend(setup.unlogged.then_some(Warning::Unlogged));
     warnings.extend(setup.in_recovery.then_some(Warning::Replica));
-    warnings.extend((!setup.autovacuum).then_some(Warning::AutovacuumOff));
-    let tables = record::without_autovacuum(conn).await?;
-    warnings.extend(tables.into_iter().map(|table| Warning::TableAutovacuumOff { table }));
     let foreign = |Stranger { role, objects }| Warning::ForeignOwner { role, objects };
     warnings.extend(record::strangers(conn).await?.into_iter().map(foreign));
     let oldest = record::oldest_due(conn, Duration::ZERO).await?.filter(|oldest| *oldest > lag);

@@ -111,7 +111,7 @@ where
         // After the update, which has locked the record. An error rolls it back.
         if let Some(token) = settled
             && let Some(steps) = Record::unprepared(key).steps(conn, token).await?
-            && steps.bytes() > MAX_STEPS_BYTES
+            && steps.values().flatten().map(String::len).sum::<usize>() > MAX_STEPS_BYTES
         {
             return Err(too_large(step));
         }

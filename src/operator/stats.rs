@@ -1,4 +1,4 @@
-//! The content of the table: sizes, and counts by mode, operation, state and age.
+//! The content of the table: sizes, and counts by mode, operation and state.
 
 use std::time::Duration;
 
@@ -8,17 +8,14 @@ use crate::Error;
 use crate::record::{self, Group};
 use crate::session::{Opening, in_pooled_transaction};
 
-/// A size for the sample of [`stats`]: a share is accurate to about half a per cent, and reading it takes a moment.
-pub const SAMPLE: u32 = 30_000;
-
-/// The classes of age that [`Group::age`] counts in, by their upper ends. The last class has none.
-pub const AGES: [&str; 5] = ["< 1 min", "< 1 h", "< 1 day", "< 7 days", "older"];
+/// The size of the sample, in records: a share is accurate to about half a per cent, and reading it takes a moment.
+const SAMPLE: f64 = 30_000.0;
 
 /// The content of the table.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Whether counts and ages come from every record. Otherwise they are estimates from a sample.
+    /// Whether the counts come from every record. In a larger table they are estimates from a sample.
     pub exact: bool,
     /// The number of records.
     pub records: u64,
@@ -30,12 +27,11 @@ pub struct Stats {
     pub dead_rows: u64,
     /// How long ago the oldest expired record expired, always exact; `None` if none is due.
     pub oldest_expired: Option<Duration>,
-    /// Counts by mode, operation, state and age.
+    /// Counts by mode, operation and state.
     pub groups: Vec<Group>,
 }
 
-/// Reads the content of the table: from a sample of about as many records, for example [`SAMPLE`], or, with `None`, from
-/// all records, which takes as long as reading the whole table.
+/// Reads the content of the table. The counts come from a sample of about 30,000 records.
 ///
 /// # Errors
 ///
@@ -44,12 +40,11 @@ pub struct Stats {
 /// # Cancellation
 ///
 /// Nothing is changed, at any point.
-pub async fn stats(pool: &PgPool, sample: Option<u32>) -> Result<Stats, Error> {
+pub async fn stats(pool: &PgPool) -> Result<Stats, Error> {
     in_pooled_transaction(pool, Opening::Plain, async |conn| {
         let size = record::size(conn).await?;
         // A table that was never analyzed is small, or so young that a sample means nothing.
-        let sample = sample.map_or(f64::INFINITY, f64::from);
-        let percent = if size.records <= sample { 100.0 } else { 100.0 * sample / size.records };
+        let percent = if size.records <= SAMPLE { 100.0 } else { 100.0 * SAMPLE / size.records };
         let groups = record::groups(conn, percent).await?;
         Ok(Stats {
             exact: percent >= 100.0,

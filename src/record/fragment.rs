@@ -183,19 +183,10 @@ macro_rules! table_or_leaf {
     };
 }
 
-/// Counts rows by kind, for the janitor.
-macro_rules! counts_by_kind {
-    () => {
-        "count(*) filter (where mode <> 'mark' and completed_at is not null) as completed,
-            count(*) filter (where completed_at is null) as unfinished,
-            count(*) filter (where mode = 'mark') as marks"
-    };
-}
-
 pub(super) use {
-    claimed_here, counts_by_kind, expired_at, expired_when_asked, forget_claim, has_steps, may_be_retried,
-    may_be_taken_over, no_live_lease, no_step_in_doubt, note_claim, readable, readable_place, settled_by_an_operator,
-    state, steps_in_doubt, table_or_leaf,
+    claimed_here, expired_at, expired_when_asked, forget_claim, has_steps, may_be_retried, may_be_taken_over,
+    no_live_lease, no_step_in_doubt, note_claim, readable, readable_place, settled_by_an_operator, state,
+    steps_in_doubt, table_or_leaf,
 };
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::table_or_leaf;
 use crate::Error;
 
 /// The settings that decide whether the server keeps what it has acknowledged.
@@ -14,7 +13,6 @@ pub(crate) struct Setup {
     pub(crate) fsync: bool,
     pub(crate) unlogged: bool,
     pub(crate) in_recovery: bool,
-    pub(crate) autovacuum: bool,
 }
 
 /// A `synchronous_commit` with which sessions in this database start. `None` means all roles, or all databases.
@@ -32,7 +30,6 @@ pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
             current_setting('synchronous_commit') as synchronous_commit,
             current_setting('synchronous_standby_names') <> '' as synchronous_standbys,
             current_setting('fsync')::bool as fsync,
-            current_setting('autovacuum')::bool as autovacuum,
             pg_catalog.pg_is_in_recovery() as in_recovery,
             class.relpersistence = 'u' as unlogged
         from pg_catalog.pg_class as class
@@ -45,7 +42,6 @@ pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
             synchronous_commit: row.try_get("synchronous_commit")?,
             synchronous_standbys: row.try_get("synchronous_standbys")?,
             fsync: row.try_get("fsync")?,
-            autovacuum: row.try_get("autovacuum")?,
             in_recovery: row.try_get("in_recovery")?,
             unlogged: row.try_get("unlogged")?,
         })
@@ -82,25 +78,6 @@ pub(crate) async fn commit_settings(conn: &mut PgConnection) -> Result<Vec<Commi
             value: row.try_get("value")?,
         })
     })
-    .fetch_all(conn)
-    .await
-    .map_err(Error::of_statement)
-}
-
-/// The table, or those of its leaves, whose own `autovacuum_enabled` is off.
-pub(crate) async fn without_autovacuum(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
-    sqlx::query_scalar(concat! {
-        "
-        select pg_catalog.format('%I.%I', space.nspname, class.relname)
-        from pg_catalog.pg_class as class
-        join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
-        cross join lateral pg_catalog.pg_options_to_table(class.reloptions) as setting
-        where ", table_or_leaf!(), "
-            and case when setting.option_name = 'autovacuum_enabled' then not setting.option_value::bool else false end
-        order by 1
-        ",
-    })
-    .persistent(false)
     .fetch_all(conn)
     .await
     .map_err(Error::of_statement)

@@ -31,7 +31,7 @@ impl Size {
     }
 }
 
-/// The records of one mode and operation, in one state and of one age.
+/// The records of one mode and operation, in one state.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Group {
@@ -41,8 +41,6 @@ pub struct Group {
     pub operation: String,
     /// The state.
     pub state: State,
-    /// The class of the time since the claim, as an index of [`AGES`](crate::operator::AGES).
-    pub age: usize,
     /// The number of records.
     pub records: u64,
     /// When the oldest of them was claimed.
@@ -74,7 +72,7 @@ pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     .map_err(Error::of_statement)
 }
 
-/// Counts by mode, operation, state and age. It reads `percent` of the table's pages, and scales the counts up to the whole
+/// Counts by mode, operation and state. It reads `percent` of the table's pages, and scales the counts up to the whole
 /// table.
 pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<Group>, Error> {
     sqlx::query(concat! {
@@ -83,18 +81,11 @@ pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<
             mode,
             operation,
             ", state!(), " as state,
-            case
-                when claimed_at > pg_catalog.statement_timestamp() - interval '1 minute' then 0
-                when claimed_at > pg_catalog.statement_timestamp() - interval '1 hour' then 1
-                when claimed_at > pg_catalog.statement_timestamp() - interval '1 day' then 2
-                when claimed_at > pg_catalog.statement_timestamp() - interval '7 days' then 3
-                else 4
-            end as age,
             count(*) as records,
             ", readable!("min(claimed_at)"), " as oldest
         from idempotency.record tablesample system ($1::float4)
-        group by 1, 2, 3, 4
-        order by 2, 3, 4, 1
+        group by 1, 2, 3
+        order by 2, 3, 1
         ",
     })
     .persistent(false)
@@ -105,7 +96,6 @@ pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<
             mode: row.try_get("mode")?,
             operation: row.try_get("operation")?,
             state: statement::state(&row)?,
-            age: usize::try_from(row.try_get::<i32, _>("age")?).unwrap_or_default(),
             records: (records as f64 * (100.0 / percent)).round() as u64,
             oldest: row.try_get("oldest")?,
         })

@@ -13,17 +13,8 @@ use super::release::storable;
 use super::statement::{Record, changes_a_row, draw_token};
 use crate::Error;
 
-/// The steps of an operation, by name.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct StoredSteps(pub(crate) BTreeMap<String, StoredStep>);
-
-#[derive(Clone, Debug)]
-pub(crate) enum StoredStep {
-    /// JSON text.
-    Result(String),
-    /// An at-most-once step without a result.
-    Begun,
-}
+/// The results of an operation's steps by name, as JSON text. An at-most-once step without a result is in doubt.
+pub(crate) type StoredSteps = BTreeMap<String, Option<String>>;
 
 /// A step of a [`Shown`](crate::operator::Shown) operation, without its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,30 +34,6 @@ pub struct ShownStep {
     /// [`Step::downstream_key`](crate::lease::Step::downstream_key). With it, look up whether a step in doubt took
     /// effect.
     pub downstream_key: String,
-}
-
-impl StoredSteps {
-    /// Reads the column `steps`, as text.
-    pub(super) fn of(row: &PgRow) -> sqlx::Result<Self> {
-        let mut steps = BTreeMap::new();
-        for (name, step) in entries(row)? {
-            let stored = match step.get("result").and_then(Value::as_str) {
-                Some(result) => StoredStep::Result(result.to_owned()),
-                None => StoredStep::Begun,
-            };
-            steps.insert(name, stored);
-        }
-        Ok(Self(steps))
-    }
-
-    /// The size of all results.
-    pub(crate) fn bytes(&self) -> usize {
-        let size = |step: &StoredStep| match step {
-            StoredStep::Result(result) => result.len(),
-            StoredStep::Begun => 0,
-        };
-        self.0.values().map(size).sum()
-    }
 }
 
 impl ShownStep {
@@ -242,7 +209,10 @@ impl Record<'_> {
             ",
         )
         .bind(token) // $4
-        .try_map(|row: PgRow| StoredSteps::of(&row))
+        .try_map(|row: PgRow| {
+            let result = |step: &Value| step.get("result").and_then(Value::as_str).map(str::to_owned);
+            Ok(entries(&row)?.into_iter().map(|(name, step)| (name, result(&step))).collect())
+        })
         .fetch_optional(conn)
         .await
         .map_err(Error::of_statement)

@@ -6,13 +6,13 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
-use super::fragment::{counts_by_kind, expired_at, readable_place, table_or_leaf};
+use super::fragment::{expired_at, readable, readable_place, table_or_leaf};
 use super::statement::interval;
 use crate::Error;
 
 /// The records that one batch deleted, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Batch {
+pub(crate) struct Deleted {
     pub(crate) completed: u64,
     pub(crate) unfinished: u64,
     pub(crate) marks: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Batch {
     pub(crate) until: Option<DateTime<Utc>>,
 }
 
-impl Batch {
+impl Deleted {
     pub(crate) fn rows(&self) -> u64 {
         self.completed + self.unfinished + self.marks
     }
@@ -31,21 +31,10 @@ impl Batch {
     pub(crate) fn kinds(&self) -> [(&'static str, u64); 3] {
         [("completed", self.completed), ("unfinished", self.unfinished), ("marks", self.marks)]
     }
-
-    /// Reads the counts.
-    pub(super) fn of(row: &PgRow) -> sqlx::Result<Self> {
-        let count = |column| row.try_get::<i64, _>(column).map(i64::unsigned_abs);
-        Ok(Self {
-            completed: count("completed")?,
-            unfinished: count("unfinished")?,
-            marks: count("marks")?,
-            until: None,
-        })
-    }
 }
 
 /// Deletes at most `limit` records that are past their retention by the `grace` and under no live lease, oldest first,
-/// from the table or from one of its [`leaves`]. `since` is [`Batch::until`] of the batch before.
+/// from the table or from one of its [`leaves`]. `since` is [`Deleted::until`] of the batch before.
 ///
 /// It skips rows that another transaction has locked, to take them over for instance. The next pass deletes those rows.
 /// It also deletes rows whose `expires_at` another transaction has moved to an earlier time meanwhile.
@@ -55,7 +44,7 @@ pub(crate) async fn sweep(
     limit: u32,
     since: Option<DateTime<Utc>>,
     grace: Duration,
-) -> Result<Batch, Error> {
+) -> Result<Deleted, Error> {
     // Not a literal: a leaf has to be named, because no condition on the parent keeps the plan from reading all leaves.
     let sql = format!(
         concat! {
@@ -78,7 +67,9 @@ pub(crate) async fn sweep(
             returning mode, completed_at, expires_at
         )
         select
-            ", counts_by_kind!(), ", ", readable_place!("max(expires_at)"), " as until
+            count(*) filter (where mode <> 'mark' and completed_at is not null) as completed,
+            count(*) filter (where completed_at is null) as unfinished,
+            count(*) filter (where mode = 'mark') as marks, ", readable_place!("max(expires_at)"), " as until
         from deleted
         "
         },
@@ -89,7 +80,15 @@ pub(crate) async fn sweep(
         .bind(i64::from(limit)) // $1
         .bind(since) // $2
         .bind(interval(grace)) // $3
-        .try_map(|row| Ok(Batch { until: row.try_get("until")?, ..Batch::of(&row)? }))
+        .try_map(|row: PgRow| {
+            let count = |column| row.try_get::<i64, _>(column).map(i64::unsigned_abs);
+            Ok(Deleted {
+                completed: count("completed")?,
+                unfinished: count("unfinished")?,
+                marks: count("marks")?,
+                until: row.try_get("until")?,
+            })
+        })
         .fetch_one(conn)
         .await
         .map_err(Error::of_statement)
@@ -110,4 +109,26 @@ pub(crate) async fn leaves(conn: &mut PgConnection) -> Result<Vec<String>, Error
     .fetch_all(conn)
     .await
     .map_err(Error::of_statement)
+}
+
+/// How long ago the oldest expired record expired; `None` if none is due.
+pub(crate) async fn oldest_due(conn: &mut PgConnection, grace: Duration) -> Result<Option<Duration>, Error> {
+    let seconds: Option<f64> = sqlx::query_scalar(concat! {
+        "
+        select extract(epoch from
+            pg_catalog.statement_timestamp()
+            -- Somebody may have set -infinity by hand: count from the claim.
+            - case when isfinite(expires_at) then expires_at else ", readable!("claimed_at"), " end)::float8
+        from idempotency.record
+        where ", expired_at!("pg_catalog.statement_timestamp() - $1::interval"), "
+        order by expires_at
+        limit 1
+        ",
+    })
+    .persistent(false)
+    .bind(interval(grace)) // $1
+    .fetch_optional(conn)
+    .await
+    .map_err(Error::of_statement)?;
+    Ok(seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
 }

@@ -1,4 +1,5 @@
-//! Waiting without a connection: ask, give the connection back, pause, ask again.
+//! The pauses of calls that wait without a connection (ask, give the connection back, pause, ask again), and of loops in
+//! the background.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -7,6 +8,9 @@ use tokio::time::{Instant, sleep_until};
 
 /// The pause between two polls. It is short for a person who waits, and long enough to spare the database.
 const PAUSES: Range<Duration> = Duration::from_millis(50)..Duration::from_millis(500);
+
+/// The pause of a loop after its first error. Most errors are over in a moment; if not, the pause doubles with each error.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// The pauses of one call that polls. Each is twice as long as the one before, and none ends after the deadline.
 pub(crate) struct Polls {
@@ -27,6 +31,37 @@ impl Polls {
         sleep_until((Instant::now() + jittered(self.pause)).min(self.deadline)).await;
         self.pause = (self.pause * 2).min(PAUSES.end);
         true
+    }
+}
+
+/// The pauses of a loop in the background that goes on after errors.
+pub(crate) struct Rests {
+    interval: Duration,
+    retry: Duration,
+}
+
+impl Rests {
+    pub(crate) fn of(interval: Duration) -> Self {
+        Self { interval, retry: FIRST_RETRY }
+    }
+
+    /// The pause after a pass that succeeded, and before the first.
+    pub(crate) fn interval(&mut self) -> Duration {
+        self.retry = FIRST_RETRY;
+        jittered(self.interval)
+    }
+
+    /// No pause, because a pass has done something and more may be there.
+    pub(crate) fn none(&mut self) -> Duration {
+        self.retry = FIRST_RETRY;
+        Duration::ZERO
+    }
+
+    /// The pause after an error.
+    pub(crate) fn after_error(&mut self) -> Duration {
+        let pause = jittered(self.retry);
+        self.retry = (self.retry * 2).min(self.interval.max(FIRST_RETRY));
+        pause
     }
 }
 

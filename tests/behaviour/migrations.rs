@@ -28,22 +28,13 @@ async fn migrating_twice_is_migrating_once(pool: PgPool) -> anyhow::Result<()> {
 
 /// Any role can take its lock, and a session may hold it for ever.
 #[sqlx::test(migrations = false)]
-async fn a_migration_says_who_keeps_it_waiting(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = wide_pool(&options.clone().application_name("a tool of somebody's"), 1).await;
+async fn a_migration_does_not_wait_for_ever(pool: PgPool) -> anyhow::Result<()> {
     let mut other = pool.begin().await?;
     sqlx::query("select pg_advisory_xact_lock($1)").bind(i64::from_be_bytes(*b"pgidempo")).execute(&mut *other).await?;
-    let held_by = backend(&mut other).await?;
-
+    let options = (*pool.connect_options()).clone();
     let impatient = wide_pool(&options.options([("lock_timeout", "300ms")]), 1).await;
     let error = migrate(&impatient).await.expect_err("the lock is taken");
-    assert!(error.is_transient());
-    let said = error.to_string();
-    let Error::MigrationLocked { holder: Some(holder), waited, .. } = error else { panic!("{error:?}") };
-    assert_eq!(holder.pid, held_by);
-    assert_eq!(holder.role.as_deref(), Some("postgres"));
-    assert_eq!(holder.application.as_deref(), Some("a tool of somebody's"));
-    assert!(waited >= Duration::from_millis(300), "{waited:?}");
-    assert!(said.contains(&held_by.to_string()) && said.contains("a tool of somebody's"), "{said}");
+    assert!(matches!(error, Error::Database(_)) && error.is_transient(), "{error:?}");
     other.rollback().await?;
     migrate(&impatient).await?;
     works(&pool).await;
@@ -58,7 +49,7 @@ async fn a_migration_waits_for_another(pool: PgPool) -> anyhow::Result<()> {
         let pool = pool.clone();
         async move { migrate(&pool).await }
     });
-    crate::support::until(&pool, "select count(*) > 0 from pg_stat_activity where query like '%pg_sleep(0.05)'").await;
+    until_blocked(&pool, 1).await?;
     // What the other migration would do.
     let kept: Vec<_> =
         schema_sql().lines().filter(|line| !["begin;", "commit;"].contains(line)).map(str::to_owned).collect();

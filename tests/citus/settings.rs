@@ -125,10 +125,7 @@ impl Door {
                 let leasing = Leasing::new(REPEATS)?.with_deployment(PLAIN).with_stored_request(true);
                 let leasing = leasing.with_max_attempts(NonZeroU32::MAX);
                 let work = async |_: &_, _: String| perform_outside(performed);
-                match leasing.resume_one(pool, key.operation(), work).await? {
-                    Some(resumed) => resumed.result.map(drop),
-                    None => Ok(()),
-                }
+                leasing.resume_one(pool, key.operation(), work).await.map(drop)
             }
             Self::Mark | Self::MarkMany => {
                 let marking = Marking::new(Duration::from_secs(3600))?.with_deployment(PLAIN);

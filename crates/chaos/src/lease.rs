@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use futures_util::future::try_join_all;
-use pg_idempotency::lease::{Acquired, Leasing, Policy, downstream_key};
-use pg_idempotency::operator::{release, resolve};
+use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::operator::{release, resolve, show};
 use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
@@ -194,19 +195,15 @@ pub(crate) async fn settle(world: &Arc<World>, leased: Leased) -> anyhow::Result
 }
 
 async fn decide(pool: &PgPool, value: &str) -> anyhow::Result<()> {
-    let (key, asked) = (key(value), downstream_key(&key(value), value)?);
-    let token: i64 =
-        sqlx::query_scalar("select token from idempotency.record where operation = 'chaos' and value = $1")
-            .bind(value)
-            .fetch_one(pool)
-            .await?;
+    let key = key(value);
+    let shown = show(pool, &key).await?.context("nothing deletes it")?;
     let happened: Option<String> = sqlx::query_scalar("select call from effect where downstream_key = $1")
-        .bind(&asked)
+        .bind(&shown.downstream_key)
         .fetch_optional(pool)
         .await?;
     match happened {
-        Some(response) => resolve(pool, &key, token, &response, DEFAULT_RETENTION).await?,
-        None => release(pool, &key, token, &[], "nothing happened").await?,
+        Some(response) => resolve(pool, &key, shown.token, &response, DEFAULT_RETENTION).await?,
+        None => release(pool, &key, shown.token, &[], "nothing happened").await?,
     }
     Ok(())
 }

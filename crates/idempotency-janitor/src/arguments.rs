@@ -5,7 +5,6 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use axum::http::HeaderName;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
 
@@ -30,7 +29,7 @@ pub(crate) enum Command {
     Run(Run),
     /// Tells what is in the table
     Stats(Stats),
-    /// Looks for what keeps a promise from holding; exit code 1 where something does
+    /// Checks the set-up; exits with 1 if it finds a problem
     Health {
         /// How long an expired record may wait for its sweep
         #[arg(long, env = "IDEMPOTENCY_MAX_LAG", default_value = "1h", value_parser = duration)]
@@ -45,12 +44,6 @@ pub(crate) enum Command {
     Show {
         #[command(flatten)]
         key: KeyArguments,
-        /// Show the stored response, too; it is confidential
-        #[arg(long)]
-        response: bool,
-        /// Also shows the downstream key of a step with this name, stored or not
-        #[arg(long, value_name = "NAME")]
-        step: Option<String>,
         /// As JSON
         #[arg(long)]
         json: bool,
@@ -84,7 +77,7 @@ pub(crate) enum Command {
     },
     /// Serves a web page that shows what is in the table and settles keys, until SIGTERM or SIGINT
     Console {
-        /// Where to listen; an address that is not loopback requires --token-file or --user-header
+        /// Where to listen, on loopback
         #[arg(long, env = "IDEMPOTENCY_CONSOLE_ADDR", default_value = "127.0.0.1:9190")]
         listen: SocketAddr,
         #[command(flatten)]
@@ -108,12 +101,6 @@ pub(crate) struct Sweep {
     /// Stop after this many records, with exit code 3 where more may be due
     #[arg(long, env = "IDEMPOTENCY_SWEEP_LIMIT")]
     pub(crate) limit: Option<u64>,
-    /// Stop after this time, with exit code 3 where more may be due (30s, 5m, 1h)
-    #[arg(long, env = "IDEMPOTENCY_MAX_DURATION", value_parser = duration)]
-    pub(crate) max_duration: Option<Duration>,
-    /// Count what is due, and delete nothing
-    #[arg(long)]
-    pub(crate) dry_run: bool,
     /// Report as JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -129,21 +116,10 @@ pub(crate) struct Run {
     /// Serve /metrics in Prometheus' text and /healthz on this address: 127.0.0.1:9187
     #[arg(long, env = "IDEMPOTENCY_METRICS_ADDR")]
     pub(crate) metrics_addr: Option<SocketAddr>,
-    /// Serve the console on this address too, as `console --listen` does
-    #[arg(long, env = "IDEMPOTENCY_CONSOLE_ADDR")]
-    pub(crate) console_addr: Option<SocketAddr>,
-    #[command(flatten, next_help_heading = "Options of the console")]
-    pub(crate) console: ConsoleOptions,
 }
 
 #[derive(Args)]
 pub(crate) struct ConsoleOptions {
-    /// A file with a token of at least 16 characters; the browser asks for it as the password
-    #[arg(long, env = "IDEMPOTENCY_CONSOLE_TOKEN_FILE", value_name = "FILE")]
-    pub(crate) token_file: Option<PathBuf>,
-    /// The header in which a reverse proxy names the operator; nothing but the proxy may reach the console
-    #[arg(long, env = "IDEMPOTENCY_CONSOLE_USER_HEADER", value_name = "NAME")]
-    pub(crate) user_header: Option<HeaderName>,
     /// The console shows keys but cannot settle them; the janitor's grants are enough
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_READ_ONLY")]
     pub(crate) read_only: bool,
@@ -157,9 +133,9 @@ pub(crate) struct ConsoleOptions {
 
 #[derive(Args)]
 pub(crate) struct Pace {
-    /// Records in one transaction, up to 50000
-    #[arg(long, env = "IDEMPOTENCY_BATCH_SIZE", default_value_t = 1000)]
-    pub(crate) batch_size: u32,
+    /// Records in one transaction
+    #[arg(long, env = "IDEMPOTENCY_BATCH_SIZE", default_value = "1000")]
+    pub(crate) batch_size: NonZeroU32,
     /// How long to rest after a full batch
     #[arg(long, env = "IDEMPOTENCY_PAUSE", default_value = "50ms", value_parser = duration)]
     pub(crate) pause: Duration,
@@ -173,9 +149,6 @@ pub(crate) struct Pace {
 
 #[derive(Args)]
 pub(crate) struct Stats {
-    /// Read every record instead of a sample
-    #[arg(long)]
-    pub(crate) exact: bool,
     /// Report as JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -233,9 +206,9 @@ pub(crate) struct ResponseArguments {
 // No doc comment: clap would take it for the command's own text.
 #[derive(Args)]
 pub(crate) struct KeyArguments {
-    /// Whose it is
+    /// Scope: the owner of the operation
     pub(crate) scope: String,
-    /// What it is
+    /// Operation: its name
     pub(crate) operation: String,
     /// The client's value; where a part of the key begins with a hyphen, put all three behind `--`
     pub(crate) value: String,

@@ -1,21 +1,20 @@
 //! The operator's console: a small web page over the library's `operator`, for the keys that wait for a person.
 //!
-//! `access` admits or refuses a request. `search` finds the keys in the background. `pages` contains the templates,
-//! `text` makes text harmless to read, and `refusal` turns errors into pages. Decisions are those of the command line,
-//! in `settle`.
+//! `access` admits or refuses a request. `pages` contains the templates, `text` makes text harmless to read, and `refusal`
+//! turns errors into pages. Decisions are those of the command line, in `settle`.
 
 mod access;
 mod pages;
 mod refusal;
-mod search;
 mod text;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse as _, Redirect, Response};
@@ -26,23 +25,22 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use chrono::Utc;
 use maud::Markup;
 use pg_idempotency::Key;
-use pg_idempotency::operator::{self, Shown, Unsettled};
+use pg_idempotency::operator::{self, Shown};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 use sqlx::PgPool;
 use tokio::time::timeout;
 
-use crate::arguments::{ConsoleOptions, duration};
+use crate::arguments::ConsoleOptions;
 use crate::connection::{CONNECT_TIMEOUT, Database};
 use crate::failure::{Failure, of, printable};
 use crate::server::Server;
 use crate::settle::{Decision, json, look};
 use crate::sweep::{Signals, log};
 use crate::{Ending, print};
-use access::{Access, Posted, Visitor, guard};
+use access::{Posted, Session, guard};
 use refusal::Refusal;
-use search::Search;
 
 /// A page uses one connection, and few people open a console at once.
 const CONNECTIONS: u32 = 4;
@@ -50,21 +48,22 @@ const CONNECTIONS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How many opened keys the console remembers. Their links stay valid after they have left the list.
 const OPENED: usize = 1000;
-/// Makes shares accurate to about one per cent, in less than a tenth of a second on a table of any size.
-const SAMPLE: u32 = 5_000;
-/// Enough of a response to recognise it.
-const RESPONSE_BYTES: u32 = 64 * 1024;
+/// The list shows this many keys, the oldest: more than a person settles at once.
+const LISTED: u32 = 100;
 
 type App = State<Arc<Console>>;
 type Page = Result<Markup, Refusal>;
 
 struct Console {
     pool: PgPool,
-    access: Access,
-    search: Arc<Search>,
+    /// One connection, so that at most one list at a time reads the table.
+    lists: PgPool,
+    /// Signs the forms of this process.
+    secret: String,
     read_only: bool,
+    max_attempts: Option<NonZeroU32>,
     max_lag: Duration,
-    /// With their links.
+    /// The keys that a page has named or linked, with their links.
     opened: Mutex<VecDeque<(String, Key)>>,
 }
 
@@ -79,16 +78,16 @@ pub(crate) async fn run(address: SocketAddr, options: &ConsoleOptions, database:
 }
 
 /// Starts to serve, and prints the address, because port 0 is any free port.
-pub(crate) async fn serve(
-    address: SocketAddr,
-    options: &ConsoleOptions,
-    database: &Database,
-) -> Result<Server, Failure> {
+async fn serve(address: SocketAddr, options: &ConsoleOptions, database: &Database) -> Result<Server, Failure> {
+    if !address.ip().is_loopback() {
+        return Err(Failure::OpenConsole { address });
+    }
     let console = Arc::new(Console {
         pool: database.pool_of(CONNECTIONS, PATIENCE)?,
-        access: Access::new(address, options)?,
-        search: Arc::new(Search::new(database.clone(), options.max_attempts)),
+        lists: database.pool_of(1, PATIENCE)?,
+        secret: access::random(),
         read_only: options.read_only,
+        max_attempts: options.max_attempts,
         max_lag: options.max_lag,
         opened: Mutex::default(),
     });
@@ -102,10 +101,9 @@ pub(crate) async fn serve(
         .route("/style.css", get(async || ([(header::CONTENT_TYPE, "text/css")], include_str!("console/style.css"))))
         .layer(from_fn(in_time))
         .layer(from_fn_with_state(console.clone(), guard))
-        .with_state(console.clone());
+        .with_state(console);
     let server = Server::start(address, router).await?;
     print(&format!("console on http://{}/\n", server.address))?;
-    tokio::spawn(console.search.clone().run());
     Ok(server)
 }
 
@@ -118,37 +116,17 @@ async fn in_time(request: Request, next: Next) -> Response {
     timeout(CONNECT_TIMEOUT, next.run(request)).await.unwrap_or_else(silence)
 }
 
-async fn overview(State(console): App, Extension(visitor): Extension<Visitor>) -> Page {
-    let stats = operator::stats(&console.pool, Some(SAMPLE)).await.map_err(of)?;
+async fn overview(State(console): App, Extension(session): Extension<Session>) -> Page {
+    let stats = operator::stats(&console.pool).await.map_err(of)?;
     let warnings = operator::health(&console.pool, console.max_lag).await.map_err(of)?;
-    Ok(pages::overview(&stats, &warnings, console.read_only, &visitor))
+    Ok(pages::overview(&stats, &warnings, console.read_only, &session))
 }
 
-/// The filter of the list. An empty field matches every key.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Filter {
-    scope: String,
-    operation: String,
-    older_than: String,
-    page: usize,
-}
-
-async fn waiting(State(console): App, Query(filter): Query<Filter>) -> Result<Response, Refusal> {
-    let age = match filter.older_than.trim() {
-        "" => Duration::ZERO,
-        text => duration(text).map_err(|reason| Refusal::Malformed(StatusCode::BAD_REQUEST, reason))?,
-    };
-    console.search.refresh().await;
-    let found = console.search.found();
-    let fits = |(_, record): &&(String, Unsettled)| {
-        (filter.scope.is_empty() || record.scope == filter.scope)
-            && (filter.operation.is_empty() || record.operation == filter.operation)
-            && text::age(record.claimed_at) >= age
-    };
-    let page = pages::waiting(&found, &found.records.iter().filter(fits).collect::<Vec<_>>(), &filter);
-    // During the first search, the browser loads the page again after two seconds.
-    Ok(if found.ended.is_some() { page.into_response() } else { ([(header::REFRESH, "2")], page).into_response() })
+async fn waiting(State(console): App) -> Page {
+    // One more than it shows tells whether there are more.
+    let found = operator::unsettled(&console.lists, LISTED + 1, console.max_attempts).await.map_err(of)?;
+    let linked: Vec<_> = found.into_iter().map(|record| (console.open(record.key.clone()), record)).collect();
+    Ok(pages::waiting(&linked))
 }
 
 #[derive(Deserialize)]
@@ -164,30 +142,12 @@ async fn find(State(console): App, Posted(parts, _): Posted<Parts>) -> Result<Re
     Ok(Redirect::to(&format!("/key/{}", console.open(key))))
 }
 
-/// The parts of a page that it shows only on request.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Revealed {
-    value: bool,
-    response: bool,
-}
-
-async fn key(
-    State(console): App,
-    Extension(visitor): Extension<Visitor>,
-    Path(link): Path<String>,
-    Query(revealed): Query<Revealed>,
-) -> Page {
+async fn key(State(console): App, Extension(session): Extension<Session>, Path(link): Path<String>) -> Page {
     let key = console.key(&link)?;
     console.open(key.clone());
     let shown = look(&console.pool, &key).await?;
-    let response = if revealed.response {
-        operator::response(&console.pool, &key, shown.token, RESPONSE_BYTES).await.map_err(of)?
-    } else {
-        None
-    };
-    let form = (!console.read_only).then(|| pages::decide(&link, &shown, &visitor));
-    Ok(pages::key(&key, &shown, revealed.value, response.as_ref(), form))
+    let form = (!console.read_only).then(|| pages::decide(&link, &shown, &session));
+    Ok(pages::key(&shown, form))
 }
 
 /// A person's decision. The page of a key sends it, and so does the page that asks for a confirmation.
@@ -199,22 +159,20 @@ struct Order {
     #[serde(default)]
     response: String,
     reason: String,
-    #[serde(default)]
     operator: String,
 }
 
-async fn confirm(State(console): App, Path(link): Path<String>, Posted(order, visitor): Posted<Order>) -> Page {
-    let agreed = console.agree(&link, order, &visitor).await?;
-    Ok(pages::confirm(&link, &agreed, &visitor))
+async fn confirm(State(console): App, Path(link): Path<String>, Posted(order, session): Posted<Order>) -> Page {
+    let agreed = console.agree(&link, order).await?;
+    Ok(pages::confirm(&link, &agreed, &session))
 }
 
-async fn settle(State(console): App, Path(link): Path<String>, Posted(order, visitor): Posted<Order>) -> Page {
+async fn settle(State(console): App, Path(link): Path<String>, Posted(order, _): Posted<Order>) -> Page {
     // A task of its own: if the browser closes the connection, the decision must still get into the log.
     let done = tokio::spawn(async move {
-        let Agreed { key, shown, decision, order } = console.agree(&link, order, &visitor).await?;
+        let Agreed { key, shown, decision, order } = console.agree(&link, order).await?;
         let done = decision.carry_out(&console.pool, &key, &shown, &order.reason).await;
         let done = done.map_err(|failure| Refusal::Failure(Some(link.clone()), failure))?;
-        console.search.settled(&link);
         tracing::info!(operator = %printable(&order.operator), "{}", printable(&done));
         // It is done, and it is in the log of the process. Standard output may have no reader, or a full disk.
         let _ = print(&format!("{} {}: {}\n", Utc::now().to_rfc3339(), printable(&order.operator), printable(&done)));
@@ -234,7 +192,7 @@ struct Agreed {
 impl Console {
     /// Remembers a key, and returns its link.
     fn open(&self, key: Key) -> String {
-        let link = link(key.scope(), key.operation(), key.value());
+        let link = link(&key);
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         opened.retain(|(known, _)| *known != link);
         opened.push_back((link.clone(), key));
@@ -247,19 +205,15 @@ impl Console {
     /// The key of a link.
     fn key(&self, link: &str) -> Result<Key, Refusal> {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, key)) = opened.iter().find(|(known, _)| known == link) {
-            return Ok(key.clone());
-        }
-        let found = self.search.found();
-        let (_, record) = found.records.iter().find(|(known, _)| known == link).ok_or(Refusal::UnknownLink)?;
-        Ok(Key::new(&*record.scope, &*record.operation, &*record.value).map_err(Failure::from)?)
+        let (_, key) = opened.iter().find(|(known, _)| known == link).ok_or(Refusal::UnknownLink)?;
+        Ok(key.clone())
     }
 
-    async fn agree(&self, link: &str, mut order: Order, visitor: &Visitor) -> Result<Agreed, Refusal> {
+    async fn agree(&self, link: &str, mut order: Order) -> Result<Agreed, Refusal> {
         if self.read_only {
             return Err(Refusal::ReadOnly);
         }
-        order.operator = visitor.name.as_deref().unwrap_or(order.operator.trim()).to_owned();
+        order.operator = order.operator.trim().to_owned();
         order.reason = order.reason.trim().to_owned();
         // Browsers send each line break as two characters.
         order.response = order.response.replace("\r\n", "\n");
@@ -318,9 +272,9 @@ fn version(shown: &Shown) -> String {
 }
 
 /// The link of a key: a digest, because the value may be a secret.
-fn link(scope: &str, operation: &str, value: &str) -> String {
+fn link(key: &Key) -> String {
     let mut digest = Sha256::new_with_prefix("console");
-    for part in [scope, operation, value] {
+    for part in [key.scope(), key.operation(), key.value()] {
         digest.update(part.len().to_be_bytes());
         digest.update(part);
     }

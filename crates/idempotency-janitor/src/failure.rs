@@ -2,7 +2,6 @@
 
 use std::error::Error as _;
 
-use pg_idempotency::janitor::InvalidBatchSize;
 use pg_idempotency::operator::State;
 use pg_idempotency::{Error, InvalidDuration, InvalidKey};
 
@@ -32,8 +31,6 @@ pub(crate) enum Failure {
     Key(#[from] InvalidKey),
     #[error(transparent)]
     Duration(#[from] InvalidDuration),
-    #[error(transparent)]
-    BatchSize(#[from] InvalidBatchSize),
     #[error("there is no record of this key")]
     NoRecord,
     #[error("the record is under a live lease for {seconds:.0} s more; its owner may be at work: wait for it")]
@@ -72,16 +69,10 @@ pub(crate) enum Failure {
     #[error("cannot write the result")]
     Output(#[source] std::io::Error),
     #[error(
-        "refused to serve the console on {address}: everyone who reaches it could settle keys; give --token-file or \
-         --user-header, or listen on 127.0.0.1"
+        "refused to serve the console on {address}: everyone who reaches it could settle keys; listen on 127.0.0.1, and put \
+         a reverse proxy or a tunnel in front of it"
     )]
     OpenConsole { address: std::net::SocketAddr },
-    #[error("cannot use the token file {path:?}; it should hold one line of at least 16 characters")]
-    TokenFile {
-        path: std::path::PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
     #[error("cannot listen on {address}; does another process use it?")]
     Listen {
         address: std::net::SocketAddr,
@@ -100,11 +91,9 @@ impl Failure {
             | Self::MalformedUrl
             | Self::Key(_)
             | Self::Duration(_)
-            | Self::BatchSize(_)
             | Self::NotJson { .. }
             | Self::ResponseFile { .. }
             | Self::OpenConsole { .. }
-            | Self::TokenFile { .. }
             | Self::NotConfirmed => 2,
             _ => 1,
         }

@@ -2,7 +2,7 @@
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use pg_idempotency::operator::{self, Shown, ShownStep, StoredResponse};
+use pg_idempotency::operator::{self, Shown, ShownStep};
 use pg_idempotency::{Key, Mode};
 use serde_json::json;
 
@@ -16,31 +16,17 @@ pub(crate) fn key(arguments: KeyArguments) -> Result<Key, Failure> {
     Ok(Key::new(arguments.scope, arguments.operation, arguments.value)?)
 }
 
-pub(crate) async fn show(
-    database: &Database,
-    arguments: KeyArguments,
-    with_response: bool,
-    step: Option<String>,
-    as_json: bool,
-) -> Result<Ending, Failure> {
+pub(crate) async fn show(database: &Database, arguments: KeyArguments, as_json: bool) -> Result<Ending, Failure> {
     let key = key(arguments)?;
-    let pool = database.pool().await?;
-    let shown = look(&pool, &key).await?;
-    let asked = step.and_then(|step| shown.step_downstream_key(&step).map(|key| (step, key)));
-    let response = match with_response {
-        true => operator::response(&pool, &key, shown.token, u32::MAX).await.map_err(of)?,
-        false => None,
-    };
-    if as_json {
-        return print(&in_json(&shown, asked, response.as_ref()));
-    }
-    let asked = asked.map(|(step, key)| format!("{:<14} {} downstream key {key}\n", "step", as_argument(&step)));
-    let response = response.as_ref().map(response_in_text);
-    print(&(in_text(&shown) + &asked.unwrap_or_default() + &response.unwrap_or_default()))
+    let shown = look(&database.pool().await?, &key).await?;
+    print(&if as_json { format!("{}\n", in_json(&shown)) } else { in_text(&shown) })
 }
 
-fn in_json(shown: &Shown, asked: Option<(String, String)>, response: Option<&StoredResponse>) -> String {
-    let mut report = json!({
+fn in_json(shown: &Shown) -> serde_json::Value {
+    json!({
+        "scope": shown.key.scope(),
+        "operation": shown.key.operation(),
+        "value": shown.key.value(),
         "mode": shown.mode.as_str(),
         "state": shown.state.as_str(),
         // A string: beyond 2^53 many readers of JSON round numbers.
@@ -55,24 +41,7 @@ fn in_json(shown: &Shown, asked: Option<(String, String)>, response: Option<&Sto
         "last_error": shown.last_error,
         "resumable": shown.resumable,
         "steps": shown.steps.iter().map(step_in_json).collect::<Vec<_>>(),
-        "asked_step": asked.map(|(name, key)| json!({"name": name, "downstream_key": key})),
-    });
-    if let Some(response) = response {
-        report["response"] = json!({
-            "status": response.status,
-            "headers": response.headers,
-            // JSON has no bytes: null, too, for a body that is no text.
-            "body": response.body.as_deref().and_then(|body| str::from_utf8(body).ok()),
-        });
-    }
-    format!("{report}\n")
-}
-
-fn response_in_text(response: &StoredResponse) -> String {
-    let mut lines: Vec<_> = response.status.iter().map(|status| ("status", status.to_string())).collect();
-    lines.extend(response.headers.iter().map(|(name, value)| ("header", printable(&format!("{name}: {value}")))));
-    lines.extend(response.body.as_deref().map(|body| ("body", printable(&String::from_utf8_lossy(body)))));
-    lines.into_iter().map(|(name, value)| format!("{name:<14} {value}\n")).collect()
+    })
 }
 
 fn step_in_json(step: &ShownStep) -> serde_json::Value {
@@ -102,7 +71,7 @@ pub(crate) fn in_text(shown: &Shown) -> String {
     lines.extend(shown.completed_at.map(|at| ("completed at", at.to_rfc3339())));
     lines.extend(shown.lease_left.map(|left| ("lease left", format!("{} s", left.as_secs()))));
     lines.extend(shown.response_bytes.map(|bytes| ("response", format!("{bytes} bytes"))));
-    let each = if shown.mode == Mode::InSteps { "; each step has its own: show --step NAME" } else { "" };
+    let each = if shown.mode == Mode::InSteps { "; each step has its own" } else { "" };
     lines.extend(shown.downstream_key.as_ref().map(|key| ("downstream key", format!("{key}{each}"))));
     lines.extend(shown.last_error.as_deref().map(|error| ("last error", printable(error))));
     lines.extend(shown.resumable.then(|| ("request", "stored: a resumer may finish the operation".to_owned())));
@@ -134,33 +103,12 @@ pub(crate) async fn unsettled(database: &Database, options: Unsettled) -> Result
     print(&if options.json { list_in_json(&found, more_left) } else { list_in_text(&found, more_left) })
 }
 
-fn list_in_json(found: &[operator::Unsettled], more_left: bool) -> String {
-    let records: Vec<_> = found
-        .iter()
-        .map(|record| {
-            json!({
-                "mode": record.mode.as_str(),
-                "state": record.state.as_str(),
-                "scope": record.scope,
-                "operation": record.operation,
-                "value": record.value,
-                "token": record.token.to_string(),
-                "attempt": record.attempt,
-                "claimed_at": record.claimed_at.to_rfc3339(),
-                "expires_at": record.expires_at.to_rfc3339(),
-                "last_error": record.last_error,
-                "steps": record.steps.iter().map(|step| json!({
-                    "name": step,
-                    "downstream_key": record.step_downstream_key(step),
-                })).collect::<Vec<_>>(),
-                "downstream_key": record.downstream_key,
-            })
-        })
-        .collect();
+fn list_in_json(found: &[Shown], more_left: bool) -> String {
+    let records: Vec<_> = found.iter().map(in_json).collect();
     format!("{}\n", json!({"records": records, "more_left": more_left}))
 }
 
-fn list_in_text(found: &[operator::Unsettled], more_left: bool) -> String {
+fn list_in_text(found: &[Shown], more_left: bool) -> String {
     if found.is_empty() {
         return "nothing is unsettled\n".to_owned();
     }
@@ -178,10 +126,10 @@ fn list_in_text(found: &[operator::Unsettled], more_left: bool) -> String {
     ]);
     for record in found {
         table.add_row([
-            [&record.scope, &record.operation, &record.value].map(|part| as_argument(part)).join(" "),
+            [record.key.scope(), record.key.operation(), record.key.value()].map(as_argument).join(" "),
             record.mode.to_string(),
             record.state.to_string(),
-            record.steps.iter().map(|step| as_argument(step)).collect::<Vec<_>>().join(" "),
+            record.steps_in_doubt().iter().map(|step| as_argument(step)).collect::<Vec<_>>().join(" "),
             record.attempt.to_string(),
             record.token.to_string(),
             record.claimed_at.format("%Y-%m-%d %H:%M:%SZ").to_string(),

@@ -63,7 +63,7 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
         Command::Stats(options) => stats::stats(&database, options).await,
         Command::Health { max_lag, json } => health::health(&database, max_lag, json).await,
         Command::Unsettled(options) => keys::unsettled(&database, options).await,
-        Command::Show { key, response, step, json } => keys::show(&database, key, response, step, json).await,
+        Command::Show { key, json } => keys::show(&database, key, json).await,
         Command::Console { listen, options } => console::run(listen, &options, &database).await,
         Command::Resolve(options) => settle::resolve(&database, options).await,
         Command::Release { key, step, reason, yes } => settle::release(&database, key, step, &reason, yes).await,

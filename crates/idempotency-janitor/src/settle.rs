@@ -137,7 +137,7 @@ impl Decision {
             Self::Release => {
                 operator::release(pool, key, token, &shown.steps_in_doubt(), reason).await.map(|()| "released")
             }
-            Self::Forget => operator::forget(pool, key, shown).await.map(|()| "forgotten"),
+            Self::Forget => operator::forget(pool, shown).await.map(|()| "forgotten"),
         };
         let done = done.map_err(of_settling)?;
         Ok(format!("{done}: {}, which was {}, because {reason}", named(key), shown.state))

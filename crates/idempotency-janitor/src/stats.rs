@@ -1,10 +1,8 @@
 //! `stats`: what is in the table.
 
-use std::collections::BTreeMap;
-
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
-use pg_idempotency::operator::{self, AGES, Stats};
+use pg_idempotency::operator::{self, Stats};
 use serde_json::json;
 
 use crate::arguments;
@@ -12,12 +10,8 @@ use crate::connection::Database;
 use crate::failure::{Failure, of};
 use crate::{Ending, print};
 
-/// The widest bar of the histogram.
-const BAR: f64 = 40.0;
-
 pub(crate) async fn stats(database: &Database, options: arguments::Stats) -> Result<Ending, Failure> {
-    let sample = (!options.exact).then_some(operator::SAMPLE);
-    let stats = operator::stats(&database.pool().await?, sample).await.map_err(of)?;
+    let stats = operator::stats(&database.pool().await?).await.map_err(of)?;
     print(&if options.json { as_json(&stats) } else { as_text(&stats) })?;
     let too_old =
         options.fail_if_older_than.is_some_and(|most| stats.oldest_expired.is_some_and(|oldest| oldest > most));
@@ -33,7 +27,6 @@ fn as_json(stats: &Stats) -> String {
                 "mode": group.mode.as_str(),
                 "operation": group.operation,
                 "state": group.state.as_str(),
-                "age": AGES.get(group.age),
                 "records": group.records,
                 "oldest": group.oldest.to_rfc3339(),
             })
@@ -55,37 +48,20 @@ fn as_text(stats: &Stats) -> String {
     let about = if stats.exact { "" } else { "~" };
     let mut table = Table::new();
     table.load_preset(NOTHING).set_header(["mode", "operation", "state", "records", "oldest claimed"]);
-    let mut rows = BTreeMap::new();
-    let mut ages = [0_u64; AGES.len()];
     for group in &stats.groups {
-        let row =
-            rows.entry((&group.operation, group.state.as_str(), group.mode.as_str())).or_insert((0, group.oldest));
-        *row = (row.0 + group.records, row.1.min(group.oldest));
-        ages[group.age.min(AGES.len() - 1)] += group.records;
-    }
-    for ((operation, state, mode), (records, oldest)) in rows {
         table.add_row([
-            mode.to_owned(),
-            operation.clone(),
-            state.to_owned(),
-            format!("{about}{records}"),
-            oldest.format("%Y-%m-%d %H:%M:%SZ").to_string(),
+            group.mode.clone(),
+            group.operation.clone(),
+            group.state.to_string(),
+            format!("{about}{}", group.records),
+            group.oldest.format("%Y-%m-%d %H:%M:%SZ").to_string(),
         ]);
     }
     if let Some(column) = table.column_mut(3) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    let most = ages.iter().copied().max().unwrap_or_default().max(1);
-    let histogram: String = AGES
-        .iter()
-        .zip(ages)
-        .map(|(age, records)| {
-            let bar = "#".repeat((records as f64 / most as f64 * BAR).ceil() as usize);
-            format!(" {age:>8} {about}{records:<10} {bar}\n")
-        })
-        .collect();
     format!(
-        "{table}\n\n{histogram}\n{about}{} records, table {}, indexes {}, {} dead rows\n{}\n",
+        "{table}\n\n{about}{} records, table {}, indexes {}, {} dead rows\n{}\n",
         stats.records,
         size(stats.table_bytes),
         size(stats.index_bytes),

@@ -285,10 +285,10 @@ pub(crate) fn resume(steps: &'static [&'static str]) -> Actor {
     actor(move |seat| async move {
         let leasing = leasing(IN_STEPS)?;
         let work = async |lease: &Lease, _: String| seat.steps(lease, steps).await;
-        let resumed = leasing.resume_one(&seat.pool, OPERATION, work).await?;
-        Ok(match resumed {
-            Some(resumed) => resumed.result.map_or_else(|error| cause(&error), |_| "performed".to_owned()),
-            None => "found nothing".to_owned(),
+        Ok(match leasing.resume_one(&seat.pool, OPERATION, work).await {
+            Ok(Some(_)) => "performed".to_owned(),
+            Ok(None) => "found nothing".to_owned(),
+            Err(error) => cause(&error),
         })
     })
 }
@@ -411,7 +411,7 @@ pub(crate) fn operate(verb: Verb) -> Actor {
         let Some(shown) = operator::show(pool, key).await? else { return Ok("found nothing".to_owned()) };
         let token = shown.token;
         Ok(match verb {
-            Verb::Forget => said("forgot", operator::forget(pool, key, &shown).await),
+            Verb::Forget => said("forgot", operator::forget(pool, &shown).await),
             Verb::Release => {
                 said("set free", release(pool, key, token, &shown.steps_in_doubt(), "by an operator").await)
             }
@@ -469,9 +469,10 @@ pub(crate) async fn left(pool: &PgPool, conn: &mut PgConnection, key: &Key) -> a
         return next(conn, key).await.map(|next| format!("no record, the next {next}"));
     };
     let mut left = shown.state.to_string();
-    let stored = operator::response(pool, key, shown.token, 1000).await?.and_then(|stored| stored.body);
+    let stored = "select convert_from(response_body, 'UTF8') from idempotency.record where token = $1";
+    let stored: Option<String> = sqlx::query_scalar(stored).bind(shown.token).fetch_one(pool).await?;
     if let Some(body) = stored {
-        left = format!("{left} {}", String::from_utf8_lossy(&body));
+        left = format!("{left} {body}");
     }
     if shown.mode == Mode::Transaction {
         left = format!("{left}, the next {}", next(conn, key).await?);

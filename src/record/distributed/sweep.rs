@@ -9,7 +9,7 @@ use super::citus::warn_if_plain;
 use crate::Error;
 use crate::record::fragment::{expired_at, readable_place};
 use crate::record::statement::interval;
-use crate::record::sweep::Batch;
+use crate::record::sweep::Deleted;
 
 /// As [`sweep`](crate::record::sweep()), for Citus, which refuses `ctid` and `for update skip locked`. It deletes everything
 /// that is due up to the `expires_at` of the `limit`th record.
@@ -22,12 +22,12 @@ pub(crate) async fn sweep(
     limit: u32,
     since: Option<DateTime<Utc>>,
     grace: Duration,
-) -> Result<Batch, Error> {
+) -> Result<Deleted, Error> {
     warn_if_plain(&mut *conn).await?;
     conn.execute("set local citus.propagate_set_commands = 'local'; set local lock_timeout = '1s'")
         .await
         .map_err(Error::of_statement)?;
-    let deleted = sqlx::query(concat! {
+    let rows = sqlx::query(concat! {
         "
         delete from idempotency.record
         where ", expired_at!("pg_catalog.statement_timestamp() - $3::interval"), "
@@ -56,14 +56,14 @@ pub(crate) async fn sweep(
     .fetch_all(conn)
     .await
     .map_err(Error::of_statement)?;
-    let mut batch = Batch::default();
-    for row in deleted {
-        batch.until = batch.until.max(row.try_get("expires_at")?);
+    let mut deleted = Deleted::default();
+    for row in rows {
+        deleted.until = deleted.until.max(row.try_get("expires_at")?);
         match (row.try_get("marks")?, row.try_get("completed")?) {
-            (true, _) => batch.marks += 1,
-            (false, true) => batch.completed += 1,
-            (false, false) => batch.unfinished += 1,
+            (true, _) => deleted.marks += 1,
+            (false, true) => deleted.completed += 1,
+            (false, false) => deleted.unfinished += 1,
         }
     }
-    Ok(batch)
+    Ok(deleted)
 }

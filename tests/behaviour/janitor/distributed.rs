@@ -1,5 +1,6 @@
 //! The sweep of a table that refuses `ctid` in a delete, as a distributed one does. A trigger refuses in its place.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::Janitor;
@@ -55,7 +56,8 @@ async fn is_swept_in_batches_and_counted_by_kind(pool: PgPool) {
     .execute(&pool)
     .await
     .expect("records");
-    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(300).expect("a batch size");
+    let janitor =
+        Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(NonZeroU32::new(300).expect("not zero"));
     let limited = janitor.sweep_once(600).await.expect("swept");
     assert_eq!((limited.rows(), limited.limited), (600, true));
     let swept = janitor.sweep_once(u64::MAX).await.expect("swept");
@@ -122,7 +124,8 @@ async fn a_batch_begins_where_the_one_before_ended(pool: PgPool) {
     .execute(&pool)
     .await
     .expect("records");
-    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(10).expect("a batch size");
+    let janitor =
+        Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(NonZeroU32::new(10).expect("not zero"));
     assert_eq!(janitor.sweep_once(u64::MAX).await.expect("swept").rows(), 30);
     assert_eq!(left(&pool).await, ["turned up"]);
     assert_eq!(janitor.sweep_once(u64::MAX).await.expect("swept").rows(), 1);

@@ -1,9 +1,9 @@
 //! The sweep: which records it deletes, which records it leaves, and when it ends.
 
-use std::time::Duration;
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
 
 use pg_idempotency::Janitor;
-use pg_idempotency::janitor::{InvalidBatchSize, MAX_BATCH_SIZE, Swept};
 use pg_idempotency::testing::PATIENCE;
 use sqlx::{Executor as _, PgPool};
 
@@ -30,6 +30,10 @@ async fn fill(pool: &PgPool, mode: &str, completed: bool, lease: Option<&str>, e
     .execute(pool)
     .await
     .expect("records");
+}
+
+fn rows(number: u32) -> NonZeroU32 {
+    NonZeroU32::new(number).expect("not zero")
 }
 
 async fn left(pool: &PgPool) -> i64 {
@@ -94,7 +98,8 @@ async fn never_deletes_more_than_its_limit_under_any_plan(pool: PgPool) -> anyho
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "no SELECT over all shards locks rows, as this test does")]
 async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<()> {
-    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(2)?.with_pause(Duration::ZERO);
+    let janitor =
+        Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(rows(2)).with_pause(Duration::ZERO);
     fill(&pool, "transaction", true, None, true, 5).await;
     fill(&pool, "mark", true, None, true, 3).await;
     pool.execute("update idempotency.record set expires_at = '-infinity' where mode = 'mark'").await?;
@@ -107,28 +112,13 @@ async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn reports_the_age_of_the_oldest_before_and_after(pool: PgPool) -> anyhow::Result<()> {
+async fn reports_the_age_of_the_oldest_that_is_left(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 30).await;
-    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(10)?;
+    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(rows(10));
     let swept = janitor.sweep_once(20).await?;
-    assert!(swept.oldest_before.is_some_and(|age| age >= Duration::from_secs(60)), "{swept:?}");
-    assert!(swept.oldest_after.is_some() && swept.duration > Duration::ZERO, "{swept:?}");
+    assert!(swept.oldest_after.is_some_and(|age| age >= Duration::from_secs(60)), "{swept:?}");
     let swept = janitor.sweep_once(u64::MAX).await?;
     assert_eq!((swept.rows(), swept.oldest_after), (10, None));
-    assert_eq!(janitor.sweep_once(u64::MAX).await?.oldest_before, None);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_dry_run_counts_and_deletes_nothing(pool: PgPool) -> anyhow::Result<()> {
-    fill(&pool, "transaction", true, None, true, 5).await;
-    fill(&pool, "at_most_once", false, Some("-1 min"), true, 3).await;
-    fill(&pool, "at_most_once", false, Some("1 min"), true, 9).await;
-    fill(&pool, "mark", true, None, true, 2).await;
-    fill(&pool, "mark", true, None, false, 9).await;
-    let due = Janitor::new(pool.clone()).with_grace(Duration::ZERO).dry_run().await?;
-    assert_eq!((due.completed, due.unfinished, due.marks), (5, 3, 2));
-    assert_eq!(left(&pool).await, 28);
     Ok(())
 }
 
@@ -151,7 +141,8 @@ async fn sweeps_a_partitioned_table_leaf_by_leaf(pool: PgPool) -> anyhow::Result
          from generate_series(1, 3000) as n",
     )
     .await?;
-    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(50)?.with_pause(Duration::ZERO);
+    let janitor =
+        Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(rows(50)).with_pause(Duration::ZERO);
     let swept = janitor.sweep_once(120).await?;
     assert_eq!((swept.rows(), swept.limited), (120, true));
     let swept = janitor.sweep_once(u64::MAX).await?;
@@ -173,7 +164,7 @@ async fn stops_within_a_batch_at_a_shutdown(pool: PgPool) -> anyhow::Result<()> 
     let janitor = Janitor::new(pool.clone())
         .with_grace(Duration::ZERO)
         .with_interval(Duration::from_secs(1))?
-        .with_batch_size(10)?
+        .with_batch_size(rows(10))
         .with_pause(Duration::from_secs(3600));
     let running = tokio::spawn(janitor.run(async { drop(stopped.await) }));
     crate::support::until(&pool, "select count(*) = 4990 from idempotency.record").await;
@@ -241,43 +232,20 @@ async fn a_batch_that_takes_too_long_is_halved(pool: PgPool) -> anyhow::Result<(
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn invalid_settings_are_refused(pool: PgPool) -> anyhow::Result<()> {
     let janitor = Janitor::new(pool);
-    for absurd in [0, MAX_BATCH_SIZE + 1] {
-        assert!(
-            matches!(janitor.clone().with_batch_size(absurd), Err(InvalidBatchSize { given, .. }) if given == absurd)
-        );
-    }
     assert!(janitor.clone().with_interval(Duration::ZERO).is_err());
     assert!(janitor.with_interval(Duration::from_secs(5)).is_ok());
     Ok(())
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_sweep_keeps_its_pace_and_its_time(pool: PgPool) -> anyhow::Result<()> {
+async fn a_sweep_keeps_its_pace(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 300).await;
-    let paced = Janitor::new(pool.clone())
-        .with_grace(Duration::ZERO)
-        .with_batch_size(100)?
-        .with_pause(Duration::from_millis(200));
-    let mut seen = Vec::new();
-    let swept = paced.sweep_until(200, std::future::pending(), |so_far| seen.push(so_far.rows())).await?;
-    // A partitioned table has leaves with nothing to delete.
-    seen.retain(|rows| *rows > 0);
-    assert_eq!(seen, [100, 200]);
-    assert!(swept.duration >= Duration::from_millis(200), "a pause between the batches: {:?}", swept.duration);
-
-    let slow = Janitor::new(pool.clone())
-        .with_grace(Duration::ZERO)
-        .with_batch_size(10)?
-        .with_pause(Duration::from_secs(3600));
-    let after_one_batch = tokio::sync::Notify::new();
-    let progress = |so_far: &Swept| {
-        // A partitioned table has leaves with nothing to delete.
-        if so_far.rows() > 0 {
-            after_one_batch.notify_one();
-        }
-    };
-    let swept = slow.sweep_until(u64::MAX, after_one_batch.notified(), progress).await?;
-    assert_eq!((swept.rows(), swept.limited), (10, true));
+    let pause = Duration::from_millis(200);
+    let paced = Janitor::new(pool).with_grace(Duration::ZERO).with_batch_size(rows(100)).with_pause(pause);
+    let started = Instant::now();
+    let swept = paced.sweep_once(200).await?;
+    assert_eq!((swept.rows(), swept.limited), (200, true));
+    assert!(started.elapsed() >= pause, "a pause between the batches: {:?}", started.elapsed());
     Ok(())
 }
 
@@ -287,7 +255,6 @@ async fn a_record_that_has_just_expired_is_left_alone_for_the_grace(pool: PgPool
     expired_mark(&pool, "fresh", "1 s").await?;
     expired_mark(&pool, "old", "1 min").await?;
     let janitor = Janitor::new(pool.clone());
-    assert_eq!(janitor.dry_run().await?.marks, 1);
     assert_eq!(janitor.sweep_once(10).await?.marks, 1);
     let left: Vec<String> = sqlx::query_scalar("select value from idempotency.record").fetch_all(&pool).await?;
     assert_eq!(left, ["fresh"]);

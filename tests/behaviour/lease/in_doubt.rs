@@ -92,7 +92,7 @@ async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()>
         assert_eq!(shown.steps[1].downstream_key, sent, "what the gateway saw");
         let waiting = unsettled(&pool, 10, None).await?;
         assert_eq!(waiting.len(), 1);
-        assert_eq!((waiting[0].state, &waiting[0].steps[..]), (State::Indeterminate, &names_of(["text"])[..]));
+        assert_eq!((waiting[0].state, waiting[0].steps_in_doubt()), (State::Indeterminate, names_of(["text"])));
         assert!(matches!(settle(held + 1, "text").await, Err(Error::Changed)), "another token");
         for other in ["ride", "no step"] {
             assert!(matches!(settle(held, other).await, Err(Error::Changed)), "{other} is not in doubt");
@@ -146,13 +146,7 @@ async fn every_step_in_doubt_is_named(pool: PgPool) -> anyhow::Result<()> {
         let error = acquire(&pool, "body").await.expect_err("in doubt").to_string();
         assert!(error.contains(r#"["email", "text"]"#), "{error}");
         let [waiting] = &unsettled(&pool, 10, None).await?[..] else { panic!("one record") };
-        assert_eq!((waiting.token, &waiting.steps), (token, &steps));
-        let shown = show(&pool, &key("a")).await?.expect("a record");
-        assert_eq!(shown.steps_in_doubt(), steps);
-        for step in shown.steps.iter().filter(|step| step.in_doubt) {
-            assert_eq!(waiting.step_downstream_key(&step.name).as_ref(), Some(&step.downstream_key));
-        }
-        assert_eq!(waiting.downstream_key, shown.downstream_key);
+        assert_eq!((waiting.token, waiting.steps_in_doubt()), (token, steps));
     }
     Ok(())
 }
@@ -330,7 +324,7 @@ async fn the_attempt_after_a_settled_step_is_permitted(pool: PgPool) -> anyhow::
             assert_eq!(lease.attempt(), 4, "{way}");
             Err::<String, _>(WorkError::Gateway)
         });
-        assert!(failing.await?.is_some_and(|resumed| resumed.result.is_err()), "{way}");
+        assert!(matches!(failing.await, Err(WorkError::Gateway)), "{way}");
         assert!(matches!(next().await, Err(Error::Exhausted { attempts: 4, .. })), "{way}");
         assert_eq!(waiting().await?, 1, "{way}");
         let none = leasing.resume_one(&pool, key.operation(), async |_: &Lease, _: String| -> Result<(), Error> {

@@ -82,8 +82,7 @@ async fn a_resumer_survives_a_panic_and_finishes_the_other_operations(pool: PgPo
     )
     .await;
     stop.send(()).expect("it still runs");
-    let done = tokio::time::timeout(PATIENCE, running).await??;
-    assert_eq!((done.completed, done.failed), (3, 3));
+    tokio::time::timeout(PATIENCE, running).await??;
     assert_eq!(effects(&pool).await, 0, "the step was rolled back");
     // The attempts count: each of these operations waits for twice as long as before.
     lapse(&pool, &key("not encodable")).await?;
@@ -93,8 +92,11 @@ async fn a_resumer_survives_a_panic_and_finishes_the_other_operations(pool: PgPo
     let next = leasing().resume_one(&pool, "operation", async |_: &Lease, _: String| Ok::<_, Error>(())).await?;
     assert!(next.is_none(), "it is too early");
     age(&pool, &key("panics"), MINUTE).await?;
-    let next = leasing().resume_one(&pool, "operation", async |_: &Lease, _: String| Ok::<_, Error>(())).await?;
-    assert_eq!(next.expect("it is time").key, key("panics"));
+    let resuming = leasing().resume_one(&pool, "operation", async |lease: &Lease, _: String| {
+        assert_eq!(lease.key(), &key("panics"));
+        Ok::<_, Error>(())
+    });
+    resuming.await?.expect("it is time");
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::mark::{Marked, mark, mark_many};
-use pg_idempotency::operator::{forget, health, release, resolve, show, stats, unsettled, unsettled_part};
+use pg_idempotency::operator::{forget, health, release, resolve, show, stats, unsettled};
 use pg_idempotency::{Error, Janitor, Key, Outcome};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
@@ -51,7 +51,8 @@ async fn acquire(pool: &PgPool, key: &Key, policy: Policy) -> Result<Acquired<St
 async fn operators_see_and_settle_a_record_that_somebody_has_pinned(pool: PgPool) -> anyhow::Result<()> {
     for edit in EDITS {
         edited(&pool, edit).await?;
-        let mut waiting: Vec<_> = unsettled(&pool, 100, None).await?.into_iter().map(|found| found.value).collect();
+        let mut waiting: Vec<_> =
+            unsettled(&pool, 100, None).await?.into_iter().map(|found| found.key.value().to_owned()).collect();
         waiting.sort();
         assert_eq!(waiting, ["forgotten", "let go", "resolved"], "{edit}");
         for value in ["completed", "mark", "live", "lapsed", "resolved", "let go", "forgotten"] {
@@ -59,14 +60,14 @@ async fn operators_see_and_settle_a_record_that_somebody_has_pinned(pool: PgPool
             assert!(shown.retention_left > DAY * 365_000, "{edit}, {value}: {shown:?}");
             assert_eq!(shown.lease_left.is_some(), value == "live", "{edit}, {value}: {shown:?}");
         }
-        stats(&pool, None).await?;
+        stats(&pool).await?;
         health(&pool, DAY).await?;
         assert_eq!(Janitor::new(pool.clone()).sweep_once(100).await?.rows(), 0, "{edit}");
         let token = async |value| anyhow::Ok(show(&pool, &key(value)).await?.expect("it").token);
         resolve(&pool, &key("resolved"), token("resolved").await?, &"by hand".to_owned(), DAY).await?;
         release(&pool, &key("let go"), token("let go").await?, &[], "no effect").await?;
         let shown = show(&pool, &key("forgotten")).await?.expect("it waits");
-        forget(&pool, &key("forgotten"), &shown).await?;
+        forget(&pool, &shown).await?;
         assert!(unsettled(&pool, 100, None).await?.is_empty(), "{edit}");
     }
     Ok(())
@@ -103,28 +104,5 @@ async fn callers_get_the_usual_answers_for_a_record_that_somebody_has_pinned(poo
         let replayed = rejecting().run(&pool, &key("completed"), "body", perform).await?;
         assert_eq!(replayed, Outcome::Replayed("response".to_owned()));
     }
-    Ok(())
-}
-
-/// Each part would end at the same moment, and the next one would begin there.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_search_in_parts_finds_all_pinned_keys_and_ends(pool: PgPool) -> anyhow::Result<()> {
-    for n in 0..7 {
-        let fixture = Fixture::indeterminate(&key(&n.to_string()), "body")?;
-        fixture.write(&pool).await?;
-    }
-    pool.execute("update idempotency.record set expires_at = 'infinity' where value > '1'").await?;
-    let (mut found, mut after) = (Vec::new(), None);
-    for part in 1.. {
-        assert!(part <= 7, "the search does not end");
-        let part = unsettled_part(&pool, after, 1, None).await?;
-        found.extend(part.found.into_iter().map(|record| record.value));
-        after = part.next;
-        if after.is_none() {
-            break;
-        }
-    }
-    found.sort();
-    assert_eq!(found, ["0", "1", "2", "3", "4", "5", "6"]);
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! What a sweep is worth, and what it costs the callers beside it.
 
-use std::time::Duration;
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
 
 use pg_idempotency::Janitor;
 
@@ -20,6 +21,7 @@ deletes rows.";
 const NAME: &str = "janitor";
 /// What the default pace cannot exceed.
 const PACED_ROWS_PER_SECOND: f64 = 20_000.0;
+const LARGE: NonZeroU32 = NonZeroU32::new(10_000).unwrap();
 
 pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
     let setting = &bench.near()[0];
@@ -41,11 +43,16 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
         // Who is first takes turns.
         for sweeping in [round % 2, 1 - round % 2] {
             let sample = if sweeping == 1 {
-                let sweep = janitor.sweep_until(u64::MAX, tokio::time::sleep(slice), |_| {});
+                // About three quarters of what the pace allows, so that the sweep ends shortly before or after the slice.
+                let limit = (slice.as_secs_f64() * PACED_ROWS_PER_SECOND * 0.75) as u64;
+                let sweep = async {
+                    let started = Instant::now();
+                    janitor.sweep_once(limit).await.map(|deleted| (deleted, started.elapsed()))
+                };
                 let (sample, deleted) = tokio::join!(sample(&mut team, &way, slice), sweep);
-                let deleted = deleted?;
+                let (deleted, took) = deleted?;
                 anyhow::ensure!(deleted.limited, "the sweep ran out of rows");
-                swept.push(deleted.rows() as f64 / deleted.duration.as_secs_f64());
+                swept.push(deleted.rows() as f64 / took.as_secs_f64());
                 sample?
             } else {
                 sample(&mut team, &way, slice).await?
@@ -62,9 +69,10 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     report.figure(NAME, "Janitor, paced: rows a second", told, Some(median(swept)));
 
     settle(&mut conn).await?;
-    let janitor = Janitor::new(pool).with_grace(Duration::ZERO).with_batch_size(10_000)?.with_pause(Duration::ZERO);
+    let janitor = Janitor::new(pool).with_grace(Duration::ZERO).with_batch_size(LARGE).with_pause(Duration::ZERO);
+    let started = Instant::now();
     let swept = janitor.sweep_once(u64::MAX).await?;
-    let rate = swept.rows() as f64 / swept.duration.as_secs_f64();
+    let rate = swept.rows() as f64 / started.elapsed().as_secs_f64();
     report.figure(NAME, "Janitor, unpaced: rows a second", told, Some(rate));
     bench.clear().await
 }

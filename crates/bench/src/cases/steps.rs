@@ -92,10 +92,11 @@ async fn resume(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
         let pool = pool.clone();
         resumers.spawn(async move {
             let mut resumed = 0;
-            while let Some(one) =
-                leasing.resume_one(&pool, "POST /payments", async |_, body: String| Ok::<_, Error>(body)).await?
+            while leasing
+                .resume_one(&pool, "POST /payments", async |_, body: String| Ok::<_, Error>(body))
+                .await?
+                .is_some()
             {
-                one.result?;
                 resumed += 1;
             }
             Ok::<usize, Error>(resumed)

@@ -4,17 +4,13 @@ use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
-use pg_idempotency::operator::{AGES, Shown, ShownStep, State, Stats, StoredResponse, Unsettled, Warning};
-use pg_idempotency::{Key, Mode};
+use pg_idempotency::Mode;
+use pg_idempotency::operator::{Shown, ShownStep, State, Stats, Warning};
 
-use super::access::Visitor;
-use super::search::{Found, MOST};
-use super::text::{age, body, count, lines, shortened, span, time, visible};
-use super::{Agreed, Filter, TOOK_EFFECT, decision, version};
+use super::access::Session;
+use super::text::{age, count, lines, shortened, span, time, visible};
+use super::{Agreed, LISTED, TOOK_EFFECT, decision, version};
 use crate::stats::size;
-
-/// The rows on one page of the list.
-const ROWS: usize = 50;
 
 fn page(title: &str, content: &Markup) -> Markup {
     html! {
@@ -64,19 +60,15 @@ fn hidden(fields: &[(&str, &str)]) -> Markup {
     html! { @for (name, value) in fields { input type="hidden" name=(name) value=(value); } }
 }
 
-pub(super) fn overview(stats: &Stats, warnings: &[Warning], read_only: bool, visitor: &Visitor) -> Markup {
+pub(super) fn overview(stats: &Stats, warnings: &[Warning], read_only: bool, session: &Session) -> Markup {
     let about = if stats.exact { "" } else { "~" };
-    let mut groups: BTreeMap<_, [u64; AGES.len()]> = BTreeMap::new();
+    let mut groups: BTreeMap<_, u64> = BTreeMap::new();
     for group in &stats.groups {
-        let ages = groups.entry([group.mode.as_str(), group.state.as_str()]).or_default();
-        ages[group.age.min(AGES.len() - 1)] += group.records;
+        *groups.entry([group.mode.as_str(), group.state.as_str()]).or_default() += group.records;
     }
-    let columns = [&["Mode", "State"], &AGES[..]].concat();
-    let rows = groups.iter().map(|(group, ages)| {
-        let names = group.iter().map(|name| html! { (name) });
-        let counts = ages.iter().map(|records| html! { @if *records > 0 { (about) } (count(*records)) });
-        names.chain(counts).collect()
-    });
+    let rows = groups
+        .iter()
+        .map(|([mode, state], records)| vec![html! { (mode) }, html! { (state) }, html! { (about) (count(*records)) }]);
     page(
         "Overview",
         &html! {
@@ -95,11 +87,11 @@ pub(super) fn overview(stats: &Stats, warnings: &[Warning], read_only: bool, vis
                     @else { "No expired record waits" }
                 }
             }
-            h2 { "Records by mode, state and age" }
-            (table(&columns, rows))
+            h2 { "Records by mode and state" }
+            (table(&["Mode", "State", "Records"], rows))
             h2 { "Look up a key" }
             form method="post" action="/find" {
-                (hidden(&[("csrf", &visitor.csrf)]))
+                (hidden(&[("csrf", &session.csrf)]))
                 @for (name, label) in [("scope", "Scope"), ("operation", "Operation"), ("value", "Value")] {
                     label { (label) input name=(name) required maxlength="255" autocomplete="off"; }
                 }
@@ -109,53 +101,39 @@ pub(super) fn overview(stats: &Stats, warnings: &[Warning], read_only: bool, vis
     )
 }
 
-pub(super) fn waiting(found: &Found, records: &[&(String, Unsettled)], filter: &Filter) -> Markup {
-    let first = filter.page.saturating_mul(ROWS).min(records.len());
-    let last = (first + ROWS).min(records.len());
+/// The records with their links.
+pub(super) fn waiting(found: &[(String, Shown)]) -> Markup {
     let columns = ["Claimed", "Scope", "Operation", "Key", "State", "Attempt", "Look up", "Last error"];
+    let listed = found.len().min(LISTED as usize);
     page(
         "Waiting for a person",
         &html! {
-            form.filter id="filter" {
-                label { "Scope" input name="scope" value=(filter.scope); }
-                label { "Operation" input name="operation" value=(filter.operation); }
-                label { "Older than" input name="older_than" value=(filter.older_than) placeholder="30m, 2h" size="8"; }
-                button { "Filter" }
-            }
-            @if let Some(error) = &found.error { p.alert role="alert" { "The search failed: " (lines(error)) } }
-            p {
-                @if let Some(ended) = found.ended { "The search of " (time(ended)) }
-                @else { strong { "Incomplete" } ": the search is running, and" }
-                " has read " (count(found.read)) " records."
-                @if found.records.len() == MOST { " The list contains the oldest " (MOST) "; there may be more." }
-            }
-            @if !records.is_empty() {
-                p { (first + 1) " to " (last) " of " (records.len()) ", the oldest claim first" }
-                (table(&columns, records[first..last].iter().map(row)))
-                div.turn {
-                    @if first > 0 { button form="filter" name="page" value=(filter.page - 1) { "Earlier" } }
-                    @if last < records.len() { button form="filter" name="page" value=(filter.page + 1) { "Later" } }
+            @if found.is_empty() { p.good { "No key waits." } } @else {
+                p {
+                    (listed) " keys, the oldest claim first."
+                    @if listed < found.len() { " There are more: settle these, or use the command line." }
                 }
-            } @else if found.ended.is_some() { p.good { "No key waits." } } @else { p { "No key is found yet." } }
+                (table(&columns, found[..listed].iter().map(row)))
+            }
         },
     )
 }
 
-fn row((link, record): &&(String, Unsettled)) -> Vec<Markup> {
+fn row((link, record): &(String, Shown)) -> Vec<Markup> {
     vec![
         html! { (span(age(record.claimed_at))) " ago" },
-        html! { bdi { (visible(&record.scope)) } },
-        html! { bdi { (visible(&record.operation)) } },
-        html! { a href={ "/key/" (link) } { bdi { (shortened(&record.value)) } } },
+        html! { bdi { (visible(record.key.scope())) } },
+        html! { bdi { (visible(record.key.operation())) } },
+        html! { a href={ "/key/" (link) } { bdi { (shortened(record.key.value())) } } },
         html! {
             (record.state)
             @if record.state != State::Indeterminate { ", exhausted" }
-            @for step in &record.steps { ", step in doubt: " bdi { (visible(step)) } }
+            @for step in in_doubt(record) { ", step in doubt: " bdi { (visible(&step.name)) } }
         },
         html! { (record.attempt) },
         html! {
-            @for step in &record.steps { code { (record.step_downstream_key(step).unwrap_or_default()) } " " }
-            @if record.steps.is_empty() {
+            @for step in in_doubt(record) { code { (step.downstream_key) } " " }
+            @if in_doubt(record).next().is_none() {
                 code { (record.downstream_key.as_deref().unwrap_or("the business table")) }
             }
         },
@@ -163,14 +141,13 @@ fn row((link, record): &&(String, Unsettled)) -> Vec<Markup> {
     ]
 }
 
+fn in_doubt(shown: &Shown) -> impl Iterator<Item = &ShownStep> {
+    shown.steps.iter().filter(|step| step.in_doubt)
+}
+
 /// `form` is the form for the decision, unless the console is read-only.
-pub(super) fn key(
-    key: &Key,
-    shown: &Shown,
-    whole_value: bool,
-    response: Option<&StoredResponse>,
-    form: Option<Markup>,
-) -> Markup {
+pub(super) fn key(shown: &Shown, form: Option<Markup>) -> Markup {
+    let key = &shown.key;
     let left = shown.retention_left;
     page(
         "Key",
@@ -178,10 +155,7 @@ pub(super) fn key(
             dl {
                 dt { "Scope" } dd { bdi { (visible(key.scope())) } }
                 dt { "Operation" } dd { bdi { (visible(key.operation())) } }
-                dt { "Value" } dd {
-                    @if whole_value { bdi { (visible(key.value())) } }
-                    @else { bdi { (shortened(key.value())) } " " a href="?value=true" { "Show it all" } }
-                }
+                dt { "Value" } dd { bdi { (visible(key.value())) } }
                 dt { "Mode" } dd { (shown.mode) }
                 dt { "State" } dd { strong { (shown.state) } }
                 dt { "Attempt" } dd { (shown.attempt) }
@@ -202,11 +176,8 @@ pub(super) fn key(
                 @if let Some(error) = &shown.last_error { dt { "Last error" } dd { (visible(error)) } }
                 @if shown.resumable { dt { "Request" } dd { "stored: a resumer may finish the operation" } }
                 dt { "Token" } dd { code { (shown.token) } }
-                @if let Some(bytes) = shown.response_bytes {
-                    dt { "Response" } dd { (count(bytes)) " bytes " a href="?response=true" { "Show it" } }
-                }
+                @if let Some(bytes) = shown.response_bytes { dt { "Response" } dd { (count(bytes)) " bytes" } }
             }
-            @if let Some(response) = response { (stored(response)) }
             @if !shown.steps.is_empty() {
                 h2 { "Steps" }
                 (table(&["Step", "State", "Attempt", "Time", "Look up"], shown.steps.iter().map(step)))
@@ -214,22 +185,6 @@ pub(super) fn key(
             @if let Some(form) = form { h2 { "What happened?" } (form) }
         },
     )
-}
-
-fn stored(response: &StoredResponse) -> Markup {
-    let shown = response.body.as_ref().map_or(0, Vec::len) as u64;
-    html! {
-        h2 { "Response" }
-        @if let Some(status) = response.status { p { "Status " (status) } }
-        @if !response.headers.is_empty() {
-            dl { @for (name, value) in &response.headers { dt { (visible(name)) } dd { (visible(value)) } } }
-        }
-        @if let Some(body) = body(response) { pre tabindex="0" { (body) } }
-        @else { p { "The service did not store the body." } }
-        @if shown < response.bytes {
-            p { "Incomplete: the first " (count(shown)) " of " (count(response.bytes)) " bytes." }
-        }
-    }
 }
 
 fn step(step: &ShownStep) -> Vec<Markup> {
@@ -243,7 +198,7 @@ fn step(step: &ShownStep) -> Vec<Markup> {
 }
 
 /// The form with the actions that the record allows. It explains why it does not allow the others.
-pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
+pub(super) fn decide(link: &str, shown: &Shown, session: &Session) -> Markup {
     let no_effect = "It took no effect: release it";
     let mut choices = Vec::new();
     match &shown.steps_in_doubt()[..] {
@@ -275,7 +230,7 @@ pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
     }
     html! {
         form method="post" action={ "/key/" (link) "/confirm" } {
-            (hidden(&[("csrf", &visitor.csrf), ("seen", &version(shown))]))
+            (hidden(&[("csrf", &session.csrf), ("seen", &version(shown))]))
             fieldset {
                 legend { "Look the key up at the service that the operation called. Then choose:" }
                 @for ((action, label), refused) in choices.iter().zip(&refused) {
@@ -292,18 +247,16 @@ pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
                 }
             }
             label { "Reason, for the log; callers may see it" input name="reason" required maxlength="500"; }
-            @if visitor.name.is_none() {
-                label { "Your name, for the log" input name="operator" required maxlength="100" autocomplete="name"; }
-            }
+            label { "Your name, for the log" input name="operator" required maxlength="100" autocomplete="name"; }
             button { "Continue" }
         }
     }
 }
 
-pub(super) fn confirm(link: &str, agreed: &Agreed, visitor: &Visitor) -> Markup {
+pub(super) fn confirm(link: &str, agreed: &Agreed, session: &Session) -> Markup {
     let Agreed { key, shown, decision, order } = agreed;
     let fields = [
-        ("csrf", &*visitor.csrf),
+        ("csrf", &*session.csrf),
         ("seen", &order.seen),
         ("action", &order.action),
         ("response", &order.response),

@@ -1,6 +1,6 @@
 //! Why a request gets another page than it asked for, and the status code of that page.
 
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use pg_idempotency::Error;
 
@@ -17,14 +17,6 @@ pub(super) enum Refusal {
          proxy has to send one of these as the Host"
     )]
     Host,
-    #[error("sign in with your name, and with the token of the console's token file as the password")]
-    NotSignedIn,
-    #[error("the request has no header {0} with a name; open the console through the reverse proxy that sets it")]
-    NoUser(HeaderName),
-    #[error(
-        "the request has the header {0} more than once; the reverse proxy has to overwrite it, and not to add its own"
-    )]
-    SeveralUsers(HeaderName),
     #[error("nothing was done: this form is from another session of the browser; go back, reload its page, and repeat")]
     Forged,
     #[error("nothing was done: this console is read-only; settle the key on the command line, or at another console")]
@@ -64,10 +56,7 @@ impl Refusal {
                 | Failure::Idempotency(Error::SchemaMissing { .. }) => StatusCode::SERVICE_UNAVAILABLE,
                 _ => StatusCode::INTERNAL_SERVER_ERROR,
             },
-            Self::Host | Self::NoUser(_) | Self::SeveralUsers(_) | Self::Forged | Self::ReadOnly => {
-                StatusCode::FORBIDDEN
-            }
-            Self::NotSignedIn => StatusCode::UNAUTHORIZED,
+            Self::Host | Self::Forged | Self::ReadOnly => StatusCode::FORBIDDEN,
             Self::UnknownLink => StatusCode::NOT_FOUND,
             Self::Empty(_) => StatusCode::BAD_REQUEST,
             Self::Malformed(status, _) => *status,
@@ -79,11 +68,6 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let status = self.status();
         let link = if let Self::Failure(link, _) = &self { link.as_deref() } else { None };
-        let mut response = (status, pages::refused(status, &self.to_string(), link)).into_response();
-        if status == StatusCode::UNAUTHORIZED {
-            let challenge = HeaderValue::from_static(r#"Basic realm="idempotency-janitor console", charset="UTF-8""#);
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
-        }
-        response
+        (status, pages::refused(status, &self.to_string(), link)).into_response()
     }
 }

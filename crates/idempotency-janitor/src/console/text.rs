@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use pg_idempotency::operator::StoredResponse;
 
 use crate::settle::beginning;
 
@@ -29,21 +28,6 @@ fn escaped(text: &str, plain: &[char]) -> String {
 /// Shortens a value, because the whole value gives access to the response.
 pub(super) fn shortened(value: &str) -> String {
     format!("{}… ({} bytes)", visible(beginning(value)), value.len())
-}
-
-/// The body as text if its content type is textual, otherwise its first bytes as hexadecimal digits.
-pub(super) fn body(response: &StoredResponse) -> Option<String> {
-    /// Enough to recognise a file.
-    const BYTES: usize = 512;
-    let body = response.body.as_deref()?;
-    let kind = response.headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("content-type"));
-    // A response without headers is not from HTTP, and is JSON.
-    let kind = kind.map_or_else(|| "json".to_owned(), |(_, kind)| kind.to_ascii_lowercase());
-    Some(if ["json", "text/", "xml", "urlencoded"].iter().any(|textual| kind.contains(textual)) {
-        lines(&String::from_utf8_lossy(body))
-    } else {
-        body.iter().take(BYTES).map(|byte| format!("{byte:02x}")).collect()
-    })
 }
 
 pub(super) fn time(at: DateTime<Utc>) -> String {

@@ -126,30 +126,6 @@ async fn health_sees_what_is_set_for_other_roles() -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn health_sees_a_table_without_autovacuum(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
-    let says = || text(&janitor_on(&options, &["health"]).stdout);
-    assert!(!says().contains("autovacuum"), "{}", says());
-    sqlx::raw_sql("alter table idempotency.record set (autovacuum_enabled = off)").execute(&pool).await?;
-    assert!(says().contains("autovacuum is off for the table idempotency.record:"), "{}", says());
-    sqlx::raw_sql("alter table idempotency.record set (autovacuum_enabled = on)").execute(&pool).await?;
-    assert!(!says().contains("autovacuum"), "{}", says());
-
-    // A partition, under any name and in any schema.
-    sqlx::raw_sql(
-        "alter table idempotency.record rename to whole;
-         create table idempotency.record (like idempotency.whole including defaults) partition by hash (scope);
-         create table idempotency.half partition of idempotency.record for values with (modulus 2, remainder 0);
-         create table public.\"Other half\" partition of idempotency.record for values with (modulus 2, remainder 1)
-             with (autovacuum_enabled = false)",
-    )
-    .execute(&pool)
-    .await?;
-    assert!(says().contains("for the table public.\"Other half\":") && !says().contains("half:\n"), "{}", says());
-    Ok(())
-}
-
 /// Whether this role's `health` names the other one, as the owner of something.
 fn names(server: &Server, role: &str, owner: &str) -> bool {
     let url = server.url.replace("postgres@", &format!("{role}@"));

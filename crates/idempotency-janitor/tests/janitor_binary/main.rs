@@ -8,7 +8,6 @@ mod fixture;
 mod strict;
 mod support;
 
-mod browser;
 mod connections;
 mod console;
 mod daemon;

@@ -118,11 +118,11 @@ async fn steps_and_resumed_operations_are_counted(pool: PgPool) -> anyhow::Resul
     drop(lease);
     testing::lapse(&pool, &key("resumed")).await?;
     let work = async |lease: &Lease, _: String| lease.step("charge", async |_| anyhow::Ok(2)).await;
-    leasing.resume_one(&pool, "ride", work).await?.expect("one").result?;
+    leasing.resume_one(&pool, "ride", work).await?.expect("one");
     drop(abandoned("failing").await?);
     testing::lapse(&pool, &key("failing")).await?;
     let failing = async |_: &Lease, _: String| -> anyhow::Result<i64> { anyhow::bail!("on purpose") };
-    leasing.resume_one(&pool, "ride", failing).await?.expect("one").result.expect_err("on purpose");
+    leasing.resume_one(&pool, "ride", failing).await.expect_err("on purpose");
 
     let lease = abandoned("in doubt").await?;
     let failing: anyhow::Result<i64> = lease.step_at_most_once("failed", async |_| anyhow::bail!("on purpose")).await;

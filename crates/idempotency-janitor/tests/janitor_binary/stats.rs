@@ -19,10 +19,10 @@ async fn stats_tell_what_is_in_the_table(_: PgPoolOptions, options: PgConnectOpt
     let output = janitor_on(&options, &["stats"]);
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    for part in ["POST /orders", "expired", "6 records", "oldest expired record", "#"] {
+    for part in ["POST /orders", "expired", "6 records", "oldest expired record"] {
         assert!(said.contains(part), "{part}: {said}");
     }
-    let report = json(&janitor_on(&options, &["stats", "--json", "--exact"]));
+    let report = json(&janitor_on(&options, &["stats", "--json"]));
     assert_eq!((&report["exact"], &report["records"]), (&true.into(), &6.into()));
     let groups = report["groups"].as_array().expect("groups");
     for (operation, state) in

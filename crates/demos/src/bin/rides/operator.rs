@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use pg_idempotency::operator::{Unsettled, show, unsettled};
+use pg_idempotency::Error;
+use pg_idempotency::operator::{Shown, unsettled};
 use pg_idempotency::operator::{release_step, resolve_step};
-use pg_idempotency::{Error, Key};
 use tokio::time::sleep;
 
 use crate::mutant::Mutant;
@@ -26,7 +26,7 @@ pub(crate) struct Decided {
 pub(crate) async fn settle(rides: &Rides, decided: &Decided) -> anyhow::Result<()> {
     loop {
         let found = unsettled(&rides.pool, AT_ONCE, Some(ATTEMPTS)).await?;
-        for found in found.iter().filter(|found| found.operation == rides.operation) {
+        for found in found.iter().filter(|found| found.key.operation() == rides.operation) {
             match settle_one(rides, found, decided).await {
                 // It was settled meanwhile, or its owner was only suspended and has changed it since.
                 Err(error) if matches!(error.downcast_ref(), Some(Error::Changed)) => {}
@@ -37,28 +37,22 @@ pub(crate) async fn settle(rides: &Rides, decided: &Decided) -> anyhow::Result<(
     }
 }
 
-async fn settle_one(rides: &Rides, found: &Unsettled, decided: &Decided) -> anyhow::Result<()> {
+async fn settle_one(rides: &Rides, found: &Shown, decided: &Decided) -> anyhow::Result<()> {
     // A ride has one step that can be in doubt: the text.
-    let [step] = &found.steps[..] else { bail!("a ride has used up its attempts") };
-    let key = Key::new(&found.scope, &found.operation, &found.value)?;
-    let Some(shown) = show(&rides.pool, &key).await? else { return Ok(()) };
-    // The gateway is asked about the attempt that the token stands for.
-    if shown.token != found.token {
-        return Ok(());
-    }
-    let downstream_key = shown.downstream_key.context("a lease has a downstream key")?;
+    let [step] = &found.steps_in_doubt()[..] else { bail!("a ride has used up its attempts") };
+    let downstream_key = found.downstream_key.as_deref().context("a lease has a downstream key")?;
     let sent = match rides.mutant {
         Some(Mutant::OperatorGuesses) => None,
         // Withdrawn, and not only looked up: its worker may be suspended, and send the text when it wakes.
-        _ => rides.outside.withdraw(&reference(&downstream_key, found.attempt)).await?,
+        _ => rides.outside.withdraw(&reference(downstream_key, found.attempt)).await?,
     };
     match sent {
         Some(receipt) => {
-            resolve_step(&rides.pool, &key, found.token, step, &receipt).await?;
+            resolve_step(&rides.pool, &found.key, found.token, step, &receipt).await?;
             decided.resolved.fetch_add(1, Ordering::Relaxed);
         }
         None => {
-            release_step(&rides.pool, &key, found.token, step, "the gateway has not sent the text, and will not")
+            release_step(&rides.pool, &found.key, found.token, step, "the gateway has not sent the text, and will not")
                 .await?;
             decided.released.fetch_add(1, Ordering::Relaxed);
         }
