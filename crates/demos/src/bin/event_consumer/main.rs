@@ -1,113 +1,163 @@
-//! A consumer of a queue that delivers at least once, whose workers are killed in the middle of their work again and
-//! again: each request comes to its end, with one stored result, and what ran twice is counted.
+//! Proves that every message of a queue with acknowledgements ends completed or set aside, with one stored result, while
+//! its workers are killed in the middle of their work, and that every repeated effect has a cause.
 //!
 //! ```sh
-//! cargo run -p demos --bin event_consumer # on a throw-away PostgreSQL, unless DATABASE_URL names one
+//! cargo run -p demos --bin event_consumer # on a temporary PostgreSQL, unless DATABASE_URL names one
 //! ```
 //!
-//! The [`worker`] uses the crate. The [`queue`] is a table, and so is the outside world, in [`effect`]. The [`plan`]
-//! lists the faults, the [`crew`] are the worker processes, [`kill`] selects the process to kill, and [`audit`] compares
-//! the counts. The program exits 0 only if every count is right.
+//! The [`worker`] uses the crate. The [`queue`] is a table, and so is the outside world. This file sends the messages,
+//! kills workers after their effect and before their result, and compares the counts.
 
-mod audit;
-mod crew;
-mod effect;
-mod kill;
-mod plan;
 mod queue;
-mod schema;
 mod worker;
 
-use std::env;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
-use tokio::time::{Instant, interval};
-use uuid::Uuid;
+use demos::books::Books;
+use demos::crew::Crew;
+use demos::schema::{Schema, count};
+use sqlx::PgPool;
+use tokio::time::interval;
 
-use crew::Crew;
-use queue::Queue;
-use schema::Schema;
+use queue::{Body, Queue};
 
-/// As many as a small service runs; with fewer, a kill would leave nobody to deliver to.
+const NAME: &str = "event_consumer";
+/// It takes ten seconds on an idle machine.
+const LIMIT: Duration = Duration::from_secs(60);
 const WORKERS: usize = 4;
-
-/// Often enough to hit work of a second and a half in its middle, with time to spare.
+/// Often enough to hit work of a second and a half in its middle.
 const LOOK: Duration = Duration::from_millis(100);
+/// With the 40 of them that come twice, 300 messages.
+const REQUESTS: i64 = 260;
+/// With fewer, a run proves little.
+const FEWEST_KILLS: i64 = 10;
 
-/// It takes ten seconds on an idle machine. Past this it does not come to an end.
-const LIMIT: Duration = Duration::from_secs(30);
+/// Counts that vary from run to run.
+const COUNTED: [(&str, &str); 10] = [
+    ("messages completed", "select count(*) from message where state = 'completed'"),
+    ("messages set aside as poison", "select count(*) from message where state = 'poison'"),
+    ("deliveries", "select count(*) from delivery"),
+    ("  performed", "select count(*) from delivery where outcome = 'performed'"),
+    ("  replayed", "select count(*) from delivery where outcome = 'replayed'"),
+    ("  in flight elsewhere, so delivered again", "select count(*) from delivery where outcome = 'in flight'"),
+    ("  failed, so delivered again", "select count(*) from delivery where outcome = 'failed'"),
+    ("  lease lost, so delivered again", "select count(*) from delivery where outcome = 'lease lost'"),
+    ("  set aside, after three attempts", "select count(*) from delivery where outcome = 'set aside'"),
+    ("effects", "select count(*) from effect"),
+];
+
+/// Counts that must be 0. A kill, a failure or a lost lease cuts an attempt short. The third one is the last.
+const NEVER: [(&str, &str); 9] = [
+    ("messages neither completed nor set aside", "select count(*) from message where state = 'waiting'"),
+    (
+        "requests that always fail, and are not set aside",
+        "select count(*) from request where body = 'always_fails' and not set_aside",
+    ),
+    ("requests set aside before three attempts", "select count(*) from request where set_aside and cut_short < 3"),
+    ("requests both completed and set aside", "select count(*) from request where set_aside and completed"),
+    ("completed requests without an effect", "select count(*) from request where completed and effects = 0"),
+    (
+        "requests with an effect that has no cause",
+        "select count(*) from request where effects > cut_short + case when completed then 1 else 0 end",
+    ),
+    (
+        "completed requests without a stored result",
+        "select count(*) from request left join stored using (request_id) where completed and result is null",
+    ),
+    ("requests whose result was stored twice", "select count(*) from request where performed > 1"),
+    (
+        "messages acknowledged with another result",
+        "select count(*) from message join stored using (request_id) where message.result <> stored.result",
+    ),
+];
 
 fn main() -> ExitCode {
-    let ended = match env::var("DATABASE_URL") {
-        Ok(url) if !url.is_empty() => start(url),
-        _ => Err(demos::on_a_throw_away_server(&[])),
-    };
-    match ended {
-        Ok(wrong) if wrong.is_empty() => ExitCode::SUCCESS,
-        Ok(wrong) => {
-            wrong.iter().for_each(|wrong| println!("WRONG: {wrong}"));
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("event_consumer: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    demos::program::run_worker(NAME, worker::work)
+        .unwrap_or_else(|| demos::program::run(NAME, queue::TABLES, LIMIT, demo))
 }
 
-/// Returns what is wrong; an error where it could not come to its end.
-#[tokio::main]
-async fn start(url: String) -> anyhow::Result<Vec<String>> {
-    let mut arguments = env::args().skip(1);
-    match (arguments.next().as_deref(), arguments.next()) {
-        (None, _) => {
-            // The database may hold what earlier runs have left, and another run may use it now.
-            let run = Uuid::new_v4().simple().to_string().split_off(24);
-            let schema = Schema::new(url, run);
-            schema.create().await?;
-            let wrong = demo(&schema).await;
-            schema.drop().await?;
-            wrong
-        }
-        (Some("worker"), Some(run)) => {
-            demos::exit_with_parent();
-            worker::work(&Schema::new(url, run)).await?;
-            Ok(Vec::new())
-        }
-        _ => bail!("it takes no arguments"),
-    }
-}
-
-async fn demo(schema: &Schema) -> anyhow::Result<Vec<String>> {
+async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
     let pool = schema.pool(2).await?;
-    let queue = Queue { pool: pool.clone() };
-    plan::send(&queue, &schema.run).await?;
-
-    let mut crew = Crew::start(WORKERS, &schema.run)?;
-    let started = Instant::now();
+    let queue = Queue { pool: pool.clone(), scope: schema.scope("queue") };
+    books.scene(&format!("{REQUESTS} requests, some of them sent twice, and {WORKERS} workers"));
+    send_all(&queue).await?;
+    let mut crew = Crew::start(schema, WORKERS, &[]).await?;
     let mut look = interval(LOOK);
-    for looks in 0.. {
+    while count(&pool, "select count(*) from message where state = 'waiting'").await? > 0 {
         look.tick().await;
-        ensure!(started.elapsed() < LIMIT, "after {LIMIT:?} there are messages neither completed nor set aside");
         crew.must_be_alive()?;
-        for victim in kill::victims(&pool).await? {
-            crew.kill(victim.worker).await?;
-            let hit = if kill::note(&pool, &victim).await? { "in the middle of" } else { "too late for" };
-            let (at, worker) = (started.elapsed().as_secs_f64(), victim.worker);
-            println!("{at:4.1} s: SIGKILL to worker {worker}, {hit} {}, attempt {}", victim.request_id, victim.attempt);
-        }
-        let states = queue.states().await?;
-        let done = states.iter().all(|(state, _)| matches!(state.as_str(), "completed" | "poison"));
-        if done || looks % 10 == 0 {
-            let states: Vec<String> = states.iter().map(|(state, count)| format!("{count} {state}")).collect();
-            println!("{:4.1} s: {}", started.elapsed().as_secs_f64(), states.join(", "));
-        }
-        if done {
-            break;
+        kill(&mut crew, &pool).await?;
+    }
+    books.check_at_least("SIGKILLs to a worker", crew.killed, FEWEST_KILLS);
+    crew.end().await?;
+    for (what, sql) in COUNTED {
+        books.note(what, count(&pool, sql).await?);
+    }
+
+    books.scene("The books");
+    for (what, sql) in NEVER {
+        books.check(what, count(&pool, sql).await?, 0);
+    }
+    Ok(())
+}
+
+/// By number, so that every run has the same messages. The steps are no multiples of each other, so messages of every
+/// kind come twice.
+async fn send_all(queue: &Queue) -> sqlx::Result<()> {
+    let mut late = Vec::new();
+    for number in 0..REQUESTS {
+        let request_id = format!("request-{number:03}");
+        let body = match number {
+            _ if number % 16 == 5 => Body::Slow,
+            _ if number % 24 == 10 => Body::FailsTwice,
+            _ if number % 32 == 20 => Body::AlwaysFails,
+            _ => Body::Plain,
+        };
+        // Of four slow requests, one is left in peace, two get through in the second attempt, and one in the third,
+        // which is the last.
+        let kills = match (body, number / 16 % 4) {
+            (Body::Slow, 0 | 1) => 1,
+            (Body::Slow, 2) => 2,
+            _ => 0,
+        };
+        queue.send(&request_id, body, kills).await?;
+        match number % 13 {
+            // Right behind the first, which is often in flight then.
+            0 => queue.send(&request_id, body, kills).await?,
+            // Behind all others, when the first is mostly completed.
+            1 => late.push((request_id, body, kills)),
+            _ => {}
         }
     }
-    crew.end().await?;
-    audit::audit(&pool, started.elapsed()).await
+    for (request_id, body, kills) in late {
+        queue.send(&request_id, body, kills).await?;
+    }
+    Ok(())
+}
+
+/// Kills the workers whose effect is there and whose result is not, as often as the message says.
+async fn kill(crew: &mut Crew<'_>, pool: &PgPool) -> anyhow::Result<()> {
+    let victims: Vec<i64> = sqlx::query_scalar(
+        "
+        select delivery.worker
+        from delivery
+        join effect on effect.delivery = delivery.number
+        join message on message.number = delivery.message
+        where outcome is null
+            and message.kills > (
+                select count(*)
+                from delivery as killed
+                where killed.request_id = delivery.request_id and killed.outcome = 'killed'
+            )
+        ",
+    )
+    .fetch_all(pool)
+    .await?;
+    for worker in victims {
+        crew.kill(u32::try_from(worker)?).await?;
+        let note = "update delivery set outcome = 'killed' where worker = $1::int8 and outcome is null";
+        sqlx::query(note).bind(worker).execute(pool).await?;
+    }
+    Ok(())
 }
