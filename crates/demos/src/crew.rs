@@ -8,10 +8,14 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
-use tokio::time::timeout;
+use tokio::time::{interval, timeout};
 
 use crate::dice;
+use crate::gateway::Gateway;
+use crate::queue::Queue;
 use crate::schema::Schema;
+
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A debug build on a busy machine needs a second.
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -27,8 +31,6 @@ pub struct Worker {
     /// The worker ends when this is closed. It is apart from the process, because waiting for a process closes its
     /// stdin.
     _alive: Option<ChildStdin>,
-    /// This shell runs until the worker continues.
-    suspension: Option<Child>,
 }
 
 impl Worker {
@@ -46,7 +48,7 @@ impl Worker {
         let line = timeout(START_LIMIT, lines.next_line()).await.context("a worker did not start")??;
         let url = line.context("a worker ended at its start")?;
         let id = process.id().context("a worker ended at its start")?;
-        Ok(Self { id, url, _alive: process.stdin.take(), process, suspension: None })
+        Ok(Self { id, url, _alive: process.stdin.take(), process })
     }
 
     /// SIGKILL: the worker gets no chance to say anything.
@@ -67,22 +69,6 @@ impl Worker {
         ensure!(status.success(), "after SIGTERM a worker ended with {status}");
         Ok(())
     }
-
-    /// SIGSTOP, and SIGCONT later. The shell sends both, so no worker stays suspended if this process dies.
-    fn suspend(&mut self, duration: Duration) -> anyhow::Result<()> {
-        let script = "kill -STOP $1; sleep $2; kill -CONT $1";
-        let (id, seconds) = (self.id.to_string(), duration.as_secs_f64().to_string());
-        let shell = Command::new("sh").args(["-c", script, "suspend", &id, &seconds]).spawn();
-        self.suspension = Some(shell.context("cannot suspend a worker")?);
-        Ok(())
-    }
-
-    fn is_suspended(&mut self) -> anyhow::Result<bool> {
-        Ok(match &mut self.suspension {
-            Some(suspension) => suspension.try_wait()?.is_none(),
-            None => false,
-        })
-    }
 }
 
 /// A fixed number of workers: a killed one is replaced.
@@ -92,14 +78,14 @@ pub struct Crew<'a> {
     workers: Vec<Worker>,
     /// Where the workers serve requests at the moment.
     pub urls: Arc<Mutex<Vec<String>>>,
-    pub killed: i64,
-    pub suspended: i64,
+    /// How many workers were killed before the end.
+    pub killed: usize,
 }
 
 impl<'a> Crew<'a> {
     pub async fn start(schema: &'a Schema, workers: usize, arguments: &[&'a str]) -> anyhow::Result<Self> {
         let (arguments, urls) = (arguments.to_vec(), Arc::default());
-        let mut crew = Self { schema, arguments, workers: Vec::new(), urls, killed: 0, suspended: 0 };
+        let mut crew = Self { schema, arguments, workers: Vec::new(), urls, killed: 0 };
         for _ in 0..workers {
             crew.start_one().await?;
         }
@@ -128,29 +114,25 @@ impl<'a> Crew<'a> {
         self.start_one().await
     }
 
+    /// Kills a random worker.
     pub async fn kill_any(&mut self) -> anyhow::Result<()> {
-        match self.any_awake()? {
-            Some(at) => self.kill(self.workers[at].id).await,
-            None => Ok(()),
-        }
+        self.kill(self.workers[dice::below(self.workers.len())].id).await
     }
 
-    pub fn suspend_any(&mut self, duration: Duration) -> anyhow::Result<()> {
-        if let Some(at) = self.any_awake()? {
-            self.workers[at].suspend(duration)?;
-            self.suspended += 1;
-        }
-        Ok(())
-    }
-
-    fn any_awake(&mut self) -> anyhow::Result<Option<usize>> {
-        let mut awake = Vec::new();
-        for (at, worker) in self.workers.iter_mut().enumerate() {
-            if !worker.is_suspended()? {
-                awake.push(at);
+    /// Kills the workers that the gateway names, until no message waits any more.
+    pub async fn deliver(&mut self, queue: &Queue, gateway: &mut Gateway) -> anyhow::Result<()> {
+        let mut look = interval(LOOK);
+        loop {
+            tokio::select! {
+                Some(worker) = gateway.deaths.recv() => self.kill(worker).await?,
+                _ = look.tick() => {
+                    self.must_be_alive()?;
+                    if queue.in_state("waiting").await?.is_empty() {
+                        return Ok(());
+                    }
+                }
             }
         }
-        Ok((!awake.is_empty()).then(|| awake[dice::below(awake.len())]))
     }
 
     /// A worker ends only by a kill. Any other end is a mistake, and would look like one more kill.
@@ -163,11 +145,9 @@ impl<'a> Crew<'a> {
         Ok(())
     }
 
+    /// Kills all workers.
     pub async fn end(self) -> anyhow::Result<()> {
-        for mut worker in self.workers {
-            if let Some(suspension) = &mut worker.suspension {
-                suspension.wait().await?;
-            }
+        for worker in self.workers {
             worker.kill().await?;
         }
         Ok(())

@@ -7,9 +7,10 @@
 //! This library contains the tools that the programs share:
 //!
 //! - [`program`]: a program's start and end, and the start of its worker processes.
+//! - [`queue`]: a queue with acknowledgements.
 //! - [`schema`]: the tables of one run, and counts of their rows.
 //! - [`books`]: counts against expected counts.
-//! - [`crew`]: worker processes that are killed and suspended.
+//! - [`crew`]: worker processes that are killed and replaced.
 //! - [`gate`]: stops a service in the middle of its work.
 //! - [`server`]: an HTTP service on a socket of this process.
 //! - [`client`]: requests, the answers to them, and storms of them.
@@ -27,6 +28,7 @@ pub mod gateway;
 pub mod outside;
 pub mod problem;
 pub mod program;
+pub mod queue;
 pub mod schema;
 pub mod server;
 pub mod signature;

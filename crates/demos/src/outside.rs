@@ -4,7 +4,6 @@ use std::process;
 
 use pg_idempotency::Error;
 use reqwest::{Client, RequestBuilder, StatusCode};
-use serde::{Deserialize, Serialize};
 
 use crate::client::client;
 use crate::gateway::{ChargeOrder, Receipt, TextOrder};
@@ -29,13 +28,6 @@ impl From<sqlx::Error> for Failure {
     }
 }
 
-/// A declined card is a result, and not an error: it is stored, and the next attempt does not ask again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Charged {
-    Paid(Receipt),
-    Declined,
-}
-
 #[derive(Clone)]
 pub struct Outside {
     client: Client,
@@ -52,14 +44,10 @@ impl Outside {
         Self { client: client(), url: url.to_owned() }
     }
 
-    pub async fn charge(&self, card: &str, cents: i64, key: &str) -> Result<Charged, Failure> {
+    pub async fn charge(&self, card: &str, cents: i64, key: &str) -> Result<Receipt, Failure> {
         let order = ChargeOrder { card: card.to_owned(), cents };
-        let request = self.client.post(format!("{}/charges", self.url)).header("idempotency-key", key).json(&order);
-        match receipt(request).await? {
-            Ok(receipt) => Ok(Charged::Paid(receipt)),
-            Err(StatusCode::PAYMENT_REQUIRED) => Ok(Charged::Declined),
-            Err(status) => Err(failure(status)),
-        }
+        let request = self.client.post(format!("{}/charges", self.url)).header("idempotency-key", key);
+        receipt(request.json(&order)).await?.map_err(failure)
     }
 
     pub async fn text(&self, reference: String, phone: &str) -> Result<Receipt, Failure> {

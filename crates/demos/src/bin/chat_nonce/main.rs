@@ -49,7 +49,6 @@ async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
     script.repeats(books).await?;
     script.spellings(books).await?;
     script.two_authors(books).await?;
-    script.retention(books).await?;
     script.invalid(books).await?;
     script.storm(books).await?;
     drop(script);
@@ -129,30 +128,6 @@ impl Script<'_> {
             self.check_stored(books, &author, 1, 1).await?;
         }
         Ok(())
-    }
-
-    async fn retention(&self, books: &mut Books) -> anyhow::Result<()> {
-        books.scene("A repeat after 200 seconds, and one after 301");
-        let ada = self.schema.scope("retention");
-        let asked = || (Http, enforced("hello", r#""n-1""#));
-        books.check("the first", self.ask_all(&ada, &[asked()]).await?, "1 × 201");
-        self.pass_time(&ada, 200.0).await?;
-        books.check("after 200 seconds", self.ask_all(&ada, &[asked()]).await?, "1 × 200");
-        self.pass_time(&ada, 101.0).await?;
-        books.check("after 301 seconds the nonce is new", self.ask_all(&ada, &[asked()]).await?, "1 × 201");
-        self.check_stored(books, &ada, 2, 1).await
-    }
-
-    /// Moves the author's records into the past.
-    async fn pass_time(&self, author: &str, seconds: f64) -> sqlx::Result<()> {
-        let sql = "
-            update idempotency.record
-            set claimed_at = claimed_at - make_interval(secs => $2::float8),
-                completed_at = completed_at - make_interval(secs => $2::float8),
-                expires_at = expires_at - make_interval(secs => $2::float8)
-            where scope = $1::text
-        ";
-        sqlx::query(sql).bind(author).bind(seconds).execute(&self.pool).await.map(drop)
     }
 
     /// Also where the nonce is not enforced: a nonce that is valid only until it is enforced would be a trap.

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, post};
 use axum::{Json, Router};
 use demos::problem::Problem;
-use serde_json::json;
+use serde::Serialize;
 use sqlx::PgPool;
 
 use crate::message;
@@ -55,12 +55,18 @@ async fn serve(mut socket: WebSocket, pool: &PgPool, author: &str) {
     while let Some(Ok(frame)) = socket.recv().await {
         let Frame::Text(json) = frame else { continue };
         let answer = match message::create(pool, author, json.as_bytes()).await {
-            Ok(outcome) => json!({ "status": message::status(&outcome).as_u16(), "body": outcome.into_inner() }),
-            Err(problem) => json!({ "status": problem.status.as_u16(), "body": problem.body() }),
+            Ok(outcome) => answered(message::status(&outcome), outcome.into_inner()),
+            Err(problem) => answered(problem.status, problem.body()),
         };
         // A client that is gone has its nonce, and asks again over the transport that it has next.
-        if socket.send(Frame::text(answer.to_string())).await.is_err() {
+        if socket.send(answer).await.is_err() {
             return;
         }
     }
+}
+
+/// The body has the same bytes as over HTTP.
+fn answered(status: StatusCode, body: impl Serialize) -> Frame {
+    let body = serde_json::to_string(&body).expect("the body of an answer is JSON");
+    Frame::text(format!(r#"{{"status":{},"body":{body}}}"#, status.as_u16()))
 }

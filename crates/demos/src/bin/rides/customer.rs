@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use demos::client::Answer;
 use demos::dice;
-use demos::gateway::DECLINED;
 use reqwest::Client;
 use tokio::time::{sleep, timeout};
 
 use crate::ride::NewRide;
 
-/// A suspended worker does not answer. After this time, the customer asks another one.
+/// After this time, the customer asks another worker.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(300)];
 /// Clients that never come back wait this long.
@@ -29,14 +28,10 @@ pub(crate) struct Customer {
 
 impl Customer {
     pub(crate) fn new(number: usize, scope: String, client: Client, urls: Arc<Mutex<Vec<String>>>) -> Self {
-        let card = if number % 20 == 7 { DECLINED.to_owned() } else { format!("tok_{number}") };
         let [from, to] = ["Alamo Square", "Union Square"].map(str::to_owned);
-        let ride = NewRide { from, to, card, phone: format!("+1202555{number:04}"), cents: 1250 };
+        let ride =
+            NewRide { from, to, card: format!("tok_{number}"), phone: format!("+1202555{number:04}"), cents: 1250 };
         Self { number, ride, scope, client, urls }
-    }
-
-    pub(crate) fn is_declined(&self) -> bool {
-        self.ride.card == DECLINED
     }
 
     pub(crate) fn comes_back(&self) -> bool {
@@ -58,11 +53,11 @@ impl Customer {
         }
     }
 
-    /// Asks with the same key until the ride is booked or declined.
+    /// Asks with the same key until the ride is booked.
     pub(crate) async fn ask_until_answered(&self) -> Answer {
         loop {
             if let Ok(answer) = timeout(ANSWER_LIMIT, self.ask()).await
-                && matches!(answer.status, Some(201 | 402))
+                && answer.status == Some(201)
             {
                 return answer;
             }

@@ -27,7 +27,7 @@ pub(crate) async fn settle(rides: &Rides, decided: &Decided) -> anyhow::Result<(
         let found = unsettled(&rides.pool, AT_ONCE, Some(ATTEMPTS)).await?;
         for found in found.iter().filter(|found| found.operation == rides.operation) {
             match settle_one(rides, found, decided).await {
-                // It was settled meanwhile, or its owner was only suspended and has changed it since.
+                // It was settled meanwhile, or its owner was only slow and has changed it since.
                 Err(error) if matches!(error.downcast_ref(), Some(Error::Changed)) => {}
                 settled => settled?,
             }
@@ -46,8 +46,8 @@ async fn settle_one(rides: &Rides, found: &Unsettled, decided: &Decided) -> anyh
         return Ok(());
     }
     let downstream_key = shown.downstream_key.context("a lease has a downstream key")?;
-    // Looking the text up is not enough: its worker may be suspended, and send it when it continues. After a
-    // withdrawal the gateway refuses it.
+    // Looking the text up is not enough: the request of a slow or killed worker may still arrive. After a withdrawal,
+    // the gateway refuses it.
     match rides.outside.withdraw(&reference(&downstream_key, found.attempt)).await? {
         Some(receipt) => {
             resolve_step(&rides.pool, &key, found.token, step, &receipt).await?;

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use demos::gateway::Receipt;
-use demos::outside::{Charged, Failure, Outside, reference};
+use demos::outside::{Failure, Outside, reference};
 use pg_idempotency::lease::{Lease, Leasing, Policy};
 use pg_idempotency::{Error, Key, Outcome};
 use serde::{Deserialize, Serialize};
@@ -22,8 +22,8 @@ pub(crate) const TABLES: &str = "
 ";
 
 /// 40 seconds are usual. This one has to be watched.
-pub(crate) const LEASE: Duration = Duration::from_secs(2);
-/// Killed and suspended workers use up attempts, and there are many here. Ten are usual.
+const LEASE: Duration = Duration::from_secs(2);
+/// Killed workers use up attempts, and there are many here. Ten are usual.
 pub(crate) const ATTEMPTS: NonZeroU32 = NonZeroU32::new(50).expect("50 is not 0");
 /// A minute is usual.
 const RESUME_AFTER: Duration = Duration::from_millis(200);
@@ -40,11 +40,11 @@ pub(crate) struct NewRide {
 }
 
 /// The response, which every repeat gets.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "status", rename_all = "snake_case")]
-pub(crate) enum Booking {
-    Booked { ride: i64, charge: Receipt, text: Receipt },
-    Declined { ride: i64 },
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Booking {
+    ride: i64,
+    charge: Receipt,
+    text: Receipt,
 }
 
 #[derive(Clone)]
@@ -69,12 +69,11 @@ impl Rides {
     /// One attempt. It continues after the last step that an earlier attempt has finished.
     pub(crate) async fn perform(&self, lease: &Lease, new: &NewRide) -> Result<Booking, Failure> {
         let ride = lease.step("ride", async |conn| insert_ride(conn, new).await).await?;
-        let charged = lease
+        let charge = lease
             .step_at_least_once("charge", async |step| {
                 self.outside.charge(&new.card, new.cents, &step.downstream_key()).await
             })
             .await?;
-        let Charged::Paid(charge) = charged else { return Ok(Booking::Declined { ride }) };
         lease.step("receipt", async |conn| insert_receipt(conn, ride, charge).await).await?;
         let reference = reference(&lease.downstream_key(), lease.attempt());
         let text = lease
@@ -84,7 +83,7 @@ impl Rides {
                 sent => sent,
             })
             .await?;
-        Ok(Booking::Booked { ride, charge, text })
+        Ok(Booking { ride, charge, text })
     }
 }
 

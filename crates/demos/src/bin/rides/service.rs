@@ -16,7 +16,7 @@ use pg_idempotency::Key;
 use pg_idempotency::lease::{Lease, Resumer};
 use tokio::net::TcpListener;
 
-use crate::ride::{Booking, NewRide, Rides, leasing};
+use crate::ride::{NewRide, Rides, leasing};
 
 /// Ten seconds are usual.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -55,12 +55,7 @@ async fn create(State(rides): State<Rides>, headers: HeaderMap, Json(new): Json<
     let panicked = |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal-error", "ask again with the same key");
     let outcome = booked.await.map_err(panicked)?.map_err(problem)?;
     let replayed = [("idempotency-replayed", outcome.is_replayed().to_string())];
-    let booking = outcome.into_inner();
-    let status = match booking {
-        Booking::Booked { .. } => StatusCode::CREATED,
-        Booking::Declined { .. } => StatusCode::PAYMENT_REQUIRED,
-    };
-    Ok((status, replayed, Json(booking)).into_response())
+    Ok((StatusCode::CREATED, replayed, Json(outcome.into_inner())).into_response())
 }
 
 fn problem(failure: Failure) -> Problem {
