@@ -22,7 +22,7 @@ pub(crate) struct Client {
 
 /// One author's connection.
 pub(crate) enum Line {
-    Http(reqwest::RequestBuilder),
+    Http(Box<reqwest::RequestBuilder>),
     Socket(Box<WebSocketStream<TcpStream>>),
 }
 
@@ -31,7 +31,7 @@ impl Client {
         match transport {
             Transport::Http => {
                 let request = self.http.post(format!("{}/messages", self.url)).header("X-User-ID", author);
-                Ok(Line::Http(request.header("Content-Type", "application/json")))
+                Ok(Line::Http(Box::new(request.header("Content-Type", "application/json"))))
             }
             Transport::Socket => {
                 let address = self.url.trim_start_matches("http://");
