@@ -70,8 +70,10 @@ pub(crate) async fn serve(schema: &Schema, _: &[String]) -> anyhow::Result<()> {
     let mut terminated = signal(SignalKind::terminate())?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("http://{}", listener.local_addr()?);
-    let stopping = async move { terminated.recv().await };
-    axum::serve(listener, router).with_graceful_shutdown(async { drop(stopping.await) }).await?;
+    let stopping = async move {
+        terminated.recv().await;
+    };
+    axum::serve(listener, router).with_graceful_shutdown(stopping).await?;
     // The run of a client that hung up goes on without a connection.
     Ok(timeout(DRAIN_LIMIT, runs.finished()).await?)
 }
