@@ -2,35 +2,35 @@
 //! check their own books. Each program exits with 0 only if every count is right. `examples/` in the root has the code
 //! to copy.
 //!
-//! This library has what several of the programs need.
+//! # Layout
+//!
+//! This library contains the tools that the programs share:
+//!
+//! - [`program`]: a program's start and end, and the start of its worker processes.
+//! - [`queue`]: a queue with acknowledgements.
+//! - [`schema`]: the tables of one run, and counts of their rows.
+//! - [`books`]: counts against expected counts.
+//! - [`crew`]: worker processes that are killed and replaced.
+//! - [`gate`]: stops a service in the middle of its work.
+//! - [`server`]: an HTTP service on a socket of this process.
+//! - [`client`]: requests, the answers to them, and storms of them.
+//! - [`gateway`] and [`outside`]: a gateway that charges cards and sends texts, and its client.
+//! - [`problem`]: the error responses of the services.
+//! - [`signature`]: signed request bodies.
+//! - [`dice`]: random numbers and durations.
 
-use std::os::unix::process::CommandExt as _;
-use std::path::Path;
-use std::process::Command;
-use std::{env, io, process, thread};
+#![allow(missing_docs, reason = "the programs beside it are its only users; names that need no comment have none")]
 
-/// Holds every statement of a demo to the rules of a record.
-pub const STRICT: &str = include_str!("../../../migrations/strict.sql");
-
-/// Starts this program again, in the same process, with a server's `DATABASE_URL`. Returns only if that fails. A
-/// variable of `environment` applies unless the caller has set it.
-pub fn on_a_throw_away_server(environment: &[(&str, &str)]) -> anyhow::Error {
-    let with_postgres = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../script/with-postgres"));
-    let exec = || -> io::Result<io::Error> {
-        let unset = environment.iter().filter(|(name, _)| env::var_os(name).is_none()).copied();
-        let mut command = Command::new(with_postgres);
-        Ok(command.envs(unset).arg(env::current_exe()?).args(env::args_os().skip(1)).exec())
-    };
-    let error = exec().unwrap_or_else(|error| error);
-    anyhow::Error::new(error).context(format!("DATABASE_URL is not set, and {} did not run", with_postgres.display()))
-}
-
-/// Ends this process with its parent, which holds the other end of stdin. The kernel closes that end however the parent
-/// dies, also by SIGKILL.
-pub fn exit_with_parent() {
-    // A plain thread: the runtime would wait for a blocked read of its own before it lets the process end.
-    thread::spawn(|| {
-        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-        process::exit(1);
-    });
-}
+pub mod books;
+pub mod client;
+pub mod crew;
+pub mod dice;
+pub mod gate;
+pub mod gateway;
+pub mod outside;
+pub mod problem;
+pub mod program;
+pub mod queue;
+pub mod schema;
+pub mod server;
+pub mod signature;

@@ -3,31 +3,33 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use demos::problem::Problem;
 use pg_idempotency::{Idempotency, Key, Outcome};
 use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
 use crate::nonce::Nonce;
-use crate::problem::Problem;
 
-/// Discord documents "the past few minutes". It must outlast a client's retries, and a person who walks through a
-/// tunnel; and it should end before a client that counts its nonces from 1 after each start comes to the same one
-/// again.
-const WINDOW: Duration = Duration::from_secs(300);
+pub(crate) const TABLES: &str = "
+    create table message (
+        id uuid primary key,
+        author text not null,
+        content text not null,
+        -- Not unique: it may come again, without enforcement or after its retention.
+        nonce text
+    );
+";
 
-/// A concurrent duplicate waits for the first request, up to 5 seconds: creating a message takes milliseconds, and the
-/// client wants the message, not a reason to ask a third time.
-const NONCES: Idempotency = match Idempotency::new().with_retention(WINDOW) {
-    Ok(options) => options,
-    Err(_) => panic!("five minutes are a retention"),
-};
+/// Discord documents "the past few minutes". It must outlast a client's retries, and it should end before a client
+/// that counts its nonces from 1 after each start uses the same one again.
+const RETENTION: Duration = Duration::from_secs(300);
 
-/// What Discord takes, in characters.
+/// Discord's limit, in characters.
 const LONGEST_CONTENT: usize = 2000;
 
-/// A request, the same over both transports. A misspelt field is refused: whoever sends `"enforce_nounce"` would find
-/// out from his readers.
+/// A request, the same over both transports. A misspelt member is refused: without its `enforce_nonce`, a client would
+/// learn of its mistake from the readers.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewMessage {
@@ -37,57 +39,42 @@ pub(crate) struct NewMessage {
     enforce_nonce: bool,
 }
 
-/// What the client gets, and the columns of its row. It is stored with the nonce too, and read back by whichever
-/// release gets the retry, five minutes long: a new field needs `#[serde(default)]`.
+/// The response, and the columns of its row. It is stored with the nonce, and the next release of this program may read
+/// it: a new member needs `#[serde(default)]`.
 #[derive(Serialize, Deserialize, sqlx::FromRow)]
 pub(crate) struct Message {
     id: Uuid,
     author: String,
     content: String,
-    /// `1` comes back as `"1"`: a client finds its message by it, and had better compare strings.
     nonce: Option<String>,
 }
 
-impl NewMessage {
-    pub(crate) fn from_json(json: &[u8]) -> Result<Self, Problem> {
-        let invalid = |detail: String| Problem::new(StatusCode::BAD_REQUEST, "invalid-message", detail);
-        // serde would take `["hello", "n-1", true]` for a struct too.
-        if !json.trim_ascii_start().starts_with(b"{") {
-            return Err(invalid("a message is a JSON object".to_owned()));
-        }
-        let new: Self = serde_json::from_slice(json).map_err(|error| invalid(error.to_string()))?;
-        // PostgreSQL's text has no U+0000.
-        match new.content.chars().count() {
-            1..=LONGEST_CONTENT if !new.content.contains('\0') => Ok(new),
-            _ => Err(invalid(format!("the content must have 1 to {LONGEST_CONTENT} characters, none of them U+0000"))),
-        }
-    }
-}
-
-/// Creates a message, or returns the one that the author's nonce has created within the last 300 seconds.
-///
-/// - Not enforced: an ordinary message, whatever the nonce, which is not remembered either.
-/// - Enforced, without a nonce: there is nothing to enforce, so an ordinary message too.
-/// - Enforced, with a nonce: once per author, nonce and [`WINDOW`].
+/// Creates a message, or returns the one that the author's nonce has created in the last 300 seconds. Without an
+/// enforced nonce it is an ordinary message, and the nonce is not remembered.
 ///
 /// A client that hangs up drops this future: the message is rolled back, or its COMMIT was under way, and the retry
-/// finds out which. Without a nonce nobody ever does, which is why a client that retries should enforce one.
-pub(crate) async fn create_message(pool: &PgPool, author: &str, new: &NewMessage) -> Result<Outcome<Message>, Problem> {
+/// returns the right one of the two.
+pub(crate) async fn create(pool: &PgPool, author: &str, json: &[u8]) -> Result<Outcome<Message>, Problem> {
+    let invalid = |detail: String| Problem::new(StatusCode::BAD_REQUEST, "invalid-message", detail);
+    let new: NewMessage = serde_json::from_slice(json).map_err(|error| invalid(error.to_string()))?;
+    // PostgreSQL's text has no U+0000.
+    if !(1..=LONGEST_CONTENT).contains(&new.content.chars().count()) || new.content.contains('\0') {
+        return Err(invalid(format!("the content must have 1 to {LONGEST_CONTENT} characters, none of them U+0000")));
+    }
     let (true, Some(nonce)) = (new.enforce_nonce, &new.nonce) else {
-        return Ok(Outcome::Performed(insert(&mut *pool.acquire().await?, author, new).await?));
+        return Ok(Outcome::Performed(insert(&mut *pool.acquire().await?, author, &new).await?));
     };
-    // No transport in its name: the retry may come over the other one.
+    // The key names no transport, because the retry may come over the other one.
     let key = Key::new(author, "message.create", nonce.as_str())?;
-
-    // The body is left out of it, so that the same nonce with other content returns the message that there is, as
-    // Discord documents. With the content as the body it would be `Error::KeyReused`, a refusal, which is right for a
-    // payment. Here the author has changed a word between two attempts, the first of which everybody has read: told
-    // "refused", his client sends it under a new nonce, and there they are, the two messages. Told which message there
-    // is, it can offer an edit.
-    NONCES.run(pool, &key, &(), async |conn| Ok(insert(conn, author, new).await?)).await
+    // The fingerprint leaves the content out, so the same nonce with other content returns the first message, as
+    // Discord documents. With the content it would be `Error::KeyReused`, which is right for a payment. But here an
+    // author who has changed a word between two attempts would send the edited text under a new nonce, and readers
+    // would see both. With the first message, the client can offer an edit.
+    let nonces = Idempotency::new().with_retention(RETENTION)?;
+    nonces.run(pool, &key, &(), async |conn| Ok(insert(conn, author, &new).await?)).await
 }
 
-/// 201 for a message that this request has created, 200 for the one that an earlier request has.
+/// 201 for a message that this request has created, and 200 for an earlier one.
 pub(crate) fn status(outcome: &Outcome<Message>) -> StatusCode {
     if outcome.is_replayed() { StatusCode::OK } else { StatusCode::CREATED }
 }

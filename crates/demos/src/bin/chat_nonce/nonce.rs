@@ -1,65 +1,49 @@
-//! The nonce: how a client names a message before the message has an id.
+//! The nonce: a client's name for a message that has no id yet.
 
-use std::fmt;
-
-use serde::de::{Deserializer, Error, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};
 
-/// What Discord documents: room for its ids (20 digits) and for 100 random bits in hexadecimal. At four bytes a
-/// character it stays far below what a part of a key may have.
+/// Discord's limit: room for its ids (20 digits) and for 100 random bits in hexadecimal. At four bytes a character, it
+/// stays far below the limit of a key.
 const LONGEST: usize = 25;
 
 /// A string of at most 25 characters, or an integer of 64 bits, which is the string of its digits: `1` and `"1"` are
-/// **the same nonce**. Client libraries turn one into the other (an id that JavaScript cannot hold goes as a string),
-/// and the retry may come from another library than the first request, as it may over another transport. Had we told
-/// them apart, that retry would be a second message.
+/// **the same nonce**. Client libraries turn one into the other (an id that JavaScript cannot hold is sent as a string),
+/// and a retry may come from another library than the first request. If the two were different, that retry would be a
+/// second message.
 ///
-/// Anything else is refused, also where nothing is enforced: a float and an integer beyond 64 bits have lost digits
-/// somewhere, perhaps those by which two nonces differ.
-#[derive(Debug, Serialize)]
-#[serde(transparent)]
+/// Anything else is refused: a float and an integer beyond 64 bits have lost digits, perhaps those that tell two nonces
+/// apart.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(try_from = "Sent")]
 pub(crate) struct Nonce(String);
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a nonce is a string or an integer of 64 bits")]
+enum Sent {
+    Text(String),
+    Unsigned(u64),
+    Signed(i64),
+}
+
+impl TryFrom<Sent> for Nonce {
+    type Error = String;
+
+    fn try_from(sent: Sent) -> Result<Self, String> {
+        let nonce = match sent {
+            Sent::Text(text) => text,
+            Sent::Unsigned(integer) => integer.to_string(),
+            Sent::Signed(integer) => integer.to_string(),
+        };
+        // A key accepts no control characters.
+        if (1..=LONGEST).contains(&nonce.chars().count()) && !nonce.contains(char::is_control) {
+            return Ok(Self(nonce));
+        }
+        Err(format!("a nonce has 1 to {LONGEST} characters, none of them a control character"))
+    }
+}
 
 impl Nonce {
     pub(crate) fn as_str(&self) -> &str {
         &self.0
-    }
-}
-
-impl<'de> Deserialize<'de> for Nonce {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(StringOrInteger)
-    }
-}
-
-struct StringOrInteger;
-
-impl Visitor<'_> for StringOrInteger {
-    type Value = Nonce;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a nonce: a string of 1 to {LONGEST} characters, or an integer from {} to {}", i64::MIN, u64::MAX)
-    }
-
-    fn visit_str<E: Error>(self, nonce: &str) -> Result<Nonce, E> {
-        match nonce.chars().count() {
-            // A key takes none of these, and a nonce that is fine until it is enforced would be a trap.
-            1..=LONGEST if nonce.contains(char::is_control) => Err(E::custom("a nonce has no control characters")),
-            1..=LONGEST => Ok(Nonce(nonce.to_owned())),
-            count => Err(E::invalid_length(count, &self)),
-        }
-    }
-
-    fn visit_i64<E: Error>(self, nonce: i64) -> Result<Nonce, E> {
-        Ok(Nonce(nonce.to_string()))
-    }
-
-    fn visit_u64<E: Error>(self, nonce: u64) -> Result<Nonce, E> {
-        Ok(Nonce(nonce.to_string()))
-    }
-
-    // serde_json makes a float of an integer beyond 64 bits, and would report a number that the client has not sent.
-    fn visit_f64<E: Error>(self, _: f64) -> Result<Nonce, E> {
-        Err(E::invalid_type(Unexpected::Other("a float, or an integer beyond 64 bits"), &self))
     }
 }

@@ -1,113 +1,92 @@
-//! A consumer of a queue that delivers at least once, whose workers are killed in the middle of their work again and
-//! again: each request comes to its end, with one stored result, and what ran twice is counted.
+//! Proves that every message of a queue with acknowledgements ends completed or set aside, with one stored result, while
+//! its workers are killed in the middle of their work, and that every effect belongs to an attempt.
 //!
 //! ```sh
-//! cargo run -p demos --bin event_consumer # on a throw-away PostgreSQL, unless DATABASE_URL names one
+//! cargo run -p demos --bin event_consumer # on a temporary PostgreSQL, unless DATABASE_URL names one
 //! ```
 //!
-//! The [`worker`] uses the crate. The [`queue`] is a table, and so is the outside world, in [`effect`]. The [`plan`]
-//! lists the faults, the [`crew`] are the worker processes, [`kill`] selects the process to kill, and [`audit`] compares
-//! the counts. The program exits 0 only if every count is right.
+//! The [`worker`] uses the crate. Its effect is a text through a gateway that does not recognise repeats. The gateway
+//! gives some requests no answer until their worker is killed, and answers others with an error after the effect.
 
-mod audit;
-mod crew;
-mod effect;
-mod kill;
-mod plan;
-mod queue;
-mod schema;
 mod worker;
 
-use std::env;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
-use tokio::time::{Instant, interval};
-use uuid::Uuid;
+use demos::books::Books;
+use demos::crew::Crew;
+use demos::gateway::{Gateway, Mishap, REFUSED};
+use demos::queue::{self, Queue};
+use demos::schema::{Schema, count};
 
-use crew::Crew;
-use queue::Queue;
-use schema::Schema;
-
-/// As many as a small service runs; with fewer, a kill would leave nobody to deliver to.
+const NAME: &str = "event_consumer";
+/// It takes five seconds on an idle machine.
+const LIMIT: Duration = Duration::from_secs(60);
 const WORKERS: usize = 4;
-
-/// Often enough to hit work of a second and a half in its middle, with time to spare.
-const LOOK: Duration = Duration::from_millis(100);
-
-/// It takes ten seconds on an idle machine. Past this it does not come to an end.
-const LIMIT: Duration = Duration::from_secs(30);
+const REQUESTS: usize = 240;
+/// One message in so many comes twice.
+const TWICE: usize = 6;
+const POISON: usize = 6;
+const KILLS: usize = 12;
+/// The worst case of a failure: it comes after the effect.
+const FAILURES: usize = 12;
 
 fn main() -> ExitCode {
-    let ended = match env::var("DATABASE_URL") {
-        Ok(url) if !url.is_empty() => start(url),
-        _ => Err(demos::on_a_throw_away_server(&[])),
-    };
-    match ended {
-        Ok(wrong) if wrong.is_empty() => ExitCode::SUCCESS,
-        Ok(wrong) => {
-            wrong.iter().for_each(|wrong| println!("WRONG: {wrong}"));
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("event_consumer: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    demos::program::run_worker(NAME, worker::work)
+        .unwrap_or_else(|| demos::program::run(NAME, queue::TABLES, LIMIT, demo))
 }
 
-/// Returns what is wrong; an error where it could not come to its end.
-#[tokio::main]
-async fn start(url: String) -> anyhow::Result<Vec<String>> {
-    let mut arguments = env::args().skip(1);
-    match (arguments.next().as_deref(), arguments.next()) {
-        (None, _) => {
-            // The database may hold what earlier runs have left, and another run may use it now.
-            let run = Uuid::new_v4().simple().to_string().split_off(24);
-            let schema = Schema::new(url, run);
-            schema.create().await?;
-            let wrong = demo(&schema).await;
-            schema.drop().await?;
-            wrong
-        }
-        (Some("worker"), Some(run)) => {
-            demos::exit_with_parent();
-            worker::work(&Schema::new(url, run)).await?;
-            Ok(Vec::new())
-        }
-        _ => bail!("it takes no arguments"),
-    }
-}
-
-async fn demo(schema: &Schema) -> anyhow::Result<Vec<String>> {
-    let pool = schema.pool(2).await?;
-    let queue = Queue { pool: pool.clone() };
-    plan::send(&queue, &schema.run).await?;
-
-    let mut crew = Crew::start(WORKERS, &schema.run)?;
-    let started = Instant::now();
-    let mut look = interval(LOOK);
-    for looks in 0.. {
-        look.tick().await;
-        ensure!(started.elapsed() < LIMIT, "after {LIMIT:?} there are messages neither completed nor set aside");
-        crew.must_be_alive()?;
-        for victim in kill::victims(&pool).await? {
-            crew.kill(victim.worker).await?;
-            let hit = if kill::note(&pool, &victim).await? { "in the middle of" } else { "too late for" };
-            let (at, worker) = (started.elapsed().as_secs_f64(), victim.worker);
-            println!("{at:4.1} s: SIGKILL to worker {worker}, {hit} {}, attempt {}", victim.request_id, victim.attempt);
-        }
-        let states = queue.states().await?;
-        let done = states.iter().all(|(state, _)| matches!(state.as_str(), "completed" | "poison"));
-        if done || looks % 10 == 0 {
-            let states: Vec<String> = states.iter().map(|(state, count)| format!("{count} {state}")).collect();
-            println!("{:4.1} s: {}", started.elapsed().as_secs_f64(), states.join(", "));
-        }
-        if done {
-            break;
+async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
+    let queue = Queue { pool: schema.pool(2).await? };
+    let mut gateway = Gateway::start(None).await?;
+    gateway.fail_next_texts([Mishap::CallerDies { done: true }; KILLS]);
+    gateway.fail_next_texts([Mishap::NoAnswer { done: true }; FAILURES]);
+    books.scene(&format!("{REQUESTS} requests, some of them sent twice, {POISON} that always fail, {WORKERS} workers"));
+    for number in 0..REQUESTS {
+        queue.send(&request(number)).await?;
+        if number.is_multiple_of(TWICE) {
+            // Right behind the first, which is often in flight then.
+            queue.send(&request(number)).await?;
         }
     }
+    for number in 0..POISON {
+        queue.send(&format!("{REFUSED} {number}")).await?;
+    }
+    let url = gateway.server.url.clone();
+    let mut crew = Crew::start(schema, WORKERS, &[&url]).await?;
+    crew.deliver(&queue, &mut gateway).await?;
+    books.check("SIGKILLs to a worker, after its effect and before its result", crew.killed, KILLS);
     crew.end().await?;
-    audit::audit(&pool, started.elapsed()).await
+    let [performed, replayed, poison] = ["performed", "replayed", "poison"].map(|state| queue.in_state(state));
+    let (performed, replayed) = (performed.await?.len(), replayed.await?.len());
+    books.note("messages performed", performed);
+    books.note("messages replayed", replayed);
+    books.check("messages completed", performed + replayed, REQUESTS + REQUESTS.div_ceil(TWICE));
+    books.check("messages set aside as poison", poison.await?.len(), POISON);
+
+    books.scene("The books");
+    let effects: Vec<usize> = (0..REQUESTS).map(|number| gateway.texts_to(&request(number))).collect();
+    books.check("completed requests without an effect", effects.iter().filter(|effects| **effects == 0).count(), 0);
+    let total: usize = effects.iter().sum();
+    books.note("effects", total);
+    books.check_at_least("effects that were repeated", (total - REQUESTS) as i64, (KILLS + FAILURES) as i64);
+    let attempts = "select sum(attempt) from records where completed_at is not null";
+    let attempts = count(&queue.pool, attempts).await?;
+    books.check("effects without an attempt", (total as i64 - attempts).max(0), 0);
+    let results = "select count(*) from records where response_body is not null";
+    books.check("stored results", count(&queue.pool, results).await?, REQUESTS);
+    let exhausted = "select count(*) from records where completed_at is null and attempt = 3";
+    books.check("requests that have used up three attempts", count(&queue.pool, exhausted).await?, POISON);
+    let differing = "
+        select count(*)
+        from message
+        left join records on records.value = message.request_id
+        where (state in ('performed', 'replayed')) is distinct from (completed_at is not null)
+    ";
+    books.check("messages whose state differs from their record's", count(&queue.pool, differing).await?, 0);
+    Ok(())
+}
+
+fn request(number: usize) -> String {
+    format!("request {number}")
 }

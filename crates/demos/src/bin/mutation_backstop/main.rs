@@ -1,146 +1,118 @@
-//! An inventory whose mutations must not be applied twice, whatever the client's library does to be helpful.
+//! Proves that one unconditional mark, as the first statement of each mutation, stops repeats that optimistic version
+//! checks let through.
 //!
 //! ```sh
-//! cargo run -p demos --bin mutation_backstop # on a throw-away PostgreSQL, unless DATABASE_URL names one
+//! cargo run -p demos --bin mutation_backstop # on a temporary PostgreSQL, unless DATABASE_URL names one
 //! ```
 //!
-//! First without a backstop: optimistic version checks alone let a retry sell the sword twice, because a retry reads
-//! the version again. Then with [`shop::sell`]'s first statement, an unconditional mark of the request's id. It checks
-//! itself.
+//! The mutations of a game's inventory are in [`shop`].
 
 mod shop;
 
-use std::env;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
+use demos::books::Books;
+use demos::client::storm;
+use demos::schema::Schema;
 use sqlx::PgPool;
-use sqlx::postgres::PgPoolOptions;
+use tokio::task::yield_now;
 use uuid::Uuid;
 
 use shop::{Answer, Player};
 
-/// More than the pool has connections, so that some wait for one and some for the first's transaction.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// More than the pool has connections, so some wait for a connection and some meet the first one's transaction.
 const STORM: usize = 64;
+const CONNECTIONS: u32 = 16;
 
 fn main() -> ExitCode {
-    let ended = match env::var("DATABASE_URL") {
-        Ok(url) if !url.is_empty() => start(&url),
-        _ => Err(demos::on_a_throw_away_server(&[])),
-    };
-    match ended {
-        Ok(()) => {
-            println!("\nevery count is right");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("mutation_backstop: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    demos::program::run("mutation_backstop", shop::TABLES, LIMIT, demo)
 }
 
-#[tokio::main]
-async fn start(url: &str) -> anyhow::Result<()> {
-    let pool = PgPoolOptions::new().max_connections(16).connect(url).await.context("cannot connect")?;
-    pg_idempotency::migrate(&pool).await?;
-    // A proof, not a service: every statement is held to the rules of a record.
-    sqlx::raw_sql(demos::STRICT).execute(&pool).await?;
-    shop::create_table(&pool).await?;
-
-    without_a_backstop(&pool).await?;
-    a_repeat_changes_nothing(&pool).await?;
-    an_id_reused_for_another_mutation_is_caught(&pool).await?;
-    in_flight_is_not_done(&pool).await?;
-    a_storm_sells_once(&pool).await
+async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
+    let pool = schema.pool(CONNECTIONS).await?;
+    let player = async |name: &str, swords| Player::with_swords(&pool, schema.scope(name), swords).await;
+    without_a_backstop(&pool, &player("ada", 3).await?, books).await?;
+    repeated(&pool, &player("ben", 3).await?, books).await?;
+    nothing_to_sell(&pool, &player("cem", 0).await?, books).await?;
+    in_flight(&pool, &player("dana", 3).await?, books).await?;
+    duplicate_storm(&pool, &player("eva", 100).await?, books).await
 }
 
-/// The answer to the first sale is lost. The client's library does what it is told about version conflicts: read again,
-/// try again. The version fits, and the second sword is gone.
-async fn without_a_backstop(pool: &PgPool) -> anyhow::Result<()> {
-    let player = Player::with_swords(pool, 3).await?;
+fn request_id() -> String {
+    Uuid::new_v4().to_string()
+}
+
+/// The answer to the first sale is lost. The client's library does the usual thing after a version conflict: it reads
+/// again and tries again. The new version fits, and the second sword is sold.
+async fn without_a_backstop(pool: &PgPool, player: &Player, books: &mut Books) -> anyhow::Result<()> {
+    books.scene("Without a back-stop: one sale is meant, its answer is lost, and it is tried again");
     for _attempt in ["the answer is lost", "tried again"] {
-        let version = player.version(pool).await?;
+        let (_, version) = player.swords(pool).await?;
         ensure!(shop::sell_if_unchanged(pool, player, version).await?, "the version fits");
     }
-    let left = player.swords(pool).await?;
-    println!("without a backstop: one sale was meant, {} swords were sold", 3 - left);
-    ensure!(left == 1, "the version check alone should have failed to stop the second sale");
+    books.check("swords left of 3", player.swords(pool).await?.0, 1);
     Ok(())
 }
 
-async fn a_repeat_changes_nothing(pool: &PgPool) -> anyhow::Result<()> {
-    let player = Player::with_swords(pool, 3).await?;
-    let request = Uuid::new_v4().to_string();
+async fn repeated(pool: &PgPool, player: &Player, books: &mut Books) -> anyhow::Result<()> {
+    books.scene("One request, sent twice, and its id on another mutation");
+    let request = request_id();
     let answers = [shop::sell(pool, player, &request).await?, shop::sell(pool, player, &request).await?];
-    println!("one request, sent twice: {answers:?}");
-    ensure!(answers == [Answer::Applied { swords: 2 }, Answer::AlreadyApplied], "applied once");
-    ensure!(player.swords(pool).await? == 2, "one sword was sold");
-
-    // A sale that fails leaves no mark: the same request may be sent again when there is something to sell.
-    let poor = Player::with_swords(pool, 0).await?;
-    ensure!(shop::sell(pool, poor, &request).await? == Answer::NothingToSell, "nothing to sell");
-    shop::find_sword(pool, poor, &Uuid::new_v4().to_string()).await?;
-    ensure!(shop::sell(pool, poor, &request).await? == Answer::Applied { swords: 0 }, "and now there is");
-    Ok(())
-}
-
-/// One operation name for all mutations: the id of a sale cannot find a sword.
-async fn an_id_reused_for_another_mutation_is_caught(pool: &PgPool) -> anyhow::Result<()> {
-    let player = Player::with_swords(pool, 3).await?;
-    let request = Uuid::new_v4().to_string();
-    ensure!(shop::sell(pool, player, &request).await? == Answer::Applied { swords: 2 }, "sold");
+    books.check("answers", format!("{answers:?}"), "[Applied { swords: 2 }, AlreadyApplied]");
     let reused = shop::find_sword(pool, player, &request).await?;
-    println!("its id on another mutation: {reused:?}");
-    ensure!(reused == Answer::AlreadyApplied, "caught");
-    ensure!(player.swords(pool).await? == 2, "nothing was found");
+    books.check("another mutation", format!("{reused:?}"), "AlreadyApplied");
+    books.check("swords left of 3", player.swords(pool).await?.0, 2);
     Ok(())
 }
 
-/// A transaction that is still open may yet roll back: who is told "already applied" would never send it again.
-async fn in_flight_is_not_done(pool: &PgPool) -> anyhow::Result<()> {
-    let player = Player::with_swords(pool, 3).await?;
-    let request = Uuid::new_v4().to_string();
+/// A sale that fails leaves no mark: the same request may be sent again when there is a sword.
+async fn nothing_to_sell(pool: &PgPool, player: &Player, books: &mut Books) -> anyhow::Result<()> {
+    books.scene("A request that could not be applied, sent again when it can");
+    let request = request_id();
+    let answers = [
+        shop::sell(pool, player, &request).await?,
+        shop::find_sword(pool, player, &request_id()).await?,
+        shop::sell(pool, player, &request).await?,
+    ];
+    books.check("answers", format!("{answers:?}"), "[NothingToSell, Applied { swords: 1 }, Applied { swords: 0 }]");
+    Ok(())
+}
+
+/// A transaction that is still open may roll back: a client with the answer `AlreadyApplied` would not send it again.
+async fn in_flight(pool: &PgPool, player: &Player, books: &mut Books) -> anyhow::Result<()> {
+    books.scene("A repeat while the first is in flight, and after it has rolled back");
+    let request = request_id();
     let mut open = pool.begin().await?;
-    ensure!(shop::sell_in(&mut open, player, &request).await? == Answer::Applied { swords: 2 }, "sold, not committed");
+    shop::sell_in(&mut open, player, &request).await?;
     let meanwhile = shop::sell(pool, player, &request).await?;
     open.rollback().await?;
     let afterwards = shop::sell(pool, player, &request).await?;
-    println!("while the first is open: {meanwhile:?}; after it has rolled back: {afterwards:?}");
-    ensure!(meanwhile == Answer::TryAgain, "in flight");
-    ensure!(afterwards == Answer::Applied { swords: 2 }, "the repeat is the first");
+    books.check("meanwhile", format!("{meanwhile:?}"), "TryAgain");
+    books.check("afterwards", format!("{afterwards:?}"), "Applied { swords: 2 }");
     Ok(())
 }
 
-async fn a_storm_sells_once(pool: &PgPool) -> anyhow::Result<()> {
-    let player = Player::with_swords(pool, 100).await?;
-    let request = Uuid::new_v4().to_string();
-    let calls: Vec<_> = (0..STORM)
-        .map(|_| {
-            let (pool, request) = (pool.clone(), request.clone());
-            tokio::spawn(async move {
-                loop {
-                    // What a client does who is told to try again.
-                    match shop::sell(&pool, player, &request).await? {
-                        Answer::TryAgain => tokio::task::yield_now().await,
-                        answer => return anyhow::Ok(answer),
-                    }
+async fn duplicate_storm(pool: &PgPool, player: &Player, books: &mut Books) -> anyhow::Result<()> {
+    books.scene(&format!("{STORM} repeats at once"));
+    let (storm_pool, seller, request) = (pool.clone(), player.clone(), request_id());
+    let sell = move |_| {
+        let (pool, player, request) = (storm_pool.clone(), seller.clone(), request.clone());
+        async move {
+            loop {
+                match shop::sell(&pool, &player, &request).await? {
+                    Answer::TryAgain => yield_now().await,
+                    answer => return anyhow::Ok(answer),
                 }
-            })
-        })
-        .collect();
-    let (mut applied, mut already) = (0, 0);
-    for call in calls {
-        match call.await?? {
-            Answer::Applied { .. } => applied += 1,
-            Answer::AlreadyApplied => already += 1,
-            other => anyhow::bail!("{other:?}"),
+            }
         }
-    }
-    println!(
-        "{STORM} at once: {applied} applied, {already} already applied, {} swords left",
-        player.swords(pool).await?
-    );
-    ensure!((applied, already) == (1, STORM - 1) && player.swords(pool).await? == 99, "one sale");
+    };
+    let answers: anyhow::Result<Vec<Answer>> = storm(STORM, STORM, sell).await?.into_iter().collect();
+    let already = answers?.into_iter().filter(|answer| *answer == Answer::AlreadyApplied).count();
+    books.check("already applied", already, STORM - 1);
+    books.check("swords left of 100", player.swords(pool).await?.0, 99);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A service whose first three answers are failures, in front of a layer that makes none.
+//! A service whose first three answers are failures. They come from a layer in front of the idempotency layer.
 
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,10 +10,9 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use pg_idempotency::Idempotency;
+use demos::server::Server;
 use pg_idempotency::http::{IDEMPOTENCY_REPLAYED, IdempotencyLayer, IdempotentTx};
 use sqlx::PgPool;
-use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -31,6 +30,7 @@ pub(crate) enum Answered {
 pub(crate) struct Service {
     pub(crate) url: String,
     plan: Arc<Plan>,
+    _server: Server,
 }
 
 #[derive(Default)]
@@ -47,17 +47,15 @@ struct NewOrder {
 }
 
 impl Service {
-    pub(crate) async fn start(pool: PgPool) -> anyhow::Result<Self> {
+    pub(crate) async fn start(pool: PgPool, customer: String) -> anyhow::Result<Self> {
         let plan = Arc::new(Plan::default());
         let router = Router::new()
             .route("/orders", post(place))
             .with_state(plan.clone())
-            .route_layer(IdempotencyLayer::transactional(pool, Idempotency::new(), |_| Ok("customer:1".to_owned())))
+            .route_layer(IdempotencyLayer::transactional(pool, move |_| Ok(customer.clone())))
             .route_layer(middleware::from_fn_with_state(plan.clone(), fail_at_first));
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let url = format!("http://{}/orders", listener.local_addr()?);
-        tokio::spawn(async move { axum::serve(listener, router).await });
-        Ok(Self { url, plan })
+        let server = Server::start(router).await?;
+        Ok(Self { url: format!("{}/orders", server.url), plan, _server: server })
     }
 
     pub(crate) fn answers(&self) -> Vec<Answered> {

@@ -1,161 +1,162 @@
-//! A service that books rides in steps, as in Brandur's "Implementing Stripe-like Idempotency Keys in Postgres", while
-//! its processes are killed and suspended at random moments, its gateways fail, and some of its clients never come back.
-//! Each ride is recorded, charged, receipted and announced by text exactly once.
+//! Proves that an operation in steps is finished exactly once although its processes are killed at random moments, its
+//! gateways fail, and some of its clients never come back.
 //!
 //! ```sh
-//! cargo run -p demos --bin rides # on a throw-away PostgreSQL, unless DATABASE_URL names one
-//! cargo run -p demos --bin rides text-not-begun # with a mistake that the audit must find: see the module `mutant`
+//! cargo run -p demos --bin rides # on a temporary PostgreSQL, unless DATABASE_URL names one
 //! ```
 //!
-//! [`ride`] is the operation, [`service`] its HTTP route, and a [`worker`] one process of the service. The [`gateways`]
-//! are a server in this process. The [`crew`] starts, kills and suspends workers, the customers are in [`client`], the
-//! [`operator`] settles what is in doubt, and the [`audit`] compares the counts. The program exits 0 only if every count
-//! is right. `tests/rides.rs` tests the service.
+//! The service books rides as in Brandur's "Implementing Stripe-like Idempotency Keys in Postgres": each ride is
+//! recorded, charged, receipted and announced by text. [`ride`] is the operation, and a [`service`] one process of the
+//! service. The customers are in [`customer`], and the [`operator`] settles texts in doubt.
 
-mod audit;
-mod client;
-mod crew;
-mod dice;
-mod gateways;
-mod mutant;
+mod customer;
 mod operator;
-mod outside;
 mod ride;
-mod schema;
 mod service;
-mod worker;
 
-use std::env;
+use std::collections::HashMap;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
-use tokio::time::{Instant, sleep, timeout};
-use uuid::Uuid;
+use anyhow::ensure;
+use demos::books::Books;
+use demos::client::{Answer, client, storm};
+use demos::crew::Crew;
+use demos::dice;
+use demos::gateway::{Gateway, Mishap};
+use demos::schema::{Schema, count};
+use sqlx::PgPool;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
 
-use audit::Audit;
-use client::Customer;
-use crew::Crew;
-use gateways::{Gateways, Mishap};
-use mutant::Mutant;
+use customer::Customer;
 use operator::Decided;
-use outside::Outside;
-use ride::Rides;
-use schema::Schema;
 
+const NAME: &str = "rides";
 const CUSTOMERS: usize = 120;
+const AT_A_TIME: usize = 10;
 const WORKERS: usize = 3;
-/// The longest time from an effect at a gateway to its answer.
-const DELAY: Duration = Duration::from_millis(60);
-const FAILS_ONE_IN: u128 = 15;
-/// A request, a resumer and a renewal can want a connection at the same time.
-const CONNECTIONS: u32 = 10;
-/// It takes half a minute on an idle machine. Past this it does not come to an end.
+const FAILS_ONE_IN: usize = 15;
+const KILLS: usize = 30;
+/// Kills keep the pace of the work, so a slow machine has no more of them for each ride than a fast one.
+const REQUESTS_BETWEEN_KILLS: usize = 7;
+const LONGEST_DELAY: Duration = Duration::from_millis(80);
+/// With fewer rides that needed several attempts, a run proves little.
+const FEWEST_TAKEN_OVER: i64 = 10;
+/// It takes half a minute on an idle machine.
 const LIMIT: Duration = Duration::from_secs(300);
-/// After the storm, back-off and leases keep a ride waiting for seconds.
+/// After the storm, back-off and leases delay a ride for seconds.
 const DRAIN_LIMIT: Duration = Duration::from_secs(120);
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_millis(10);
 
 fn main() -> ExitCode {
-    let ended = match env::var("DATABASE_URL") {
-        Ok(url) if !url.is_empty() => start(url),
-        _ => Err(demos::on_a_throw_away_server(&[])),
-    };
-    match ended {
-        Ok(wrong) if wrong.is_empty() => ExitCode::SUCCESS,
-        Ok(wrong) => {
-            wrong.iter().for_each(|wrong| println!("WRONG: {wrong}"));
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("rides: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    demos::program::run_worker(NAME, service::work)
+        .unwrap_or_else(|| demos::program::run(NAME, ride::TABLES, LIMIT, demo))
 }
 
-/// Returns what is wrong; an error where it could not come to its end.
-#[tokio::main]
-async fn start(url: String) -> anyhow::Result<Vec<String>> {
-    let arguments: Vec<String> = env::args().skip(1).collect();
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => run(url, None).await,
-        ["worker", gateways, run, mutant] => {
-            demos::exit_with_parent();
-            let mutant = if mutant.is_empty() { None } else { Some(Mutant::named(mutant)?) };
-            let rides = rides(&Schema { url, run: run.to_owned() }, gateways, mutant).await?;
-            worker::work(rides).await?;
-            Ok(Vec::new())
-        }
-        [mutant] => run(url, Some(Mutant::named(mutant)?)).await,
-        _ => bail!("it takes at most one argument, a mutant"),
-    }
-}
-
-async fn run(url: String, mutant: Option<Mutant>) -> anyhow::Result<Vec<String>> {
-    // The database may hold what earlier runs have left, and another run may use it now.
-    let schema = Schema { url, run: Uuid::new_v4().simple().to_string().split_off(24) };
-    schema.create().await?;
-    let wrong = timeout(LIMIT, demo(&schema, mutant)).await;
-    schema.drop().await?;
-    ensure!(wrong.is_ok(), "after {LIMIT:?} there are rides that are neither booked nor declined");
-    wrong?
-}
-
-async fn rides(schema: &Schema, gateways: &str, mutant: Option<Mutant>) -> anyhow::Result<Rides> {
-    let pool = schema.pool(CONNECTIONS).await?;
-    Ok(Rides { pool, outside: Outside::new(gateways), operation: schema.operation(), mutant })
-}
-
-async fn demo(schema: &Schema, mutant: Option<Mutant>) -> anyhow::Result<Vec<String>> {
-    let started = Instant::now();
-    let (gateways, url) = Gateways::start(DELAY, Some(FAILS_ONE_IN)).await?;
+async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
+    let gateway = Gateway::start(Some(FAILS_ONE_IN)).await?;
     // Chance alone leaves some runs without a text in doubt of each kind.
-    for done in [true, false] {
-        gateways.fail_next_text(Mishap::NoAnswer { done });
-    }
-    let rides = rides(schema, &url, mutant).await?;
-    let name = mutant.map(Mutant::name).unwrap_or_default();
-    let mut crew = Crew::start(WORKERS, ["worker", &url, &schema.run, name].map(str::to_owned)).await?;
+    gateway.fail_next_texts([true, false].map(|done| Mishap::NoAnswer { done }));
+    let url = gateway.server.url.clone();
+    let rides = service::rides(schema, &url).await?;
+    let mut crew = Crew::start(schema, WORKERS, &[&url]).await?;
     let decided = Arc::new(Decided::default());
     let operator = tokio::spawn({
         let (rides, decided) = (rides.clone(), decided.clone());
         async move { operator::settle(&rides, &decided).await }
     });
 
-    let customers = Customer::all(CUSTOMERS, &schema.run, &crew.addresses);
-    let storm = tokio::spawn(client::all_behave(customers.clone()));
-    crew.disturb(&gateways, || storm.is_finished() || operator.is_finished()).await?;
-    let mut answers = storm.await??;
-    println!("{:.1} s: all clients have their answers, or have left", started.elapsed().as_secs_f64());
-
-    let drained = Instant::now() + if mutant.is_some() { DRAIN_LIMIT / 10 } else { DRAIN_LIMIT };
-    while audit::unfinished(&rides.pool, &rides.operation).await? > 0 && Instant::now() < drained {
-        crew.must_be_alive()?;
-        ensure!(!operator.is_finished(), "the operator has given up: {:?}", operator.await?);
-        sleep(LOOK).await;
-    }
-    let left_unfinished = audit::unfinished(&rides.pool, &rides.operation).await?;
-    println!("{:.1} s: {left_unfinished} rides are left to finish\n", started.elapsed().as_secs_f64());
-    // The customers who never came back ask too.
+    books.scene(&format!("{CUSTOMERS} customers, {AT_A_TIME} at a time"));
+    let http = client();
+    let customers: Vec<Customer> = (0..CUSTOMERS)
+        .map(|number| Customer::new(number, schema.scope("customer"), http.clone(), crew.urls.clone()))
+        .collect();
+    let behaving = customers.clone();
+    let all = tokio::spawn(storm(CUSTOMERS, AT_A_TIME, move |number| behaving[number].clone().behave()));
+    disturb(&mut crew, &gateway, || all.is_finished() || operator.is_finished()).await?;
+    let mut answers = all.await??;
+    drain(&rides.pool, &mut crew, &operator).await?;
+    books.check("rides that nobody has finished", unfinished(&rides.pool).await?, 0);
+    // The customers that never came back ask too.
     for (customer, answers) in customers.iter().zip(&mut answers) {
         answers.push(customer.ask_until_answered().await);
     }
     operator.abort();
-    let audit = Audit {
-        pool: &rides.pool,
-        operation: &rides.operation,
-        gateways: &gateways,
-        customers: &customers,
-        answers,
-        left_unfinished,
-        decided: &decided,
-    };
-    let wrong = audit.run(&crew).await?;
+    books.note("customers that never came back", customers.iter().filter(|customer| !customer.comes_back()).count());
+    books.check_at_least("SIGKILLs to a worker", crew.killed as i64, 1);
     crew.end().await?;
-    if wrong.is_empty() {
-        println!("\nevery count is right, after {:.1} s", started.elapsed().as_secs_f64());
+    books.note("attempts", count(&rides.pool, "select sum(attempt) from records").await?);
+    let taken_over = count(&rides.pool, "select count(*) from records where attempt > 1").await?;
+    books.check_at_least("rides that took more than one attempt", taken_over, FEWEST_TAKEN_OVER);
+    books.note("charges that the gateway recognised by their key", gateway.deduplicated());
+    books.check_at_least("texts in doubt that were sent", decided.resolved.load(Ordering::Relaxed), 1);
+    books.check_at_least("texts in doubt that were not sent", decided.released.load(Ordering::Relaxed), 1);
+    audit(&rides.pool, &gateway, &customers, &answers, books).await
+}
+
+/// Kills workers at random moments, until `finished` says that there is no more work.
+async fn disturb(crew: &mut Crew<'_>, gateway: &Gateway, finished: impl Fn() -> bool) -> anyhow::Result<()> {
+    for kill in 1..=KILLS {
+        while gateway.requests() < kill * REQUESTS_BETWEEN_KILLS {
+            if finished() {
+                return Ok(());
+            }
+            crew.must_be_alive()?;
+            sleep(LOOK).await;
+        }
+        sleep(dice::duration(Duration::ZERO, LONGEST_DELAY)).await;
+        crew.kill_any().await?;
     }
-    Ok(wrong)
+    Ok(())
+}
+
+/// Waits until the resumers and the operator have finished the rides of customers that never came back.
+async fn drain(pool: &PgPool, crew: &mut Crew<'_>, operator: &JoinHandle<anyhow::Result<()>>) -> anyhow::Result<()> {
+    let drained = Instant::now() + DRAIN_LIMIT;
+    while unfinished(pool).await? > 0 && Instant::now() < drained {
+        crew.must_be_alive()?;
+        ensure!(!operator.is_finished(), "the operator has given up");
+        sleep(LOOK).await;
+    }
+    Ok(())
+}
+
+async fn unfinished(pool: &PgPool) -> sqlx::Result<i64> {
+    count(pool, "select count(*) from records where completed_at is null").await
+}
+
+/// Counts the customers that did not get exactly what they should have.
+async fn audit(
+    pool: &PgPool,
+    gateway: &Gateway,
+    customers: &[Customer],
+    answers: &[Vec<Answer>],
+    books: &mut Books,
+) -> anyhow::Result<()> {
+    books.scene("The books");
+    let rows: Vec<(String, i64, i64)> = sqlx::query_as(
+        "
+        select phone, count(distinct number), count(receipt.charge)
+        from ride
+        left join receipt on receipt.ride = ride.number
+        group by phone
+        ",
+    )
+    .fetch_all(pool)
+    .await?;
+    let rows: HashMap<String, (i64, i64)> =
+        rows.into_iter().map(|(phone, rides, receipts)| (phone, (rides, receipts))).collect();
+    let rows = |customer: &Customer| rows.get(&customer.ride.phone).copied().unwrap_or_default();
+    let charges = |customer: &Customer| gateway.charges_of(&customer.ride.card);
+    let texts = |customer: &Customer| gateway.texts_to(&customer.ride.phone);
+
+    let all =
+        customers.iter().filter(|customer| (rows(customer), charges(customer), texts(customer)) == ((1, 1), 1, 1));
+    books.check("customers with one ride, charge, receipt and text", all.count(), CUSTOMERS);
+    let differing = answers.iter().filter(|answers| answers.iter().any(|answer| answer.text != answers[0].text));
+    books.check("customers that got different answers", differing.count(), 0);
+    Ok(())
 }

@@ -1,34 +1,33 @@
-//! The operator: finds out at the gateway whether a text that is in doubt was sent, and settles its ride.
+//! The operator: asks the gateway whether a text in doubt was sent, and settles its ride.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use pg_idempotency::Error;
-use pg_idempotency::operator::{Shown, unsettled};
-use pg_idempotency::operator::{release_step, resolve_step};
+use demos::outside::reference;
+use pg_idempotency::operator::{Unsettled, release_step, resolve_step, show, unsettled};
+use pg_idempotency::{Error, Key};
 use tokio::time::sleep;
 
-use crate::mutant::Mutant;
-use crate::ride::{ATTEMPTS, Rides, reference};
+use crate::ride::{ATTEMPTS, Rides};
 
 const PAUSE: Duration = Duration::from_millis(200);
 const AT_ONCE: u32 = 100;
 
-/// What was decided, and how often.
+/// How many texts in doubt were sent and were not.
 #[derive(Default)]
 pub(crate) struct Decided {
-    pub(crate) resolved: AtomicUsize,
-    pub(crate) released: AtomicUsize,
+    pub(crate) resolved: AtomicI64,
+    pub(crate) released: AtomicI64,
 }
 
 /// Settles each ride with a text in doubt. Ends only with an error.
 pub(crate) async fn settle(rides: &Rides, decided: &Decided) -> anyhow::Result<()> {
     loop {
         let found = unsettled(&rides.pool, AT_ONCE, Some(ATTEMPTS)).await?;
-        for found in found.iter().filter(|found| found.key.operation() == rides.operation) {
+        for found in found.iter().filter(|found| found.operation == rides.operation) {
             match settle_one(rides, found, decided).await {
-                // It was settled meanwhile, or its owner was only suspended and has changed it since.
+                // It was settled meanwhile, or its owner was only slow and has changed it since.
                 Err(error) if matches!(error.downcast_ref(), Some(Error::Changed)) => {}
                 settled => settled?,
             }
@@ -37,23 +36,26 @@ pub(crate) async fn settle(rides: &Rides, decided: &Decided) -> anyhow::Result<(
     }
 }
 
-async fn settle_one(rides: &Rides, found: &Shown, decided: &Decided) -> anyhow::Result<()> {
+async fn settle_one(rides: &Rides, found: &Unsettled, decided: &Decided) -> anyhow::Result<()> {
     // A ride has one step that can be in doubt: the text.
-    let [step] = &found.steps_in_doubt()[..] else { bail!("a ride has used up its attempts") };
-    let downstream_key = found.downstream_key.as_deref().context("a lease has a downstream key")?;
-    let sent = match rides.mutant {
-        Some(Mutant::OperatorGuesses) => None,
-        // Withdrawn, and not only looked up: its worker may be suspended, and send the text when it wakes.
-        _ => rides.outside.withdraw(&reference(downstream_key, found.attempt)).await?,
-    };
-    match sent {
+    let [step] = &found.steps[..] else { bail!("a ride has used up its attempts") };
+    let key = Key::new(&found.scope, &found.operation, &found.value)?;
+    let Some(shown) = show(&rides.pool, &key).await? else { return Ok(()) };
+    // The gateway is asked about the attempt that the token stands for.
+    if shown.token != found.token {
+        return Ok(());
+    }
+    let downstream_key = shown.downstream_key.context("a lease has a downstream key")?;
+    // Looking the text up is not enough: the request of a slow or killed worker may still arrive. After a withdrawal,
+    // the gateway refuses it.
+    match rides.outside.withdraw(&reference(&downstream_key, found.attempt)).await? {
         Some(receipt) => {
-            resolve_step(&rides.pool, &found.key, found.token, step, &receipt).await?;
+            resolve_step(&rides.pool, &key, found.token, step, &receipt).await?;
             decided.resolved.fetch_add(1, Ordering::Relaxed);
         }
         None => {
-            release_step(&rides.pool, &found.key, found.token, step, "the gateway has not sent the text, and will not")
-                .await?;
+            let reason = "the gateway has not sent the text, and will not";
+            release_step(&rides.pool, &key, found.token, step, reason).await?;
             decided.released.fetch_add(1, Ordering::Relaxed);
         }
     }

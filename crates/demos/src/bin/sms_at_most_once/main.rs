@@ -1,120 +1,135 @@
-//! The job that sent one customer ten texts, and the same job under a lease at most once: workers die between handing a
-//! text to the gateway and hearing that it was sent, and nobody gets two.
+//! Proves that no text is sent twice although workers die between the request to the gateway and its answer, and that
+//! an operator can decide every text that is in doubt.
 //!
 //! ```sh
-//! cargo run -p demos --bin sms_at_most_once # on a throw-away PostgreSQL, unless DATABASE_URL names one
+//! cargo run -p demos --bin sms_at_most_once # on a temporary PostgreSQL, unless DATABASE_URL names one
 //! ```
 //!
-//! Both ways to send stand in [`worker`]; what is left for a person to decide, in [`operator`]. The [`gateway`] is a
-//! server in this process, and says who is to die: it has the request, and gives no answer until the worker is killed.
-//! It exits 0 only if every count is right.
+//! First the worker that has sent ten texts to one customer, then the same under a lease at most once. Both are in
+//! [`worker`]. The gateway gives some requests no answer until their worker is killed. A message's request id is the
+//! customer's phone.
 
-mod crew;
-mod gateway;
-mod job;
-mod operator;
-mod schema;
-mod sms;
-mod tally;
 mod worker;
 
-use std::collections::HashMap;
-use std::env;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use anyhow::bail;
-use tokio::time::Instant;
-use uuid::Uuid;
+use anyhow::Context as _;
+use demos::books::Books;
+use demos::crew::Crew;
+use demos::gateway::{Gateway, Mishap};
+use demos::outside::{Outside, reference};
+use demos::queue::{self, Queue};
+use demos::schema::Schema;
+use pg_idempotency::operator::{release, resolve, show};
 
-use crew::Crew;
-use gateway::{Gateway, Mishap};
-use job::Jobs;
-use schema::Schema;
-use sms::Sms;
-use tally::Tally;
-use worker::{LEASE, Way};
+const NAME: &str = "sms_at_most_once";
+const LIMIT: Duration = Duration::from_secs(60);
+const TEXTS: usize = 40;
 
-/// The texts of the second scene; the first has one.
-const TEXTS: i64 = 40;
-
-const WORKERS: usize = 3;
-
-/// How often the first scene's worker dies. The tenth text is the one that it survives.
+/// How often the first scene's worker dies. It survives the tenth text.
 const DEATHS: usize = 9;
 
+/// The retention that a worker's response would have by default.
+const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How many of the 40 texts go wrong in which way. From outside, a text that was sent looks like one that was not.
+const MISHAPS: [(usize, Mishap); 5] = [
+    (6, Mishap::CallerDies { done: true }),
+    (4, Mishap::CallerDies { done: false }),
+    (1, Mishap::NoAnswer { done: true }),
+    (1, Mishap::NoAnswer { done: false }),
+    (1, Mishap::Busy),
+];
+const KILLED: usize = 10;
+const IN_DOUBT_AND_SENT: usize = 7;
+const IN_DOUBT_AND_NOT_SENT: usize = 5;
+
 fn main() -> ExitCode {
-    let ended = match env::var("DATABASE_URL") {
-        Ok(url) if !url.is_empty() => start(url),
-        _ => Err(demos::on_a_throw_away_server(&[])),
-    };
-    match ended {
-        Ok(wrong) if wrong.is_empty() => ExitCode::SUCCESS,
-        Ok(wrong) => {
-            wrong.iter().for_each(|wrong| println!("WRONG: {wrong}"));
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("sms_at_most_once: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    demos::program::run_worker(NAME, worker::work)
+        .unwrap_or_else(|| demos::program::run(NAME, queue::TABLES, LIMIT, demo))
 }
 
-/// Returns what is wrong; an error where it could not come to its end.
-#[tokio::main]
-async fn start(url: String) -> anyhow::Result<Vec<String>> {
-    let arguments: Vec<String> = env::args().skip(1).collect();
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => {
-            // The database may hold what earlier runs have left, and another run may use it now.
-            let schema = Schema { url, run: Uuid::new_v4().simple().to_string().split_off(24) };
-            schema.create().await?;
-            let wrong = demo(&schema).await;
-            schema.drop().await?;
-            wrong
-        }
-        ["worker", way, gateway, run] => {
-            demos::exit_with_parent();
-            worker::work(Way::from_argument(way)?, Sms::new(gateway), Schema { url, run: run.to_owned() }).await?;
-            Ok(Vec::new())
-        }
-        _ => bail!("it takes no arguments"),
-    }
+async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
+    let queue = Queue { pool: schema.pool(3).await? };
+    without_the_crate(schema, &queue, books).await?;
+    at_most_once(schema, &queue, books).await
 }
 
-async fn demo(schema: &Schema) -> anyhow::Result<Vec<String>> {
-    let jobs = Jobs { pool: schema.pool(3).await? };
-    let mut tally = Tally::default();
-    let started = Instant::now();
+async fn without_the_crate(schema: &Schema, queue: &Queue, books: &mut Books) -> anyhow::Result<()> {
+    books.scene("Without the crate: one text, and a worker that dies after each attempt");
+    queue.send("the customer").await?;
+    let mut gateway = Gateway::start(None).await?;
+    gateway.fail_next_texts([Mishap::CallerDies { done: true }; DEATHS]);
+    let url = gateway.server.url.clone();
+    let mut crew = Crew::start(schema, 1, &["naive", &url]).await?;
+    crew.deliver(queue, &mut gateway).await?;
+    books.check("SIGKILLs to a worker", crew.killed, DEATHS);
+    books.check("texts to the one customer", gateway.texts_to("the customer"), DEATHS + 1);
+    crew.end().await
+}
 
-    println!("without the crate: a job comes again until its text is marked as sent, which is after it was sent");
-    let texts = jobs.add(1).await?;
-    let mishaps = HashMap::from([(texts[0], vec![Mishap::SenderDies { sent: true }; DEATHS])]);
-    let mut gateway = Gateway::start(mishaps).await?;
-    let mut crew = Crew::start(1, Way::Naive, &gateway.url, &schema.run)?;
-    tally.naive_killed = crew.deliver(&mut gateway, &jobs).await?;
-    crew.end().await?;
-    tally.naive = gateway.texts(&texts).await;
-
-    println!("\nat most once: the same job under a lease, for {TEXTS} texts");
-    let texts = jobs.add(TEXTS).await?;
-    let mut gateway = Gateway::start(gateway::mishaps(&texts)).await?;
-    let sms = Sms::new(&gateway.url);
-    let mut crew = Crew::start(WORKERS, Way::AtMostOnce, &gateway.url, &schema.run)?;
-    tally.killed = crew.deliver(&mut gateway, &jobs).await?;
-    tally.workers_done = gateway.texts(&texts).await;
-    tally.decided = operator::decide(&jobs, &sms, &schema.run).await?;
-    tally.killed += crew.deliver(&mut gateway, &jobs).await?;
-    crew.end().await?;
-    tally.operator_done = gateway.texts(&texts).await;
-    tally.replayed = operator::ask_again(&jobs, &sms, &schema.run, &texts).await?;
-    tally.asked_again = gateway.texts(&texts).await;
-    tally.retried_after = gateway.retried_after().await;
-
-    tally.print();
-    let wrong = tally.wrong(LEASE);
-    if wrong.is_empty() {
-        println!("\nevery count is right, after {:.1} s", started.elapsed().as_secs_f64());
+async fn at_most_once(schema: &Schema, queue: &Queue, books: &mut Books) -> anyhow::Result<()> {
+    books.scene("At most once: the same under a lease, for 40 texts");
+    for number in 0..TEXTS {
+        queue.send(&format!("phone {number}")).await?;
     }
-    Ok(wrong)
+    let mut gateway = Gateway::start(None).await?;
+    for (count, mishap) in MISHAPS {
+        gateway.fail_next_texts(vec![mishap; count]);
+    }
+    let url = gateway.server.url.clone();
+    let outside = Outside::new(&url);
+    let mut crew = Crew::start(schema, 3, &["at-most-once", &url]).await?;
+    crew.deliver(queue, &mut gateway).await?;
+    books.check("SIGKILLs to a worker", crew.killed, KILLED);
+    let in_doubt = queue.in_state("in doubt").await?.len();
+    books.check("texts in doubt", in_doubt, IN_DOUBT_AND_SENT + IN_DOUBT_AND_NOT_SENT);
+    books.check("customers without a text", customers(&gateway, 0), IN_DOUBT_AND_NOT_SENT);
+    books.check("customers with one text", customers(&gateway, 1), TEXTS - IN_DOUBT_AND_NOT_SENT);
+
+    books.scene("The operator decides each text in doubt");
+    let (resolved, released) = decide(schema, queue, &outside).await?;
+    books.check("resolved, because the gateway has sent the text", resolved, IN_DOUBT_AND_SENT);
+    books.check("released, because it has not, and will not", released, IN_DOUBT_AND_NOT_SENT);
+    crew.deliver(queue, &mut gateway).await?;
+    crew.end().await?;
+    books.check("customers with one text", customers(&gateway, 1), TEXTS);
+
+    books.scene("Each text is requested once more, as by a queue that has lost its marks");
+    let mut replayed = 0;
+    for message in queue.in_state("sent").await?.iter().skip(1) {
+        replayed += usize::from(worker::send(schema, queue, &outside, message).await?.is_replayed());
+    }
+    books.check("replayed", replayed, TEXTS);
+    books.check("customers with one text", customers(&gateway, 1), TEXTS);
+    Ok(())
+}
+
+fn customers(gateway: &Gateway, with: usize) -> usize {
+    (0..TEXTS).filter(|number| gateway.texts_to(&format!("phone {number}")) == with).count()
+}
+
+/// Asks the gateway about each text in doubt, and gives the messages back to the workers, which find the stored receipt
+/// or send the text. Returns how many texts were resolved and released.
+async fn decide(schema: &Schema, queue: &Queue, outside: &Outside) -> anyhow::Result<(usize, usize)> {
+    let (mut resolved, mut released) = (0, 0);
+    for message in queue.in_state("in doubt").await? {
+        let key = worker::key(schema, &message)?;
+        let shown = show(&queue.pool, &key).await?.context("a text in doubt has a record")?;
+        let downstream_key = shown.downstream_key.context("a lease has a downstream key")?;
+        // The token names the claim that was looked into. After another operator, this ends with `Error::Changed`.
+        match outside.withdraw(&reference(&downstream_key, shown.attempt)).await? {
+            Some(receipt) => {
+                resolve(&queue.pool, &key, shown.token, &receipt, RETENTION).await?;
+                resolved += 1;
+            }
+            None => {
+                release(&queue.pool, &key, shown.token, &[], "the gateway has no such text").await?;
+                released += 1;
+            }
+        }
+        queue.requeue(&message).await?;
+    }
+    Ok((resolved, released))
 }

@@ -1,135 +1,146 @@
-//! A receiver of webhooks that processes every event once, however often, in whatever order and by whomever it is
-//! delivered.
+//! Proves that every signed event is processed once, however often and in whatever order it is delivered, and that no
+//! forged delivery can take a real event's place.
 //!
 //! ```sh
-//! cargo run -p demos --bin webhook_receiver # on a throw-away PostgreSQL, unless DATABASE_URL names one
-//! cargo run -p demos --bin webhook_receiver -- 5000 # deliveries, instead of 50000
+//! cargo run -p demos --bin webhook_receiver # on a temporary PostgreSQL, unless DATABASE_URL names one
 //! ```
 //!
-//! The [`receiver`] uses the crate, after [`signature`] has checked the request. The [`sender`] is in this program too.
-//! First a [`forger`] sends forged requests, and one client [hangs up](hang_up). Then the sender follows a [`plan`] over
-//! real sockets, and [`audit`] compares the counts. The program exits 0 only if every count is right.
+//! The [`receiver`] checks the signature, marks the event and processes it in one transaction. The [`sender`] is in this
+//! program too: it forges deliveries, hangs up on one, and then delivers thousands, of which a third are repeats and
+//! some fail at first.
 
-mod audit;
-mod event;
-mod forger;
-mod hang_up;
-mod plan;
-mod queue;
 mod receiver;
-mod refusal;
-mod schema;
 mod sender;
-mod signature;
-mod tally;
 
-use std::env;
-use std::ops::RangeInclusive;
+use std::collections::HashSet;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
-use tokio::time::{Instant, timeout};
-use uuid::Uuid;
+use anyhow::bail;
+use demos::books::Books;
+use demos::client::{Answer, Tally, client, storm};
+use demos::dice;
+use demos::gate::Gate;
+use demos::schema::{Schema, count};
+use demos::server::Server;
+use demos::signature::Secret;
+use sqlx::PgPool;
 
-use audit::Audit;
-use forger::{FORGED, STALE};
-use plan::Plan;
-use receiver::{Endpoint, Receiver};
-use schema::Schema;
+use receiver::{Endpoint, Event};
 use sender::Sender;
-use signature::Secret;
 
-const DELIVERIES: usize = 50_000;
-
-/// Below, the forger would have no event of the plan to forge; above, nobody would wait for the end.
-const DELIVERIES_RANGE: RangeInclusive<usize> = 1_000..=1_000_000;
-
-/// One for each of the sender's tasks, so that none waits for another's, and some to spare for those that roll back.
-const CONNECTIONS: u32 = 12;
-
-/// For a thousand deliveries. A debug build on two idle cores takes 0.6 s, and ten times that where others are busy
-/// too; past this, a run does not come to its end.
-const LIMIT: Duration = Duration::from_secs(10);
+/// It takes five seconds on an idle machine.
+const LIMIT: Duration = Duration::from_secs(100);
+const EVENTS: usize = 3500;
+/// A tenth of these come right after their event, when that is probably in flight.
+const REPEATS: usize = 1500;
+const AT_A_TIME: usize = 8;
+/// Few enough that events of one account meet.
+const ACCOUNTS: usize = 100;
+/// One event in so many fails when it is first processed.
+const FAILING: usize = 100;
 
 fn main() -> ExitCode {
-    let ended = match env::var("DATABASE_URL") {
-        Ok(url) if !url.is_empty() => start(url),
-        // 35000 commits would time the disk of this machine, for a server that nobody needs after a power cut.
-        _ => Err(demos::on_a_throw_away_server(&[("PG_FSYNC", "off")])),
-    };
-    match ended {
-        Ok(wrong) if wrong.is_empty() => {
-            println!("\nevery count is right");
-            ExitCode::SUCCESS
-        }
-        Ok(wrong) => {
-            println!();
-            wrong.iter().for_each(|wrong| println!("WRONG: {wrong}"));
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("webhook_receiver: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    demos::program::run("webhook_receiver", receiver::TABLES, LIMIT, demo)
 }
 
-fn deliveries() -> anyhow::Result<usize> {
-    let mut arguments = env::args().skip(1);
-    let deliveries = match arguments.next() {
-        Some(argument) => argument.parse().with_context(|| format!("{argument:?} is no number of deliveries"))?,
-        None => DELIVERIES,
-    };
-    ensure!(arguments.next().is_none(), "it takes one argument, the number of deliveries");
-    let (least, most) = DELIVERIES_RANGE.into_inner();
-    ensure!((least..=most).contains(&deliveries), "the number of deliveries must be between {least} and {most}");
-    Ok(deliveries)
+/// An event of the plan. The last one is hung up on.
+fn event(number: usize) -> Event {
+    let amount = (number * 7919 % 20_000) as i64 - 5_000;
+    Event { id: format!("evt_{number:06}"), account: format!("acct_{:02}", number * 31 % ACCOUNTS), amount }
 }
 
-/// Returns what is wrong; an error where it could not come to its end.
-#[tokio::main]
-async fn start(url: String) -> anyhow::Result<Vec<String>> {
-    let deliveries = deliveries()?;
-    // The database may hold what earlier runs have left, and another run may use it now.
-    let schema = Schema { url, run: Uuid::new_v4().simple().to_string().split_off(24) };
-    schema.create().await?;
-    let limit = LIMIT * u32::try_from(deliveries.div_ceil(1000))?;
-    let wrong = timeout(limit, demo(&schema, deliveries)).await.context("the demo does not come to its end").flatten();
-    let dropped = schema.drop().await;
-    let wrong = wrong?;
-    dropped?;
-    Ok(wrong)
-}
-
-async fn demo(schema: &Schema, deliveries: usize) -> anyhow::Result<Vec<String>> {
-    let plan = Arc::new(Plan::new(&schema.run, deliveries));
-    let secret = Secret::new(b"whsec_shared_with_nobody_else")?;
-    let receiver = Receiver::start(Endpoint {
-        pool: schema.pool(CONNECTIONS).await?,
-        sender: schema.sender(),
-        secret: secret.clone(),
-        failing: Arc::new(Mutex::new(plan.failing())),
-    })
-    .await?;
-    let sender = Sender::new(receiver.address, secret.clone())?;
+async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
     let pool = schema.pool(2).await?;
-    let mut audit = Audit::new(pool.clone(), schema.sender(), plan.clone());
+    let secret = Secret::new(b"whsec_of_this_sender");
+    let failing: HashSet<String> = (0..EVENTS).step_by(FAILING).map(|number| event(number).id).collect();
+    let failures = failing.len();
+    let endpoint = Endpoint {
+        pool: schema.pool(12).await?,
+        sender: schema.scope("sender"),
+        secret: secret.clone(),
+        failing: Arc::new(Mutex::new(failing)),
+    };
+    let server = Server::start(receiver::router(endpoint)).await?;
+    let sender = Sender { url: server.url.clone(), http: client(), secret };
 
-    println!("{FORGED} forged and {STALE} stale deliveries, under the ids of events that are still to come …");
-    let forged = forger::forge(&sender, &secret, &plan).await?;
-    audit.forged(forged).await?;
+    books.scene("Forged and stale deliveries, under the id of an event that is still to come");
+    books.check("answers", sender.forge(&event(0)).await, "6 × 401 forged, 2 × 401 stale");
+    books.check("marks", marks(&pool).await?, 0);
+    books.check("events", count(&pool, "select count(*) from account_event").await?, 0);
 
-    println!("a delivery that its sender hangs up on …");
-    let hung_up = hang_up::hang_up(&sender, &pool, &plan).await?;
-
-    println!("{} deliveries, with it, of {} events …", plan.deliveries(), plan.events);
-    let started = Instant::now();
-    let delivered = sender.deliver_all(plan).await?;
-    audit.delivered(hung_up, delivered, started.elapsed()).await?;
-
+    hang_up(&sender, &pool, books).await?;
+    deliver_all(&sender, failures, books).await?;
+    audit(&pool, books).await?;
     drop(sender);
-    receiver.stop().await?;
-    Ok(audit.wrong)
+    server.stop().await
+}
+
+/// The sender gives up waiting, and delivers again while the first delivery is being processed. If that one were called a
+/// duplicate, the event would be lost: the sender would be content, and then the first transaction would roll back.
+async fn hang_up(sender: &Sender, pool: &PgPool, books: &mut Books) -> anyhow::Result<()> {
+    books.scene("A hang-up in the middle, then a redelivery");
+    let event = event(EVENTS - 1);
+    let gate = Gate::shut(pool, "account").await?;
+    tokio::select! {
+        answer = sender.deliver_once(&event) => bail!("answered in front of a shut gate: {answer}"),
+        reached = gate.reached_by(1) => reached?,
+    }
+    // The first transaction still holds the mark: its statement goes on, whether or not the receiver has noticed.
+    let answer = sender.deliver_once(&event).await;
+    books.check("the redelivery, while the first is in flight", answer, "503 in-flight");
+    gate.open().await?;
+    let answers = sender.deliver(&event).await;
+    let last = answers.last().map(ToString::to_string).unwrap_or_default();
+    books.check("the next one, which is the first again", last, "200");
+    Ok(())
+}
+
+async fn deliver_all(sender: &Sender, failures: usize, books: &mut Books) -> anyhow::Result<()> {
+    books.scene(&format!("{EVENTS} events, {REPEATS} repeats, {AT_A_TIME} at a time, in random order"));
+    let mut groups: Vec<Vec<usize>> =
+        (0..EVENTS - 1).map(|number| vec![number; if number < REPEATS / 10 { 2 } else { 1 }]).collect();
+    groups.extend((REPEATS / 10..REPEATS).map(|_| vec![dice::below(EVENTS - 1)]));
+    for at in (1..groups.len()).rev() {
+        groups.swap(at, dice::below(at + 1));
+    }
+    let order = groups.concat();
+
+    let (deliveries, sender) = (order.len(), sender.clone());
+    let deliver = move |at: usize| {
+        let (sender, event) = (sender.clone(), event(order[at]));
+        async move { sender.deliver(&event).await }
+    };
+    let answers: Vec<Vec<Answer>> = storm(deliveries, AT_A_TIME, deliver).await?;
+    let mut tally = Tally::default();
+    answers.iter().flatten().for_each(|answer| tally.count(answer));
+    books.note("answers", &tally);
+    books.check("processed for the first time", tally.of("200"), EVENTS - 1);
+    books.check("duplicates", tally.of("200 replayed"), REPEATS);
+    books.check("failed, and delivered again", tally.of("500 failed"), failures);
+    let others = answers.iter().flatten().count() - tally.of("503 in-flight") - tally.of("503 unavailable");
+    books.check("other answers", others - deliveries - failures, 0);
+    Ok(())
+}
+
+async fn marks(pool: &PgPool) -> sqlx::Result<i64> {
+    count(pool, "select count(*) from records where mode = 'mark'").await
+}
+
+async fn audit(pool: &PgPool, books: &mut Books) -> anyhow::Result<()> {
+    books.scene("The books");
+    books.check("marks", marks(pool).await?, EVENTS);
+    books.check("events", count(pool, "select count(*) from account_event").await?, EVENTS);
+    let different = "select count(distinct event_id) from account_event";
+    books.check("different events", count(pool, different).await?, EVENTS);
+    let total: i64 = (0..EVENTS).map(|number| event(number).amount).sum();
+    books.check("the sum of all balances", count(pool, "select sum(balance)::int8 from account").await?, total);
+    let off = "
+        select count(*)
+        from account
+        where balance <> (select coalesce(sum(amount), 0) from account_event where account_id = account.id)
+    ";
+    books.check("accounts whose balance is not the sum of their events", count(pool, off).await?, 0);
+    Ok(())
 }

@@ -1,116 +1,140 @@
-//! The receiver: a delivery comes in, and the sender hears whether to deliver it again.
+//! The receiver: a delivery arrives, and the answer says whether the sender has to deliver it again.
 
 use std::collections::HashSet;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use anyhow::Context as _;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Json, Router};
+use demos::problem::Problem;
+use demos::signature::{HEADER, Secret, Unsigned};
 use pg_idempotency::mark::{Marked, Marking};
-use pg_idempotency::{InFlight, Key};
+use pg_idempotency::{Error, InFlight, Key};
 use serde::{Deserialize, Serialize};
-use sqlx::PgPool;
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use serde_json::{Value, json};
+use sqlx::{PgConnection, PgPool};
 
-use crate::event::Event;
-use crate::refusal::Refusal;
-use crate::signature::{HEADER, Secret};
+pub(crate) const TABLES: &str = "
+    -- Nothing is unique in it: only the mark prevents a second row.
+    create table account_event (
+        number bigint generated always as identity primary key,
+        event_id text not null,
+        account_id text not null,
+        amount bigint not null
+    );
+    create table account (id text primary key, balance bigint not null);
+";
 
-/// **It must outlast the sender's redelivery schedule**: a delivery that comes after it is processed a second time.
-/// Stripe delivers for three days by itself, and resends events that are up to 30 days old on request. A few days more
-/// cost a few rows.
-const WINDOW: Duration = Duration::from_secs(35 * 24 * 60 * 60);
+/// For how long an event is remembered. **It must outlast the sender's redelivery schedule**: a later delivery is
+/// processed a second time. Stripe delivers for three days by itself, and resends events that are up to 30 days old on
+/// request. A few days more cost a few rows.
+const RETENTION: Duration = Duration::from_secs(35 * 24 * 60 * 60);
 
-/// A duplicate of an event that is being processed is told to come back, and not waited with: the sender has a queue
-/// and all the time there is, and the receiver a few connections.
-const EVENTS: Marking = match Marking::new(WINDOW) {
-    Ok(marking) => match marking.with_in_flight(InFlight::Reject) {
-        Ok(marking) => marking,
-        Err(_) => panic!("rejecting takes no time"),
-    },
-    Err(_) => panic!("35 days are a window"),
-};
-
-/// An event is a few hundred bytes, and nobody has to be authenticated to send a body.
+/// An event is a few hundred bytes, and anybody can send a body.
 const BODY_LIMIT: usize = 64 * 1024;
 
 /// Where one sender's events arrive.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(crate) pool: PgPool,
-    /// The scope of the key. It comes from the signature, because only the sender has the secret. Two senders may have
-    /// events with the same id.
+    /// The scope of the key. Only the sender has the secret, and two senders may have events with the same id.
     pub(crate) sender: String,
     pub(crate) secret: Secret,
-    /// Stands in for a bug or an outage: the events that fail when they are first processed.
+    /// Stands in for a bug or an outage: these events fail when they are first processed.
     pub(crate) failing: Arc<Mutex<HashSet<String>>>,
 }
 
+/// Members that this receiver does not know are ignored, because a sender may add some.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Received {
-    pub(crate) duplicate: bool,
+pub(crate) struct Event {
+    /// The same in every delivery: the value of the key.
+    pub(crate) id: String,
+    pub(crate) account: String,
+    /// In cents; negative for a refund.
+    pub(crate) amount: i64,
 }
 
-async fn receive(State(endpoint): State<Endpoint>, headers: HeaderMap, body: Bytes) -> Result<Json<Received>, Refusal> {
-    // Before anything is marked. A forged event under a real one's id would make the real one a duplicate.
+pub(crate) fn router(endpoint: Endpoint) -> Router {
+    Router::new().route("/webhooks", post(receive)).layer(DefaultBodyLimit::max(BODY_LIMIT)).with_state(endpoint)
+}
+
+type Received = ([(&'static str, String); 1], Json<Value>);
+
+async fn receive(State(endpoint): State<Endpoint>, headers: HeaderMap, body: Bytes) -> Result<Received, Problem> {
+    // Before anything is marked: a forged event under a real one's id would make the real one a duplicate.
     let signature = headers.get(HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    endpoint.secret.verify(signature, &body, SystemTime::now())?;
+    endpoint.secret.verify(signature, &body, SystemTime::now()).map_err(unsigned)?;
+    let malformed =
+        |error: serde_json::Error| Problem::new(StatusCode::BAD_REQUEST, "malformed-event", error.to_string());
+    let event: Event = serde_json::from_slice(&body).map_err(malformed)?;
+    let key = Key::new(&endpoint.sender, "account.event", &event.id)?;
 
-    let event: Event = serde_json::from_slice(&body).map_err(Refusal::malformed)?;
-    let key = Key::new(&endpoint.sender, "account.event", &event.id).map_err(Refusal::malformed)?;
-
-    // Every `?` from here on, and a sender that hangs up, drops the transaction and the mark with it: the redelivery
-    // will be the first.
+    // A duplicate of an event in flight is refused and does not wait: the sender has a queue, and the receiver has a
+    // few connections.
+    let marking = Marking::new(RETENTION)?.with_in_flight(InFlight::Reject)?;
+    // Every `?` from here on, and a sender that hangs up, drops the transaction and its mark: the redelivery is the
+    // first one again.
     let mut tx = endpoint.pool.begin().await?;
-    let marked = EVENTS.mark(&mut tx, &key).await?;
+    let marked = marking.mark(&mut tx, &key).await.map_err(unmarked)?;
     if marked == Marked::First {
-        event.process(&mut tx).await?;
-        if endpoint.failing.lock().is_ok_and(|mut failing| failing.remove(&event.id)) {
-            return Err(Refusal::Failed);
+        process(&mut tx, &event).await?;
+        if endpoint.failing.lock().unwrap_or_else(PoisonError::into_inner).remove(&event.id) {
+            return Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the processing failed"));
         }
     }
-    // Not `tx.commit()`, which says Ok after an error that somebody has swallowed, and saves nothing. Should the COMMIT
-    // go through and its answer get lost, the sender hears of an error and delivers again: a duplicate.
+    // `tx.commit()` would return Ok after an error that the code has swallowed, and save nothing. If the answer to this
+    // COMMIT is lost, the sender gets an error and delivers again: a duplicate.
     pg_idempotency::commit(tx).await?;
-
-    // Only now: who acknowledges an event that is not committed will not get it again.
-    Ok(Json(Received { duplicate: marked == Marked::Duplicate }))
+    // Only now: the sender does not deliver an acknowledged event again.
+    let duplicate = marked == Marked::Duplicate;
+    Ok(([("idempotency-replayed", duplicate.to_string())], Json(json!({ "received": event.id }))))
 }
 
-pub(crate) struct Receiver {
-    pub(crate) address: SocketAddr,
-    pool: PgPool,
-    stop: oneshot::Sender<()>,
-    serving: JoinHandle<std::io::Result<()>>,
+/// Events arrive in any order, so nothing here may depend on an earlier one. A sum does not.
+///
+/// The account's row is the last thing that it locks, so two events of one account wait, and never deadlock.
+async fn process(conn: &mut PgConnection, event: &Event) -> sqlx::Result<()> {
+    sqlx::query(
+        "
+        with event as (
+            insert into account_event (event_id, account_id, amount)
+            values ($1::text, $2::text, $3::int8)
+            returning account_id, amount
+        )
+        insert into account (id, balance)
+        select account_id, amount
+        from event
+        on conflict (id) do update
+        set balance = account.balance + excluded.balance
+        ",
+    )
+    .bind(&event.id)
+    .bind(&event.account)
+    .bind(event.amount)
+    .execute(conn)
+    .await
+    .map(drop)
 }
 
-impl Receiver {
-    pub(crate) async fn start(endpoint: Endpoint) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen on a loopback port")?;
-        let address = listener.local_addr()?;
-        let pool = endpoint.pool.clone();
-        let router = Router::new()
-            .route("/webhooks", post(receive))
-            .layer(DefaultBodyLimit::max(BODY_LIMIT))
-            .with_state(endpoint);
-        let (stop, stopping) = oneshot::channel();
-        let server = axum::serve(listener, router).with_graceful_shutdown(async {
-            let _ = stopping.await;
-        });
-        Ok(Self { address, pool, stop, serving: tokio::spawn(server.into_future()) })
-    }
+fn unsigned(unsigned: Unsigned) -> Problem {
+    let kind = match unsigned {
+        Unsigned::Forged => "forged",
+        Unsigned::Stale => "stale",
+    };
+    Problem::new(StatusCode::UNAUTHORIZED, kind, "the signature is not of this body and time")
+}
 
-    pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        drop(self.stop);
-        self.serving.await??;
-        self.pool.close().await;
-        Ok(())
+/// Not a 409: some senders treat every 4xx as final. The first delivery may still fail, so there is nothing to
+/// acknowledge yet.
+fn unmarked(error: Error) -> Problem {
+    match error {
+        Error::InFlight { retry_after, .. } => {
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "in-flight", "another delivery is being processed")
+                .with_retry_after(retry_after)
+        }
+        error => error.into(),
     }
 }

@@ -1,138 +1,84 @@
-//! The sender: eight at a time, and each delivery again until it is acknowledged.
+//! The sender: it signs each delivery, and delivers again until it is acknowledged. The forger has no secret.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context as _;
-use reqwest::header::RETRY_AFTER;
-use serde::Deserialize;
-use tokio::sync::Mutex;
-use tokio::task::JoinSet;
-use tokio::time::{Instant, interval, sleep_until};
+use demos::client::{Answer, Tally};
+use demos::signature::{HEADER, Secret};
+use reqwest::Client;
+use tokio::time::sleep;
 
-use crate::event::Event;
-use crate::plan::Plan;
-use crate::queue::Queue;
-use crate::signature::{HEADER, Secret};
-use crate::tally::Tally;
+use crate::receiver::Event;
 
-const TASKS: usize = 8;
-
-/// An answer takes milliseconds. Whoever waits so long waits for something that does not come.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-
-/// Where the receiver says nothing. A real sender has a schedule of minutes, then hours.
+/// A real sender has a schedule of minutes, then hours.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Often enough to see that it goes on.
-const PROGRESS: Duration = Duration::from_secs(2);
+/// Beyond the five minutes of the receiver's tolerance, with room for a slow run.
+const OFF: Duration = Duration::from_secs(360);
 
 #[derive(Clone)]
 pub(crate) struct Sender {
-    url: String,
-    /// One pool of connections for all clones, kept alive between deliveries.
-    http: reqwest::Client,
-    secret: Secret,
-}
-
-/// What the receiver has said.
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    pub(crate) body: AnswerBody,
-    pub(crate) latency: Duration,
-    retry_after: Option<Duration>,
-}
-
-#[derive(Deserialize)]
-pub(crate) struct AnswerBody {
-    pub(crate) duplicate: Option<bool>,
-    pub(crate) error: Option<String>,
-}
-
-impl Answer {
-    /// When to deliver again, if that can help. A 4xx will be the same next time; the tally counts it as an error.
-    pub(crate) fn again_after(&self) -> Option<Duration> {
-        (self.status >= 500).then(|| self.retry_after.unwrap_or(AGAIN_AFTER))
-    }
+    pub(crate) url: String,
+    pub(crate) http: Client,
+    pub(crate) secret: Secret,
 }
 
 impl Sender {
-    pub(crate) fn new(address: SocketAddr, secret: Secret) -> anyhow::Result<Self> {
-        // A proxy for the outside world has no business between this client and 127.0.0.1.
-        let http = reqwest::Client::builder().no_proxy().timeout(ANSWER_LIMIT).build()?;
-        Ok(Self { url: format!("http://{address}/webhooks"), http, secret })
-    }
-
-    /// Delivers the plan, and returns what came back.
-    pub(crate) async fn deliver_all(&self, plan: Arc<Plan>) -> anyhow::Result<Tally> {
-        let (started, deliveries) = (Instant::now(), plan.deliveries());
-        let queue = Arc::new(Mutex::new(Queue::new(plan.order.clone())));
-        // One was hung up on, and is through.
-        let acknowledged = Arc::new(AtomicUsize::new(1));
-        let mut tasks = JoinSet::new();
-        for _ in 0..TASKS {
-            let (sender, plan, queue) = (self.clone(), plan.clone(), queue.clone());
-            let acknowledged = acknowledged.clone();
-            tasks.spawn(async move { sender.work(&plan, &queue, &acknowledged).await });
-        }
-
-        let mut tally = Tally::default();
-        let mut progress = interval(PROGRESS);
-        // The first tick is now.
-        progress.tick().await;
+    /// Delivers until the event is acknowledged, and returns all answers. A 4xx will be the same next time.
+    pub(crate) async fn deliver(&self, event: &Event) -> Vec<Answer> {
+        let mut answers = Vec::new();
         loop {
-            tokio::select! {
-                ended = tasks.join_next() => match ended {
-                    Some(counted) => tally.add(counted??),
-                    None => return Ok(tally),
-                },
-                _ = progress.tick() => {
-                    let (acknowledged, seconds) = (acknowledged.load(Ordering::Relaxed), started.elapsed().as_secs_f64());
-                    let pace = acknowledged as f64 / seconds;
-                    println!("{seconds:5.1} s: {acknowledged} of {deliveries} acknowledged, {pace:.0} a second");
-                }
+            let answer = self.deliver_once(event).await;
+            let again = answer.status.is_none_or(|status| status >= 500);
+            let after = answer.retry_after.map_or(AGAIN_AFTER, Duration::from_secs);
+            answers.push(answer);
+            if !again {
+                return answers;
             }
+            sleep(after).await;
         }
     }
 
-    /// One of the tasks, until nothing is left to deliver.
-    async fn work(&self, plan: &Plan, queue: &Mutex<Queue>, acknowledged: &AtomicUsize) -> anyhow::Result<Tally> {
-        let mut tally = Tally::default();
-        loop {
-            let Some((due, number)) = queue.lock().await.next() else {
-                return Ok(tally);
-            };
-            sleep_until(due).await;
-            let answer = self.deliver_event(&plan.event(number)).await?;
-            tally.count(&answer);
-            match answer.again_after() {
-                Some(after) => queue.lock().await.again(number, after),
-                None => drop(acknowledged.fetch_add(1, Ordering::Relaxed)),
-            }
-        }
-    }
-
-    /// Delivers once, signed anew: the signature of the first attempt would be stale by the time of the last.
-    pub(crate) async fn deliver_event(&self, event: &Event) -> anyhow::Result<Answer> {
-        let body = serde_json::to_vec(event)?;
+    /// Signed anew: the signature of the first attempt would be stale by the time of the last.
+    pub(crate) async fn deliver_once(&self, event: &Event) -> Answer {
+        let body = encoded(event);
         let signature = self.secret.sign(&body, SystemTime::now());
-        self.deliver(body, Some(&signature)).await
+        self.post(body, &signature).await
     }
 
-    /// Delivers once, whatever it is.
-    pub(crate) async fn deliver(&self, body: Vec<u8>, signature: Option<&str>) -> anyhow::Result<Answer> {
-        let started = Instant::now();
-        let mut request = self.http.post(&self.url).header("Content-Type", "application/json").body(body);
-        if let Some(signature) = signature {
-            request = request.header(HEADER, signature);
-        }
-        let response = request.send().await.context("the receiver did not answer")?;
-        let status = response.status().as_u16();
-        let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
-        let retry_after = retry_after.and_then(|value| value.parse().ok()).map(Duration::from_secs);
-        let body = response.json().await.context("the receiver's answer is not what it should be")?;
-        Ok(Answer { status, body, latency: started.elapsed(), retry_after })
+    async fn post(&self, body: Vec<u8>, signature: &str) -> Answer {
+        let request = self.http.post(format!("{}/webhooks", self.url)).header("Content-Type", "application/json");
+        Answer::to(request.header(HEADER, signature).body(body)).await
     }
+
+    /// Sends forged and stale deliveries under the id of a real event that is still to come.
+    pub(crate) async fn forge(&self, event: &Event) -> Tally {
+        let now = SystemTime::now();
+        let genuine = encoded(event);
+        let dearer = Event { id: event.id.clone(), account: event.account.clone(), amount: event.amount + 1_000_000 };
+        let changed = encoded(&dearer);
+        let guessed = Secret::new(b"whsec_guessed");
+        let right = self.secret.sign(&genuine, now);
+        let recorded = self.secret.sign(&genuine, now - OFF);
+        let unix_seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let made_younger = format!("t={unix_seconds},{}", recorded.split_once(',').map_or("", |(_, tag)| tag));
+        let mut tally = Tally::default();
+        for (body, signature) in [
+            (&changed, guessed.sign(&changed, now)),
+            (&changed, right.clone()),
+            (&genuine, made_younger),
+            // It would pass where only the bytes that are there are compared.
+            (&genuine, right.split_at(32).0.to_owned()),
+            (&changed, "t=,v1=".to_owned()),
+            (&changed, String::new()),
+            (&genuine, recorded),
+            (&genuine, self.secret.sign(&genuine, now + OFF)),
+        ] {
+            tally.count(&self.post(body.clone(), &signature).await);
+        }
+        tally
+    }
+}
+
+fn encoded(event: &Event) -> Vec<u8> {
+    serde_json::to_vec(event).expect("an event is JSON")
 }

@@ -1,0 +1,136 @@
+//! Requests, the answers to them, and storms of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use reqwest::{Client, RequestBuilder};
+use serde_json::Value;
+use tokio::task::JoinSet;
+
+/// Far longer than any service here needs, so only a mistake takes this long.
+const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+
+pub fn client() -> Client {
+    // A proxy for the outside world must not get between this client and 127.0.0.1.
+    Client::builder().no_proxy().timeout(ANSWER_LIMIT).build().expect("these options need nothing of the system")
+}
+
+/// The answer to one request.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    /// `None` if no answer arrived.
+    pub status: Option<u16>,
+    pub replayed: bool,
+    /// In seconds.
+    pub retry_after: Option<u64>,
+    pub etag: Option<String>,
+    /// The body as it arrived. A replay is equal byte by byte.
+    pub text: String,
+}
+
+impl Answer {
+    pub async fn to(request: RequestBuilder) -> Self {
+        let Ok(response) = request.send().await else { return Self::default() };
+        let text = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let answer = Self {
+            status: Some(response.status().as_u16()),
+            replayed: text("idempotency-replayed").is_some_and(|value| value == "true"),
+            retry_after: text("retry-after").and_then(|seconds| seconds.parse().ok()),
+            etag: text("etag"),
+            text: String::new(),
+        };
+        match response.text().await {
+            Ok(text) => Self { text, ..answer },
+            Err(_) => Self::default(),
+        }
+    }
+
+    /// A member of the JSON body, as text.
+    pub fn json(&self, member: &str) -> String {
+        let json: Value = serde_json::from_str(&self.text).unwrap_or_default();
+        json[member].as_str().map_or_else(|| json[member].to_string(), str::to_owned)
+    }
+}
+
+/// `201`, `200 replayed`, `409 in-flight`.
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(status) = self.status else { return f.write_str("no answer") };
+        write!(f, "{status}")?;
+        if self.replayed {
+            f.write_str(" replayed")?;
+        }
+        if status >= 400 {
+            let problem = self.json("type");
+            write!(f, " {}", problem.rsplit(['/', ':']).next().unwrap_or_default())?;
+        }
+        Ok(())
+    }
+}
+
+/// Answers, counted by kind.
+#[derive(Default)]
+pub struct Tally {
+    counts: BTreeMap<String, usize>,
+    /// The different bodies of the successful answers.
+    bodies: BTreeSet<String>,
+}
+
+impl Tally {
+    pub fn count(&mut self, answer: &Answer) {
+        *self.counts.entry(answer.to_string()).or_default() += 1;
+        if answer.status.is_some_and(|status| status < 300) {
+            self.bodies.insert(answer.text.clone());
+        }
+    }
+
+    /// How many different successful answers there were.
+    pub fn different(&self) -> usize {
+        self.bodies.len()
+    }
+
+    /// How many answers were of this kind.
+    pub fn of(&self, kind: &str) -> usize {
+        self.counts.get(kind).copied().unwrap_or_default()
+    }
+}
+
+/// `1 × 201, 1999 × 201 replayed`.
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts: Vec<String> = self.counts.iter().map(|(kind, count)| format!("{count} × {kind}")).collect();
+        f.write_str(&counts.join(", "))
+    }
+}
+
+/// Performs the numbers from 0 on, several at a time, and returns the results in their order.
+pub async fn storm<T: Send + 'static, F: Future<Output = T> + Send>(
+    count: usize,
+    at_a_time: usize,
+    perform: impl Fn(usize) -> F + Clone + Send + Sync + 'static,
+) -> anyhow::Result<Vec<T>> {
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut tasks = JoinSet::new();
+    for _ in 0..at_a_time {
+        let (next, perform) = (next.clone(), perform.clone());
+        tasks.spawn(async move {
+            let mut results = Vec::new();
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= count {
+                    return results;
+                }
+                results.push((number, perform(number).await));
+            }
+        });
+    }
+    let mut results = Vec::new();
+    while let Some(ended) = tasks.join_next().await {
+        results.extend(ended?);
+    }
+    results.sort_by_key(|(number, _)| *number);
+    Ok(results.into_iter().map(|(_, result)| result).collect())
+}

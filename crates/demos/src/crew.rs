@@ -1,0 +1,155 @@
+//! Worker processes: the same program again, with arguments. None of them outlives this process.
+
+use std::env;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::time::{interval, timeout};
+
+use crate::dice;
+use crate::gateway::Gateway;
+use crate::queue::Queue;
+use crate::schema::Schema;
+
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A debug build on a busy machine needs a second.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// Longer than a worker may take to finish what it has begun.
+const EXIT_LIMIT: Duration = Duration::from_secs(30);
+
+pub struct Worker {
+    pub id: u32,
+    /// The line that the worker has printed first. It is the worker's URL if it serves requests.
+    pub url: String,
+    process: Child,
+    /// The worker ends when this is closed. It is apart from the process, because waiting for a process closes its
+    /// stdin.
+    _alive: Option<ChildStdin>,
+}
+
+impl Worker {
+    pub async fn start(schema: &Schema, arguments: &[&str]) -> anyhow::Result<Self> {
+        let mut process = Command::new(env::current_exe()?)
+            .args(["worker", &schema.run])
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .context("cannot start a worker")?;
+        let stdout = process.stdout.take().context("a worker without stdout")?;
+        let mut lines = BufReader::new(stdout).lines();
+        let line = timeout(START_LIMIT, lines.next_line()).await.context("a worker did not start")??;
+        let url = line.context("a worker ended at its start")?;
+        let id = process.id().context("a worker ended at its start")?;
+        Ok(Self { id, url, _alive: process.stdin.take(), process })
+    }
+
+    /// SIGKILL: the worker gets no chance to say anything.
+    pub async fn kill(mut self) -> anyhow::Result<()> {
+        self.process.kill().await.context("cannot kill a worker")
+    }
+
+    /// SIGTERM: the worker may finish what it has begun.
+    pub async fn terminate(&self) -> anyhow::Result<()> {
+        let status = Command::new("kill").args(["-TERM", &self.id.to_string()]).status().await?;
+        ensure!(status.success(), "cannot terminate a worker");
+        Ok(())
+    }
+
+    /// Waits for the end of a worker that was terminated.
+    pub async fn ended(mut self) -> anyhow::Result<()> {
+        let status = timeout(EXIT_LIMIT, self.process.wait()).await.context("a worker did not end after SIGTERM")??;
+        ensure!(status.success(), "after SIGTERM a worker ended with {status}");
+        Ok(())
+    }
+}
+
+/// A fixed number of workers: a killed one is replaced.
+pub struct Crew<'a> {
+    schema: &'a Schema,
+    arguments: Vec<&'a str>,
+    workers: Vec<Worker>,
+    /// Where the workers serve requests at the moment.
+    pub urls: Arc<Mutex<Vec<String>>>,
+    /// How many workers were killed before the end.
+    pub killed: usize,
+}
+
+impl<'a> Crew<'a> {
+    pub async fn start(schema: &'a Schema, workers: usize, arguments: &[&'a str]) -> anyhow::Result<Self> {
+        let (arguments, urls) = (arguments.to_vec(), Arc::default());
+        let mut crew = Self { schema, arguments, workers: Vec::new(), urls, killed: 0 };
+        for _ in 0..workers {
+            crew.start_one().await?;
+        }
+        Ok(crew)
+    }
+
+    async fn start_one(&mut self) -> anyhow::Result<()> {
+        let worker = Worker::start(self.schema, &self.arguments).await?;
+        self.workers.push(worker);
+        self.publish();
+        Ok(())
+    }
+
+    fn publish(&self) {
+        *self.urls.lock().unwrap_or_else(PoisonError::into_inner) =
+            self.workers.iter().map(|worker| worker.url.clone()).collect();
+    }
+
+    /// Kills the worker with this process id.
+    pub async fn kill(&mut self, id: u32) -> anyhow::Result<()> {
+        let at = self.workers.iter().position(|worker| worker.id == id);
+        let worker = self.workers.swap_remove(at.with_context(|| format!("{id} is not a worker of this crew"))?);
+        worker.kill().await?;
+        self.publish();
+        self.killed += 1;
+        self.start_one().await
+    }
+
+    /// Kills a random worker.
+    pub async fn kill_any(&mut self) -> anyhow::Result<()> {
+        self.kill(self.workers[dice::below(self.workers.len())].id).await
+    }
+
+    /// Kills the workers that the gateway names, until no message waits any more.
+    pub async fn deliver(&mut self, queue: &Queue, gateway: &mut Gateway) -> anyhow::Result<()> {
+        let mut look = interval(LOOK);
+        loop {
+            tokio::select! {
+                Some(worker) = gateway.deaths.recv() => self.kill(worker).await?,
+                _ = look.tick() => {
+                    self.must_be_alive()?;
+                    if queue.in_state("waiting").await?.is_empty() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// A worker ends only by a kill. Any other end is a mistake, and would look like one more kill.
+    pub fn must_be_alive(&mut self) -> anyhow::Result<()> {
+        for worker in &mut self.workers {
+            if let Some(status) = worker.process.try_wait()? {
+                bail!("worker {} ended by itself: {status}", worker.id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills all workers.
+    pub async fn end(self) -> anyhow::Result<()> {
+        for worker in self.workers {
+            worker.kill().await?;
+        }
+        Ok(())
+    }
+}

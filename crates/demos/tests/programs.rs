@@ -1,0 +1,23 @@
+//! Each program runs on a server of its own or of `DATABASE_URL`, and ends with right books. `script/test` runs payments
+//! and retrying_clients by their scripts.
+
+use std::process::Command;
+
+/// One after the other, because some of them depend on time.
+#[test]
+fn every_program_ends_with_right_books() {
+    for program in [
+        env!("CARGO_BIN_EXE_chat_nonce"),
+        env!("CARGO_BIN_EXE_event_consumer"),
+        env!("CARGO_BIN_EXE_mutation_backstop"),
+        env!("CARGO_BIN_EXE_orders_api"),
+        env!("CARGO_BIN_EXE_rides"),
+        env!("CARGO_BIN_EXE_sms_at_most_once"),
+        env!("CARGO_BIN_EXE_webhook_receiver"),
+    ] {
+        let output = Command::new(program).output().expect("cargo has built it");
+        let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let right = output.status.success() && stdout.trim_end().ends_with("every count is right");
+        assert!(right, "{program}: {}\n{stdout}\n{stderr}", output.status);
+    }
+}
