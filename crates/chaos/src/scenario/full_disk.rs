@@ -1,28 +1,29 @@
-//! The disk of the tables fills up and is freed again. It is a tablespace of some megabytes in memory, mounted in a
-//! namespace of the server's own and gone with it; only root can have that. The WAL has room: without, the server
-//! stops.
+//! The disk of the tables fills up and is freed again. Only here does any statement fail for want of space. The disk is a
+//! tablespace of some megabytes in memory, mounted in a namespace of the server's own, which only root can create. The WAL
+//! has room, because without it the server stops.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Executor as _};
 use tokio::time::sleep;
 
+use crate::callers::{Callers, Way};
 use crate::cluster::{Cluster, root};
+use crate::finding::Finding;
 use crate::history::What;
-use crate::stage::{Finding, Stage};
-use crate::subject::SAFE_TO_DROP;
+use crate::request::SAFE_TO_DROP;
+use crate::stage::Stage;
 use crate::world::{Least, World, pool};
 
 const CLIENTS: u32 = 6;
-/// How long it is full, or free.
+/// How long the disk is full, or free, in milliseconds.
 const PHASE: std::ops::Range<u64> = 100..400;
 
 const LEAST: Least = &[("disk filled", 2)];
 
-pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    // Room for what the callers write in that time, which must not fill it for good.
+pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
+    // There must be room for the rows of the callers.
     let size = 6 + 2 * stage.time.as_secs();
     let mount = format!("mount -t tmpfs -o size={size}m,mode=0777 tmpfs /mnt && install -d -m 0777 /mnt/space");
     let mut unshare = Command::new("unshare");
@@ -34,9 +35,7 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let serve = format!("{mount} && chown \"$(id -un postgres 2>/dev/null || echo nobody)\" /mnt/space && exec \"$@\"");
     command.args(["-m", "sh", "-c", &serve, "serve"]).arg(root().join("script/postgres"));
     let cluster = Arc::new(Cluster::start_by(command, &[]).await?);
-    let stage_of_this = stage.part(&cluster, stage.time);
-    let world = World::create(&stage_of_this, "full-disk", LEAST).await?;
-    stage.show(&world);
+    let world = World::create(&stage.on(cluster), LEAST).await?;
     world.observer.execute("create tablespace space location '/mnt/space'").await?;
     for move_there in [
         "alter table idempotency.record set tablespace space",
@@ -46,12 +45,12 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     ] {
         world.observer.execute(move_there).await?;
     }
-    let pool = pool(&world.options, CLIENTS);
-    let clients = world.crowd(&pool, CLIENTS.into(), |random, request| request.door = random.of(SAFE_TO_DROP));
+    let way = Way::Transaction(|random, request| request.door = random.of(SAFE_TO_DROP));
+    let mut callers = Callers::start(&world, way, pool(&world.options, CLIENTS), "c", CLIENTS as usize);
     let mut random = world.random("filler");
     while !world.is_over() {
         world.observer.execute("create table filler (bytes text) tablespace space").await?;
-        // Until nothing more goes in: in large pieces, and then in small ones.
+        // Fills it in large pieces, and then in small ones.
         for rows in ["100", "1"] {
             let fill = format!("insert into filler select repeat('x', 1900) from generate_series(1, {rows})");
             while world.observer.execute(AssertSqlSafe(fill.as_str())).await.is_ok() {}
@@ -61,12 +60,9 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
         world.observer.execute("drop table filler").await?;
         sleep(random.millis(PHASE)).await;
     }
-    for client in join_all(clients).await {
-        client?;
-    }
-    pool.close().await;
+    callers.end().await?;
     let full = world.history.calls().iter().filter(|call| is_full(&call.end)).count();
-    Ok(Finding::of(&world).await?.note(format!("{full} calls met a full disk")))
+    Ok(callers.finding().await?.note(format!("{full} calls met a full disk")))
 }
 
 fn is_full(end: &What) -> bool {

@@ -1,4 +1,4 @@
-//! What a fault costs the callers: the time from a caller's first error to its next answer, and the answers that are
+//! The costs of a fault for the callers: the time from a caller's first error to its next answer, and the answers that are
 //! lost.
 
 use std::collections::HashMap;
@@ -48,11 +48,10 @@ impl std::fmt::Display for Seen {
     }
 }
 
-/// The outages are of the callers whose names do not begin with `without`: those that cannot follow the leader. `lost`
-/// has the moment of each answer that was given and lost: a moment before the fault, or while the old leader still
-/// answers.
-pub(crate) fn seen(calls: &[Call], faults: &[Injected], lost: &[Moment], without: &str) -> Vec<Seen> {
-    let outages = outages(calls.iter().filter(|call| !call.name.starts_with(without)));
+/// The outages of all callers but the direct ones, which cannot follow the leader. `lost` has the moment of each answer that
+/// was given and lost, before the fault or while the old leader still answered.
+pub(crate) fn seen(calls: &[Call], faults: &[Injected], lost: &[Moment]) -> Vec<Seen> {
+    let outages = outages(calls.iter().filter(|call| !call.name.starts_with("direct")));
     let mut answers: Vec<Moment> =
         calls.iter().filter(|call| call.response().is_some()).map(|call| call.ended).collect();
     answers.sort_unstable();
@@ -75,7 +74,7 @@ pub(crate) fn seen(calls: &[Call], faults: &[Injected], lost: &[Moment], without
     all
 }
 
-/// A call that was refused got an answer of a kind; one with an unknown end got none.
+/// A refused call is no outage, unlike one with an unknown end.
 fn outages<'a>(calls: impl Iterator<Item = &'a Call>) -> Vec<Outage> {
     let mut open: HashMap<&str, (Moment, Moment)> = HashMap::new();
     let mut outages = Vec::new();
@@ -92,7 +91,7 @@ fn outages<'a>(calls: impl Iterator<Item = &'a Call>) -> Vec<Outage> {
     outages
 }
 
-/// The median, and the range where there are several.
+/// The median, with the range if there are several times.
 fn range(times: &[Duration]) -> String {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
@@ -132,14 +131,14 @@ mod tests {
         ];
         let second = |number: u64| number * 1_000_000_000;
         let faults = [Injected { kind: "cut", at: second(3), over: second(10) }];
-        let seen = seen(&calls(&events.concat()), &faults, &[second(1), second(12)], "direct");
+        let seen = seen(&calls(&events.concat()), &faults, &[second(1), second(12)]);
         assert_eq!(seen[0].lost, 1);
         assert_eq!(seen[0].of_one, [Duration::from_secs(7)]);
         assert_eq!(seen[0].longest(), Duration::from_secs(7));
     }
 
     #[test]
-    fn several_times_are_told_by_their_median_and_range() {
+    fn several_times_are_shown_by_their_median_and_range() {
         let times = [4, 1, 3].map(Duration::from_secs);
         assert_eq!(range(&times), "3.0 s (1.0–4.0 s)");
         assert_eq!(range(&times[..1]), "4.0 s");
