@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::checker::leases::Promise;
 use crate::checker::{self, Aftermath, Effect, leases, lost, marks};
 use crate::finding::Finding;
-use crate::history::{Call, Moment, What, now};
+use crate::history::{Call, What, now};
 use crate::random::Random;
 use crate::request::{INDETERMINATE, Request, ending};
 use crate::subject;
@@ -75,18 +75,6 @@ pub(crate) enum Answers {
     All,
     /// Only those to the questions that settle the keys. The fault may lose earlier ones, which are counted.
     AfterTheFault,
-}
-
-/// The answers that were given, and the moment of each one that is not true any more.
-pub(crate) struct Lost {
-    pub(crate) given: usize,
-    pub(crate) moments: Vec<Moment>,
-}
-
-impl std::fmt::Display for Lost {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of {} answers lost", self.moments.len(), self.given)
-    }
 }
 
 /// For callers to go on after a fault, on a busy machine.
@@ -164,8 +152,9 @@ impl Callers {
         Ok(self.check(Answers::All).await?.0)
     }
 
-    /// Asks for every key once more, and compares the answers with the tables and with the outside.
-    pub(crate) async fn check(&self, answers: Answers) -> anyhow::Result<(Finding, Lost)> {
+    /// Asks for every key once more, and compares the answers with the tables and with the outside. Also returns how many
+    /// answers are lost, in words.
+    pub(crate) async fn check(&self, answers: Answers) -> anyhow::Result<(Finding, String)> {
         let world = &self.world;
         let before = world.history.calls();
         let unfinished = match self.way {
@@ -196,9 +185,9 @@ impl Callers {
                 world.finding(checked.violations).note(doubles).note(format!("{decided} keys settled by an operator"))
             }
         };
-        let moments = lost(&before, stored.as_ref().unwrap_or(&after));
+        let lost = lost(&before, stored.as_ref().unwrap_or(&after));
         let given = before.iter().filter(|call| call.response().is_some()).count();
-        Ok((finding, Lost { given, moments }))
+        Ok((finding, format!("{lost} of {given} answers lost")))
     }
 
     /// When the fault is over: asks for every key until it is answered, and does an operator's duty for what is
@@ -270,33 +259,34 @@ impl Caller {
 
     /// One call, with its lines in the history.
     async fn attempt(&self, key: &str, number: u64, random: &mut Random) -> What {
-        let call = format!("{}/{number}", self.name);
-        self.world.invoked(&call, key);
-        let what = timeout(self.pace.limit, self.call(key, &call, random))
+        let mut request = self.world.request(key, &format!("{}/{number}", self.name));
+        if let Way::Transaction(choose) = self.way {
+            request.fails = random.one_in(16);
+            choose(random, &mut request);
+        }
+        self.world.invoked(&request.call, key);
+        let what = timeout(self.pace.limit, self.call(&request, random))
             .await
             .unwrap_or_else(|_| What::Unknown("dropped after its time-out".to_owned()));
-        self.world.ended(&call, key, what.clone());
+        self.world.ended(&request.call, key, what.clone());
         what
     }
 
-    async fn call(&self, key: &str, call: &str, random: &mut Random) -> What {
+    async fn call(&self, request: &Request, random: &mut Random) -> What {
         let (world, pool) = (&self.world, &self.pool);
         match self.way {
-            Way::Transaction(choose) => {
-                let mut request = world.request(key, call);
-                request.fails = random.one_in(16);
-                choose(random, &mut request);
-                let (what, fault) = request.conclude(subject::call(world.mutant, pool, &request).await);
+            Way::Transaction(_) => {
+                let (what, fault) = request.conclude(subject::call(world.mutant, pool, request).await);
                 if let Some(fault) = fault {
                     world.fault(fault);
                 }
                 what
             }
-            Way::Mark => ending(mark::call(pool, &world.request(key, call)).await),
+            Way::Mark => ending(mark::call(pool, request).await),
             Way::Lease(leased) if leased.promise == Promise::InSteps => {
-                ending(steps::call(world, pool, key, call, leased, random).await)
+                ending(steps::call(world, pool, &request.key, &request.call, leased, random).await)
             }
-            Way::Lease(leased) => ending(lease::call(world, pool, key, call, leased, random).await),
+            Way::Lease(leased) => ending(lease::call(world, pool, &request.key, &request.call, leased, random).await),
         }
     }
 }

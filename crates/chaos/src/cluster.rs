@@ -62,10 +62,6 @@ impl Cluster {
         self.directory.join("data")
     }
 
-    pub(crate) fn directory(&self) -> &Path {
-        &self.directory
-    }
-
     /// A database of its own for each scenario. Those of earlier ones go: at each start after a crash the server reads
     /// every file of every database.
     pub(crate) async fn create_database(&self, name: &str) -> anyhow::Result<PgConnectOptions> {
@@ -99,17 +95,6 @@ impl Cluster {
     /// SIGKILL to the postmaster: no checkpoint, no goodbye. Its backends end when they notice.
     pub(crate) fn kill(&self) -> anyhow::Result<()> {
         signal("-KILL", self.postmaster()?)
-    }
-
-    /// Ends the server in good order, for its files to be copied.
-    pub(crate) async fn stop(&self) -> anyhow::Result<()> {
-        signal("-INT", self.postmaster()?)?;
-        let started = Instant::now();
-        while self.data().join("postmaster.pid").exists() {
-            ensure!(started.elapsed() < PATIENCE, "the server does not stop");
-            sleep(Duration::from_millis(20)).await;
-        }
-        Ok(())
     }
 
     /// Starts the server that was killed, and waits until it answers.

@@ -1,10 +1,10 @@
 //! The history of calls as the callers saw it: when each began, and what it returned. Nothing here reads the database.
 
 use std::collections::HashMap;
-use std::fmt::{self, Display, Formatter};
-use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
 
 /// Nanoseconds of the machine's clock, which all processes of the suite share.
 pub(crate) type Moment = u64;
@@ -15,7 +15,7 @@ pub(crate) fn now() -> Moment {
 }
 
 /// One line of a history.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Event {
     pub(crate) at: Moment,
     /// The name of the call, which is unique. The effect of a call has its name.
@@ -24,7 +24,14 @@ pub(crate) struct Event {
     pub(crate) what: What,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+impl Event {
+    /// JSON, in one line.
+    fn line(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum What {
     Invoked,
     /// Lease mode: the call has won the claim, which has this token.
@@ -103,7 +110,7 @@ impl History {
         match self {
             Self::Kept(events) => events.lock().unwrap_or_else(PoisonError::into_inner).push(event),
             // One write for each line, so that SIGKILL leaves no half of one.
-            Self::Printed => println!("{event}"),
+            Self::Printed => println!("{}", event.line()),
         }
     }
 
@@ -119,7 +126,7 @@ impl History {
         match self {
             Self::Kept(events) => {
                 let events = events.lock().unwrap_or_else(PoisonError::into_inner);
-                events.iter().filter(|event| event.key == key).map(Event::to_string).collect()
+                events.iter().filter(|event| event.key == key).map(Event::line).collect()
             }
             Self::Printed => Vec::new(),
         }
@@ -173,45 +180,4 @@ pub(crate) fn longest_outage(calls: &[Call]) -> Duration {
     moments.sort_unstable();
     let longest = moments.windows(2).map(|two| two[1] - two[0]).max().unwrap_or_default();
     Duration::from_nanos(longest)
-}
-
-impl Display for Event {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let (word, text) = match &self.what {
-            What::Invoked => ("invoked", String::new()),
-            What::Claimed(token) => ("claimed", token.to_string()),
-            What::Performed(text) => ("performed", text.clone()),
-            What::Replayed(text) => ("replayed", text.clone()),
-            What::Refused(text) => ("refused", text.clone()),
-            What::Unknown(text) => ("unknown", text.clone()),
-            What::Barred(text) => ("barred", text.clone()),
-            What::Unfinished => ("unfinished", String::new()),
-            What::Wrong(text) => ("wrong", text.clone()),
-        };
-        write!(f, "{} {} {} {word} {}", self.at, self.call, self.key, text.replace('\n', " "))
-    }
-}
-
-impl FromStr for Event {
-    type Err = ();
-
-    fn from_str(line: &str) -> Result<Self, ()> {
-        let mut words = line.splitn(5, ' ');
-        let mut word = || words.next().ok_or(());
-        let (at, call, key, what) = (word()?.parse().map_err(|_| ())?, word()?.to_owned(), word()?.to_owned(), word()?);
-        let text = word()?.to_owned();
-        let what = match what {
-            "invoked" => What::Invoked,
-            "claimed" => What::Claimed(text.parse().map_err(|_| ())?),
-            "performed" => What::Performed(text),
-            "replayed" => What::Replayed(text),
-            "refused" => What::Refused(text),
-            "unknown" => What::Unknown(text),
-            "barred" => What::Barred(text),
-            "unfinished" => What::Unfinished,
-            "wrong" => What::Wrong(text),
-            _ => return Err(()),
-        };
-        Ok(Self { at, call, key, what })
-    }
 }

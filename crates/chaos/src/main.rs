@@ -10,7 +10,7 @@
 //! - [`subject`] makes a call in transaction mode, or lets a broken variant make it ([`plain_sql`]).
 //! - [`world`] is the database of some callers, with their history and the faults.
 //! - [`stage`] is what a scenario is given, and [`finding`] what it returns.
-//! - [`checker`] is what the crate promises; [`outage`] measures what the callers see.
+//! - [`checker`] is what the crate promises.
 //! - [`cluster`], [`citus`] and [`patroni`] are the servers. [`keeper`] ends them, and [`entrance`] is the port of a
 //!   proxy.
 //! - [`request`], [`mutant`], [`history`] and [`random`] are the words of all.
@@ -24,7 +24,6 @@ mod finding;
 mod history;
 mod keeper;
 mod mutant;
-mod outage;
 mod patroni;
 mod plain_sql;
 mod proxy;
@@ -42,8 +41,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::ensure;
 use clap::Parser;
+use clap::builder::PossibleValuesParser;
 
 use cluster::Cluster;
 use mutant::Mutant;
@@ -71,7 +70,7 @@ struct Arguments {
     #[arg(long)]
     seed: Option<u64>,
     /// Plays only these scenarios.
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = names())]
     only: Vec<String>,
     /// Plays the scenarios under Patroni instead, if patroni and etcd are installed.
     #[arg(long)]
@@ -85,25 +84,22 @@ struct Arguments {
     /// Plays every broken variant, and fails if its scenario does not catch it.
     #[arg(long)]
     mutants: bool,
-    /// Prints the names of the scenarios and of their broken variants.
-    #[arg(long)]
-    list: bool,
 }
 
 impl Arguments {
-    fn scenarios(&self) -> anyhow::Result<Vec<&'static Scenario>> {
-        for name in &self.only {
-            let known = SCENARIOS.iter().any(|scenario| scenario.name == name);
-            ensure!(known, "there is no scenario {name:?}; --list shows them");
-        }
+    fn scenarios(&self) -> Vec<&'static Scenario> {
         let is_chosen = |scenario: &&Scenario| match scenario.servers {
             _ if !self.only.is_empty() => self.only.iter().any(|name| name == scenario.name),
             Servers::Own => !self.patroni && !self.citus,
             Servers::Patroni => self.patroni,
             Servers::Citus => self.citus,
         };
-        Ok(SCENARIOS.iter().filter(is_chosen).collect())
+        SCENARIOS.iter().filter(is_chosen).collect()
     }
+}
+
+fn names() -> PossibleValuesParser {
+    PossibleValuesParser::new(SCENARIOS.iter().map(|scenario| scenario.name))
 }
 
 #[tokio::main]
@@ -124,11 +120,7 @@ async fn start() -> anyhow::Result<bool> {
         return Ok(true);
     }
     let arguments = Arguments::parse();
-    let scenarios = arguments.scenarios()?;
-    if arguments.list {
-        report::list(&scenarios);
-        return Ok(true);
-    }
+    let scenarios = arguments.scenarios();
     let seed = arguments.seed.unwrap_or_else(|| history::now() % 1_000_000);
     let cluster = Arc::new(Cluster::start(&[]).await?);
     if arguments.mutants {
@@ -146,7 +138,6 @@ async fn start() -> anyhow::Result<bool> {
             time: (Duration::from_secs(arguments.seconds) * scenario.weight / weights).max(LEAST),
             patience: if operations > 0 { PATIENCE_WITH_OPERATIONS } else { PATIENCE },
             calls: operations,
-            progress: Arc::default(),
         };
         println!("{}, for {:.1} s", scenario.name, stage.time.as_secs_f64());
         let finding = scenario.play(&stage).await;

@@ -22,8 +22,6 @@ pub(crate) enum Mutant {
     ErrorsSwallowed,
     /// Takes a claim without a response for a failed one, and takes it over.
     UnfinishedIsFree,
-    /// Takes a deadlock or a serialization failure for a claim that was won.
-    ConflictsIgnored,
     /// A service does not start on a schema with migrations that it does not know.
     NewerSchemaRefused,
     /// Lease mode: takes over a lapsed claim also at most once.
@@ -42,8 +40,6 @@ pub(crate) enum Mutant {
     LostAnswerIsFailure,
     /// Commits are acknowledged before they are on disk.
     SynchronousCommitOff,
-    /// The records are in an unlogged table, and the effects are not.
-    UnloggedRecord,
     /// sqlx's own `begin` where a future can be dropped.
     PlainBegin,
 }

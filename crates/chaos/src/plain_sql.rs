@@ -22,9 +22,6 @@ impl Mutant {
                     when (old.steps is distinct from new.steps) execute function not_durable()";
                 conn.execute(trigger).await?;
             }
-            UnloggedRecord => {
-                conn.execute("alter table idempotency.record set unlogged").await?;
-            }
             SynchronousCommitOff => {
                 let database: String = sqlx::query_scalar("select current_database()").fetch_one(&mut *conn).await?;
                 let sql = format!("alter database \"{database}\" set synchronous_commit = off");
@@ -110,8 +107,8 @@ impl Mutant {
     }
 
     async fn complete(self, conn: &mut PgConnection, request: &Request, response: &str) -> Result<(), Failure> {
-        // These have no claim in their own transaction.
-        let fenced = !matches!(self, AutocommitClaim | ConflictsIgnored);
+        // This one has no claim in its own transaction.
+        let fenced = self != AutocommitClaim;
         let completed = sqlx::query(
             "update idempotency.record set completed_at = now(), response_body = to_json($2::text)::text::bytea
             where scope = $1::text and operation = 'chaos' and value = $1::text and completed_at is null
@@ -126,9 +123,6 @@ impl Mutant {
     }
 
     async fn claim(self, conn: &mut PgConnection, request: &Request) -> Result<bool, Failure> {
-        if self == ConflictsIgnored {
-            conn.execute("savepoint claim").await?;
-        }
         let inserted = sqlx::query(
             "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at)
             values ('transaction', $1::text, 'chaos', $1::text, '\\x0100', 1, now() + $2::float8 * interval '1 s')
@@ -136,16 +130,9 @@ impl Mutant {
         )
         .bind(&request.key)
         .bind(request.retention.as_secs_f64())
-        .execute(&mut *conn)
-        .await;
-        match inserted {
-            Ok(inserted) => Ok(inserted.rows_affected() == 1),
-            Err(error) if self == ConflictsIgnored && is_conflict(&error) => {
-                conn.execute("rollback to savepoint claim").await?;
-                Ok(true)
-            }
-            Err(error) => Err(error.into()),
-        }
+        .execute(conn)
+        .await?;
+        Ok(inserted.rows_affected() == 1)
     }
 
     /// The record, unless it has expired. The response of an unfinished one is `None`.
@@ -183,10 +170,4 @@ impl Mutant {
             _ => None,
         }
     }
-}
-
-/// Whether it is a deadlock or a serialization failure.
-fn is_conflict(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(|error| error.code());
-    matches!(code.as_deref(), Some("40001" | "40P01"))
 }

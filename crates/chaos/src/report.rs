@@ -1,20 +1,12 @@
-//! The lists and the table on standard output, and the histories on disk.
+//! The table on standard output, and the histories on disk.
 
 use std::io::Write as _;
 use std::path::Path;
 
 use crate::finding::Finding;
-use crate::scenario::Scenario;
 
 /// Enough to see the kind of the violation.
 const SHOWN_VIOLATIONS: usize = 5;
-
-pub(crate) fn list(scenarios: &[&Scenario]) {
-    for scenario in scenarios {
-        println!("{}", scenario.name);
-        scenario.trials.iter().for_each(|trial| println!("    --mutant {}", trial.mutant.name()));
-    }
-}
 
 pub(crate) fn summary(name: &str, finding: &Finding) {
     if let Some(why) = &finding.skipped {

@@ -6,22 +6,17 @@ mod committed_errors;
 mod cut_connections;
 mod dropped_futures;
 mod duplicate_storm;
-mod full_disk;
 mod janitor_races;
 mod killed_server;
 mod killed_workers;
-mod lock_conflicts;
 mod patroni;
 mod rolling_upgrade;
 mod suspended_owners;
-mod weak_durability;
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
-use tokio::time::{Instant, interval};
 
 use crate::callers::{Callers, Leased, Way};
 use crate::checker::leases::Promise;
@@ -69,144 +64,68 @@ const TWO_TEXTS: &str = "texts for one operation";
 const DOUBLE: &str = "under at most once";
 const PASSES: Trial = Trial { mutant: PlainSql, violation: None };
 
+/// One entry: the servers, the name, the weight, the function that plays it, and its trials.
+macro_rules! table {
+    ($($servers:ident $name:literal $weight:literal, $play:expr, [$($trial:expr),*];)*) => {
+        &[$(Scenario {
+            name: $name,
+            servers: Servers::$servers,
+            weight: $weight,
+            play: $play,
+            trials: &[$($trial),*],
+        }),*]
+    };
+}
+
 /// In the order in which they are played.
-pub(crate) static SCENARIOS: &[Scenario] = &[
-    own(
-        "dropped-futures",
-        2,
-        |stage| dropped_futures::play(stage).boxed_local(),
-        &[trial(PlainBegin, "was acknowledged, and is lost")],
-    ),
-    own(
-        "killed-workers",
-        3,
-        |stage| killed_workers::play(stage, None).boxed_local(),
-        &[trial(AutocommitClaim, NO_ANSWER), PASSES],
-    ),
-    own(
-        "killed-server",
-        4,
-        |stage| killed_server::play(stage).boxed_local(),
-        &[trial(SynchronousCommitOff, GONE), trial(ErrorsSwallowed, GONE), PASSES],
-    ),
-    own(
-        "cut-connections",
-        3,
-        |stage| cut_connections::play(stage).boxed_local(),
-        &[trial(LostAnswerIsFailure, TWICE), PASSES],
-    ),
-    own(
-        "duplicate-storm",
-        2,
-        |stage| duplicate_storm::play(stage).boxed_local(),
-        &[trial(EffectOutside, TWICE), trial(PlainBegin, "of another caller")],
-    ),
-    own("lock-conflicts", 2, |stage| lock_conflicts::play(stage).boxed_local(), &[trial(ConflictsIgnored, TWICE)]),
-    own(
-        "committed-errors",
-        2,
-        |stage| committed_errors::play(stage).boxed_local(),
-        &[trial(UnfinishedIsFree, TWICE), PASSES],
-    ),
-    own(
-        "suspended-owners",
-        3,
-        |stage| suspended_owners::play(stage, Promise::AtLeastOnce).boxed_local(),
-        &[trial(LossIgnored, TWO_COMPLETIONS)],
-    ),
-    own(
-        "suspended-at-most-once",
-        2,
-        |stage| suspended_owners::play(stage, Promise::AtMostOnce).boxed_local(),
-        &[trial(TakesOverAtMostOnce, DOUBLE)],
-    ),
-    own(
-        "suspended-steps",
-        3,
-        |stage| suspended_owners::play(stage, Promise::InSteps).boxed_local(),
-        &[trial(RowOutside, "an overtaken attempt")],
-    ),
-    own(
-        "killed-leases",
-        3,
-        |stage| killed_workers::play(stage, Some(Promise::AtLeastOnce)).boxed_local(),
-        &[trial(CompletesFirst, "without an effect")],
-    ),
-    own(
-        "killed-leases-at-most-once",
-        3,
-        |stage| killed_workers::play(stage, Some(Promise::AtMostOnce)).boxed_local(),
-        &[trial(TakesOverAtMostOnce, DOUBLE)],
-    ),
-    own(
-        "killed-steps",
-        3,
-        |stage| killed_workers::play(stage, Some(Promise::InSteps)).boxed_local(),
-        &[trial(BegunNotWritten, TWO_TEXTS), trial(SettlesAllInDoubt, TWO_TEXTS)],
-    ),
-    own(
-        "killed-server-steps",
-        3,
-        |stage| killed_server::play_steps(stage).boxed_local(),
-        &[trial(BegunNotDurable, TWO_TEXTS)],
-    ),
-    own(
-        "janitor-races",
-        2,
-        |stage| janitor_races::play(stage).boxed_local(),
-        &[trial(JanitorByKey, "calls performed that are to be remembered"), PASSES],
-    ),
-    own("weak-durability", 3, |stage| weak_durability::play(stage).boxed_local(), &[trial(UnloggedRecord, TWICE)]),
-    own(
-        "rolling-upgrade",
-        2,
-        |stage| rolling_upgrade::play(stage).boxed_local(),
-        &[trial(NewerSchemaRefused, "does not start"), PASSES],
-    ),
-    own("clock-jumps", 3, |stage| clock_jumps::play(stage).boxed_local(), &[trial(LossIgnored, TWO_COMPLETIONS)]),
-    own("full-disk", 2, |stage| full_disk::play(stage).boxed_local(), &[trial(ErrorsSwallowed, GONE)]),
+pub(crate) static SCENARIOS: &[Scenario] = table! {
+    Own "dropped-futures" 2, |stage| dropped_futures::play(stage).boxed_local(),
+        [trial(PlainBegin, "was acknowledged, and is lost")];
+    Own "killed-workers" 3, |stage| killed_workers::play(stage, None).boxed_local(),
+        [trial(AutocommitClaim, NO_ANSWER), PASSES];
+    Own "killed-server" 4, |stage| killed_server::play(stage).boxed_local(),
+        [trial(SynchronousCommitOff, GONE), trial(ErrorsSwallowed, GONE), PASSES];
+    Own "cut-connections" 3, |stage| cut_connections::play(stage).boxed_local(),
+        [trial(LostAnswerIsFailure, TWICE), PASSES];
+    Own "duplicate-storm" 2, |stage| duplicate_storm::play(stage).boxed_local(),
+        [trial(EffectOutside, TWICE), trial(PlainBegin, "of another caller")];
+    Own "committed-errors" 2, |stage| committed_errors::play(stage).boxed_local(),
+        [trial(UnfinishedIsFree, TWICE), PASSES];
+    Own "suspended-owners" 3, |stage| suspended_owners::play(stage, Promise::AtLeastOnce).boxed_local(),
+        [trial(LossIgnored, TWO_COMPLETIONS)];
+    Own "suspended-at-most-once" 2, |stage| suspended_owners::play(stage, Promise::AtMostOnce).boxed_local(),
+        [trial(TakesOverAtMostOnce, DOUBLE)];
+    Own "suspended-steps" 3, |stage| suspended_owners::play(stage, Promise::InSteps).boxed_local(),
+        [trial(RowOutside, "an overtaken attempt")];
+    Own "killed-leases" 3, |stage| killed_workers::play(stage, Some(Promise::AtLeastOnce)).boxed_local(),
+        [trial(CompletesFirst, "without an effect")];
+    Own "killed-leases-at-most-once" 3, |stage| killed_workers::play(stage, Some(Promise::AtMostOnce)).boxed_local(),
+        [trial(TakesOverAtMostOnce, DOUBLE)];
+    Own "killed-steps" 3, |stage| killed_workers::play(stage, Some(Promise::InSteps)).boxed_local(),
+        [trial(BegunNotWritten, TWO_TEXTS), trial(SettlesAllInDoubt, TWO_TEXTS)];
+    Own "killed-server-steps" 3, |stage| killed_server::play_steps(stage).boxed_local(),
+        [trial(BegunNotDurable, TWO_TEXTS)];
+    Own "janitor-races" 2, |stage| janitor_races::play(stage).boxed_local(),
+        [trial(JanitorByKey, "calls performed that are to be remembered"), PASSES];
+    Own "rolling-upgrade" 2, |stage| rolling_upgrade::play(stage).boxed_local(),
+        [trial(NewerSchemaRefused, "does not start"), PASSES];
+    Own "clock-jumps" 3, |stage| clock_jumps::play(stage).boxed_local(),
+        [trial(LossIgnored, TWO_COMPLETIONS)];
     // `patroni-delayed` shows that the rule of `patroni-strict` can fail, so these need no mutants.
-    patroni("patroni-strict", 6, |stage| patroni::play(stage, Replication::Strict).boxed_local()),
-    patroni("patroni-asynchronous", 3, |stage| patroni::play(stage, Replication::Asynchronous).boxed_local()),
-    patroni("patroni-delayed", 1, |stage| patroni::play_delayed(stage).boxed_local()),
-    citus(
-        "citus-killed-worker",
-        |stage| citus::play(stage, Fault::KilledWorker).boxed_local(),
-        &[trial(SynchronousCommitOff, GONE), PASSES],
-    ),
-    citus(
-        "citus-killed-coordinator",
-        |stage| citus::play(stage, Fault::KilledCoordinator).boxed_local(),
-        &[trial(AutocommitClaim, NO_ANSWER)],
-    ),
-    citus(
-        "citus-cut-connections",
-        |stage| citus::play(stage, Fault::CutConnections).boxed_local(),
-        &[trial(LostAnswerIsFailure, TWICE), PASSES],
-    ),
-    citus(
-        "citus-moved-shards",
-        |stage| citus::play(stage, Fault::MovedShards).boxed_local(),
-        &[trial(EffectOutside, TWICE)],
-    ),
-    citus(
-        "citus-local-table",
-        |stage| citus::play_local_tables(stage).boxed_local(),
-        &[trial(AutocommitClaim, NO_ANSWER)],
-    ),
-];
-
-const fn own(name: &'static str, weight: u32, play: Play, trials: &'static [Trial]) -> Scenario {
-    Scenario { name, servers: Servers::Own, weight, play, trials }
-}
-
-const fn patroni(name: &'static str, weight: u32, play: Play) -> Scenario {
-    Scenario { name, servers: Servers::Patroni, weight, play, trials: &[] }
-}
-
-const fn citus(name: &'static str, play: Play, trials: &'static [Trial]) -> Scenario {
-    Scenario { name, servers: Servers::Citus, weight: 1, play, trials }
-}
+    Patroni "patroni-strict" 6, |stage| patroni::play(stage, Replication::Strict).boxed_local(), [];
+    Patroni "patroni-asynchronous" 3, |stage| patroni::play(stage, Replication::Asynchronous).boxed_local(), [];
+    Patroni "patroni-delayed" 1, |stage| patroni::play_delayed(stage).boxed_local(), [];
+    Citus "citus-killed-worker" 1, |stage| citus::play(stage, Fault::KilledWorker).boxed_local(),
+        [trial(SynchronousCommitOff, GONE), PASSES];
+    Citus "citus-killed-coordinator" 1, |stage| citus::play(stage, Fault::KilledCoordinator).boxed_local(),
+        [trial(AutocommitClaim, NO_ANSWER)];
+    Citus "citus-cut-connections" 1, |stage| citus::play(stage, Fault::CutConnections).boxed_local(),
+        [trial(LostAnswerIsFailure, TWICE), PASSES];
+    Citus "citus-moved-shards" 1, |stage| citus::play(stage, Fault::MovedShards).boxed_local(),
+        [trial(EffectOutside, TWICE)];
+    Citus "citus-local-table" 1, |stage| citus::play_local_tables(stage).boxed_local(),
+        [trial(AutocommitClaim, NO_ANSWER)];
+};
 
 const fn trial(mutant: Mutant, violation: &'static str) -> Trial {
     Trial { mutant, violation: Some(violation) }
@@ -222,27 +141,11 @@ fn beside_in_steps(world: &World, least: Least) -> Callers {
 }
 
 impl Scenario {
-    /// Plays it, and prints its progress. If it fails before its end, that is a violation.
+    /// Plays it. If it fails before its end, that is a violation.
     pub(crate) async fn play(&self, stage: &Stage) -> Finding {
-        let played = tokio::select! {
-            played = (self.play)(stage) => played,
-            () = self.progress(stage) => unreachable!("it goes on for ever"),
-        };
-        played.unwrap_or_else(|error| Finding {
+        (self.play)(stage).await.unwrap_or_else(|error| Finding {
             violations: vec![format!("{} failed before its end: {error:#}", self.name)],
             ..Finding::default()
         })
-    }
-
-    async fn progress(&self, stage: &Stage) {
-        let started = Instant::now();
-        let mut rounds = interval(Duration::from_secs(5));
-        rounds.tick().await;
-        loop {
-            rounds.tick().await;
-            let (calls, faults) = (&stage.progress.calls, &stage.progress.faults);
-            let (calls, faults) = (calls.load(Ordering::Relaxed), faults.load(Ordering::Relaxed));
-            println!("  {}: {} s, {calls} calls, {faults} faults", self.name, started.elapsed().as_secs());
-        }
     }
 }

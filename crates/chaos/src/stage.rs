@@ -1,7 +1,6 @@
 //! What a scenario is given: its name, a server, a seed and some time.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::cluster::Cluster;
@@ -20,20 +19,6 @@ pub(crate) struct Stage {
     pub(crate) patience: Duration,
     /// The minimum number of calls, besides the scenario's own minimum.
     pub(crate) calls: u64,
-    pub(crate) progress: Arc<Progress>,
-}
-
-/// Counts of a scenario that is still running.
-#[derive(Debug, Default)]
-pub(crate) struct Progress {
-    pub(crate) calls: AtomicU64,
-    pub(crate) faults: AtomicU64,
-}
-
-impl Progress {
-    pub(crate) fn add(count: &AtomicU64) {
-        count.fetch_add(1, Ordering::Relaxed);
-    }
 }
 
 impl Stage {

@@ -65,7 +65,6 @@ async fn hold_one(
             // under all of them.
             patience: if trial.violation.is_some() { Duration::ZERO } else { patience },
             calls: 0,
-            progress: Arc::default(),
         };
         let finding = scenario.play(&stage).await;
         let is_done = trial.violation.is_none_or(|words| finding.violations.iter().any(|found| found.contains(words)));

@@ -114,7 +114,7 @@ impl Crew {
         let world = self.world.clone();
         let reader = tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
-                if let Ok(event) = line.parse() {
+                if let Ok(event) = serde_json::from_str(&line) {
                     world.history.push(event);
                 }
             }

@@ -9,7 +9,7 @@ use pg_idempotency::Deployment;
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::checker::{Aftermath, Effect, Stored};
 use crate::citus::Effects;
@@ -18,7 +18,7 @@ use crate::history::{History, Moment, What, longest_outage, now};
 use crate::mutant::Mutant;
 use crate::random::Random;
 use crate::request::Request;
-use crate::stage::{Progress, Stage};
+use crate::stage::Stage;
 
 /// The tables that the calls write, besides the crate's own.
 const TABLES: &str = include_str!("tables.sql");
@@ -92,7 +92,6 @@ pub(crate) struct World {
     /// What was missing at the end of the patience.
     missing: OnceLock<Vec<String>>,
     faults: Mutex<BTreeMap<&'static str, u64>>,
-    progress: Arc<Progress>,
     answers: AtomicU64,
     window: Window,
     prefix: &'static str,
@@ -130,7 +129,6 @@ impl World {
             until: Instant::now() + stage.time,
             patience: stage.patience,
             least_calls: stage.calls.max(LEAST_CALLS),
-            progress: stage.progress.clone(),
             ..world
         }))
     }
@@ -149,7 +147,6 @@ impl World {
             until: self.until,
             patience: self.patience,
             least_calls: LEAST_CALLS_IN_STEPS,
-            progress: self.progress.clone(),
             distributed: self.distributed,
             ..world
         })
@@ -168,7 +165,6 @@ impl World {
             least_calls: 0,
             missing: OnceLock::new(),
             faults: Mutex::default(),
-            progress: Arc::default(),
             answers: AtomicU64::new(0),
             window: setup.window,
             prefix: setup.prefix.unwrap_or(KEYS),
@@ -197,13 +193,6 @@ impl World {
         true
     }
 
-    /// Waits until the world is over.
-    pub(crate) async fn over(&self) {
-        while !self.is_over() {
-            sleep(PAUSE).await;
-        }
-    }
-
     fn missing(&self) -> Vec<String> {
         let faults: BTreeMap<_, _> = self.faults().into_iter().collect();
         let calls = u64::try_from(self.history.len() / 2).unwrap_or(u64::MAX);
@@ -227,7 +216,6 @@ impl World {
     }
 
     pub(crate) fn fault(&self, kind: &'static str) {
-        Progress::add(&self.progress.faults);
         *self.faults.lock().unwrap_or_else(PoisonError::into_inner).entry(kind).or_default() += 1;
     }
 
@@ -256,7 +244,6 @@ impl World {
     }
 
     pub(crate) fn invoked(&self, call: &str, key: &str) {
-        Progress::add(&self.progress.calls);
         self.history.add(call, key, What::Invoked);
     }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 use super::{Answers, Callers, Leased, Pace, Way};
 use crate::checker::leases::Promise;
 use crate::finding::Finding;
-use crate::history::{Call, Moment};
 use crate::request::SAFE_TO_DROP;
 use crate::stage::Stage;
 use crate::world::{KEYS, KEYS_IN_STEPS, Setup, World, outside, pool_that_waits};
@@ -68,25 +67,16 @@ impl Loads {
         self.transactions.stop().await
     }
 
-    /// Asks for every key once more, and compares all answers with the tables and with the outside. Also returns the
-    /// moments of the answers that are lost.
-    pub(crate) async fn check(&self, answers: Answers) -> anyhow::Result<(Finding, Vec<Moment>)> {
-        let (mut finding, mut moments) = (Finding::default(), Vec::new());
+    /// Asks for every key once more, and compares all answers with the tables and with the outside.
+    pub(crate) async fn check(&self, answers: Answers) -> anyhow::Result<Finding> {
+        let mut finding = Finding::default();
         let transactions = [("transactions", &self.transactions)];
         for (name, callers) in transactions.into_iter().chain(self.others.iter().map(|(name, one)| (*name, one))) {
             let (mut part, lost) = callers.check(answers).await?;
             part.violations.iter_mut().for_each(|found| found.insert_str(0, &format!("{name}, ")));
-            part.notes = vec![format!("{name}: {}", [vec![lost.to_string()], part.notes].concat().join(", "))];
+            part.notes = vec![format!("{name}: {}", [vec![lost], part.notes].concat().join(", "))];
             finding.add(part);
-            moments.extend(lost.moments);
         }
-        Ok((finding, moments))
-    }
-
-    /// All calls, in the order of their invocation.
-    pub(crate) fn calls(&self) -> Vec<Call> {
-        let mut calls: Vec<Call> = self.worlds().flat_map(|world| world.history.calls()).collect();
-        calls.sort_by_key(|call| call.invoked);
-        calls
+        Ok(finding)
     }
 }

@@ -11,8 +11,6 @@ use tokio::time::Instant;
 use crate::callers::loads::Loads;
 use crate::callers::{Answers, Callers, Pace, Way};
 use crate::finding::Finding;
-use crate::history::now;
-use crate::outage::{Injected, Seen, seen};
 use crate::patroni::formation::{Formation, Replication};
 use crate::patroni::node::Node;
 use crate::patroni::programs::Programs;
@@ -44,36 +42,24 @@ pub(super) async fn play(stage: &Stage, replication: Replication) -> anyhow::Res
     // is sent twice. So nothing would be left to check.
     let mut loads = start_loads(stage, &formation, replication == Replication::Strict).await?;
     let least = if replication == Replication::Strict { 2 } else { 1 };
-    let mut injected = Vec::new();
-    let ended = inject_all(&formation, &loads, least, stage.time, &mut injected).await;
+    let ended = inject_all(&formation, &loads, least, stage.time).await;
     loads.stop().await?;
-    let (mut finding, lost) = loads.check(promised(replication)).await?;
+    let mut finding = loads.check(promised(replication)).await?;
     // The losses matter also if the formation did not recover.
     if let Err(error) = ended {
         finding.violations.push(format!("not all faults were injected and survived: {error:#}"));
     }
-    let seen = seen(&loads.calls(), &injected, &lost);
-    finding.longest_outage = seen.iter().map(Seen::longest).max().unwrap_or_default();
-    Ok(seen.iter().fold(finding, Finding::note))
+    Ok(finding)
 }
 
 /// Injects rounds of all faults until the time is over, and at least `least` rounds.
-async fn inject_all(
-    formation: &Formation,
-    loads: &Loads,
-    least: usize,
-    time: Duration,
-    injected: &mut Vec<Injected>,
-) -> anyhow::Result<()> {
+async fn inject_all(formation: &Formation, loads: &Loads, least: usize, time: Duration) -> anyhow::Result<()> {
     let until = Instant::now() + time;
     let mut round = 0;
     while round < least || Instant::now() < until {
         for fault in Fault::ALL {
             loads.transactions.go_on(BETWEEN).await?;
-            let at = now();
-            let ended = fault.inject(formation, &loads.transactions, round).await;
-            injected.push(Injected { kind: fault.name(), at, over: now() });
-            ended?;
+            fault.inject(formation, &loads.transactions, round).await?;
             loads.transactions.world.fault(fault.name());
         }
         round += 1;
@@ -103,8 +89,8 @@ pub(super) async fn play_delayed(stage: &Stage) -> anyhow::Result<Finding> {
     formation.start_again(old)?;
     formation.is_whole().await?;
     loads.stop().await?;
-    let (mut finding, _) = loads.check(Answers::AfterTheFault).await?;
-    let (strict, _) = loads.check(Answers::All).await?;
+    let mut finding = loads.check(Answers::AfterTheFault).await?;
+    let strict = loads.check(Answers::All).await?;
     let found = strict.violations.iter().filter(|said| said.contains("which is not there")).count();
     if found == 0 {
         finding.violations.push("the strict rule does not see the answers that were lost here".to_owned());

@@ -9,7 +9,7 @@ use pg_idempotency::operator::health;
 use pg_idempotency::{MIGRATOR, migrate};
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{Connection as _, PgConnection, SqlSafeStr as _};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::beside_in_steps;
 use crate::callers::{Callers, Way};
@@ -57,33 +57,24 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let (started, upgraded) = tokio::join!(starters, upgrade);
     upgraded?;
     let mut finding = callers.finding().await?;
-    let refused = started.iter().flat_map(|started| &started.refused);
-    finding.violations.extend(refused.take(1).map(|why| format!("a service does not start: {why}")));
-    let slowest = started.iter().map(|started| started.slowest).max().unwrap_or_default();
+    let refused = started.into_iter().flatten();
+    finding.violations.extend(refused.take(1).map(|why| format!("a service does not start: {why:#}")));
     finding.add(steps.finding().await?);
-    Ok(finding.note(format!("the slowest start of a service: {:.3} s", slowest.as_secs_f64())))
+    Ok(finding)
 }
 
-#[derive(Default)]
-struct Started {
-    slowest: Duration,
-    refused: Vec<String>,
-}
-
-/// Starts services of this release on either schema.
-async fn start_services(world: &World, starter: usize) -> Started {
+/// Starts services of this release on either schema. Returns the errors.
+async fn start_services(world: &World, starter: usize) -> Vec<anyhow::Error> {
     let mut random = world.random(&format!("starter-{starter}"));
-    let mut started = Started::default();
+    let mut refused = Vec::new();
     while !world.is_over() {
-        let begun = Instant::now();
         match start(world, &mut random).await {
             Ok(()) => world.fault("service started"),
-            Err(error) => started.refused.push(format!("{error:#}")),
+            Err(error) => refused.push(error),
         }
-        started.slowest = started.slowest.max(begun.elapsed());
         sleep(random.millis(1..20)).await;
     }
-    started
+    refused
 }
 
 async fn start(world: &World, random: &mut Random) -> anyhow::Result<()> {
