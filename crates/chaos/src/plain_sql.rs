@@ -35,8 +35,7 @@ impl Mutant {
     pub(crate) async fn call(self, pool: &PgPool, request: &Request) -> Result<Outcome<String>, Failure> {
         match self {
             AutocommitClaim | EffectOutside => {
-                // With a claim in a transaction of its own there must be a look before it, or nothing would ever be
-                // replayed.
+                // A claim in a transaction of its own needs a look before it. Otherwise no call would ever replay.
                 let mut conn = pool.acquire().await?;
                 if let Some(Some(response)) = self.look(&mut conn, request).await? {
                     return Ok(Outcome::Replayed(response));

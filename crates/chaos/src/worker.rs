@@ -88,7 +88,7 @@ impl Crew {
             seed: world.seed,
             window: match leased {
                 None => Window { keys: 6, next: every(Duration::from_millis(5)) },
-                // So long that a claim lapses while other callers still ask for its key.
+                // Long, so that a claim lapses while other callers still ask for its key.
                 Some(leased) => Window { keys: 8, next: every(leased.lease / 4) },
             },
             leased,

@@ -115,10 +115,11 @@ impl World {
         pg_idempotency::migrate(&observer).await?;
         conn.execute(include_str!("../../../migrations/strict.sql")).await?;
         conn.execute(TABLES).await?;
-        match setup.effects {
-            Some(effects) => effects.distribute(&options).await?,
+        if let Some(effects) = setup.effects {
+            effects.distribute(&options).await?;
+        } else {
             // Citus has no triggers on distributed tables.
-            None => drop(conn.execute(OVERTAKEN).await?),
+            conn.execute(OVERTAKEN).await?;
         }
         if let Some(mutant) = stage.mutant {
             mutant.prepare(&mut conn).await?;

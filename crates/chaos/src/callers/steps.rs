@@ -34,8 +34,6 @@ const FINISH_LIMIT: Duration = Duration::from_secs(60);
 struct Plan {
     /// A step whose future is dropped after so many polls. The attempt then requests the step again.
     drops: Option<(&'static str, usize)>,
-    /// A step that returns an error.
-    fails: Option<&'static str>,
     /// How many steps run side by side: the messages always do, and the others before them or with them. A message that
     /// has begun prevents every take-over.
     abreast: u8,
@@ -50,18 +48,8 @@ impl Plan {
         // Each dropped message needs an operator.
         let dropped = random.of(&[ROW, ROW, CHARGE, TEXT, EMAIL]);
         let polls = usize::try_from(random.below(20)).unwrap_or_default();
-        let failing = random.of(&[ROW, CHARGE, TEXT, EMAIL]);
         let drops = (random.one_in(4) && mishaps).then_some((dropped, polls));
-        Self {
-            drops,
-            fails: (random.one_in(12) && mishaps).then_some(failing),
-            abreast: random.of(&[1, 2, 2, 3]),
-            pause: leased.work(random) / 4,
-        }
-    }
-
-    fn check(self, step: &str) -> Result<(), Failure> {
-        if self.fails == Some(step) { Err(Failure::AskedFor) } else { Ok(()) }
+        Self { drops, abreast: random.of(&[1, 2, 2, 3]), pause: leased.work(random) / 4 }
     }
 
     /// Requests a step, and once more if its future was dropped. Boxed, because all futures around it contain it several
@@ -152,7 +140,7 @@ async fn work(
     let attempt = Attempt { key: value, call, number: lease.attempt() };
     let row = async || {
         if mutant == Some(Mutant::RowOutside) {
-            // In a task, which the loss of the lease does not stop.
+            // The loss of the lease does not stop a task.
             let (pool, key, call) = (pool.clone(), value.to_owned(), call.to_owned());
             let writing = tokio::spawn(async move {
                 sleep(2 * plan.pause).await;
@@ -165,7 +153,6 @@ async fn work(
             .step(ROW, async |conn: &mut PgConnection| {
                 sleep(plan.pause).await;
                 attempt.add(conn, ROW, None).await?;
-                plan.check(ROW)?;
                 sleep(plan.pause).await;
                 Ok(call.to_owned())
             })
@@ -175,7 +162,6 @@ async fn work(
         lease.step_at_least_once(CHARGE, async |step: &Step| {
             sleep(plan.pause).await;
             attempt.add(outside, CHARGE, Some(&step.downstream_key())).await?;
-            plan.check(CHARGE)?;
             sleep(plan.pause).await;
             Ok(call.to_owned())
         })
@@ -183,7 +169,6 @@ async fn work(
     let message = async |name: &'static str| {
         let send = async move |step: &Step| {
             sleep(plan.pause).await;
-            plan.check(name).map_err(|error| step.not_performed(error))?;
             if !attempt.send(outside, name, &step.downstream_key()).await? {
                 return Err(step.not_performed(Failure::AskedFor));
             }

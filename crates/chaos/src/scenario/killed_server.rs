@@ -17,14 +17,14 @@ use crate::world::{Least, World, outside, pool_that_waits};
 const CLIENTS: u32 = 6;
 /// Short, for the callers to be back before the next crash.
 const WAIT: Duration = Duration::from_millis(250);
-/// So many backends are ended or cancelled between two crashes.
+/// The number of backends that are ended or cancelled between two crashes.
 const HITS: u64 = 8;
 /// Chooses one of the callers' backends. An idle one has no statement to cancel.
 const VICTIM: &str = "
     select pid from pg_stat_activity where application_name = 'chaos-client' and (state <> 'idle' or $1)
     order by random() limit 1";
 
-/// So slow that a kill comes before the end of the step, on a busy machine too.
+/// Slow, so that a kill comes before the end of the step also on a busy machine.
 const SLOW: Leased = Leased { promise: Promise::InSteps, lease: Duration::from_millis(400), work: 300 };
 /// Longer than the time to the next text, most of the time.
 const SOON: Duration = Duration::from_millis(600);
