@@ -30,7 +30,7 @@ use crate::history::{Call, What, now};
 use crate::random::Random;
 use crate::request::{INDETERMINATE, Request, ending};
 use crate::subject;
-use crate::world::{PAUSE, World, pool};
+use crate::world::{Least, PAUSE, World, pool, pool_that_waits};
 
 pub(crate) use lease::Leased;
 
@@ -106,6 +106,15 @@ impl Callers {
             callers.tasks.spawn(steps::operator(world, pool, operator, stopped));
         }
         callers
+    }
+
+    /// Callers of operations in steps beside the other calls, in the same database and under the same fault. The steps of
+    /// a call run side by side at times, so there are more connections than callers.
+    pub(crate) fn in_steps_beside(world: &World, least: Least) -> Self {
+        let leased = Leased { promise: Promise::InSteps, lease: Duration::from_millis(400), work: 60 };
+        let world = world.beside(least, None);
+        let pool = pool_that_waits(&world.options, 12, Duration::from_millis(250));
+        Self::start(&world, Way::Lease(leased), pool, "steps", 3)
     }
 
     /// For calls that others make: a scenario itself, or worker processes.
@@ -212,15 +221,19 @@ impl Callers {
                 loop {
                     number += 1;
                     match (caller.attempt(key, number, &mut random).await, way) {
-                        (What::Barred(why), Way::Lease(_)) if why == INDETERMINATE => {
+                        (What::Barred(why), Way::Lease(leased))
+                            if why == INDETERMINATE && leased.promise != Promise::InSteps =>
+                        {
                             lease::decide(&self.world, &pool, key).await?;
                             decided += 1;
                         }
-                        (what, _) if what.is_answer() || started.elapsed() > limit => break,
+                        _ if started.elapsed() > limit => break,
+                        (What::Performed(_) | What::Replayed(_) | What::Wrong(_), _) => break,
                         (_, Way::Lease(leased)) if leased.promise == Promise::InSteps => {
                             steps::settle_in_doubt(&self.world, &pool).await?;
                             sleep(PAUSE).await;
                         }
+                        (what, _) if what.is_answer() => break,
                         _ => sleep(PAUSE).await,
                     }
                 }

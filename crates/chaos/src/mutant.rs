@@ -1,6 +1,6 @@
 //! Callers, or servers, with one broken part. They prove that the faults of this suite happen and are seen: if a
 //! scenario misses a broken variant, it would also miss the mistake in the crate. `script/interleave --mutants` tries
-//! each condition of the crate's own SQL. Calls in transaction mode are plain SQL ([`plain_sql`](crate::plain_sql)).
+//! each condition of the crate's own SQL. Calls in transaction mode are plain SQL (`plain_sql.rs`).
 //! Leases and steps are the crate's, used wrongly.
 
 use clap::ValueEnum;

@@ -13,19 +13,15 @@ mod patroni;
 mod rolling_upgrade;
 mod suspended_owners;
 
-use std::time::Duration;
-
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 
-use crate::callers::{Callers, Leased, Way};
 use crate::checker::leases::Promise;
 use crate::finding::Finding;
 use crate::mutant::Mutant;
 use crate::mutant::Mutant::*;
 use crate::patroni::formation::Replication;
 use crate::stage::Stage;
-use crate::world::{Least, World, pool_that_waits};
 use citus::Fault;
 
 /// The servers that a scenario needs.
@@ -129,15 +125,6 @@ pub(crate) static SCENARIOS: &[Scenario] = table! {
 
 const fn trial(mutant: Mutant, violation: &'static str) -> Trial {
     Trial { mutant, violation: Some(violation) }
-}
-
-/// Callers of operations in steps beside the other calls, in the same database and under the same fault. The steps of a
-/// call run side by side at times, so there are more connections than callers.
-fn beside_in_steps(world: &World, least: Least) -> Callers {
-    let leased = Leased { promise: Promise::InSteps, lease: Duration::from_millis(400), work: 60 };
-    let world = world.beside(least, None);
-    let pool = pool_that_waits(&world.options, 12, Duration::from_millis(250));
-    Callers::start(&world, Way::Lease(leased), pool, "steps", 3)
 }
 
 impl Scenario {

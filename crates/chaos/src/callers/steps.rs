@@ -15,7 +15,7 @@ use sqlx::{PgConnection, PgExecutor, PgPool};
 use tokio::time::{Instant, sleep};
 use tokio::try_join;
 
-use super::Leased;
+use super::lease::Leased;
 use crate::checker::Aftermath;
 use crate::checker::steps::{self, CHARGE, EMAIL, Part, ROW, TEXT};
 use crate::finding::Finding;

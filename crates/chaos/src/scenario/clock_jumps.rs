@@ -11,7 +11,6 @@ use std::time::Duration;
 use pg_idempotency::chrono::NaiveDateTime;
 use tokio::time::sleep;
 
-use super::beside_in_steps;
 use crate::callers::{Callers, Leased, Way};
 use crate::checker::leases::Promise;
 use crate::cluster::{Cluster, root};
@@ -52,7 +51,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let mut finding = jump(&clock, callers).await?;
 
     let world = World::create(&half, LEAST).await?;
-    let steps = beside_in_steps(&world, &[]);
+    let steps = Callers::in_steps_beside(&world, &[]);
     let callers = Callers::start(&world, Way::Lease(LEASED), pool(&world.options, 6), "owner", CLIENTS);
     finding.add(jump(&clock, callers).await?);
     finding.add(steps.finding().await?);

@@ -8,7 +8,6 @@ use pg_idempotency::{Fingerprint, Janitor};
 use sqlx::PgPool;
 use tokio::time::sleep;
 
-use super::beside_in_steps;
 use crate::callers::{Callers, Way};
 use crate::checker::violations_with_brief_retention;
 use crate::finding::Finding;
@@ -38,7 +37,7 @@ const LEAST_IN_STEPS: Least = &[("operation in steps forgotten", 3)];
 
 pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create_with(stage, Setup { least: LEAST, window: WINDOW, ..Setup::default() }).await?;
-    let steps = beside_in_steps(&world, LEAST_IN_STEPS);
+    let steps = Callers::in_steps_beside(&world, LEAST_IN_STEPS);
     let pool = pool(&world.options, 10);
     let way = Way::Transaction(|random, request| {
         request.door = random.of(SAFE_TO_DROP);

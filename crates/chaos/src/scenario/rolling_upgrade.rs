@@ -11,7 +11,6 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{Connection as _, PgConnection, SqlSafeStr as _};
 use tokio::time::sleep;
 
-use super::beside_in_steps;
 use crate::callers::{Callers, Way};
 use crate::finding::Finding;
 use crate::mutant::Mutant;
@@ -41,7 +40,7 @@ const LEAST: Least = &[("newer migration under load", 1), ("service started", 10
 
 pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, LEAST).await?;
-    let steps = beside_in_steps(&world, &[]);
+    let steps = Callers::in_steps_beside(&world, &[]);
     let way = Way::Transaction(|random, request| {
         request.door = random.of(EVERY_DOOR);
         request.reject = random.one_in(4);
