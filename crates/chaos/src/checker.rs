@@ -1,10 +1,23 @@
-//! Holds what the callers were told against what is there: the one place that knows what was promised.
+//! Compares the callers' history with the tables. Here are the promises of transaction mode.
+//!
+//! # Layout
+//!
+//! - [`marks`], [`leases`] and [`steps`] are the promises of the other modes, and [`errors`] those for callers that
+//!   commit errors.
+//! - `tests` has a bad history for each rule.
+
+pub(crate) mod errors;
+pub(crate) mod leases;
+pub(crate) mod marks;
+pub(crate) mod steps;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 
 use crate::history::{Call, What};
 
-/// What the database holds when all is over.
+/// What the database contains when the fault is over.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Aftermath {
     pub(crate) effects: Vec<Effect>,
@@ -15,9 +28,9 @@ pub(crate) struct Aftermath {
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Effect {
     pub(crate) key: String,
-    /// The call that had it.
+    /// The call that had the effect.
     pub(crate) call: String,
-    /// Lease mode: the key that was given to the outside.
+    /// Lease mode: the key that the outside was given.
     pub(crate) downstream_key: Option<String>,
 }
 
@@ -30,9 +43,9 @@ pub(crate) struct Stored {
     pub(crate) response: Option<String>,
 }
 
-/// What is known of one key.
+/// The calls, effects and records of one key.
 #[derive(Debug, Default)]
-pub(crate) struct OneKey<'a> {
+struct OneKey<'a> {
     pub(crate) calls: Vec<&'a Call>,
     pub(crate) effects: Vec<&'a Effect>,
     pub(crate) records: Vec<&'a Stored>,
@@ -48,7 +61,7 @@ impl OneKey<'_> {
     }
 }
 
-pub(crate) fn by_key<'a>(calls: &'a [Call], after: &'a Aftermath) -> HashMap<&'a str, OneKey<'a>> {
+fn by_key<'a>(calls: &'a [Call], after: &'a Aftermath) -> HashMap<&'a str, OneKey<'a>> {
     let mut keys: HashMap<&str, OneKey<'_>> = HashMap::new();
     for call in calls {
         keys.entry(&call.key).or_default().calls.push(call);
@@ -62,7 +75,7 @@ pub(crate) fn by_key<'a>(calls: &'a [Call], after: &'a Aftermath) -> HashMap<&'a
     keys
 }
 
-/// Transaction mode, every key remembered to the end and asked for until somebody got a response.
+/// Checks transaction mode, where every key is remembered to the end and asked for until a caller gets a response.
 pub(crate) fn violations(calls: &[Call], after: &Aftermath) -> Vec<String> {
     let mut all = Vec::new();
     for (key, one) in by_key(calls, after) {
@@ -78,8 +91,8 @@ pub(crate) fn violations(calls: &[Call], after: &Aftermath) -> Vec<String> {
     all
 }
 
-/// At most one effect, and a response for each and for nothing else.
-pub(crate) fn effect_and_record_agree(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
+/// There is at most one effect, and a response for each effect and for nothing else.
+fn effect_and_record_agree(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
     if one.effects.len() > 1 {
         let calls: Vec<_> = one.effects.iter().map(|effect| effect.call.as_str()).collect();
         say(format!("{} effects, of {}", calls.len(), calls.join(" and ")));
@@ -102,7 +115,7 @@ pub(crate) fn effect_and_record_agree(one: &OneKey<'_>, say: &mut impl FnMut(Str
     }
 }
 
-pub(crate) fn told_the_truth(call: &Call, one: &OneKey<'_>, say: &mut impl FnMut(String)) {
+fn told_the_truth(call: &Call, one: &OneKey<'_>, say: &mut impl FnMut(String)) {
     let name = &call.name;
     match &call.end {
         What::Performed(response) if response != name => {
@@ -123,14 +136,14 @@ pub(crate) fn told_the_truth(call: &Call, one: &OneKey<'_>, say: &mut impl FnMut
     }
 }
 
-pub(crate) fn somebody_was_answered(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
+fn somebody_was_answered(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
     if !one.calls.is_empty() && one.calls.iter().all(|call| call.response().is_none()) {
         say("asked for again and again, and never answered".to_owned());
     }
 }
 
-/// Real-time order: who asks after somebody was answered gets that answer, and performs nothing.
-pub(crate) fn later_calls_see_earlier_answers(calls: &[&Call], say: &mut impl FnMut(String)) {
+/// Real-time order: a caller that asks after another one was answered gets the same answer, and performs nothing.
+fn later_calls_see_earlier_answers(calls: &[&Call], say: &mut impl FnMut(String)) {
     let first = calls.iter().filter(|call| call.response().is_some()).min_by_key(|call| call.ended);
     let Some(first) = first else { return };
     for later in calls.iter().filter(|later| later.invoked > first.ended) {
@@ -143,7 +156,7 @@ pub(crate) fn later_calls_see_earlier_answers(calls: &[&Call], say: &mut impl Fn
     }
 }
 
-/// Transaction mode, where some calls are remembered for milliseconds: those whose name ends in `brief`.
+/// Checks transaction mode where the calls whose name ends in `brief` are remembered for milliseconds.
 pub(crate) fn violations_with_brief_retention(calls: &[Call], after: &Aftermath) -> Vec<String> {
     let mut all = Vec::new();
     for (key, one) in by_key(calls, after) {
@@ -179,7 +192,7 @@ pub(crate) fn violations_with_brief_retention(calls: &[Call], after: &Aftermath)
     all
 }
 
-/// Answers that were given and are not true any more: for set-ups that promise nothing, where they are counted.
+/// The number of answers that were given and are not true any more. Set-ups that promise nothing count them.
 pub(crate) fn lost(calls: &[Call], after: &Aftermath) -> usize {
     let keys = by_key(calls, after);
     let is_lost =

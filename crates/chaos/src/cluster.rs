@@ -1,5 +1,5 @@
-//! A PostgreSQL of the suite's own, with fsync on, to be killed and started again. It is gone when this process is,
-//! however that ends: `script/postgres` holds the other end of a pipe.
+//! A PostgreSQL of the suite's own, with fsync on, which can be killed and started again. It ends when this process ends,
+//! also by SIGKILL, because `script/postgres` has the other end of a pipe.
 
 use std::io::Write as _;
 use std::net::TcpListener;
@@ -14,7 +14,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use tokio::time::sleep;
 
-/// Recovery takes a second; a machine that builds beside it takes longer.
+/// Recovery takes a second, and longer on a machine that builds beside it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Cluster {
@@ -24,15 +24,10 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// `environment` is for what the server needs beside its own, such as another clock.
+    /// `environment` is added to the server's own, such as another clock.
     pub(crate) async fn start(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
-        Self::start_by(Command::new(root().join("script/postgres")), environment).await
-    }
-
-    /// By a command that ends in `script/postgres`.
-    pub(crate) async fn start_by(mut command: Command, environment: &[(&str, &str)]) -> anyhow::Result<Self> {
-        // A group of its own: Ctrl-C is for the suite, and then the pipe is closed.
-        let mut keeper = command
+        // In a group of its own, so that Ctrl-C ends only the suite, which closes the pipe.
+        let mut keeper = Command::new(root().join("script/postgres"))
             .arg("serve")
             .envs(environment.iter().copied())
             .env_remove("PG_FSYNC")
@@ -48,12 +43,12 @@ impl Cluster {
         let options: PgConnectOptions = url.trim().parse()?;
         let directory = options.get_socket().context("a server on a Unix socket")?.clone();
         let cluster = Self { keeper: Mutex::new(keeper), directory, options };
-        // What was committed without waiting is written by the WAL writer: later, so that a mistake shows.
+        // The WAL writer writes asynchronous commits. It does so late, so that a mistake shows.
         cluster.set("wal_writer_delay = '10s'").await?;
         Ok(cluster)
     }
 
-    /// The socket of the server's only database that is nobody's.
+    /// The way to the database `postgres`, which no scenario uses.
     pub(crate) fn options(&self) -> PgConnectOptions {
         self.options.clone()
     }
@@ -62,12 +57,8 @@ impl Cluster {
         self.directory.join("data")
     }
 
-    pub(crate) fn directory(&self) -> &Path {
-        &self.directory
-    }
-
-    /// A database of its own for each scenario. Those of earlier ones go: at each start after a crash the server reads
-    /// every file of every database.
+    /// Creates a database, and removes all earlier ones, because at each start after a crash the server reads every file of
+    /// every database.
     pub(crate) async fn create_database(&self, name: &str) -> anyhow::Result<PgConnectOptions> {
         let mut conn = PgConnection::connect_with(&self.options).await?;
         let old: Vec<String> =
@@ -82,7 +73,7 @@ impl Cluster {
         Ok(self.options().database(name))
     }
 
-    /// `alter system set`, in force at once.
+    /// `alter system set`, with effect at once.
     pub(crate) async fn set(&self, setting: &str) -> anyhow::Result<()> {
         let mut conn = PgConnection::connect_with(&self.options).await?;
         conn.execute(AssertSqlSafe(format!("alter system set {setting}"))).await?;
@@ -96,23 +87,12 @@ impl Cluster {
         file.lines().next().context("an empty postmaster.pid")?.parse().context("postmaster.pid holds no number")
     }
 
-    /// SIGKILL to the postmaster: no checkpoint, no goodbye. Its backends end when they notice.
+    /// SIGKILL to the postmaster. Its backends end when they notice.
     pub(crate) fn kill(&self) -> anyhow::Result<()> {
         signal("-KILL", self.postmaster()?)
     }
 
-    /// Ends the server in good order, for its files to be copied.
-    pub(crate) async fn stop(&self) -> anyhow::Result<()> {
-        signal("-INT", self.postmaster()?)?;
-        let started = Instant::now();
-        while self.data().join("postmaster.pid").exists() {
-            ensure!(started.elapsed() < PATIENCE, "the server does not stop");
-            sleep(Duration::from_millis(20)).await;
-        }
-        Ok(())
-    }
-
-    /// Starts the server that was killed, and waits until it answers.
+    /// Starts a server that was killed, and waits until it answers.
     pub(crate) async fn start_again(&self) -> anyhow::Result<()> {
         {
             let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
@@ -121,7 +101,7 @@ impl Cluster {
         self.answers().await
     }
 
-    /// Waits until it does.
+    /// Waits until the server answers.
     pub(crate) async fn answers(&self) -> anyhow::Result<()> {
         let started = Instant::now();
         loop {
@@ -146,15 +126,15 @@ pub(crate) fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// The `kill` of the system, because the crate forbids what a call of its own would need.
+/// Runs the system's `kill`, because a system call would need `unsafe` code.
 pub(crate) fn signal(signal: &str, process: u32) -> anyhow::Result<()> {
     let sent = Command::new("kill").args([signal, &process.to_string()]).stderr(Stdio::null()).status()?;
     ensure!(sent.success(), "kill {signal} {process}: {sent}");
     Ok(())
 }
 
-/// Ports in a row, below the range from which the system takes the ports of outgoing connections: a port must still be
-/// free when a server that was killed comes back.
+/// Ports in a row. They are below the range of outgoing connections, because a port must still be free when a server that
+/// was killed comes back.
 pub(crate) fn free_ports<const COUNT: usize>() -> anyhow::Result<[u16; COUNT]> {
     const FIRST: u16 = 20_000;
     const LAST: u16 = 32_000;

@@ -1,10 +1,10 @@
-//! What the callers saw: who asked when, and what he was told. Nothing in here looks at the database.
+//! The history of calls as the callers saw it: when each began, and what it returned. Nothing here reads the database.
 
 use std::collections::HashMap;
-use std::fmt::{self, Display, Formatter};
-use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
 
 /// Nanoseconds of the machine's clock, which all processes of the suite share.
 pub(crate) type Moment = u64;
@@ -15,56 +15,73 @@ pub(crate) fn now() -> Moment {
 }
 
 /// One line of a history.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Event {
     pub(crate) at: Moment,
-    /// The name of one call. No two have the same, and the effect of a call bears it.
+    /// The name of the call, which is unique. The effect of a call has its name.
     pub(crate) call: String,
     pub(crate) key: String,
     pub(crate) what: What,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+impl Event {
+    /// JSON, in one line.
+    fn line(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum What {
     Invoked,
-    /// Lease mode: the claim was won, and has this token.
+    /// Lease mode: the call has won the claim, which has this token.
     Claimed(i64),
-    /// Told that it performed, with this response.
+    /// The call performed, and returned this response.
     Performed(String),
-    /// Told that an earlier call did, with this response.
+    /// The call returned the response of an earlier one.
     Replayed(String),
-    /// An error that says that nothing was performed, or that all was undone.
+    /// An error after which nothing was performed, or everything was undone.
     Refused(String),
     /// Anything can have happened: a lost connection, a dropped future.
     Unknown(String),
-    /// An error that stays until somebody has looked or upgraded, and says so. Wrong where nobody has left such a
-    /// record.
+    /// The error *indeterminate*, which stays until an operator has settled the record. It is wrong where no caller has
+    /// left such a record.
     Barred(String),
-    /// An error; and the caller, or `perform`, has committed the claim all the same.
+    /// An error, although the caller or `perform` has committed the claim.
     Unfinished,
     /// An answer that must not be given here.
     Wrong(String),
 }
 
-/// A call, from its invocation to its end, if it had one.
+impl What {
+    /// Whether a caller that gets it does not ask again.
+    pub(crate) fn is_answer(&self) -> bool {
+        match self {
+            Self::Performed(_) | Self::Replayed(_) | Self::Barred(_) | Self::Unfinished | Self::Wrong(_) => true,
+            Self::Invoked | Self::Claimed(_) | Self::Refused(_) | Self::Unknown(_) => false,
+        }
+    }
+}
+
+/// A call from its invocation to its end. Without an end, its result is unknown.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) name: String,
     pub(crate) key: String,
     pub(crate) invoked: Moment,
     pub(crate) ended: Moment,
-    /// Of its last claim, in lease mode.
+    /// Lease mode: the token of its last claim.
     pub(crate) token: Option<i64>,
     pub(crate) end: What,
 }
 
 impl Call {
-    /// Whether it was a resumer's, and completed an operation.
+    /// Whether a resumer made the call, and completed an operation.
     pub(crate) fn was_resumed(&self) -> bool {
         self.name.contains("resumer") && matches!(self.end, What::Performed(_))
     }
 
-    /// The response that the caller has in hand.
+    /// The response that the caller has got.
     pub(crate) fn response(&self) -> Option<&str> {
         match &self.end {
             What::Performed(response) | What::Replayed(response) => Some(response),
@@ -73,11 +90,11 @@ impl Call {
     }
 }
 
-/// Where the events go: into memory, or, from a process that is to be killed, to whoever reads its output.
+/// Where the events go: into memory, or to standard output in a worker process.
 #[derive(Debug)]
 pub(crate) enum History {
     Kept(Mutex<Vec<Event>>),
-    Told,
+    Printed,
 }
 
 impl History {
@@ -92,15 +109,15 @@ impl History {
     pub(crate) fn push(&self, event: Event) {
         match self {
             Self::Kept(events) => events.lock().unwrap_or_else(PoisonError::into_inner).push(event),
-            // One write for a line: SIGKILL leaves it whole or leaves it out.
-            Self::Told => println!("{event}"),
+            // One write for each line, so that SIGKILL leaves no half of one.
+            Self::Printed => println!("{}", event.line()),
         }
     }
 
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Kept(events) => events.lock().unwrap_or_else(PoisonError::into_inner).len(),
-            Self::Told => 0,
+            Self::Printed => 0,
         }
     }
 
@@ -109,9 +126,9 @@ impl History {
         match self {
             Self::Kept(events) => {
                 let events = events.lock().unwrap_or_else(PoisonError::into_inner);
-                events.iter().filter(|event| event.key == key).map(Event::to_string).collect()
+                events.iter().filter(|event| event.key == key).map(Event::line).collect()
             }
-            Self::Told => Vec::new(),
+            Self::Printed => Vec::new(),
         }
     }
 
@@ -119,7 +136,7 @@ impl History {
     pub(crate) fn calls(&self) -> Vec<Call> {
         match self {
             Self::Kept(events) => calls(&events.lock().unwrap_or_else(PoisonError::into_inner)),
-            Self::Told => Vec::new(),
+            Self::Printed => Vec::new(),
         }
     }
 }
@@ -155,7 +172,7 @@ pub(crate) fn calls(events: &[Event]) -> Vec<Call> {
     calls
 }
 
-/// The longest time in which nobody got a response.
+/// The longest time in which no caller got a response.
 pub(crate) fn longest_outage(calls: &[Call]) -> Duration {
     let mut moments: Vec<Moment> =
         calls.iter().filter(|call| call.response().is_some()).map(|call| call.ended).collect();
@@ -163,45 +180,4 @@ pub(crate) fn longest_outage(calls: &[Call]) -> Duration {
     moments.sort_unstable();
     let longest = moments.windows(2).map(|two| two[1] - two[0]).max().unwrap_or_default();
     Duration::from_nanos(longest)
-}
-
-impl Display for Event {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let (word, text) = match &self.what {
-            What::Invoked => ("invoked", String::new()),
-            What::Claimed(token) => ("claimed", token.to_string()),
-            What::Performed(text) => ("performed", text.clone()),
-            What::Replayed(text) => ("replayed", text.clone()),
-            What::Refused(text) => ("refused", text.clone()),
-            What::Unknown(text) => ("unknown", text.clone()),
-            What::Barred(text) => ("barred", text.clone()),
-            What::Unfinished => ("unfinished", String::new()),
-            What::Wrong(text) => ("wrong", text.clone()),
-        };
-        write!(f, "{} {} {} {word} {}", self.at, self.call, self.key, text.replace('\n', " "))
-    }
-}
-
-impl FromStr for Event {
-    type Err = ();
-
-    fn from_str(line: &str) -> Result<Self, ()> {
-        let mut words = line.splitn(5, ' ');
-        let mut word = || words.next().ok_or(());
-        let (at, call, key, what) = (word()?.parse().map_err(|_| ())?, word()?.to_owned(), word()?.to_owned(), word()?);
-        let text = word()?.to_owned();
-        let what = match what {
-            "invoked" => What::Invoked,
-            "claimed" => What::Claimed(text.parse().map_err(|_| ())?),
-            "performed" => What::Performed(text),
-            "replayed" => What::Replayed(text),
-            "refused" => What::Refused(text),
-            "unknown" => What::Unknown(text),
-            "barred" => What::Barred(text),
-            "unfinished" => What::Unfinished,
-            "wrong" => What::Wrong(text),
-            _ => return Err(()),
-        };
-        Ok(Self { at, call, key, what })
-    }
 }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 
-/// Waits for EOF on its standard input, whose other end the suite holds. Patroni ends first, because it would start a
+/// Waits for EOF on its standard input, whose other end the suite has. Patroni ends first, because it would start a
 /// server again; an immediate shutdown of the servers removes their shared memory.
 const KEEPER: &str = r#"
     trap '' HUP INT QUIT PIPE TERM
@@ -48,7 +48,7 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// `user` is who the servers run as.
+    /// `user` is the account of the servers.
     pub(crate) fn start(user: Option<User>) -> anyhow::Result<Self> {
         // In /tmp, because the path of a Unix socket must stay below about 104 bytes.
         let made = Command::new("mktemp").args(["-d", "/tmp/pgi-servers.XXXXXX"]).output()?;

@@ -1,33 +1,37 @@
-//! The crate under faults, on servers of the suite's own: `script/chaos` runs it. The [`checker`] knows what was
-//! promised, [`scenario`] has the faults, and [`trials`] what the suite has to catch.
+//! The crate under faults, on servers of the suite's own. `script/chaos` runs it.
+//!
+//! # Layout
+//!
+//! Each floor uses only those below it:
+//!
+//! - [`trials`] and this file play the scenarios; [`report`] prints what they found.
+//! - [`scenario`] is the table of the faults, each with the broken variants that it has to catch.
+//! - [`worker`] and [`proxy`] kill, suspend and cut [`callers`], which make all calls.
+//! - [`subject`] makes a call in transaction mode, or lets a broken variant make it ([`plain_sql`]).
+//! - [`world`] is the database of some callers, with their history and the faults.
+//! - [`stage`] is what a scenario is given, and [`finding`] what it returns.
+//! - [`checker`] is what the crate promises.
+//! - [`cluster`], [`citus`] and [`patroni`] are the servers. [`keeper`] ends them, and [`entrance`] is the port of a
+//!   proxy.
+//! - [`request`], [`mutant`], [`history`] and [`random`] are the words of all.
 
-mod arguments;
-mod beside;
 mod callers;
 mod checker;
 mod citus;
 mod cluster;
-mod error_checker;
+mod entrance;
+mod finding;
 mod history;
-#[cfg(test)]
-mod history_checker;
 mod keeper;
-mod lease;
-mod lease_checker;
 mod mutant;
-mod pair;
 mod patroni;
 mod plain_sql;
-mod pooler;
 mod proxy;
 mod random;
-mod release_checker;
 mod report;
+mod request;
 mod scenario;
-mod settling;
 mod stage;
-mod step_checker;
-mod stepped;
 mod subject;
 mod trials;
 mod worker;
@@ -37,17 +41,66 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arguments::Arguments;
-use cluster::Cluster;
-use report::{Row, told};
-use stage::{Finding, Stage};
+use clap::Parser;
+use clap::builder::PossibleValuesParser;
 
-/// In which a scenario can do something at all: a server takes a second to come up again.
+use cluster::Cluster;
+use mutant::Mutant;
+use scenario::{SCENARIOS, Scenario, Servers};
+use stage::Stage;
+
+/// The shortest time for a scenario: a server needs a second to restart.
 const LEAST: Duration = Duration::from_millis(1500);
-/// How much longer one may take on a busy machine, for its faults to happen.
+/// How much longer a scenario may take on a busy machine, for its faults to happen.
 const PATIENCE: Duration = Duration::from_secs(90);
 /// The same for the share of `--operations`. The slowest scenario makes some ten calls a second.
 const PATIENCE_WITH_OPERATIONS: Duration = Duration::from_secs(3600);
+
+/// Runs the crate under faults, and compares the answers of the calls with the tables of the database.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "script/chaos")]
+struct Arguments {
+    /// The time of all scenarios together, without that to start and to settle.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// The number of calls of all scenarios together. Each runs until it has made its share of them.
+    #[arg(long, default_value_t = 0)]
+    operations: u64,
+    /// Decides which calls are made, and which of them a fault hits. The default is a new one.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Plays only these scenarios.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = names())]
+    only: Vec<String>,
+    /// Plays the scenarios under Patroni instead, if patroni and etcd are installed.
+    #[arg(long)]
+    patroni: bool,
+    /// Plays the scenarios on Citus instead, if CITUS_CLUSTER names a directory as for script/citus.
+    #[arg(long)]
+    citus: bool,
+    /// Plays this broken variant of the protocol instead of the crate.
+    #[arg(long, value_name = "NAME")]
+    mutant: Option<Mutant>,
+    /// Plays every broken variant, and fails if its scenario does not catch it.
+    #[arg(long)]
+    mutants: bool,
+}
+
+impl Arguments {
+    fn scenarios(&self) -> Vec<&'static Scenario> {
+        let is_chosen = |scenario: &&Scenario| match scenario.servers {
+            _ if !self.only.is_empty() => self.only.iter().any(|name| name == scenario.name),
+            Servers::Own => !self.patroni && !self.citus,
+            Servers::Patroni => self.patroni,
+            Servers::Citus => self.citus,
+        };
+        SCENARIOS.iter().filter(is_chosen).collect()
+    }
+}
+
+fn names() -> PossibleValuesParser {
+    PossibleValuesParser::new(SCENARIOS.iter().map(|scenario| scenario.name))
+}
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -61,49 +114,37 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Whether all is well.
+/// Returns whether there is no violation, and every mutant was caught.
 async fn start() -> anyhow::Result<bool> {
     if worker::run().await? {
         return Ok(true);
     }
-    let arguments = Arguments::parse(std::env::args().skip(1))?;
-    if arguments.list {
-        arguments::list();
-        return Ok(true);
-    }
-    let cluster = Arc::new(Cluster::start(&[]).await?);
-    if arguments.mutants { trials::hold(&cluster, &arguments).await } else { play_all(&cluster, &arguments).await }
-}
-
-async fn play_all(cluster: &Arc<Cluster>, arguments: &Arguments) -> anyhow::Result<bool> {
+    let arguments = Arguments::parse();
     let scenarios = arguments.scenarios();
-    let weights: u32 = scenarios.iter().map(|(_, weight)| weight).sum();
-    let mut rows = Vec::new();
-    for (name, weight) in scenarios {
-        let time = (Duration::from_secs(arguments.seconds) * weight / weights).max(LEAST);
-        println!("{name}, for {:.1} s, of {}", time.as_secs_f64(), arguments.subject.name());
-        let mut stage = Stage::new(cluster.clone(), arguments.subject, arguments.seed, time, PATIENCE);
-        if arguments.operations > 0 {
-            let calls = arguments.operations * u64::from(weight) / u64::from(weights);
-            stage = stage.with_calls(calls, PATIENCE_WITH_OPERATIONS);
-        }
-        let finding = play(name, stage).await;
-        told(name, &finding);
-        report::keep_histories(name, arguments.seed, &finding.histories)?;
-        rows.push(Row { name: name.to_owned(), finding });
+    let seed = arguments.seed.unwrap_or_else(|| history::now() % 1_000_000);
+    let cluster = Arc::new(Cluster::start(&[]).await?);
+    if arguments.mutants {
+        return trials::hold(&cluster, &scenarios, seed, PATIENCE).await;
     }
-    report::table(&rows, arguments.seed);
-    Ok(rows.iter().all(|row| row.finding.violations.is_empty()))
-}
-
-/// A scenario that cannot come to its end has not kept its promise.
-async fn play(name: &str, stage: Stage) -> Finding {
-    let played = tokio::select! {
-        played = scenario::play(name, &stage) => played,
-        () = report::progress(name, &stage) => unreachable!("it goes on for ever"),
-    };
-    played.unwrap_or_else(|error| Finding {
-        violations: vec![format!("{name} did not come to its end: {error:#}")],
-        ..Finding::default()
-    })
+    let weights: u32 = scenarios.iter().map(|scenario| scenario.weight).sum();
+    let mut rows = Vec::new();
+    for scenario in scenarios {
+        let operations = arguments.operations * u64::from(scenario.weight) / u64::from(weights);
+        let stage = Stage {
+            name: scenario.name,
+            cluster: cluster.clone(),
+            mutant: arguments.mutant,
+            seed,
+            time: (Duration::from_secs(arguments.seconds) * scenario.weight / weights).max(LEAST),
+            patience: if operations > 0 { PATIENCE_WITH_OPERATIONS } else { PATIENCE },
+            calls: operations,
+        };
+        println!("{}, for {:.1} s", scenario.name, stage.time.as_secs_f64());
+        let finding = scenario.play(&stage).await;
+        report::summary(scenario.name, &finding);
+        report::keep_histories(scenario.name, seed, &finding.histories)?;
+        rows.push((scenario.name, finding));
+    }
+    report::table(&rows, seed);
+    Ok(rows.iter().all(|(_, finding)| finding.violations.is_empty()))
 }

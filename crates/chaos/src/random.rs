@@ -1,12 +1,11 @@
-//! Choices that can be had again: from the seed, and from nothing else. The moments at which they fall are the
-//! machine's.
+//! Choices that depend on the seed alone, so they can be repeated. The machine decides the moments at which they happen.
 
-/// SplitMix64: four lines, and good enough to choose a victim.
+/// SplitMix64, which is short, and good enough to choose a victim.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// A sequence for each of those who choose, so that none depends on how often the others do.
+    /// A sequence for each chooser, so that none depends on how often the others choose.
     pub(crate) fn new(seed: u64, chooser: &str) -> Self {
         let mut random = Self(seed);
         for byte in chooser.bytes() {
@@ -24,7 +23,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 to `end`, without it.
+    /// A number from 0 to `end`, without `end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }

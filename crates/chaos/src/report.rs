@@ -1,37 +1,14 @@
-//! How far it is, and the table at the end.
+//! The table on standard output, and the histories on disk.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::path::Path;
-use std::time::Duration;
 
-use tokio::time::{Instant, interval};
+use crate::finding::Finding;
 
-use crate::stage::{Finding, Stage};
-
-/// Enough to see what kind it is; the first are as good as the last.
+/// Enough to see the kind of the violation.
 const SHOWN_VIOLATIONS: usize = 5;
 
-/// Tells every second what was asked and broken so far, until it is dropped.
-pub(crate) async fn progress(name: &str, stage: &Stage) {
-    let started = Instant::now();
-    let mut seconds = interval(Duration::from_secs(if std::io::stdout().is_terminal() { 1 } else { 5 }));
-    seconds.tick().await;
-    loop {
-        seconds.tick().await;
-        if let Some(world) = stage.shown() {
-            let faults: u64 = world.faults().iter().map(|(_, count)| count).sum();
-            let (at, calls) = (started.elapsed().as_secs(), world.history.len() / 2);
-            println!("  {name}: {at} s, {calls} calls, {faults} faults");
-        }
-    }
-}
-
-pub(crate) struct Row {
-    pub(crate) name: String,
-    pub(crate) finding: Finding,
-}
-
-pub(crate) fn told(name: &str, finding: &Finding) {
+pub(crate) fn summary(name: &str, finding: &Finding) {
     if let Some(why) = &finding.skipped {
         println!("  {name}: skipped: {why}");
     }
@@ -56,14 +33,14 @@ pub(crate) fn keep_histories(name: &str, seed: u64, lines: &[String]) -> std::io
     std::fs::write(file, lines.join("\n") + "\n")
 }
 
-pub(crate) fn table(rows: &[Row], seed: u64) {
-    let faults_of = |finding: &Finding| finding.faults.iter().map(|(_, count)| count).sum::<u64>();
+/// The table of `docs/reliability.md`, and a line with the faults and the counts of each scenario.
+pub(crate) fn table(rows: &[(&'static str, Finding)], seed: u64) {
     println!();
     println!(
         "{:<28} {:>10} {:>8} {:>10} {:>14}  seed",
         "scenario", "operations", "faults", "violations", "longest outage"
     );
-    for Row { name, finding } in rows {
+    for (name, finding) in rows {
         if finding.skipped.is_some() {
             println!("{name:<28} {:>10} {:>8} {:>10} {:>14}  {seed}", "skipped", "-", "-", "-");
             continue;
@@ -71,7 +48,7 @@ pub(crate) fn table(rows: &[Row], seed: u64) {
         println!(
             "{name:<28} {:>10} {:>8} {:>10} {:>14}  {seed}",
             finding.operations,
-            faults_of(finding),
+            finding.sum_of_faults(),
             finding.violations.len(),
             format!("{:.2} s", finding.longest_outage.as_secs_f64()),
         );
@@ -79,14 +56,14 @@ pub(crate) fn table(rows: &[Row], seed: u64) {
     println!(
         "{:<28} {:>10} {:>8} {:>10}",
         "all",
-        rows.iter().map(|row| row.finding.operations).sum::<usize>(),
-        rows.iter().map(|row| faults_of(&row.finding)).sum::<u64>(),
-        rows.iter().map(|row| row.finding.violations.len()).sum::<usize>(),
+        rows.iter().map(|(_, finding)| finding.operations).sum::<usize>(),
+        rows.iter().map(|(_, finding)| finding.sum_of_faults()).sum::<u64>(),
+        rows.iter().map(|(_, finding)| finding.violations.len()).sum::<usize>(),
     );
     println!();
-    for Row { name, finding } in rows {
+    for (name, finding) in rows {
         let faults: Vec<String> = finding.faults.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
-        let told = faults.into_iter().chain(finding.notes.iter().cloned()).chain(finding.skipped.clone());
-        println!("{name}: {}", told.collect::<Vec<_>>().join("; "));
+        let parts = faults.into_iter().chain(finding.notes.iter().cloned()).chain(finding.skipped.clone());
+        println!("{name}: {}", parts.collect::<Vec<_>>().join("; "));
     }
 }

@@ -1,112 +1,138 @@
-//! The faults, one file each.
+//! The table of all scenarios. A scenario is one entry here and one function below.
 
-mod bounded_waits;
 mod citus;
 mod clock_jumps;
 mod committed_errors;
 mod cut_connections;
 mod dropped_futures;
 mod duplicate_storm;
-mod full_disk;
 mod janitor_races;
-mod killed_backends;
-mod killed_leases;
 mod killed_server;
 mod killed_workers;
-mod lock_conflicts;
 mod patroni;
-mod pooled_transactions;
-mod prepared_transactions;
-mod promoted_standby;
 mod rolling_upgrade;
-mod slow_network;
 mod suspended_owners;
-mod weak_durability;
 
-use crate::lease_checker::Promise;
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
+
+use crate::checker::leases::Promise;
+use crate::finding::Finding;
+use crate::mutant::Mutant;
+use crate::mutant::Mutant::*;
 use crate::patroni::formation::Replication;
-use crate::stage::{Finding, Stage};
+use crate::stage::Stage;
 use citus::Fault;
 
-/// In the order in which they are played; and how much of the time each gets.
-pub(crate) const ALL: &[(&str, u32)] = &[
-    ("dropped-futures", 2),
-    ("killed-workers", 3),
-    ("killed-backends", 2),
-    ("killed-server", 4),
-    ("cut-connections", 3),
-    ("duplicate-storm", 2),
-    ("lock-conflicts", 2),
-    ("bounded-waits", 2),
-    ("committed-errors", 2),
-    ("suspended-owners", 3),
-    ("suspended-at-most-once", 2),
-    ("janitor-races", 2),
-    ("killed-leases", 3),
-    ("killed-leases-at-most-once", 3),
-    ("killed-steps", 3),
-    ("suspended-steps", 3),
-    ("killed-server-steps", 3),
-    ("weak-durability", 3),
-    ("pooled-transactions", 2),
-    ("promoted-standby", 2),
-    ("promoted-async-standby", 2),
-    ("prepared-transactions", 2),
-    ("rolling-upgrade", 2),
-    ("clock-jumps", 3),
-    ("full-disk", 2),
-    ("slow-network", 2),
-];
+/// The servers that a scenario needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Servers {
+    Own,
+    /// With `--patroni`: they take minutes for a fault.
+    Patroni,
+    /// With `--citus`.
+    Citus,
+}
 
-/// Those of `--patroni`, which need Patroni and etcd, and minutes for a fault that others inject in seconds.
-pub(crate) const PATRONI: &[(&str, u32)] =
-    &[("patroni-strict", 6), ("patroni-asynchronous", 3), ("patroni-delayed", 1)];
+type Played<'a> = LocalBoxFuture<'a, anyhow::Result<Finding>>;
+type Play = for<'a> fn(&'a Stage) -> Played<'a>;
 
-/// Those of `--citus`, which need a build of Citus.
-pub(crate) const CITUS: &[(&str, u32)] = &[
-    ("citus-killed-worker", 1),
-    ("citus-killed-coordinator", 1),
-    ("citus-cut-connections", 1),
-    ("citus-moved-shards", 1),
-    ("citus-local-table", 1),
-];
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) servers: Servers,
+    /// Its share of the time.
+    pub(crate) weight: u32,
+    play: Play,
+    pub(crate) trials: &'static [Trial],
+}
 
-pub(crate) async fn play(name: &str, stage: &Stage) -> anyhow::Result<Finding> {
-    match name {
-        "dropped-futures" => dropped_futures::play(stage).await,
-        "killed-workers" => killed_workers::play(stage).await,
-        "killed-backends" => killed_backends::play(stage).await,
-        "killed-server" => killed_server::play(stage).await,
-        "cut-connections" => cut_connections::play(stage).await,
-        "duplicate-storm" => duplicate_storm::play(stage).await,
-        "bounded-waits" => bounded_waits::play(stage).await,
-        "lock-conflicts" => lock_conflicts::play(stage).await,
-        "committed-errors" => committed_errors::play(stage).await,
-        "suspended-owners" => suspended_owners::play(stage, Promise::AtLeastOnce).await,
-        "suspended-at-most-once" => suspended_owners::play(stage, Promise::AtMostOnce).await,
-        "janitor-races" => janitor_races::play(stage).await,
-        "killed-leases" => killed_leases::play(stage, Promise::AtLeastOnce).await,
-        "killed-leases-at-most-once" => killed_leases::play(stage, Promise::AtMostOnce).await,
-        "killed-steps" => killed_leases::play(stage, Promise::InSteps).await,
-        "suspended-steps" => suspended_owners::play(stage, Promise::InSteps).await,
-        "killed-server-steps" => killed_server::play_steps(stage).await,
-        "weak-durability" => weak_durability::play(stage).await,
-        "pooled-transactions" => pooled_transactions::play(stage).await,
-        "promoted-standby" => promoted_standby::play(stage, true).await,
-        "promoted-async-standby" => promoted_standby::play(stage, false).await,
-        "prepared-transactions" => prepared_transactions::play(stage).await,
-        "rolling-upgrade" => rolling_upgrade::play(stage).await,
-        "clock-jumps" => clock_jumps::play(stage).await,
-        "full-disk" => full_disk::play(stage).await,
-        "slow-network" => slow_network::play(stage).await,
-        "patroni-strict" => patroni::play(stage, Replication::Strict).await,
-        "patroni-asynchronous" => patroni::play(stage, Replication::Asynchronous).await,
-        "patroni-delayed" => patroni::play_delayed(stage).await,
-        "citus-killed-worker" => citus::play(stage, Fault::KilledWorker).await,
-        "citus-killed-coordinator" => citus::play(stage, Fault::KilledCoordinator).await,
-        "citus-cut-connections" => citus::play(stage, Fault::CutConnections).await,
-        "citus-moved-shards" => citus::play(stage, Fault::MovedShards).await,
-        "citus-local-table" => citus::play_local_tables(stage).await,
-        _ => anyhow::bail!("there is no scenario {name:?}; --list shows them"),
+/// A variant, and the words of the violation by which the scenario must catch it. Without words it must pass.
+pub(crate) struct Trial {
+    pub(crate) mutant: Mutant,
+    pub(crate) violation: Option<&'static str>,
+}
+
+const GONE: &str = "which is not there";
+const TWICE: &str = "effects, of";
+const NO_ANSWER: &str = "never answered";
+const TWO_COMPLETIONS: &str = "completions were accepted";
+const TWO_TEXTS: &str = "texts for one operation";
+const DOUBLE: &str = "under at most once";
+const PASSES: Trial = Trial { mutant: PlainSql, violation: None };
+
+/// One entry: the servers, the name, the weight, the function that plays it, and its trials.
+macro_rules! table {
+    ($($servers:ident $name:literal $weight:literal, $play:expr, [$($trial:expr),*];)*) => {
+        &[$(Scenario {
+            name: $name,
+            servers: Servers::$servers,
+            weight: $weight,
+            play: $play,
+            trials: &[$($trial),*],
+        }),*]
+    };
+}
+
+/// In the order in which they are played.
+pub(crate) static SCENARIOS: &[Scenario] = table! {
+    Own "dropped-futures" 2, |stage| dropped_futures::play(stage).boxed_local(),
+        [trial(PlainBegin, "was acknowledged, and is lost")];
+    Own "killed-workers" 3, |stage| killed_workers::play(stage, None).boxed_local(),
+        [trial(AutocommitClaim, NO_ANSWER), PASSES];
+    Own "killed-server" 4, |stage| killed_server::play(stage).boxed_local(),
+        [trial(SynchronousCommitOff, GONE), trial(ErrorsSwallowed, GONE), PASSES];
+    Own "cut-connections" 3, |stage| cut_connections::play(stage).boxed_local(),
+        [trial(LostAnswerIsFailure, TWICE), PASSES];
+    Own "duplicate-storm" 2, |stage| duplicate_storm::play(stage).boxed_local(),
+        [trial(EffectOutside, TWICE), trial(PlainBegin, "of another caller")];
+    Own "committed-errors" 2, |stage| committed_errors::play(stage).boxed_local(),
+        [trial(UnfinishedIsFree, TWICE), PASSES];
+    Own "suspended-owners" 3, |stage| suspended_owners::play(stage, Promise::AtLeastOnce).boxed_local(),
+        [trial(LossIgnored, TWO_COMPLETIONS)];
+    Own "suspended-at-most-once" 2, |stage| suspended_owners::play(stage, Promise::AtMostOnce).boxed_local(),
+        [trial(TakesOverAtMostOnce, DOUBLE)];
+    Own "suspended-steps" 3, |stage| suspended_owners::play(stage, Promise::InSteps).boxed_local(),
+        [trial(RowOutside, "an overtaken attempt")];
+    Own "killed-leases" 3, |stage| killed_workers::play(stage, Some(Promise::AtLeastOnce)).boxed_local(),
+        [trial(CompletesFirst, "without an effect")];
+    Own "killed-leases-at-most-once" 3, |stage| killed_workers::play(stage, Some(Promise::AtMostOnce)).boxed_local(),
+        [trial(TakesOverAtMostOnce, DOUBLE)];
+    Own "killed-steps" 3, |stage| killed_workers::play(stage, Some(Promise::InSteps)).boxed_local(),
+        [trial(BegunNotWritten, TWO_TEXTS), trial(SettlesAllInDoubt, TWO_TEXTS)];
+    Own "killed-server-steps" 3, |stage| killed_server::play_steps(stage).boxed_local(),
+        [trial(BegunNotDurable, TWO_TEXTS)];
+    Own "janitor-races" 2, |stage| janitor_races::play(stage).boxed_local(),
+        [trial(JanitorByKey, "calls performed that are to be remembered"), PASSES];
+    Own "rolling-upgrade" 2, |stage| rolling_upgrade::play(stage).boxed_local(),
+        [trial(NewerSchemaRefused, "does not start"), PASSES];
+    Own "clock-jumps" 3, |stage| clock_jumps::play(stage).boxed_local(),
+        [trial(LossIgnored, TWO_COMPLETIONS)];
+    // `patroni-delayed` shows that the rule of `patroni-strict` can fail, so these need no mutants.
+    Patroni "patroni-strict" 6, |stage| patroni::play(stage, Replication::Strict).boxed_local(), [];
+    Patroni "patroni-asynchronous" 3, |stage| patroni::play(stage, Replication::Asynchronous).boxed_local(), [];
+    Patroni "patroni-delayed" 1, |stage| patroni::play_delayed(stage).boxed_local(), [];
+    Citus "citus-killed-worker" 1, |stage| citus::play(stage, Fault::KilledWorker).boxed_local(),
+        [trial(SynchronousCommitOff, GONE), PASSES];
+    Citus "citus-killed-coordinator" 1, |stage| citus::play(stage, Fault::KilledCoordinator).boxed_local(),
+        [trial(AutocommitClaim, NO_ANSWER)];
+    Citus "citus-cut-connections" 1, |stage| citus::play(stage, Fault::CutConnections).boxed_local(),
+        [trial(LostAnswerIsFailure, TWICE), PASSES];
+    Citus "citus-moved-shards" 1, |stage| citus::play(stage, Fault::MovedShards).boxed_local(),
+        [trial(EffectOutside, TWICE)];
+    Citus "citus-local-table" 1, |stage| citus::play_local_tables(stage).boxed_local(),
+        [trial(AutocommitClaim, NO_ANSWER)];
+};
+
+const fn trial(mutant: Mutant, violation: &'static str) -> Trial {
+    Trial { mutant, violation: Some(violation) }
+}
+
+impl Scenario {
+    /// Plays it. If it fails before its end, that is a violation.
+    pub(crate) async fn play(&self, stage: &Stage) -> Finding {
+        (self.play)(stage).await.unwrap_or_else(|error| Finding {
+            violations: vec![format!("{} failed before its end: {error:#}", self.name)],
+            ..Finding::default()
+        })
     }
 }

@@ -1,5 +1,5 @@
-//! Callers in processes of their own, to be killed or stopped at any moment: this binary, run again. What they do they
-//! say on stdout, line by line.
+//! Callers in processes of their own, which a scenario can kill or suspend at any moment. A process is this binary, and
+//! prints the history of its calls line by line.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -12,54 +12,51 @@ use sqlx::ConnectOptions as _;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
+use tokio::time::sleep;
 
+use crate::callers::{Callers, Leased, Way};
 use crate::cluster::signal;
+use crate::finding::Finding;
 use crate::history::now;
-use crate::lease::{self, Leased};
-use crate::lease_checker::Promise;
-use crate::subject::{EVERY_DOOR, Subject};
-use crate::world::{Turns, World, pool};
+use crate::mutant::Mutant;
+use crate::request::EVERY_DOOR;
+use crate::world::{Next, Window, World, pool};
 
-/// Where a worker finds its orders.
+/// The variable with the orders of a worker.
 const ORDERS: &str = "CHAOS_WORKER";
-/// Clients in each, so that a kill finds one claiming while another commits.
-const CLIENTS: usize = 2;
+/// The callers in each worker, so that a kill finds one claiming while another commits.
+const CALLERS: usize = 2;
 /// The name of their connections.
-pub(crate) const APPLICATION: &str = "chaos-worker";
+const APPLICATION: &str = "chaos-worker";
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Orders {
     url: String,
-    subject: String,
+    mutant: Option<Mutant>,
     name: String,
     seed: u64,
-    turns: Turns,
+    window: Window,
     leased: Option<Leased>,
 }
 
-/// The worker's side: runs where it was told to, and says so.
+/// In lease mode, or in transaction mode.
+fn way(leased: Option<Leased>) -> Way {
+    leased.map_or(Way::Transaction(|random, request| request.door = random.of(EVERY_DOOR)), Way::Lease)
+}
+
+/// Makes calls if this process is a worker. `false` means that it is not one.
 pub(crate) async fn run() -> anyhow::Result<bool> {
     let Ok(orders) = env::var(ORDERS) else { return Ok(false) };
     end_with_parent();
     let orders: Orders = serde_json::from_str(&orders)?;
-    let subject: Subject = orders.subject.parse()?;
-    let world = World::of_worker(orders.url.parse()?, subject, orders.seed, orders.turns);
-    let in_steps = orders.leased.is_some_and(|leased| leased.promise == Promise::InSteps);
+    let world = World::of_worker(orders.url.parse()?, orders.mutant, orders.seed, orders.window);
     // The steps of a call run side by side at times.
-    let pool = pool(&world.options, u32::try_from(if in_steps { 4 * CLIENTS } else { CLIENTS })?);
-    let client = |client| {
-        let name = format!("{}.{client}", orders.name);
-        tokio::spawn(world.clone().client(pool.clone(), name, |random, request| request.door = random.of(EVERY_DOOR)))
-    };
-    let tasks = match orders.leased {
-        Some(leased) => lease::crowd(&world, &pool, &orders.name, CLIENTS, leased),
-        None => (0..CLIENTS).map(client).collect(),
-    };
-    futures_util::future::try_join_all(tasks).await?;
+    let pool = pool(&world.options, u32::try_from(4 * CALLERS)?);
+    Callers::start(&world, way(orders.leased), pool, &format!("{}.", orders.name), CALLERS).end().await?;
     Ok(true)
 }
 
-/// The parent holds the other end of stdin. The kernel closes it however the parent dies, by SIGKILL too.
+/// The parent has the other end of standard input. The kernel closes it when the parent ends, also by SIGKILL.
 fn end_with_parent() {
     // A plain thread: the runtime would wait for a blocked read of its own before it lets the process end.
     thread::spawn(|| {
@@ -73,7 +70,7 @@ struct Worker {
     reader: JoinHandle<()>,
 }
 
-/// So many workers at any time.
+/// A fixed number of workers.
 pub(crate) struct Crew {
     world: Arc<World>,
     orders: Orders,
@@ -83,15 +80,16 @@ pub(crate) struct Crew {
 
 impl Crew {
     pub(crate) fn start(world: &Arc<World>, workers: usize, leased: Option<Leased>) -> anyhow::Result<Self> {
+        let every = |time| Next::Every { since: now(), time };
         let orders = Orders {
             url: world.options.clone().application_name(APPLICATION).to_url_lossy().to_string(),
-            subject: world.subject.name().to_owned(),
+            mutant: world.mutant,
             name: String::new(),
             seed: world.seed,
-            turns: match leased {
-                None => Turns { since: now(), every: Duration::from_millis(5), window: 6 },
-                // So long that a claim lapses while others still ask for its key.
-                Some(leased) => Turns { since: now(), every: leased.lease / 4, window: 8 },
+            window: match leased {
+                None => Window { keys: 6, next: every(Duration::from_millis(5)) },
+                // Long, so that a claim lapses while other callers still ask for its key.
+                Some(leased) => Window { keys: 8, next: every(leased.lease / 4) },
             },
             leased,
         };
@@ -116,7 +114,7 @@ impl Crew {
         let world = self.world.clone();
         let reader = tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
-                if let Ok(event) = line.parse() {
+                if let Ok(event) = serde_json::from_str(&line) {
                     world.history.push(event);
                 }
             }
@@ -129,14 +127,14 @@ impl Crew {
         self.workers.len() as u64
     }
 
-    /// SIGKILL, and another worker takes its place.
+    /// SIGKILL to a worker, and another one takes its place.
     pub(crate) async fn kill(&mut self, index: u64) -> anyhow::Result<()> {
-        let worker = self.workers.swap_remove(usize::try_from(index)?);
-        end(worker).await?;
+        self.must_be_alive()?;
+        end(self.workers.swap_remove(usize::try_from(index)?)).await?;
         self.start_one()
     }
 
-    /// SIGSTOP, and SIGCONT after `until`; the others go on meanwhile.
+    /// SIGSTOP to a worker, and SIGCONT after `until`. The others go on meanwhile.
     pub(crate) async fn suspend(&self, index: u64, until: impl Future) -> anyhow::Result<()> {
         let process = self.workers[usize::try_from(index)?].process.id().context("a worker that has ended")?;
         signal("-STOP", process)?;
@@ -144,7 +142,7 @@ impl Crew {
         signal("-CONT", process)
     }
 
-    /// What ends a worker here is a kill. Anything else is a mistake in the suite.
+    /// Only a kill ends a worker. Any other end is a mistake in the suite.
     pub(crate) fn must_be_alive(&mut self) -> anyhow::Result<()> {
         for worker in &mut self.workers {
             if let Some(status) = worker.process.try_wait()? {
@@ -154,21 +152,22 @@ impl Crew {
         Ok(())
     }
 
-    /// Ends all, and waits until the server knows: what they had sent last may take effect until then.
-    pub(crate) async fn end(self) -> anyhow::Result<()> {
-        for worker in self.workers {
+    /// Ends all workers, and checks the answers of their calls.
+    pub(crate) async fn finding(mut self) -> anyhow::Result<Finding> {
+        self.must_be_alive()?;
+        for worker in std::mem::take(&mut self.workers) {
             end(worker).await?;
         }
-        loop {
-            let left: i64 = sqlx::query_scalar("select count(*) from pg_stat_activity where application_name = $1")
-                .bind(APPLICATION)
-                .fetch_one(&self.world.observer)
-                .await?;
-            if left == 0 {
-                return Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
+        // The last messages of the workers may take effect until the server notices that they are gone.
+        while self.connections().await? > 0 {
+            sleep(Duration::from_millis(10)).await;
         }
+        Callers::none(&self.world, way(self.orders.leased), self.world.observer.clone()).finding().await
+    }
+
+    async fn connections(&self) -> sqlx::Result<i64> {
+        let sql = "select count(*) from pg_stat_activity where application_name = $1";
+        sqlx::query_scalar(sql).bind(APPLICATION).fetch_one(&self.world.observer).await
     }
 }
 

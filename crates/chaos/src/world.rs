@@ -1,226 +1,186 @@
-//! One scenario's database, and all that is known of what happens in it.
+//! The database of one group of callers, their history, and the faults that have hit them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use pg_idempotency::Deployment;
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
-use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::Instant;
 
-use crate::citus::effects::Effects;
-use crate::history::{History, Moment, What, now};
+use crate::checker::{Aftermath, Effect, Stored};
+use crate::citus::Effects;
+use crate::finding::Finding;
+use crate::history::{History, Moment, What, longest_outage, now};
+use crate::mutant::Mutant;
 use crate::random::Random;
+use crate::request::Request;
 use crate::stage::Stage;
-use crate::subject::{Request, Subject};
 
-/// Each key is asked for about so often in all.
-const REPEATS: u64 = 4;
-/// How many keys are asked for at the same time.
-const WINDOW: u64 = 6;
-/// A call that takes longer is dropped, as a service's time-out would.
-pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(8);
-/// Until a refused caller asks again.
+/// The tables that the calls write, besides the crate's own.
+const TABLES: &str = include_str!("tables.sql");
+const OVERTAKEN: &str = include_str!("overtaken.sql");
+
+/// The pause before a caller asks again.
 pub(crate) const PAUSE: Duration = Duration::from_millis(3);
+/// The keys with a violation whose histories are kept.
+const KEPT_HISTORIES: usize = 20;
 
 /// The faults that a scenario must have injected before it ends, and how many of each.
 pub(crate) type Least = &'static [(&'static str, u64)];
 
-/// The prefix of the keys of operations in steps that are beside other calls, in the same database.
-const BESIDE: &str = "steps-";
-
-/// Calls that must have been made.
+/// The minimum number of calls. An operation in steps takes as long as many calls.
 const LEAST_CALLS: u64 = 100;
-/// An operation in steps takes as long as many calls.
-const LEAST_CALLS_BESIDE: u64 = 40;
+const LEAST_CALLS_IN_STEPS: u64 = 40;
+
+/// The prefixes of the keys of worlds that share a database or an outside. None begins with another one.
+pub(crate) const KEYS: &str = "k";
+pub(crate) const KEYS_IN_STEPS: &str = "steps-";
+
+/// Which keys are asked for at the same time.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Window {
+    /// The number of keys.
+    pub(crate) keys: u64,
+    pub(crate) next: Next,
+}
+
+/// When a new key replaces the oldest one in the window.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) enum Next {
+    /// After so many answers. So while the server is away, the callers ask for the same keys until they are answered.
+    Answers(u64),
+    /// By the clock, where processes share the keys.
+    Every { since: Moment, time: Duration },
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Self { keys: 6, next: Next::Answers(4) }
+    }
+}
+
+/// How a world differs from the usual one.
+#[derive(Default)]
+pub(crate) struct Setup {
+    pub(crate) least: Least,
+    pub(crate) window: Window,
+    /// The prefix of the keys, if it is not the usual one.
+    pub(crate) prefix: Option<&'static str>,
+    /// Another database for the effects of leases and of steps outside.
+    pub(crate) outside: Option<PgPool>,
+    /// On Citus: the place of the effects. Citus then distributes the records.
+    pub(crate) effects: Option<Effects>,
+}
 
 pub(crate) struct World {
-    /// Straight to the database, past all that is put in the way of the callers.
+    /// The way to the database without the obstacles of the callers.
     pub(crate) options: PgConnectOptions,
-    /// For the suite itself.
+    /// Connections of the suite itself.
     pub(crate) observer: PgPool,
-    pub(crate) history: Arc<History>,
-    pub(crate) subject: Subject,
+    pub(crate) history: History,
+    pub(crate) mutant: Option<Mutant>,
     pub(crate) seed: u64,
-    pub(crate) until: Instant,
-    /// How much longer it may take for what must happen at least.
+    until: Instant,
+    /// How much longer it may take to reach the minimum numbers.
     patience: Duration,
     least: Least,
     least_calls: u64,
-    /// What had not happened when the patience was at its end.
+    /// What was missing at the end of the patience.
     missing: OnceLock<Vec<String>>,
-    pub(crate) faults: Mutex<BTreeMap<&'static str, u64>>,
-    asked: AtomicU64,
-    turns: Option<Turns>,
-    /// Of its keys.
+    faults: Mutex<BTreeMap<&'static str, u64>>,
+    answers: AtomicU64,
+    window: Window,
     prefix: &'static str,
-    /// What the steps of operations affect, if it is not in the database itself.
-    pub(crate) outside: Option<PgPool>,
-    /// Whether Citus distributes the tables.
+    outside: Option<PgPool>,
     distributed: bool,
 }
 
-/// Where processes share the keys, they turn over by the clock.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Turns {
-    pub(crate) since: Moment,
-    pub(crate) every: Duration,
-    pub(crate) window: u64,
-}
-
 impl World {
-    /// What a worker process knows of it.
-    pub(crate) fn of_worker(options: PgConnectOptions, subject: Subject, seed: u64, turns: Turns) -> Arc<Self> {
-        Arc::new(Self {
-            observer: pool(&options, 1),
-            options,
-            history: Arc::new(History::Told),
-            subject,
-            seed,
-            // Until it is killed.
-            until: Instant::now() + Duration::from_secs(24 * 60 * 60),
-            patience: Duration::ZERO,
-            least: &[],
-            least_calls: 0,
-            missing: OnceLock::new(),
-            faults: Mutex::default(),
-            asked: AtomicU64::new(0),
-            turns: Some(turns),
-            prefix: "k",
-            outside: None,
-            distributed: false,
-        })
+    pub(crate) async fn create(stage: &Stage, least: Least) -> anyhow::Result<Arc<Self>> {
+        Self::create_with(stage, Setup { least, ..Setup::default() }).await
     }
 
-    pub(crate) async fn create(stage: &Stage, name: &str, least: Least) -> anyhow::Result<Arc<Self>> {
-        Self::on(stage.cluster.create_database(name).await?, stage, name, least).await
+    pub(crate) async fn create_with(stage: &Stage, setup: Setup) -> anyhow::Result<Arc<Self>> {
+        Self::on(stage.cluster.create_database(stage.name).await?, stage, setup).await
     }
 
-    /// In a database that is there already.
-    pub(crate) async fn on(
-        options: PgConnectOptions,
-        stage: &Stage,
-        name: &str,
-        least: Least,
-    ) -> anyhow::Result<Arc<Self>> {
-        Self::with_tables(options, stage, name, least, None).await
-    }
-
-    /// In a database with Citus, which distributes the records. `effects` is where the effects are.
-    pub(crate) async fn distributed(
-        options: PgConnectOptions,
-        stage: &Stage,
-        name: &str,
-        least: Least,
-        effects: Effects,
-    ) -> anyhow::Result<Arc<Self>> {
-        Self::with_tables(options, stage, name, least, Some(effects)).await
-    }
-
-    async fn with_tables(
-        options: PgConnectOptions,
-        stage: &Stage,
-        name: &str,
-        least: Least,
-        effects: Option<Effects>,
-    ) -> anyhow::Result<Arc<Self>> {
+    /// Prepares a database that exists already.
+    pub(crate) async fn on(options: PgConnectOptions, stage: &Stage, setup: Setup) -> anyhow::Result<Arc<Self>> {
         let observer = pool(&options, 4);
         let mut conn = observer.acquire().await?;
         pg_idempotency::migrate(&observer).await?;
         conn.execute(include_str!("../../../migrations/strict.sql")).await?;
-        conn.execute(
-            "create table effect (key text collate \"C\" not null, call text not null, downstream_key text, token bigint);
-            create table written (call text not null);
-            create table leaked (note text not null)",
-        )
-        .await?;
-        if let Some(effects) = effects {
+        conn.execute(TABLES).await?;
+        if let Some(effects) = setup.effects {
             effects.distribute(&options).await?;
+        } else {
+            // Citus has no triggers on distributed tables.
+            conn.execute(OVERTAKEN).await?;
         }
-        if let Subject::Mutant(mutant) = stage.subject {
-            mutant.prepare(&mut conn, name).await?;
+        if let Some(mutant) = stage.mutant {
+            mutant.prepare(&mut conn).await?;
         }
         drop(conn);
-        let world = Arc::new(Self {
-            options,
-            observer,
-            history: Arc::new(History::new()),
-            subject: stage.subject,
-            seed: stage.seed,
+        let world = Self::of(options, observer, stage.mutant, stage.seed, setup);
+        Ok(Arc::new(Self {
             until: Instant::now() + stage.time,
             patience: stage.patience,
-            least,
             least_calls: stage.calls.max(LEAST_CALLS),
-            missing: OnceLock::new(),
-            faults: Mutex::default(),
-            asked: AtomicU64::new(0),
-            turns: None,
-            prefix: "k",
-            outside: None,
-            distributed: effects.is_some(),
-        });
-        stage.show(&world);
-        Ok(world)
+            ..world
+        }))
     }
 
-    /// The same on another server, which is said to hold the same.
-    pub(crate) fn moved(&self, options: PgConnectOptions) -> Arc<Self> {
-        Arc::new(Self { observer: pool(&options, 4), options, ..self.copy() })
+    /// The world as a worker process sees it, which runs until it is killed.
+    pub(crate) fn of_worker(options: PgConnectOptions, mutant: Option<Mutant>, seed: u64, window: Window) -> Arc<Self> {
+        let world = Self::of(options.clone(), pool(&options, 1), mutant, seed, Setup { window, ..Setup::default() });
+        Arc::new(Self { history: History::Printed, ..world })
     }
 
-    /// Another world in the same database, with its own keys, calls and faults, and with this outside for its steps.
+    /// Another world in the same database, with its own calls and faults. Its keys are those of operations in steps.
     pub(crate) fn beside(&self, least: Least, outside: Option<PgPool>) -> Arc<Self> {
+        let setup = Setup { least, prefix: Some(KEYS_IN_STEPS), outside, ..Setup::default() };
+        let world = Self::of(self.options.clone(), self.observer.clone(), self.mutant, self.seed, setup);
         Arc::new(Self {
-            history: Arc::new(History::new()),
-            least,
-            least_calls: LEAST_CALLS_BESIDE,
-            faults: Mutex::default(),
-            prefix: BESIDE,
-            outside,
-            ..self.copy()
+            until: self.until,
+            patience: self.patience,
+            least_calls: LEAST_CALLS_IN_STEPS,
+            distributed: self.distributed,
+            ..world
         })
     }
 
-    fn copy(&self) -> Self {
+    fn of(options: PgConnectOptions, observer: PgPool, mutant: Option<Mutant>, seed: u64, setup: Setup) -> Self {
         Self {
-            options: self.options.clone(),
-            observer: self.observer.clone(),
-            history: self.history.clone(),
-            subject: self.subject,
-            seed: self.seed,
-            until: self.until,
-            patience: self.patience,
-            least: self.least,
-            least_calls: self.least_calls,
-            missing: self.missing.clone(),
-            faults: Mutex::new(self.faults().into_iter().collect()),
-            asked: AtomicU64::new(0),
-            turns: self.turns,
-            prefix: self.prefix,
-            outside: self.outside.clone(),
-            distributed: self.distributed,
+            options,
+            observer,
+            history: History::new(),
+            mutant,
+            seed,
+            until: Instant::now() + Duration::from_secs(24 * 60 * 60),
+            patience: Duration::ZERO,
+            least: setup.least,
+            least_calls: 0,
+            missing: OnceLock::new(),
+            faults: Mutex::default(),
+            answers: AtomicU64::new(0),
+            window: setup.window,
+            prefix: setup.prefix.unwrap_or(KEYS),
+            outside: setup.outside,
+            distributed: setup.effects.is_some(),
         }
     }
 
-    pub(crate) fn is_distributed(&self) -> bool {
-        self.distributed
-    }
-
-    /// Reaches the outside of the steps. It is in the database that `pool` reaches, unless there is another.
+    /// Reaches the outside: the database that `pool` reaches, unless there is another one.
     pub(crate) fn outside_or<'a>(&'a self, pool: &'a PgPool) -> &'a PgPool {
         self.outside.as_ref().unwrap_or(pool)
     }
 
-    /// Whether a key is of this world, and not of another one in the same database.
-    pub(crate) fn has(&self, key: &str) -> bool {
-        key.starts_with(BESIDE) == (self.prefix == BESIDE)
-    }
-
-    /// When the time is up and what must happen has happened: on a busy machine that takes longer. It does not take for
-    /// ever; what is missing then is a violation.
+    /// Whether the time is over and the minimum numbers are reached. At the end of the patience the world is over too,
+    /// and what is missing then is a violation.
     pub(crate) fn is_over(&self) -> bool {
         let now = Instant::now();
         if now < self.until {
@@ -232,14 +192,6 @@ impl World {
         }
         let _ = self.missing.set(missing);
         true
-    }
-
-    /// Waits until it is over, but for this long before.
-    pub(crate) async fn nearly_over(&self, before: Duration) {
-        sleep(self.until.saturating_duration_since(Instant::now() + before)).await;
-        while !self.missing().is_empty() && !self.is_over() {
-            sleep(PAUSE).await;
-        }
     }
 
     fn missing(&self) -> Vec<String> {
@@ -254,8 +206,8 @@ impl World {
             .collect()
     }
 
-    /// What must have happened and has not. Where nobody had the patience, nothing is asked for.
-    pub(crate) fn shortfall(&self) -> Option<String> {
+    /// A violation if the minimum numbers were not reached. Without patience nothing is required.
+    fn shortfall(&self) -> Option<String> {
         let missing = self.missing.get().filter(|missing| !missing.is_empty() && !self.patience.is_zero())?;
         Some(format!("too little happened within {:?} more than its time: {}", self.patience, missing.join(", ")))
     }
@@ -268,66 +220,83 @@ impl World {
         *self.faults.lock().unwrap_or_else(PoisonError::into_inner).entry(kind).or_default() += 1;
     }
 
-    pub(crate) fn faults(&self) -> Vec<(&'static str, u64)> {
+    fn faults(&self) -> Vec<(&'static str, u64)> {
         let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         faults.iter().map(|(kind, count)| (*kind, *count)).collect()
     }
 
-    /// One of the keys of the moment, which others ask for too.
+    /// One of the keys in the window, for which other callers ask too.
     pub(crate) fn choose_key(&self, random: &mut Random) -> String {
-        let (newest, window) = match self.turns {
-            Some(Turns { since, every, window }) => {
-                (now().saturating_sub(since) / u64::try_from(every.as_nanos()).unwrap_or(u64::MAX), window)
+        let newest = match self.window.next {
+            Next::Answers(each) => self.answers() / each,
+            Next::Every { since, time } => {
+                now().saturating_sub(since) / u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
             }
-            None => (self.asked.fetch_add(1, Ordering::Relaxed) / REPEATS, WINDOW),
         };
-        format!("{}{}", self.prefix, newest.saturating_sub(random.below(window)))
+        format!("{}{}", self.prefix, newest.saturating_sub(random.below(self.window.keys)))
+    }
+
+    pub(crate) fn deployment(&self) -> Deployment {
+        Deployment::new().with_distributed(self.distributed)
     }
 
     pub(crate) fn request(&self, key: &str, call: &str) -> Request {
         Request { distributed: self.distributed, ..Request::new(key, call) }
     }
 
-    /// A call with its lines in the history.
-    pub(crate) async fn call(&self, pool: &PgPool, request: &Request) -> What {
-        self.history.add(&request.call, &request.key, What::Invoked);
-        let what = timeout(CALL_LIMIT, self.subject.call(pool, request))
-            .await
-            .unwrap_or_else(|_| What::Unknown("dropped after its time-out".to_owned()));
-        self.history.add(&request.call, &request.key, what.clone());
-        what
+    pub(crate) fn invoked(&self, call: &str, key: &str) {
+        self.history.add(call, key, What::Invoked);
     }
 
-    /// A client that asks until the time is up. `choose` makes the request what the scenario wants.
-    pub(crate) async fn client(
-        self: Arc<Self>,
-        pool: PgPool,
-        name: String,
-        choose: impl Fn(&mut Random, &mut Request) + Send,
-    ) {
-        let mut random = self.random(&name);
-        let mut number = 0;
-        while !self.is_over() {
-            number += 1;
-            let mut request = self.request(&self.choose_key(&mut random), &format!("{name}/{number}"));
-            request.fails = random.one_in(16);
-            choose(&mut random, &mut request);
-            if !matches!(self.call(&pool, &request).await, What::Performed(_) | What::Replayed(_)) {
-                sleep(PAUSE).await;
-            }
+    pub(crate) fn ended(&self, call: &str, key: &str, what: What) {
+        if what.is_answer() {
+            self.answers.fetch_add(1, Ordering::Relaxed);
+        }
+        self.history.add(call, key, what);
+    }
+
+    pub(crate) fn answers(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
+    }
+
+    /// The effects and the records of this world's keys.
+    pub(crate) async fn aftermath(&self) -> anyhow::Result<Aftermath> {
+        let mut effects: Vec<Effect> = sqlx::query_as("select key, call, downstream_key from effect")
+            .fetch_all(self.outside_or(&self.observer))
+            .await?;
+        let mut records: Vec<Stored> = sqlx::query_as(
+            "select value as key, token, completed_at is not null as completed,
+                convert_from(response_body, 'utf8')::json #>> '{}' as response
+            from idempotency.record where operation = 'chaos'",
+        )
+        .fetch_all(&self.observer)
+        .await?;
+        effects.retain(|effect| effect.key.starts_with(self.prefix));
+        records.retain(|record| record.key.starts_with(self.prefix));
+        Ok(Aftermath { effects, records })
+    }
+
+    pub(crate) fn finding(&self, violations: Vec<String>) -> Finding {
+        let calls = self.history.calls();
+        let keys: BTreeSet<&str> =
+            violations.iter().filter_map(|found| found.split_once(": ")).map(|(key, _)| key).collect();
+        let histories = keys.into_iter().take(KEPT_HISTORIES).flat_map(|key| self.history.of(key)).collect();
+        Finding {
+            operations: calls.len(),
+            faults: self.faults(),
+            histories,
+            violations: self.shortfall().into_iter().chain(violations).collect(),
+            longest_outage: longest_outage(&calls),
+            ..Finding::default()
         }
     }
+}
 
-    /// So many clients, each in a task.
-    pub(crate) fn crowd(
-        self: &Arc<Self>,
-        pool: &PgPool,
-        clients: u64,
-        choose: impl Fn(&mut Random, &mut Request) + Clone + Send + 'static,
-    ) -> Vec<JoinHandle<()>> {
-        let client = |client| tokio::spawn(self.clone().client(pool.clone(), format!("c{client}"), choose.clone()));
-        (0..clients).map(client).collect()
-    }
+/// The tables of an outside in a database of its own, which the fault does not hit.
+pub(crate) async fn outside(options: &PgConnectOptions) -> anyhow::Result<PgPool> {
+    let outside = pool(options, 24);
+    outside.execute(TABLES).await?;
+    Ok(outside)
 }
 
 pub(crate) fn pool(options: &PgConnectOptions, size: u32) -> PgPool {

@@ -1,4 +1,4 @@
-//! Three nodes and etcd, and what the faults wait for: that one leads and the others follow.
+//! Three nodes and etcd. The faults wait here until one node leads and the others follow.
 
 use std::fs::File;
 use std::process::Child;
@@ -19,10 +19,10 @@ use super::router::{Ports, Router, options};
 use crate::cluster::free_ports;
 use crate::keeper::{Keeper, signal_all};
 
-/// A node that is copied anew takes seconds; beside builds on two cores, minutes.
+/// A node that is copied anew takes seconds, and beside builds on two cores minutes.
 const PATIENCE: Duration = Duration::from_secs(180);
 const PAUSE: Duration = Duration::from_millis(100);
-/// Of one request to the REST API.
+/// The time-out of one request to the REST API.
 const LIMIT: Duration = Duration::from_secs(5);
 /// A switchover answers when it has happened.
 const SWITCHOVER_LIMIT: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ pub(crate) enum Replication {
     Asynchronous,
 }
 
-/// Dropped in this order: the nodes' Patronis, then etcd, and the keeper ends what is left.
+/// A drop ends the Patronis of the nodes, then etcd. The keeper then ends the other processes.
 pub(crate) struct Formation {
     pub(crate) router: Router,
     nodes: Vec<Node>,
@@ -92,7 +92,7 @@ impl Formation {
         }
         let router = Router::before(nodes.iter().map(|node| node.ports).collect()).await?;
         let formation = Self { router, nodes, replication, programs, etcd, _keeper: keeper };
-        // The first creates the database, and the others copy it.
+        // The first node creates the database, and the others copy it.
         formation.nodes[0].start(&formation.programs)?;
         formation.until("the first node leads", async || formation.router.leader().is_some()).await?;
         for node in &formation.nodes[1..] {
@@ -128,8 +128,8 @@ impl Formation {
         node.start(&self.programs)
     }
 
-    /// `patronictl switchover`, to a node of Patroni's choice. Patroni refuses it while no standby is fit, so it is
-    /// repeated.
+    /// `patronictl switchover`, to a node of Patroni's choice. Patroni refuses it while no standby is ready, so this
+    /// repeats it.
     pub(crate) async fn switch_over(&self, from: &Node) -> anyhow::Result<()> {
         let body = json!({ "leader": from.name }).to_string();
         self.until("Patroni switches over", async || {
@@ -139,14 +139,14 @@ impl Formation {
         .await
     }
 
-    /// Waits until the callers are led to another node than this one.
+    /// Waits until another node than this one leads.
     pub(crate) async fn leaves(&self, old: &Node) -> anyhow::Result<()> {
         let what = format!("another node than {} leads", old.name);
         self.until(&what, async || self.router.leader().is_some_and(|leader| leader != old.ports)).await
     }
 
-    /// Waits until one node leads, and both others stream from it, one of them as the synchronous standby if there must
-    /// be one.
+    /// Waits until one node leads and both others stream from it. Under strict replication one of them is the synchronous
+    /// standby.
     pub(crate) async fn is_whole(&self) -> anyhow::Result<()> {
         self.until("one node leads and two follow", async || {
             let Ok(leader) = self.leader() else { return false };
@@ -201,8 +201,7 @@ impl Formation {
         Ok(streams)
     }
 
-    /// Polls: the machine may be busy, so nothing here depends on a sleep. What does not happen is an error with the
-    /// ends of the logs.
+    /// Polls until the condition holds, because the machine may be busy. The error has the ends of the logs.
     async fn until(&self, what: &str, happened: impl AsyncFn() -> bool) -> anyhow::Result<()> {
         let started = Instant::now();
         while !happened().await {
@@ -226,7 +225,7 @@ impl Formation {
 
 impl Drop for Formation {
     fn drop(&mut self) {
-        // A Patroni without etcd would demote its server first.
+        // If etcd ended first, each Patroni would demote its server.
         self.nodes.clear();
         let _ = self.etcd.kill();
         let _ = self.etcd.wait();
@@ -242,7 +241,7 @@ fn shared(replication: Replication) -> Value {
         "ttl": 8,
         "loop_wait": 1,
         "retry_timeout": 3,
-        // No standby is too far behind to lead: what that loses is counted.
+        // No standby is too far behind to lead. The suite counts what that loses.
         "maximum_lag_on_failover": 1_u64 << 40,
         "synchronous_mode": strict,
         "synchronous_mode_strict": strict,
@@ -254,9 +253,9 @@ fn shared(replication: Replication) -> Value {
                 "shared_buffers": "32MB",
                 "wal_keep_size": "512MB",
                 "wal_log_hints": "on",
-                // Not the errors that callers provoke.
+                // The log has none of the errors that callers provoke.
                 "log_min_messages": "log",
-                // Files in the data directory, which go with it: what a killed server leaves in /dev/shm stays.
+                // In files of the data directory, because files of a killed server in /dev/shm would stay.
                 "dynamic_shared_memory_type": "mmap",
                 "jit": "off",
             },

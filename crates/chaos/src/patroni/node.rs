@@ -15,9 +15,9 @@ use super::programs::Programs;
 use super::router::Ports;
 use crate::keeper::{processes_within, signal_all};
 
-/// A killed process is gone as soon as somebody has reaped it.
+/// A killed process is gone as soon as its parent has reaped it.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A killed postmaster that nobody reaps is left to [`Node::bury`] after this.
+/// After this time, [`Node::bury`] handles a killed postmaster that no process has reaped.
 const UNREAPED: Duration = Duration::from_secs(5);
 
 pub(crate) struct Node {
@@ -52,8 +52,8 @@ impl Node {
             "scope": "chaos",
             "name": self.name,
             "restapi": { "listen": rest, "connect_address": rest },
-            // Only this address: Patroni would learn etcd's own from etcd, and go around the link.
-            programs.api.section(): { "hosts": [format!("127.0.0.1:{}", self.link.port)], "use_proxies": true },
+            // Only this address. Otherwise Patroni would learn etcd's own from etcd, and bypass the link.
+            programs.api.section(): { "hosts": [format!("127.0.0.1:{}", self.link.port())], "use_proxies": true },
             "bootstrap": {
                 "dcs": shared,
                 "initdb": [{ "auth": "trust" }, { "encoding": "UTF8" }, { "locale": "C" }],
@@ -119,7 +119,7 @@ impl Node {
         }
     }
 
-    /// Where init reaps nobody, a killed postmaster stays a zombie, which the next one takes for alive.
+    /// If init does not reap, a killed postmaster stays a zombie, which the next one takes for alive.
     async fn bury(&self) -> anyhow::Result<()> {
         let file = self.directory.join("data/postmaster.pid");
         let Ok(text) = std::fs::read_to_string(&file) else { return Ok(()) };
@@ -127,7 +127,7 @@ impl Node {
         let started = Instant::now();
         while Path::new("/proc").join(postmaster).exists() {
             if started.elapsed() > UNREAPED {
-                // No process works in the directory, so nobody uses the shared memory that the file names.
+                // No process works in the directory, so none uses the shared memory that the file names.
                 std::fs::remove_file(&file)?;
                 break;
             }
@@ -138,7 +138,7 @@ impl Node {
 
     /// SIGSTOP to every process of the node: a virtual machine that is suspended.
     pub(crate) fn pause(&self) {
-        // A second time for what was started meanwhile.
+        // A second time, for processes that were started meanwhile.
         for _ in 0..2 {
             let _ = signal_all("-STOP", &self.processes());
         }

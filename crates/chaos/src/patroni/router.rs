@@ -1,5 +1,5 @@
-//! The callers' way to the leader: a TCP proxy that asks every node's REST API who leads, as HAProxy does with the
-//! configuration in Patroni's documentation.
+//! The callers' way to the leader: a TCP proxy that asks the REST API of every node whether it leads, as HAProxy does with
+//! the configuration in Patroni's documentation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,17 +8,18 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::rest;
+use crate::entrance::Entrance;
 
-/// `inter`: how often a node is asked. Patroni's documentation has 3 s; its `ttl` there is 30 s, and here a quarter of
-/// that.
+/// `inter`: the time between two questions to a node. Patroni's documentation has 3 s for a `ttl` of 30 s. Here the `ttl`
+/// is a quarter of that.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// `fall`: so many checks in a row must fail before the leader is taken for lost.
+/// `fall`: after so many failed checks in a row, the leader counts as lost.
 const FALL: u32 = 2;
 /// `timeout check`.
 const CHECK_LIMIT: Duration = Duration::from_secs(2);
@@ -31,33 +32,27 @@ pub(crate) struct Ports {
 }
 
 pub(crate) struct Router {
-    pub(crate) port: u16,
+    entrance: Entrance,
     leader: watch::Receiver<Option<Ports>>,
     shuts_sessions: Arc<AtomicBool>,
-    tasks: [JoinHandle<()>; 2],
+    following: JoinHandle<()>,
 }
 
 impl Router {
     pub(crate) async fn before(nodes: Vec<Ports>) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let port = listener.local_addr()?.port();
         let (found, leader) = watch::channel(None);
         let shuts_sessions = Arc::new(AtomicBool::new(true));
         let following = tokio::spawn(follow(nodes, found));
         let (to, shuts) = (leader.clone(), shuts_sessions.clone());
-        let accepting = tokio::spawn(async move {
-            while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(pass(client, to.clone(), shuts.clone()));
-            }
-        });
-        Ok(Self { port, leader, shuts_sessions, tasks: [following, accepting] })
+        let entrance = Entrance::open(move |client| pass(client, to.clone(), shuts.clone())).await?;
+        Ok(Self { entrance, leader, shuts_sessions, following })
     }
 
     pub(crate) fn options(&self) -> PgConnectOptions {
-        options(self.port)
+        options(self.entrance.port)
     }
 
-    /// The leader that the callers are led to.
+    /// The leader to which the callers are led.
     pub(crate) fn leader(&self) -> Option<Ports> {
         *self.leader.borrow()
     }
@@ -70,7 +65,7 @@ impl Router {
 
 impl Drop for Router {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+        self.following.abort();
     }
 }
 
@@ -83,10 +78,10 @@ pub(crate) fn options(port: u16) -> PgConnectOptions {
         .ssl_mode(PgSslMode::Disable)
 }
 
-/// Asks each node in a task of its own: one that is stopped answers nobody, and must not delay the others.
+/// Asks each node in a task of its own, because a node that is stopped does not answer, and must not delay the others.
 async fn follow(nodes: Vec<Ports>, found: watch::Sender<Option<Ports>>) {
     let leading = Mutex::new(vec![false; nodes.len()]);
-    // Keeps to the node that leads as long as it says so.
+    // A node stays the leader as long as it says so.
     let note = |place: usize, failed: u32| {
         let mut leading = leading.lock().unwrap_or_else(PoisonError::into_inner);
         leading[place] = failed == 0 || (leading[place] && failed < FALL);
@@ -111,7 +106,7 @@ async fn follow(nodes: Vec<Ports>, found: watch::Sender<Option<Ports>>) {
 async fn pass(mut client: TcpStream, mut leader: watch::Receiver<Option<Ports>>, shuts_sessions: Arc<AtomicBool>) {
     let Some(node) = *leader.borrow_and_update() else { return };
     let Ok(mut server) = TcpStream::connect(("127.0.0.1", node.sql)).await else { return };
-    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let _ = server.set_nodelay(true);
     let lost = async {
         loop {
             if leader.wait_for(|now| *now != Some(node)).await.is_err() || shuts_sessions.load(Ordering::Relaxed) {

@@ -1,27 +1,23 @@
-//! Faults of a Citus cluster, under callers in all modes whose effects are beside the keys: nothing is lost, and nothing
-//! happens twice. With effects in a plain table of the coordinator, the losses are counted.
+//! Faults of a Citus cluster, under callers in all modes. Only here do a record and its effect commit on a worker, or in
+//! two phases. With the effects beside the keys nothing is lost, and nothing happens twice. With the effects in a plain
+//! table of the coordinator, the losses are counted.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use futures_util::future::join_all;
 use sqlx::AssertSqlSafe;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::beside::InSteps;
-use crate::callers::load::calls_of;
-use crate::callers::modes::{Answers, Loads};
-use crate::callers::outage::{Injected, Seen, seen};
-use crate::checker::{lost, violations};
-use crate::citus::effects::Effects;
-use crate::citus::nodes::{Node, Nodes};
-use crate::history::{longest_outage, now};
-use crate::proxy::{PAST_ALL_HOLES, Proxy, Trouble};
-use crate::stage::{Finding, Stage};
-use crate::subject::{SAFE_TO_DROP, Subject};
-use crate::world::{Least, World, pool_that_waits};
+use crate::callers::loads::Loads;
+use crate::callers::{Answers, Callers, Way};
+use crate::citus::{Effects, Node, Nodes};
+use crate::finding::Finding;
+use crate::proxy::{PAST_ALL_HOLES, Proxy};
+use crate::request::SAFE_TO_DROP;
+use crate::stage::Stage;
+use crate::world::{Least, Setup, World, pool_that_waits};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -43,61 +39,59 @@ impl Fault {
     }
 }
 
-/// Of a scenario, beyond its time: a cluster that starts, faults that take long, and callers that get their answers.
+/// How much longer than its time a scenario may take: the cluster starts, faults are slow, and every key is settled.
 const LIMIT: Duration = Duration::from_secs(600);
-/// Faults of one kind, at least.
+/// The minimum number of faults.
 const LEAST: usize = 4;
 /// Answers between two faults.
 const BETWEEN: u64 = 100;
-/// For how long a node that was killed is away.
+/// How long a killed node is away.
 const AWAY: Duration = Duration::from_millis(500);
-/// No caller is connected past the proxies.
-const NOBODY: &str = "nobody";
-
-const CUTS: Trouble = Trouble { commits: 8, messages: 200, latency: 0..0 };
-/// Answers while connections are cut, which takes one COMMIT in eight.
+/// Answers while connections are cut.
 const WHILE_CUT: u64 = 100;
 
-/// Of each of the two tables on the coordinator.
+/// The callers of each of the two tables on the coordinator.
 const CLIENTS: u32 = 8;
 /// Short, for the callers to be back before the next kill.
 const WAIT: Duration = Duration::from_millis(250);
-/// Connections are cut for this long, and then for this long they are not.
+/// How long connections are cut, and then not cut.
 const CUT_FOR: Duration = Duration::from_millis(1500);
 const LEAST_ON_LOCAL_TABLES: Least = &[("coordinator killed -9", 2), ("cut after COMMIT was answered", 2)];
 
 /// How Citus moves a shard.
 const WAYS: [(&str, &str); 2] = [
     ("block_writes", "shard moved, its writes blocked"),
-    // The table of effects has no key, so its rows cannot be updated meanwhile. Nobody updates them.
+    // The rows of a table without a key cannot be updated during the move. No caller updates the effects.
     ("force_logical", "shard moved by logical replication"),
 ];
 
 /// With the effects beside the keys.
-pub(crate) async fn play(stage: &Stage, fault: Fault) -> anyhow::Result<Finding> {
+pub(super) async fn play(stage: &Stage, fault: Fault) -> anyhow::Result<Finding> {
     on_nodes(stage, async |nodes| play_fault(stage, nodes, fault).await).await
 }
 
 /// With the effects in tables of the coordinator.
-pub(crate) async fn play_local_tables(stage: &Stage) -> anyhow::Result<Finding> {
+pub(super) async fn play_local_tables(stage: &Stage) -> anyhow::Result<Finding> {
     on_nodes(stage, async |nodes| cut_and_kill(stage, nodes).await).await
 }
 
-/// In bounded time, and the cluster is gone after it.
+/// Plays in bounded time, and removes the cluster at the end.
 async fn on_nodes(stage: &Stage, play: impl AsyncFnOnce(&Nodes) -> anyhow::Result<Finding>) -> anyhow::Result<Finding> {
     let script = match Nodes::find() {
         Ok(script) => script,
         Err(why) => return Ok(Finding::skipped(why)),
     };
     let played = async { play(&Nodes::start(script).await?).await };
-    timeout(stage.time + LIMIT, played).await.context("it takes too long")?
+    timeout(stage.time + LIMIT, played).await.context("the scenario takes too long")?
 }
 
 async fn play_fault(stage: &Stage, nodes: &Nodes, fault: Fault) -> anyhow::Result<Finding> {
-    let proxies = RefCell::new(Vec::new());
-    let mut loads = Loads::start(async |name| {
-        let options = nodes.create_database(name).await?;
-        let world = World::distributed(options, stage, name, &[], Effects::BesideTheKeys).await?;
+    let (proxies, endless) = (RefCell::new(Vec::new()), stage.until_stopped());
+    // A mutant is one of the other calls.
+    let in_steps = stage.mutant.is_none() && fault != Fault::CutConnections;
+    let mut loads = Loads::start(stage, in_steps, async |name, setup| {
+        let setup = Setup { effects: Some(Effects::BesideTheKeys), ..setup };
+        let world = World::on(nodes.create_database(name).await?, &endless, setup).await?;
         if fault == Fault::CutConnections {
             let mut more = before_workers(nodes, &world).await?;
             proxies.borrow_mut().append(&mut more);
@@ -105,45 +99,29 @@ async fn play_fault(stage: &Stage, nodes: &Nodes, fault: Fault) -> anyhow::Resul
         Ok(world)
     })
     .await?;
-    // A mutant is of the other calls; and behind the proxies Citus distributes no more tables.
-    let steps = if stage.subject == Subject::Crate && fault != Fault::CutConnections {
-        let world = async |stage: &Stage| {
-            let options = nodes.create_database("steps").await?;
-            World::distributed(options, stage, "steps", &[], Effects::BesideTheKeys).await
-        };
-        Some(InSteps::on(stage, world).await?)
-    } else {
-        None
-    };
     let proxies = proxies.into_inner();
-    let (until, mut injected) = (Instant::now() + stage.time, Vec::new());
+    let until = Instant::now() + stage.time;
     let mut ended = Ok(());
-    while ended.is_ok() && (injected.len() < LEAST || Instant::now() < until) {
-        let at = now();
-        ended = fault.inject(nodes, &loads, &proxies, injected.len()).await;
-        injected.push(Injected { kind: fault.name(), at, over: now() });
+    for round in 0.. {
+        ended = fault.inject(nodes, &loads, &proxies, round).await;
+        if ended.is_err() || (round + 1 >= LEAST && Instant::now() >= until) {
+            break;
+        }
     }
     loads.stop().await?;
     if fault == Fault::CutConnections {
         sleep(PAST_ALL_HOLES).await;
     }
-    let (mut finding, lost) = loads.check(Answers::AllTrue).await?;
-    if let Some(steps) = steps {
-        finding.add(steps.finding().await?);
-    }
-    // What was lost is worth knowing also where the cluster did not recover.
+    let mut finding = loads.check(Answers::All).await?;
+    // The losses matter also if the cluster did not recover.
     if let Err(error) = ended {
         finding.violations.push(format!("not all faults were injected and survived: {error:#}"));
     }
-    let calls = calls_of(&loads.all());
-    let seen = seen(&calls, &injected, &lost, NOBODY);
-    let of_one = seen.iter().map(Seen::longest).max().unwrap_or_default();
-    finding.longest_outage = of_one.max(longest_outage(&calls));
-    Ok(seen.iter().fold(finding, Finding::note))
+    Ok(finding)
 }
 
 impl Fault {
-    /// Returns when the callers get answers again.
+    /// Injects the fault, and waits until the callers get answers again.
     async fn inject(self, nodes: &Nodes, loads: &Loads, proxies: &[Proxy], round: usize) -> anyhow::Result<()> {
         let (load, world) = (&loads.transactions, &loads.transactions.world);
         match self {
@@ -151,26 +129,26 @@ impl Fault {
             Self::KilledCoordinator => kill(nodes, Node::Coordinator, round).await?,
             Self::CutConnections => {
                 proxies.iter().for_each(|proxy| proxy.cut(true));
-                load.goes_on(WHILE_CUT).await?;
+                load.go_on(WHILE_CUT).await?;
                 proxies.iter().for_each(|proxy| proxy.cut(false));
-                // Each cut is counted by its world.
-                return load.goes_on(BETWEEN).await;
+                // Its world counts each cut.
+                return load.go_on(BETWEEN).await;
             }
             Self::MovedShards => {
                 let (way, fault) = WAYS[round % 2];
-                for load in loads.all() {
-                    move_shard(nodes, &load.world, way).await?;
-                    load.world.fault(fault);
+                for world in loads.worlds() {
+                    move_shard(nodes, world, way).await?;
+                    world.fault(fault);
                 }
-                return load.goes_on(BETWEEN).await;
+                return load.go_on(BETWEEN).await;
             }
         }
         world.fault(self.name());
-        load.goes_on(BETWEEN).await
+        load.go_on(BETWEEN).await
     }
 }
 
-/// The postmaster alone, or the whole node.
+/// Kills the postmaster alone, or the whole node.
 async fn kill(nodes: &Nodes, node: Node, round: usize) -> anyhow::Result<()> {
     if round.is_multiple_of(2) {
         nodes.kill(node).await?
@@ -181,11 +159,11 @@ async fn kill(nodes: &Nodes, node: Node, round: usize) -> anyhow::Result<()> {
     nodes.start_again(node).await
 }
 
-/// The coordinator then reaches the workers through them.
+/// Proxies through which the coordinator then reaches the workers.
 async fn before_workers(nodes: &Nodes, world: &Arc<World>) -> anyhow::Result<Vec<Proxy>> {
     let mut proxies = Vec::new();
     for worker in Node::WORKERS.map(|worker| nodes.port(worker)) {
-        let proxy = Proxy::before_port(world, CUTS, worker).await?;
+        let proxy = Proxy::before_port(world, worker).await?;
         let sql = "select citus_update_node(nodeid, nodename, $2) from pg_dist_node where nodeport = $1";
         let moved = sqlx::query(sql).bind(i32::from(worker)).bind(i32::from(proxy.options.get_port()));
         moved.execute(&world.observer).await?;
@@ -194,7 +172,7 @@ async fn before_workers(nodes: &Nodes, world: &Arc<World>) -> anyhow::Result<Vec
     Ok(proxies)
 }
 
-/// One of the shards of the records, with the effects beside them, to the other worker.
+/// Moves one shard of the records, with the effects beside them, to the other worker.
 async fn move_shard(nodes: &Nodes, world: &World, way: &str) -> anyhow::Result<()> {
     let (shard, from): (i64, i32) = sqlx::query_as(
         "select shardid, nodeport from citus_shards where table_name = 'idempotency.record'::regclass
@@ -213,51 +191,44 @@ async fn move_shard(nodes: &Nodes, world: &World, way: &str) -> anyhow::Result<(
     Ok(())
 }
 
-/// The same faults for two tables of effects on the coordinator: one that Citus knows, so that it commits in two phases,
-/// and one that it does not know. With that one, the record commits on its worker, and then the effect.
+/// Both faults for two tables of effects on the coordinator: one that Citus knows, so that it commits in two phases, and
+/// one that it does not know. Then the record commits on its worker first, and the effect later.
 async fn cut_and_kill(stage: &Stage, nodes: &Nodes) -> anyhow::Result<Finding> {
-    let (mut crowds, mut proxies) = (Vec::new(), Vec::new());
+    let (mut both, mut proxies) = (Vec::new(), Vec::new());
     for (name, effects) in [("known-to-citus", Effects::LocalToCitus), ("plain", Effects::Plain)] {
-        let options = nodes.create_database(name).await?;
-        let world = World::distributed(options, stage, name, LEAST_ON_LOCAL_TABLES, effects).await?;
+        let setup = Setup { least: LEAST_ON_LOCAL_TABLES, effects: Some(effects), ..Setup::default() };
+        let world = World::on(nodes.create_database(name).await?, stage, setup).await?;
         proxies.extend(before_workers(nodes, &world).await?);
         let pool = pool_that_waits(&world.options, CLIENTS, WAIT);
-        let clients = world.crowd(&pool, CLIENTS.into(), |random, request| request.door = random.of(SAFE_TO_DROP));
-        crowds.push((world, clients));
+        let way = Way::Transaction(|random, request| request.door = random.of(SAFE_TO_DROP));
+        both.push((effects, Callers::start(&world, way, pool, "c", CLIENTS as usize)));
     }
     for round in 1.. {
         proxies.iter().for_each(|proxy| proxy.cut(true));
         sleep(CUT_FOR).await;
         proxies.iter().for_each(|proxy| proxy.cut(false));
         kill(nodes, Node::Coordinator, round).await?;
-        crowds.iter().for_each(|(world, _)| world.fault(Fault::KilledCoordinator.name()));
+        both.iter().for_each(|(_, callers)| callers.world.fault(Fault::KilledCoordinator.name()));
         sleep(CUT_FOR).await;
-        if crowds.iter().all(|(world, _)| world.is_over()) {
+        if both.iter().all(|(_, callers)| callers.world.is_over()) {
             break;
         }
     }
     let mut finding = Finding::default();
-    for (world, clients) in crowds {
-        join_all(clients).await.into_iter().collect::<Result<(), _>>()?;
-        // Citus does so each minute.
-        sqlx::query("select recover_prepared_transactions()").execute(&world.observer).await?;
-        let before = world.history.calls();
-        let given = before.iter().filter(|call| call.response().is_some()).count();
-        world.settle().await?;
-        let after = world.aftermath().await?;
-        let said = violations(&world.history.calls(), &after);
-        let without_effect = said.iter().filter(|said| said.contains("without its effect")).count();
-        let name = world.options.get_database().unwrap_or_default();
-        let (found, lost) = (said.len(), lost(&before, &after));
-        let note = format!(
-            "{name}: {without_effect} records without their effect, {lost} of {given} answers lost, {found} violations"
-        );
-        let is_plain = name == "plain";
-        finding.add(Finding::with(&world, if is_plain { Vec::new() } else { said }));
-        finding = finding.note(note);
-        if is_plain && found == 0 {
-            finding.violations.push("the audit does not see what the plain table loses".to_owned());
+    for (effects, mut callers) in both {
+        callers.end().await?;
+        // Citus itself does so each minute.
+        sqlx::query("select recover_prepared_transactions()").execute(&callers.world.observer).await?;
+        let (mut part, lost) = callers.check(Answers::All).await?;
+        let without_effect = part.violations.iter().filter(|found| found.contains("without its effect")).count();
+        part = part.note(format!("{effects:?}: {without_effect} records without their effect, {lost}"));
+        if effects == Effects::Plain {
+            let found = std::mem::take(&mut part.violations);
+            if found.is_empty() {
+                part.violations.push("the check does not see the losses of the plain table".to_owned());
+            }
         }
+        finding.add(part);
     }
     Ok(finding)
 }

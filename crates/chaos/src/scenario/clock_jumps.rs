@@ -1,5 +1,5 @@
-//! The server's clock jumps by an hour, forth and back: every lease lapses at once, or none does for an hour. Needs
-//! libfaketime.
+//! The server's clock jumps by an hour, forward and back: every lease lapses at once, or none does for an hour. Only here
+//! does the server's time jump. Needs libfaketime.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,33 +8,32 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
-use tokio::task::JoinHandle;
+use pg_idempotency::chrono::NaiveDateTime;
 use tokio::time::sleep;
 
-use crate::beside::InSteps;
+use crate::callers::{Callers, Leased, Way};
+use crate::checker::leases::Promise;
 use crate::cluster::{Cluster, root};
-use crate::lease::{self, Leased};
-use crate::lease_checker::Promise;
-use crate::stage::{Finding, Stage};
-use crate::subject::EVERY_DOOR;
+use crate::finding::Finding;
+use crate::request::EVERY_DOOR;
+use crate::stage::Stage;
 use crate::world::{Least, World, pool};
 
 const CLIENTS: usize = 6;
 const LEASED: Leased = Leased { promise: Promise::AtLeastOnce, lease: Duration::from_secs(30), work: 30 };
 const JUMPS: &[&str] = &["+0", "+1h", "-1h"];
-/// Past all leases that were claimed at any of these.
+/// Past all leases that were claimed at any of these times.
 const AFTER_ALL: &str = "+3h";
 
 const LEAST: Least = &[("clock set", 5)];
 
-pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
+pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let found = Command::new(root().join("script/find-libfaketime")).stderr(Stdio::null()).output()?;
     if !found.status.success() {
         return Ok(Finding::skipped("script/find-libfaketime gives none"));
     }
     let library = String::from_utf8(found.stdout)?;
-    // The server works in its data directory, and finds the file there.
+    // The server finds the file in its data directory.
     let environment = [
         ("PG_PRELOAD", library.trim_end_matches('\n')),
         ("FAKETIME_TIMESTAMP_FILE", "clock"),
@@ -44,32 +43,27 @@ pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     ];
     let cluster = Arc::new(Cluster::start(&environment).await?);
     let clock = cluster.data().join("clock");
-    let half = stage.part(&cluster, stage.time / 2);
+    let half = stage.half().on(cluster);
 
-    let world = World::create(&half, "clock-jumps", LEAST).await?;
-    stage.show(&world);
-    let callers = pool(&world.options, 6);
-    let clients = world.crowd(&callers, CLIENTS as u64, |random, request| request.door = random.of(EVERY_DOOR));
-    jump(&world, &clock, clients).await?;
-    callers.close().await;
-    let mut finding = Finding::of(&world).await?;
+    let world = World::create(&half, LEAST).await?;
+    let way = Way::Transaction(|random, request| request.door = random.of(EVERY_DOOR));
+    let callers = Callers::start(&world, way, pool(&world.options, 6), "c", CLIENTS);
+    let mut finding = jump(&clock, callers).await?;
 
-    let world = World::create(&half, "clock-jumps-leases", LEAST).await?;
-    stage.show(&world);
-    let callers = pool(&world.options, 6);
-    let steps = InSteps::beside(&world).await?;
-    jump(&world, &clock, lease::crowd(&world, &callers, "owner", CLIENTS, LEASED)).await?;
-    callers.close().await;
-    finding.add(Finding::of_leases(&world, LEASED).await?);
+    let world = World::create(&half, LEAST).await?;
+    let steps = Callers::in_steps_beside(&world, &[]);
+    let callers = Callers::start(&world, Way::Lease(LEASED), pool(&world.options, 6), "owner", CLIENTS);
+    finding.add(jump(&clock, callers).await?);
     finding.add(steps.finding().await?);
     Ok(finding)
 }
 
-async fn jump(world: &World, clock: &Path, tasks: Vec<JoinHandle<()>>) -> anyhow::Result<()> {
+async fn jump(clock: &Path, mut callers: Callers) -> anyhow::Result<Finding> {
+    let world = callers.world.clone();
     set(clock, "+0")?;
-    let before: pg_idempotency::chrono::NaiveDateTime = local_time(world).await?;
+    let before = local_time(&world).await?;
     set(clock, "+1h")?;
-    let jumped = local_time(world).await? - before;
+    let jumped = local_time(&world).await? - before;
     anyhow::ensure!(jumped.num_minutes() >= 59, "libfaketime has no hold on the server: its clock went on by {jumped}");
     let mut random = world.random("clock");
     while !world.is_over() {
@@ -77,21 +71,20 @@ async fn jump(world: &World, clock: &Path, tasks: Vec<JoinHandle<()>>) -> anyhow
         world.fault("clock set");
         sleep(random.millis(40..200)).await;
     }
-    for task in join_all(tasks).await {
-        task?;
-    }
-    set(clock, AFTER_ALL)
+    callers.end().await?;
+    set(clock, AFTER_ALL)?;
+    callers.finding().await
 }
 
-async fn local_time(world: &World) -> sqlx::Result<pg_idempotency::chrono::NaiveDateTime> {
+async fn local_time(world: &World) -> sqlx::Result<NaiveDateTime> {
     sqlx::query_scalar("select clock_timestamp() at time zone 'utc'").fetch_one(&world.observer).await
 }
 
-/// In one step: a file that is empty for a moment is no time at all.
+/// Replaces the file by a rename, because libfaketime must never read it half-written.
 fn set(clock: &Path, time: &str) -> anyhow::Result<()> {
     let new = clock.with_extension("new");
     std::fs::write(&new, time)?;
-    // The server may be another user's, whatever the umask of this one.
+    // The server may run as another user, whatever the umask of this one is.
     std::fs::set_permissions(&new, Permissions::from_mode(0o644))?;
     Ok(std::fs::rename(new, clock)?)
 }

@@ -1,11 +1,13 @@
-//! Connections that are cut at COMMIT: the caller cannot know what became of it, and a repeat must.
+//! A caller whose connection is cut at COMMIT cannot know the result, and its repeat gets the answer. Only here does the
+//! network lose a COMMIT, or the answer to it, under load.
 
-use futures_util::future::join_all;
 use tokio::time::sleep;
 
-use crate::proxy::{PAST_ALL_HOLES, Proxy, Trouble};
-use crate::stage::{Finding, Stage};
-use crate::subject::SAFE_TO_DROP;
+use crate::callers::{Callers, Way};
+use crate::finding::Finding;
+use crate::proxy::{PAST_ALL_HOLES, Proxy};
+use crate::request::SAFE_TO_DROP;
+use crate::stage::Stage;
 use crate::world::{Least, World, pool};
 
 const CLIENTS: u32 = 8;
@@ -19,19 +21,13 @@ const LEAST: Least = &[
     ("black hole after COMMIT", 1),
 ];
 
-pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "cut-connections", LEAST).await?;
-    let trouble = Trouble { commits: 8, messages: 200, latency: 0..0 };
-    let proxy = Proxy::before(&world, trouble).await?;
-    let pool = pool(&proxy.options, CLIENTS);
-    let clients = world.crowd(&pool, CLIENTS.into(), |random, request| {
-        request.door = random.of(SAFE_TO_DROP);
-    });
-    for client in join_all(clients).await {
-        client?;
-    }
-    drop(pool);
+pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
+    let world = World::create(stage, LEAST).await?;
+    let proxy = Proxy::before(&world).await?;
+    let way = Way::Transaction(|random, request| request.door = random.of(SAFE_TO_DROP));
+    let mut callers = Callers::start(&world, way, pool(&proxy.options, CLIENTS), "c", CLIENTS as usize);
+    callers.end().await?;
     sleep(PAST_ALL_HOLES).await;
     drop(proxy);
-    Finding::of(&world).await
+    callers.finding().await
 }

@@ -1,28 +1,28 @@
-//! Janitors against records that live for milliseconds and are taken over by ones that are to last.
+//! Janitors sweep records that live for milliseconds, while calls take over the same keys with records that must stay.
+//! `crates/interleave` has every order of one sweep and one take-over. Here many sweeps run beside load.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use pg_idempotency::{Fingerprint, Janitor};
 use sqlx::PgPool;
 use tokio::time::sleep;
 
-use crate::beside::{CALLERS, InSteps, LEASED};
+use crate::callers::{Callers, Way};
 use crate::checker::violations_with_brief_retention;
-use crate::stage::{Finding, Stage};
-use crate::subject::{SAFE_TO_DROP, Subject};
-use crate::world::{Least, PAUSE, World, pool};
+use crate::finding::Finding;
+use crate::request::SAFE_TO_DROP;
+use crate::stage::Stage;
+use crate::world::{Least, Next, PAUSE, Setup, Window, World, pool};
 
-const CLIENTS: u64 = 8;
+const CLIENTS: usize = 8;
 const JANITORS: usize = 2;
 /// Longer than a call, most of the time.
 const BRIEF: Duration = Duration::from_millis(12);
-/// Enough for a key to expire and be taken over some times before it is to last.
-const REPEATS: u64 = 60;
+/// Enough answers for a key to expire and be taken over some times before its record must stay.
+const WINDOW: Window = Window { keys: 1, next: Next::Answers(60) };
 
-/// An operation in steps that is unfinished, and long forgotten: its key is new. Nothing of it may be used again.
+/// An unfinished operation in steps that has expired, under a key that is about to be used. No call may use a part of it.
 const FORGOTTEN: &str = r#"
     insert into idempotency.record
         (mode, scope, operation, value, fingerprint, token, attempt, lease_until, claimed_at, expires_at, request, steps)
@@ -35,47 +35,44 @@ const FORGOTTEN: &str = r#"
 const LEAST: Least = &[("record purged", 20)];
 const LEAST_IN_STEPS: Least = &[("operation in steps forgotten", 3)];
 
-pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "janitor-races", LEAST).await?;
-    let steps = InSteps::start(world.beside(LEAST_IN_STEPS, None), CALLERS, LEASED).await?;
+pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
+    let world = World::create_with(stage, Setup { least: LEAST, window: WINDOW, ..Setup::default() }).await?;
+    let steps = Callers::in_steps_beside(&world, LEAST_IN_STEPS);
     let pool = pool(&world.options, 10);
-    let asked = Arc::new(AtomicU64::new(0));
-    let mut tasks = world.crowd(&pool, CLIENTS, move |random, request| {
-        request.key = format!("j{}", asked.fetch_add(1, Ordering::Relaxed) / REPEATS);
+    let way = Way::Transaction(|random, request| {
         request.door = random.of(SAFE_TO_DROP);
         if !random.one_in(8) {
             request.retention = BRIEF;
             request.call.push_str("-brief");
         }
     });
+    let mut callers = Callers::start(&world, way, pool.clone(), "c", CLIENTS);
     for _ in 0..JANITORS {
-        let (world, pool) = (world.clone(), pool.clone());
-        tasks.push(tokio::spawn(async move {
-            let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_pause(Duration::ZERO);
-            while !world.is_over() {
-                let broken = match world.subject {
-                    Subject::Mutant(mutant) => mutant.sweep(&pool).await,
-                    Subject::Crate => None,
-                };
-                let swept = match broken {
-                    Some(swept) => swept.unwrap_or_default(),
-                    None => janitor.sweep_once(500).await.map_or(0, |swept| swept.rows()),
-                };
-                (0..swept).for_each(|_| world.fault("record purged"));
-            }
-        }));
+        callers.spawn(sweep(world.clone(), pool.clone()));
     }
-    tasks.push(tokio::spawn(forget(steps.world.clone(), pool.clone())));
-    for task in join_all(tasks).await {
-        task?;
-    }
-    Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(500).await?;
-    pool.close().await;
-    world.settle().await?;
-    let after = world.aftermath().await?;
-    let mut finding = Finding::with(&world, violations_with_brief_retention(&world.history.calls(), &after));
+    callers.spawn(forget(steps.world.clone(), pool.clone()));
+    callers.end().await?;
+    Janitor::new(pool).with_grace(Duration::ZERO).sweep_once(500).await?;
+    callers.settle().await?;
+    let violations = violations_with_brief_retention(&world.history.calls(), &world.aftermath().await?);
+    let mut finding = world.finding(violations);
     finding.add(steps.finding().await?);
     Ok(finding)
+}
+
+async fn sweep(world: Arc<World>, pool: PgPool) {
+    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_pause(Duration::ZERO);
+    while !world.is_over() {
+        let broken = match world.mutant {
+            Some(mutant) => mutant.sweep(&pool).await,
+            None => None,
+        };
+        let swept = match broken {
+            Some(swept) => swept.unwrap_or_default(),
+            None => janitor.sweep_once(500).await.map_or(0, |swept| swept.rows()),
+        };
+        (0..swept).for_each(|_| world.fault("record purged"));
+    }
 }
 
 /// Leaves forgotten operations in steps under keys that are about to be asked for.

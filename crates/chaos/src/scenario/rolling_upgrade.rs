@@ -1,33 +1,31 @@
-//! A migration, and two releases on the table that it leaves. There is one release so far, so the others are made up:
-//! an older schema that lacks a column, and a newer one with a column, an index and a mode more, whose callers write
-//! what this release cannot read.
+//! A newer release migrates while this one makes calls and its services start. There is one release so far, so the newer
+//! one is made up: it adds a column, an index and a mode. Only here does a migration run under load. The tests in
+//! `tests/behaviour/` show that this release leaves the records of a newer one alone.
 
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
 use pg_idempotency::operator::health;
-use pg_idempotency::{Fingerprint, MIGRATOR, migrate};
+use pg_idempotency::{MIGRATOR, migrate};
 use sqlx::migrate::{Migration, MigrationType, Migrator};
-use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Row as _, SqlSafeStr as _};
-use tokio::time::{Instant, sleep};
+use sqlx::{Connection as _, PgConnection, SqlSafeStr as _};
+use tokio::time::sleep;
 
-use crate::beside::InSteps;
-use crate::history::What;
+use crate::callers::{Callers, Way};
+use crate::finding::Finding;
 use crate::mutant::Mutant;
 use crate::random::Random;
-use crate::release_checker::{NEWER, NEWER_ONLY, violations_beside_a_newer_release};
-use crate::stage::{Finding, Stage};
-use crate::subject::{EVERY_DOOR, Request, Subject};
-use crate::world::{Least, PAUSE, World, pool};
+use crate::request::EVERY_DOOR;
+use crate::stage::Stage;
+use crate::world::{Least, World, pool};
 
-const CLIENTS: u64 = 6;
-const NEWER_CLIENTS: usize = 2;
-/// Services of this release that start, one after the other, each of them.
+const CLIENTS: usize = 6;
+/// Services of this release that start, again and again.
 const STARTERS: usize = 3;
-/// Of the newer release, at the same moment.
+/// Services of the newer release that migrate at the same moment.
 const NEWER_STARTERS: usize = 3;
 
-/// As a release after this one may migrate: it adds, and takes nothing away.
+/// A migration that adds, and takes nothing away.
 const EXPAND: &str = "
     alter table idempotency.record add column note text;
     alter table idempotency.record
@@ -38,86 +36,55 @@ const EXPAND: &str = "
     create index record_note on idempotency.record (note);
 ";
 
-const LEAST: Least = &[
-    ("column added under load", 1),
-    ("newer migration under load", 1),
-    ("service started", 10),
-    ("record of a newer release", 10),
-];
+const LEAST: Least = &[("newer migration under load", 1), ("service started", 10)];
 
-pub(crate) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create(stage, "rolling-upgrade", LEAST).await?;
-    world.observer.execute("alter table idempotency.record drop column last_error").await?;
-    let steps = InSteps::beside(&world).await?;
-    let callers = pool(&world.options, 8);
-    let clients = world.crowd(&callers, CLIENTS, |random, request| {
+pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
+    let world = World::create(stage, LEAST).await?;
+    let steps = Callers::in_steps_beside(&world, &[]);
+    let way = Way::Transaction(|random, request| {
         request.door = random.of(EVERY_DOOR);
         request.reject = random.one_in(4);
     });
+    let callers = Callers::start(&world, way, pool(&world.options, 8), "c", CLIENTS);
     let upgrade = async {
-        sleep(stage.time / 4).await;
-        world.observer.execute("alter table idempotency.record add column last_error text").await?;
-        world.fault("column added under load");
-        sleep(stage.time / 4).await;
+        sleep(stage.time / 2).await;
         try_join_all((0..NEWER_STARTERS).map(|_| expand(&world))).await?;
         world.fault("newer migration under load");
-        try_join_all((0..NEWER_CLIENTS).map(|client| newer_client(&world, &callers, client))).await
+        anyhow::Ok(())
     };
     let starters = join_all((0..STARTERS).map(|starter| start_services(&world, starter)));
     let (started, upgraded) = tokio::join!(starters, upgrade);
     upgraded?;
-    for client in join_all(clients).await {
-        client?;
-    }
-    callers.close().await;
-    world.settle().await?;
-    let mut violations = violations_beside_a_newer_release(&world.history.calls(), &world.aftermath().await?);
-    let refused = started.iter().flat_map(|started| &started.refused);
-    violations.extend(refused.take(1).map(|why| format!("a service does not start: {why}")));
-    let slowest = started.iter().map(|started| started.slowest).max().unwrap_or_default();
-    let barred = world.history.calls().iter().filter(|call| matches!(call.end, What::Barred(_))).count();
-    let mut finding = Finding::with(&world, violations)
-        .note(format!("{barred} calls refused for what they could not read"))
-        .note(format!("the slowest migrate that had nothing to do: {:.3} s", slowest.as_secs_f64()));
+    let mut finding = callers.finding().await?;
+    let refused = started.into_iter().flatten();
+    finding.violations.extend(refused.take(1).map(|why| format!("a service does not start: {why:#}")));
     finding.add(steps.finding().await?);
     Ok(finding)
 }
 
-#[derive(Default)]
-struct Started {
-    slowest: Duration,
-    refused: Vec<String>,
-}
-
-/// Services of this release that start again and again, on whatever schema is there.
-async fn start_services(world: &World, starter: usize) -> Started {
+/// Starts services of this release on either schema. Returns the errors.
+async fn start_services(world: &World, starter: usize) -> Vec<anyhow::Error> {
     let mut random = world.random(&format!("starter-{starter}"));
-    let mut started = Started::default();
+    let mut refused = Vec::new();
     while !world.is_over() {
-        let begun = Instant::now();
         match start(world, &mut random).await {
             Ok(()) => world.fault("service started"),
-            Err(error) => started.refused.push(format!("{error:#}")),
+            Err(error) => refused.push(error),
         }
-        started.slowest = started.slowest.max(begun.elapsed());
         sleep(random.millis(1..20)).await;
     }
-    started
+    refused
 }
 
 async fn start(world: &World, random: &mut Random) -> anyhow::Result<()> {
-    let mut conn = PgConnection::connect_with(&world.options).await?;
-    if world.subject == Subject::Mutant(Mutant::NewerSchemaRefused) {
-        migrator(MIGRATOR.iter().cloned().collect()).run(&mut conn).await?;
-    } else if random.one_in(2) {
-        MIGRATOR.run(&mut conn).await?;
-    } else {
-        let pool = sqlx::PgPool::connect_with(world.options.clone()).await?;
-        migrate(&pool).await?;
-        pool.close().await;
-    }
-    conn.close().await?;
     let pool = pool(&world.options, 1);
+    if world.mutant == Some(Mutant::NewerSchemaRefused) {
+        migrator(MIGRATOR.iter().cloned().collect()).run(&pool).await?;
+    } else if random.one_in(2) {
+        MIGRATOR.run(&pool).await?;
+    } else {
+        migrate(&pool).await?;
+    }
     health(&pool, Duration::from_secs(3600)).await?;
     pool.close().await;
     Ok(())
@@ -137,68 +104,4 @@ fn migrator(migrations: Vec<Migration>) -> Migrator {
     migrator.create_schema("idempotency");
     migrator.dangerous_set_table_name("idempotency._sqlx_migrations");
     migrator
-}
-
-/// A caller of the newer release: it reads all that there is, and writes what this release can read in one case of
-/// three.
-async fn newer_client(world: &World, pool: &PgPool, client: usize) -> anyhow::Result<()> {
-    let name = format!("c{client}");
-    let mut random = world.random(&format!("newer-{name}"));
-    let mut number = 0;
-    while !world.is_over() {
-        number += 1;
-        let key = world.choose_key(&mut random);
-        let (name, mode, version) = match random.below(3) {
-            0 => (format!("{NEWER_ONLY}{name}/{number}"), "transaction", 2),
-            1 => (format!("{NEWER_ONLY}{name}/{number}"), "transaction_2", 1),
-            _ => (format!("{NEWER}{name}/{number}"), "transaction", 1),
-        };
-        let request = Request::new(&key, &name);
-        world.history.add(&name, &key, What::Invoked);
-        let what = newer_call(pool, &request, mode, version).await?;
-        if name.starts_with(NEWER_ONLY) && matches!(what, What::Performed(_)) {
-            world.fault("record of a newer release");
-        }
-        world.history.add(&name, &key, what);
-        sleep(PAUSE).await;
-    }
-    Ok(())
-}
-
-async fn newer_call(pool: &PgPool, request: &Request, mode: &str, version: u8) -> anyhow::Result<What> {
-    let mut fingerprint = Fingerprint::of_json(request.key.as_str())?.as_bytes().to_vec();
-    fingerprint[0] = version;
-    let mut tx = pool.begin().await?;
-    let claimed = sqlx::query(
-        "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at, note)
-        values ($2::text, $1::text, 'chaos', $1::text, $3::bytea, 1, now() + interval '1 day', 'newer')
-        on conflict (scope, operation, value) do nothing",
-    )
-    .bind(&request.key)
-    .bind(mode)
-    .bind(fingerprint)
-    .execute(&mut *tx)
-    .await?;
-    if claimed.rows_affected() == 0 {
-        let found = sqlx::query(
-            "select convert_from(response_body, 'utf8')::json #>> '{}' as response from idempotency.record
-            where scope = $1::text and operation = 'chaos' and value = $1::text",
-        )
-        .bind(&request.key)
-        .fetch_one(&mut *tx)
-        .await?;
-        tx.commit().await?;
-        return Ok(What::Replayed(found.try_get("response")?));
-    }
-    let response = request.effect(&mut tx).await?;
-    sqlx::query(
-        "update idempotency.record set completed_at = now(), response_body = to_json($2::text)::text::bytea
-        where scope = $1::text and operation = 'chaos' and value = $1::text and claimed_at = now()",
-    )
-    .bind(&request.key)
-    .bind(&response)
-    .execute(&mut *tx)
-    .await?;
-    tx.commit().await?;
-    Ok(What::Performed(response))
 }

@@ -1,18 +1,25 @@
-//! What is promised of operations in steps: each effect as often as its kind of step allows, one answer for all
-//! callers, and no operation that stays unfinished.
+//! The promise of operations in steps: each effect as often as its kind of step allows, one answer for all callers, and
+//! no operation that stays unfinished.
 
 use std::collections::HashSet;
 
-use crate::checker::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers, somebody_was_answered};
+use super::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers, somebody_was_answered};
 use crate::history::{Call, What};
-use crate::release_checker::SCHEMA_MISSING;
-use crate::stepped::{CHARGE, EMAIL, OVERTAKEN, ROW, TEXT};
+use crate::request::INDETERMINATE;
+
+pub(crate) const ROW: &str = "row";
+pub(crate) const CHARGE: &str = "charge";
+/// The messages are sent side by side, so both can be in doubt.
+pub(crate) const TEXT: &str = "text";
+pub(crate) const EMAIL: &str = "email";
+/// Not a step: a row that was committed when a later attempt had claimed the operation.
+pub(crate) const OVERTAKEN: &str = "overtaken";
 
 /// The effect of one step.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Part {
     pub(crate) key: String,
-    /// The call that had it.
+    /// The call that had the effect.
     pub(crate) call: String,
     pub(crate) step: String,
     /// The key that was given to the outside.
@@ -22,7 +29,7 @@ pub(crate) struct Part {
 #[derive(Debug, Default)]
 pub(crate) struct Checked {
     pub(crate) violations: Vec<String>,
-    /// Charges that the outside has recognised by their key.
+    /// Charges that the outside has recognized by their key.
     pub(crate) deduplicated: usize,
 }
 
@@ -67,8 +74,9 @@ fn one_answer_is_stored(one: &OneKey<'_>, parts: &[&Part], say: &mut impl FnMut(
         say(format!("{stored} is stored, and a result in it has no effect"));
     }
     for call in &one.calls {
+        // An indeterminate operation is one for the operator.
         if let What::Wrong(why) | What::Barred(why) = &call.end
-            && why != SCHEMA_MISSING
+            && why != INDETERMINATE
         {
             say(format!("{} was told: {why}", call.name));
         }

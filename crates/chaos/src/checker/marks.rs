@@ -1,37 +1,10 @@
-//! Callers in mark mode, and what is promised to them: one effect for each key, in the transaction that marked it.
+//! The promise of marks: one effect for each key, in the transaction that marked it.
 
-use std::time::Duration;
-
-use pg_idempotency::mark::{Marked, Marking};
-use pg_idempotency::{Error, Outcome, commit};
-use sqlx::PgPool;
-
-use crate::checker::{Aftermath, by_key, later_calls_see_earlier_answers, somebody_was_answered};
+use super::{Aftermath, by_key, later_calls_see_earlier_answers, somebody_was_answered};
 use crate::history::{Call, What};
-use crate::subject::{Failure, Request};
 
-/// Longer than any run.
-const WINDOW: Duration = Duration::from_secs(24 * 3600);
-
-/// A mark stores no response: a duplicate reads the effect, as a consumer would look for what it has done.
-pub(crate) async fn call(pool: &PgPool, request: &Request) -> Result<Outcome<String>, Failure> {
-    let mut tx = pool.begin().await?;
-    let marking = Marking::new(WINDOW).map_err(Error::from)?.with_deployment(request.deployment());
-    if marking.mark(&mut tx, &request.key()).await? == Marked::First {
-        let response = request.effect(&mut tx).await?;
-        commit(tx).await?;
-        return Ok(Outcome::Performed(response));
-    }
-    let first: Option<String> = sqlx::query_scalar("select call from effect where key = $1::text limit 1")
-        .bind(&request.key)
-        .fetch_optional(&mut *tx)
-        .await?;
-    tx.rollback().await?;
-    // Both are in one transaction, so no duplicate can see the mark alone.
-    Ok(Outcome::Replayed(first.ok_or(Failure::Of(Error::NotInTransaction))?))
-}
-
-/// `calls` are those whose answers must be true: under asynchronous replication, the calls after the last failover.
+/// `calls` are those whose answers must be true. Under asynchronous replication these are the calls after the last
+/// failover.
 pub(crate) fn violations(calls: &[Call], after: &Aftermath) -> Vec<String> {
     let mut all = Vec::new();
     for (key, one) in by_key(calls, after) {

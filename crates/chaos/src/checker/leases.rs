@@ -1,25 +1,26 @@
-//! What is promised of leases: one stored result, never changed, and only from the owner of the claim. What happened
-//! outside twice is counted; under at most once it is a violation.
+//! The promise of leases: one stored result, which never changes, and which the owner of the claim has stored. A second
+//! effect outside is counted. Under *at most once* it is a violation.
 
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checker::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers, somebody_was_answered};
+use super::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers, somebody_was_answered};
 use crate::history::{Call, What};
+use crate::request::INDETERMINATE;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Promise {
     AtLeastOnce,
     AtMostOnce,
-    /// [`step_checker`](crate::step_checker) checks it.
+    /// [`steps`](super::steps) checks it.
     InSteps,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Checked {
     pub(crate) violations: Vec<String>,
-    /// Keys whose effect happened more than once for a downstream that dedupes nothing.
+    /// Keys whose effect happened more than once for a downstream service that deduplicates nothing.
     pub(crate) doubles: usize,
 }
 
@@ -29,7 +30,10 @@ pub(crate) fn check(calls: &[Call], after: &Aftermath, promise: Promise) -> Chec
         let mut say = |what: String| checked.violations.push(format!("{key}: {what}"));
         one_result_is_stored(&one, &mut say);
         for call in &one.calls {
-            if let What::Wrong(why) | What::Barred(why) = &call.end {
+            // An indeterminate key is one for the operator.
+            if let What::Wrong(why) | What::Barred(why) = &call.end
+                && why != INDETERMINATE
+            {
                 say(format!("{} was told: {why}", call.name));
             }
         }

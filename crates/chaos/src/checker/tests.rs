@@ -1,13 +1,11 @@
-//! The checker of the chaos suite against histories made by hand: a good one passes, and each bad one is seen for what
-//! it is. A checker that sees nothing would pass every fault.
+//! The checker against histories made by hand: a good one passes, and each bad one is seen. A checker that sees nothing
+//! would pass every fault.
 
-use crate::checker::{Aftermath, Effect, Stored, lost, violations, violations_with_brief_retention};
-use crate::error_checker::left_by_committed_errors;
+use super::errors::left_by_committed_errors;
+use super::leases::{Promise, check};
+use super::steps::{CHARGE, Checked, EMAIL, OVERTAKEN, Part, ROW, TEXT};
+use super::{Aftermath, Effect, Stored, lost, steps, violations, violations_with_brief_retention};
 use crate::history::{Event, What, calls};
-use crate::lease_checker::{Promise, check};
-use crate::release_checker::violations_beside_a_newer_release;
-use crate::step_checker::{self, Part};
-use crate::stepped::{CHARGE, EMAIL, OVERTAKEN, ROW, TEXT};
 
 /// A world with one key in it.
 #[derive(Default)]
@@ -65,7 +63,7 @@ impl World {
         assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
     }
 
-    /// Where callers commit errors: keys that are indeterminate, and effects apart.
+    /// The numbers of indeterminate keys and of effects apart, where callers commit errors.
     #[track_caller]
     fn leaves(self, expected: (usize, usize)) {
         let left = left_by_committed_errors(&calls(&self.events), &self.after);
@@ -78,19 +76,8 @@ impl World {
         assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
     }
 
-    #[track_caller]
-    fn passes_beside_a_newer_release(self) {
-        assert_eq!(violations_beside_a_newer_release(&calls(&self.events), &self.after), [""; 0]);
-    }
-
-    #[track_caller]
-    fn must_be_caught_beside_a_newer_release(self, by: &str) {
-        let found = violations_beside_a_newer_release(&calls(&self.events), &self.after);
-        assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
-    }
-
-    fn checked_steps(&self) -> step_checker::Checked {
-        step_checker::check(&calls(&self.events), &self.after, &self.parts)
+    fn checked_steps(&self) -> Checked {
+        steps::check(&calls(&self.events), &self.after, &self.parts)
     }
 
     #[track_caller]
@@ -258,7 +245,7 @@ fn a_result_without_the_effect_is_caught() {
     World::default().stored(1, Some("a")).lease_must_be_caught(Promise::AtLeastOnce, "without an effect");
 }
 
-/// `a` was killed after two steps, and `b` has done the others.
+/// `a` was killed after two steps, and `b` has performed the others.
 fn in_steps() -> World {
     let response = || "a a b b".to_owned();
     let world = World::default().invoked("a").invoked("b").then("b", What::Performed(response()));
@@ -312,7 +299,7 @@ fn an_operation_in_steps_without_an_answer_is_caught() {
     world.step_must_be_caught("0 records");
 }
 
-/// `a` has committed after an error, and `b` was told of it.
+/// `a` has committed after an error, and `b` gets *indeterminate*.
 fn unfinished() -> World {
     World::default().invoked("a").then("a", What::Unfinished).invoked("b").then("b", indeterminate()).stored(1, None)
 }
@@ -348,30 +335,4 @@ fn what_perform_wrote_after_its_transaction_is_listed_apart() {
     once().effect("a-apart").error_must_be_caught("was acknowledged, and has ended its transaction");
     let undone = torn().effect("a").invoked("b").performed("b").effect("b").stored(1, Some("b"));
     undone.error_must_be_caught("a was refused (torn), and has an effect");
-}
-
-#[test]
-fn what_only_a_newer_release_can_read_is_left_to_it() {
-    let call = "newer-only-a";
-    let newer = || World::default().invoked(call).performed(call).effect(call).stored(1, Some(call));
-    let barred = || What::Barred("unknown mode".to_owned());
-    newer().invoked("b").then("b", barred()).passes_beside_a_newer_release();
-    newer().invoked("newer-b").replayed("newer-b", call).passes_beside_a_newer_release();
-    once().invoked("newer-b").replayed("newer-b", "a").passes_beside_a_newer_release();
-    let before = World::default().invoked("b").then("b", What::Barred("schema missing".to_owned()));
-    before.invoked("a").performed("a").effect("a").stored(1, Some("a")).passes_beside_a_newer_release();
-
-    newer().invoked("b").replayed("b", call).must_be_caught_beside_a_newer_release("a newer release has written");
-    newer().invoked("b").performed("b").effect("b").must_be_caught_beside_a_newer_release("2 effects");
-    once().invoked("b").then("b", barred()).must_be_caught_beside_a_newer_release("b was told: unknown mode");
-    let lied = World::default().invoked("a").then("a", barred()).effect("a").stored(1, Some("a"));
-    lied.must_be_caught_beside_a_newer_release("and has an effect");
-}
-
-#[test]
-fn an_event_survives_the_pipe() {
-    for what in [What::Unknown("cut off".to_owned()), What::Claimed(-1), indeterminate(), What::Unfinished] {
-        let event = Event { at: 7, call: "3/1".to_owned(), key: "k".to_owned(), what };
-        assert_eq!(event.to_string().parse(), Ok(event));
-    }
 }

@@ -1,30 +1,25 @@
-//! What is promised where callers commit errors, and where `perform` ends its transaction: that nobody is answered, and
-//! that a claim which was committed so is indeterminate for all who come later.
+//! The promise for callers that commit errors, and for a `perform` that ends its transaction: the call returns no
+//! response, and if its claim was committed, every later caller gets *indeterminate*.
 
-use crate::checker::{
+use super::{
     Aftermath, OneKey, by_key, effect_and_record_agree, later_calls_see_earlier_answers, somebody_was_answered,
     told_the_truth,
 };
 use crate::history::{Call, What};
+use crate::request::{APART, INDETERMINATE};
 
-/// Behind the name of a call: an effect that it had after `perform` had ended the transaction.
-pub(crate) const APART: &str = "-apart";
-/// What a caller is told of a claim whose owner is gone.
-pub(crate) const INDETERMINATE: &str = "indeterminate";
-
-/// What is left where callers commit errors, and `perform` ends transactions.
+/// What such calls have left.
 #[derive(Debug, Default)]
 pub(crate) struct Left {
     pub(crate) violations: Vec<String>,
     /// Keys that are indeterminate.
     pub(crate) indeterminate: usize,
-    /// Effects that no transaction of a claim's holds.
+    /// Effects that were written outside the transaction of a claim.
     pub(crate) apart: usize,
 }
 
-/// Transaction mode, where callers commit what has failed, and where `perform` ends its transaction and goes on. What
-/// it has written after that is counted; the call must not be acknowledged. A claim that was committed so is there for
-/// good, and every later caller is told that it is indeterminate.
+/// Checks transaction mode where callers commit errors, and where `perform` ends its transaction and goes on. Its later
+/// writes are counted.
 pub(crate) fn left_by_committed_errors(calls: &[Call], after: &Aftermath) -> Left {
     let mut left = Left::default();
     for (key, mut one) in by_key(calls, after) {
@@ -53,7 +48,7 @@ pub(crate) fn left_by_committed_errors(calls: &[Call], after: &Aftermath) -> Lef
     left
 }
 
-/// The claim is committed, and no response to it ever will be.
+/// The claim is committed, and will never have a response.
 fn stays_indeterminate(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
     if one.effects.len() > 1 {
         let calls: Vec<_> = one.effects.iter().map(|effect| effect.call.as_str()).collect();
@@ -75,8 +70,8 @@ fn stays_indeterminate(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
             _ => {}
         }
     }
-    let tells = |call: &&&Call| matches!(call.end, What::Unfinished | What::Barred(_));
-    let Some(first) = one.calls.iter().filter(tells).min_by_key(|call| call.ended) else {
+    let is_told = |call: &&&Call| matches!(call.end, What::Unfinished | What::Barred(_));
+    let Some(first) = one.calls.iter().filter(is_told).min_by_key(|call| call.ended) else {
         return say("a record that is not completed was left behind, and nobody was told".to_owned());
     };
     for later in one.calls.iter().filter(|later| later.invoked > first.ended) {

@@ -1,0 +1,197 @@
+//! One call in transaction mode, and what its caller may conclude from the result.
+
+use std::time::Duration;
+
+use pg_idempotency::testing::cancel_after;
+use pg_idempotency::{DEFAULT_RETENTION, Deployment, Error, Idempotency, InFlight, Key, Outcome, RoundTrips};
+use sqlx::{Connection as _, Executor as _, PgConnection};
+
+use crate::history::What;
+
+/// The suffix of the name of an effect that `perform` wrote after it had ended the transaction.
+pub(crate) const APART: &str = "-apart";
+/// What a caller is told about a claim whose owner is gone.
+pub(crate) const INDETERMINATE: &str = "indeterminate";
+
+/// The function of the crate that a call uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Door {
+    Run,
+    /// In the fewest round trips.
+    RunFewest,
+    /// After a look for a stored response.
+    RunSelectFirst,
+    RunIsolated,
+    /// In a transaction of the caller. Its `begin` is sqlx's, which is not safe to drop.
+    OwnTransaction,
+    /// In a transaction of a caller that commits it whatever the result is.
+    Careless,
+}
+
+pub(crate) const SAFE_TO_DROP: &[Door] = &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunIsolated];
+pub(crate) const EVERY_DOOR: &[Door] =
+    &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunIsolated, Door::OwnTransaction];
+
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) key: String,
+    /// The name of the call, which is also its response.
+    pub(crate) call: String,
+    pub(crate) door: Door,
+    pub(crate) reject: bool,
+    /// `perform` fails, after its effect.
+    pub(crate) fails: bool,
+    /// `perform` ends the transaction that it is in, after its effect and before another one.
+    pub(crate) ends: Option<Ends>,
+    /// The call's future is dropped after so many polls.
+    pub(crate) polls: Option<usize>,
+    pub(crate) retention: Duration,
+    pub(crate) distributed: bool,
+}
+
+impl Request {
+    pub(crate) fn new(key: &str, call: &str) -> Self {
+        Self {
+            key: key.to_owned(),
+            call: call.to_owned(),
+            door: Door::Run,
+            reject: false,
+            fails: false,
+            ends: None,
+            polls: None,
+            retention: DEFAULT_RETENTION,
+            distributed: false,
+        }
+    }
+
+    pub(crate) fn options(&self) -> Result<Idempotency, Error> {
+        let deployment = Deployment::new().with_distributed(self.distributed);
+        let options = Idempotency::new().with_deployment(deployment).with_retention(self.retention)?;
+        let options = options.with_round_trips(match self.door {
+            Door::RunSelectFirst => RoundTrips::SelectFirst,
+            Door::RunFewest => RoundTrips::Fewest,
+            _ => RoundTrips::Plain,
+        });
+        Ok(if self.reject { options.with_in_flight(InFlight::Reject)? } else { options })
+    }
+
+    pub(crate) async fn effect(&self, conn: &mut PgConnection) -> Result<String, Failure> {
+        self.insert(conn, &self.call).await?;
+        if let Some(ends) = self.ends {
+            ends.end_transaction(conn).await?;
+            self.insert(conn, &format!("{}{APART}", self.call)).await?;
+        }
+        if self.fails { Err(Failure::AskedFor) } else { Ok(self.call.clone()) }
+    }
+
+    async fn insert(&self, conn: &mut PgConnection, call: &str) -> sqlx::Result<()> {
+        let insert = sqlx::query("insert into effect (key, call) values ($1::text, $2::text)");
+        insert.bind(&self.key).bind(call).execute(conn).await.map(drop)
+    }
+
+    /// What the caller may conclude, and the fault that the request itself was. The result of a call that was dropped
+    /// is `None`.
+    pub(crate) fn conclude(&self, result: Option<Result<Outcome<String>, Failure>>) -> (What, Option<&'static str>) {
+        let careless = self.door == Door::Careless;
+        match (result, self.ends) {
+            (None, _) if careless => (dropped(), Some("committed after a dropped call")),
+            (None, _) => (dropped(), Some("future dropped")),
+            (Some(Err(Failure::AskedFor)), _) if careless => (What::Unfinished, Some("committed after an error")),
+            (Some(Err(Failure::Torn | Failure::Of(Error::NotInTransaction))), Some(ends)) => ends.conclude(),
+            (Some(result), _) => (ending(result), None),
+        }
+    }
+}
+
+fn dropped() -> What {
+    What::Unknown("dropped".to_owned())
+}
+
+/// How a `perform` ends the transaction that it is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ends {
+    Commit,
+    CommitAndBegin,
+    Rollback,
+    /// A nested `begin` that is dropped while it waits. Then sqlx rolls back the outer transaction.
+    DroppedBegin,
+}
+
+impl Ends {
+    async fn end_transaction(self, conn: &mut PgConnection) -> sqlx::Result<()> {
+        match self {
+            Self::Commit => conn.execute("commit").await.map(drop),
+            Self::CommitAndBegin => conn.execute(sqlx::raw_sql("commit; begin")).await.map(drop),
+            Self::Rollback => conn.execute("rollback").await.map(drop),
+            Self::DroppedBegin => {
+                // The begin surely waits, because the answer to the sleep comes first.
+                cancel_after(1, conn.execute("select pg_sleep(0.02)")).await;
+                cancel_after(1, conn.begin()).await;
+                Ok(())
+            }
+        }
+    }
+
+    /// A COMMIT commits the claim too.
+    fn conclude(self) -> (What, Option<&'static str>) {
+        let torn = || What::Refused("torn".to_owned());
+        match self {
+            Self::Commit => (What::Unfinished, Some("COMMIT in perform")),
+            Self::CommitAndBegin => (What::Unfinished, Some("COMMIT and BEGIN in perform")),
+            Self::Rollback => (torn(), Some("ROLLBACK in perform")),
+            Self::DroppedBegin => (torn(), Some("nested begin dropped in perform")),
+        }
+    }
+}
+
+/// Each key has a scope of its own, so that the keys are on all nodes of a distributed table.
+pub(crate) fn key(value: &str) -> Key {
+    Key::new(value, "chaos", value).expect("a valid key")
+}
+
+/// Why a call returned no response.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("perform failed, as the request says")]
+    AskedFor,
+    #[error("a mutant refused: {0}")]
+    Mutant(&'static str),
+    #[error("a mutant says: {0}")]
+    Barred(&'static str),
+    #[error("a mutant says that the claim's transaction is gone")]
+    Torn,
+    #[error(transparent)]
+    Of(#[from] Error),
+}
+
+impl From<sqlx::Error> for Failure {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Of(error.into())
+    }
+}
+
+/// What the caller may conclude from a result.
+pub(crate) fn ending(result: Result<Outcome<String>, Failure>) -> What {
+    match result {
+        Ok(Outcome::Performed(response)) => What::Performed(response),
+        Ok(Outcome::Replayed(response)) => What::Replayed(response),
+        Err(Failure::AskedFor) => What::Refused("as the request says".to_owned()),
+        Err(Failure::Mutant(why)) => What::Refused(why.to_owned()),
+        Err(Failure::Barred(why)) => What::Barred(why.to_owned()),
+        Err(Failure::Torn) => What::Refused("torn".to_owned()),
+        Err(Failure::Of(error)) => match &error {
+            Error::InFlight { .. } => What::Refused("in flight".to_owned()),
+            Error::UnknownTransaction => What::Refused("another caller's transaction".to_owned()),
+            Error::OutlivedRetention => What::Refused("outlived its retention".to_owned()),
+            Error::Retryable(_) => What::Refused("retryable".to_owned()),
+            // The error may be one of the COMMIT.
+            Error::Database(cause) => What::Unknown(cause.to_string()),
+            Error::Unanswered => What::Unknown("unanswered".to_owned()),
+            Error::Indeterminate { .. } => What::Barred(INDETERMINATE.to_owned()),
+            // In lease mode there is an effect without a result.
+            Error::LeaseLost => What::Unknown("lease lost".to_owned()),
+            Error::StepInDoubt { .. } => What::Unknown("a step in doubt".to_owned()),
+            wrong => What::Wrong(format!("{wrong}")),
+        },
+    }
+}

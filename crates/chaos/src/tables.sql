@@ -1,0 +1,31 @@
+-- What the calls of a scenario affect. No table has a unique constraint, so a second effect shows. An outside database
+-- has these tables too.
+create table effect (key text collate "C" not null, call text not null, downstream_key text, token bigint);
+-- Rows that a scenario writes in autocommit, and rows of transactions that nobody commits.
+create table written (call text not null);
+create table leaked (note text not null);
+
+-- The effects of steps.
+create table part (
+    key text collate "C" not null, call text not null, step text not null, downstream_key text, attempt int not null
+);
+-- The gateway of the messages sends a message for an attempt until the operator withdraws it. A worker that wakes after
+-- that must not send it.
+create table withdrawn (key text not null, step text not null, attempt int not null);
+create function send(the_key text, the_call text, the_step text, the_downstream_key text, the_attempt int)
+returns boolean
+language plpgsql as $$
+begin
+    lock table withdrawn in row exclusive mode;
+    insert into part
+    select the_key, the_call, the_step, the_downstream_key, the_attempt
+    where not exists (select from withdrawn where key = the_key and step = the_step and attempt = the_attempt);
+    return found;
+end $$;
+create function withdraw(the_key text, the_step text, the_attempt int) returns text
+language plpgsql as $$
+begin
+    lock table withdrawn in share row exclusive mode;
+    insert into withdrawn values (the_key, the_step, the_attempt);
+    return (select call from part where key = the_key and attempt = the_attempt and step = the_step limit 1);
+end $$;
