@@ -16,7 +16,7 @@ mod stats;
 
 pub use crate::record::{Group, Shown, ShownStep, StoredResponse, Unsettled, UnsettledPart};
 pub use crate::state::State;
-pub use health::{Warning, health};
+pub use health::{Warning, health, protected};
 pub use records::{forget, response, show, unsettled, unsettled_part};
 pub use settle::{release, release_step, resolve, resolve_step};
 pub use stats::{AGES, SAMPLE, Stats, stats};

@@ -11,6 +11,7 @@
 //! - Everything for a table that Citus distributes: `distributed`.
 //! - Marks in batches: `mark`.
 //! - The janitor: `sweep`, `due`, `lock`. The operator: `stats`, `unsettled`, `show`, `rules`, `setup`, `owners`.
+//! - The tables of the service that are written inside operations only: `protect`.
 //! - The tests of a service: `staged`, `time`.
 
 mod claim;
@@ -23,6 +24,7 @@ mod lock;
 mod look;
 mod mark;
 mod owners;
+mod protect;
 mod release;
 mod resume;
 mod select_first;
@@ -48,6 +50,8 @@ pub(crate) use lock::{INSTALLER, holder, try_lock};
 pub(crate) use look::{Found, Standing};
 pub(crate) use mark::{MarkBatch, MarkOf};
 pub(crate) use owners::{Stranger, strangers};
+pub use protect::OnEscape;
+pub(crate) use protect::{Gap, gaps, protect, protected, unprotect};
 pub(crate) use resume::Candidate;
 pub(crate) use setup::{commit_settings, setup, without_autovacuum};
 pub use show::{Shown, StoredResponse};

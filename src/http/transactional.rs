@@ -56,7 +56,7 @@ impl Transactional {
     /// key, the handler has a transaction of its own.
     pub(super) async fn run<H: Handler>(self, settings: &Settings, ticket: Option<&Ticket>, handler: H) -> Answer<H> {
         let Some(ticket) = ticket else {
-            let transaction = answered(claim_limit(settings), begin(settings)).await?;
+            let transaction = answered(claim_limit(settings), begin(settings, Opening::Exempt)).await?;
             return Ok(self.perform(settings, transaction, None, handler).await?.response);
         };
         let counted = async {
@@ -213,8 +213,8 @@ fn claim_limit(settings: &Settings) -> Duration {
     settings.pool.options().get_acquire_timeout().saturating_add(settings.answer_time())
 }
 
-async fn begin(settings: &Settings) -> Result<PgTransaction<'static>, Error> {
-    begin_pooled(&settings.pool, &Opening::Plain).await?.ok_or(Error::UnknownTransaction)
+async fn begin(settings: &Settings, opening: Opening) -> Result<PgTransaction<'static>, Error> {
+    begin_pooled(&settings.pool, &opening).await?.ok_or(Error::UnknownTransaction)
 }
 
 async fn held<'k>(
@@ -234,7 +234,7 @@ async fn claim_once<'k>(
     terms: &Terms,
     asked: &mut Asked,
 ) -> Result<Claimed<Holding<'k>>, Error> {
-    let mut transaction = begin(settings).await?;
+    let mut transaction = begin(settings, Opening::Plain).await?;
     match contend(&mut transaction, record, terms, asked).await {
         Ok(Claimed::Won(claim)) => held(settings, transaction, record, claim).await,
         Ok(Claimed::Replayed(stored)) => {

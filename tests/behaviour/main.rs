@@ -61,6 +61,12 @@ mod session {
     mod own;
 }
 
+mod protect {
+    mod allowed;
+    mod refused;
+    mod tables;
+}
+
 mod fingerprint {
     mod fingerprints;
 }

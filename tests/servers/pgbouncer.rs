@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::{Marked, Marking};
-use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Janitor, Key, Outcome, RoundTrips, migrate};
+use pg_idempotency::{
+    Deployment, Error, Idempotency, InFlight, Janitor, Key, OnEscape, Outcome, RoundTrips, migrate, protect,
+};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
@@ -205,6 +207,45 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
     .fetch_one(&PgPool::connect_with(server).await?)
     .await?;
     assert_eq!((completed, left), (240, 240), "all results are there, all marks are swept");
+    pool.close().await;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_protected_table_is_written_inside_operations_only(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let Some(bouncer) = PgBouncer::before(&server).await? else { return Ok(()) };
+    let pool = PgPoolOptions::new().max_connections(12).connect_with(bouncer.options.clone()).await?;
+    sqlx::raw_sql("create table effect (note text)").execute(&pool).await?;
+    protect(&pool, "effect", OnEscape::Refuse).await?;
+    let insert = || sqlx::query("insert into effect values ('x')").persistent(false);
+    let callers: Vec<_> = (0..12)
+        .map(|caller| {
+            let pool = pool.clone();
+            tokio::spawn(async move {
+                for n in 0..20 {
+                    let own = key(&format!("{caller}/{n}"));
+                    let perform = async |conn: &mut PgConnection| {
+                        insert().execute(conn).await?;
+                        Ok::<_, Error>(n)
+                    };
+                    let outcome =
+                        Idempotency::new().with_deployment(UNPREPARED).run(&pool, &own, "body", perform).await?;
+                    assert!(!outcome.is_replayed());
+                    // On a server connection that has just been a call's.
+                    let mut tx = pool.begin().await?;
+                    let escaped = insert().execute(&mut *tx).await.expect_err("refused");
+                    assert_eq!(escaped.as_database_error().and_then(|e| e.code()).as_deref(), Some("IK006"));
+                }
+                anyhow::Ok(())
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await??;
+    }
     pool.close().await;
     Ok(())
 }
