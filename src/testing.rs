@@ -25,6 +25,7 @@
 //! | a storm of duplicates | [`race`] and [`assert_performed_once`] |
 //! | a client that hangs up, a time-out | [`cancel_after`] |
 //! | a lost connection | [`kill_backend`] |
+//! | a write that does not go through the transaction of the call | [`protect`](crate::protect()) |
 //! | the record that remains | [`assert_completed`], [`assert_no_trace`]; for more, [`operator::show`](crate::operator::show()) |
 //!
 //! `docs/testing.md` in the repository is a tutorial, which also covers databases with migrations of their own.
