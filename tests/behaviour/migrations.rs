@@ -8,10 +8,10 @@ use pg_idempotency::{Error, Idempotency, MIGRATOR, migrate, schema_sql};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{connect, create_effects, once, setting, wide_pool};
+use crate::support::{connect, create_open_effects, once, setting, wide_pool};
 
 async fn works(pool: &PgPool) {
-    create_effects(pool).await;
+    create_open_effects(pool).await;
     let _ = once(pool, &crate::support::key("a"), "body").await.expect("performed");
 }
 

@@ -10,7 +10,8 @@ use sqlx::{PgConnection, PgPool};
 use tokio::task::JoinHandle;
 
 use crate::support::{
-    WAYS, clear, connect, create_effects, effects, key, leave_effect, once, rejecting, setting, waiting, wide_pool,
+    WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting,
+    waiting, wide_pool,
 };
 
 /// An owner in a task of its own: it stops behind its effect, and fails if it is told to.
@@ -120,7 +121,7 @@ async fn a_wait_ends_at_its_limit(pool: PgPool) -> anyhow::Result<()> {
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn reject_answers_at_once_and_leaves_the_transaction_usable(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     let gate = Gate::new();
     let owner = owner(connect(&pool).await, &gate, false);
     gate.reached().await;

@@ -9,7 +9,7 @@ use pg_idempotency::testing::{Gate, lapse};
 use pg_idempotency::{Error, InFlight, Outcome};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{create_effects, expire_in, key, leave_effect, once};
+use crate::support::{create_effects, create_open_effects, expire_in, key, leave_effect, once};
 
 const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
@@ -389,7 +389,7 @@ fn durations_that_make_no_sense_are_refused() -> anyhow::Result<()> {
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_effect_in_the_database_is_the_owners_own_business(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     let outcome = ensure_leased(&pool, &key("a"), "body", AT_LEAST_ONCE, async |_| {
         let mut conn = pool.acquire().await?;
         leave_effect(&mut conn, "outside").await

@@ -7,11 +7,13 @@ use pg_idempotency::{Error, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Row as _};
 
-use crate::support::{WAYS, clear, connect, create_effects, effects, key, leave_effect, once, setting};
+use crate::support::{
+    WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, setting,
+};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_connection_in_no_transaction_that_sqlx_counts_is_refused(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     let mut conn = connect(&pool).await;
     for raw in [false, true] {
         if raw {
@@ -35,7 +37,7 @@ async fn a_connection_in_no_transaction_that_sqlx_counts_is_refused(pool: PgPool
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn run_rolls_back_a_foreign_transaction(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     for way in WAYS {
         for leak in ["begin", "begin; select 1 / 0", "guard", "guards"] {
             clear(&pool).await;
@@ -97,7 +99,7 @@ async fn run_gives_up_on_a_connection_that_it_cannot_clear(
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     for way in WAYS {
         clear(&pool).await;
         {
@@ -133,7 +135,7 @@ async fn a_pool_that_rolls_back_on_release_lends_no_foreign_transaction(
         .after_release(|conn, _| Box::pin(async move { conn.execute("rollback").await.map(|_| true) }))
         .connect_with(options.clone())
         .await?;
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     let mut observer = PgConnection::connect_with(&options).await?;
     let (mut polls, mut dropped) = (1, 0);
     // On a busy machine the server may answer within the first poll.
@@ -183,7 +185,7 @@ async fn a_timeout_around_the_call_leaves_nothing_behind(
 /// because it has to wait for the answer to a sleep that was sent before it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_cancelled_nested_begin_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     for way in WAYS {
         clear(&pool).await;
         for own in [true, false] {
@@ -245,7 +247,7 @@ async fn an_error_of_a_dropped_call_reaches_no_other_call(
 ) -> anyhow::Result<()> {
     let other = PgPool::connect_with(options.clone()).await?;
     let pool = PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(options).await?;
-    create_effects(&other).await;
+    create_open_effects(&other).await;
     for way in WAYS {
         clear(&other).await;
         for sleeps in 1..=3 {

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use pg_idempotency::{Error, ensure_idempotent};
 use sqlx::{Acquire as _, Executor as _, PgPool};
 
-use crate::support::{WAYS, clear, create_effects, effects, key, leave_effect, once};
+use crate::support::{WAYS, clear, create_effects, create_open_effects, effects, key, leave_effect, once};
 
 async fn records(pool: &PgPool) -> i64 {
     sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(pool).await.expect("a count")
@@ -60,7 +60,7 @@ async fn a_swallowed_sql_error_is_not_acknowledged(pool: PgPool) -> anyhow::Resu
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     for way in WAYS {
         clear(&pool).await;
         let error = way
@@ -83,7 +83,7 @@ async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_commit_and_a_new_begin_inside_perform_are_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     for way in WAYS {
         clear(&pool).await;
         let error = way
@@ -102,7 +102,7 @@ async fn a_commit_and_a_new_begin_inside_perform_are_never_acknowledged(pool: Pg
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_rollback_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     for way in WAYS {
         clear(&pool).await;
         let error = way

@@ -9,7 +9,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection};
 
 use crate::proxy::Proxy;
-use crate::support::{create_effects, key, leave_effect, rejecting, wide_pool};
+use crate::support::{create_effects, create_open_effects, key, leave_effect, rejecting, wide_pool};
 
 /// The same work without the crate.
 async fn bare(conn: &mut PgConnection) -> Result<(), Error> {
@@ -33,7 +33,7 @@ async fn a_first_call_takes_two_more_than_the_bare_transaction_and_a_replay_two(
     server: PgConnectOptions,
 ) -> anyhow::Result<()> {
     let pool = wide_pool(&server, 1).await;
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     let proxy = Proxy::before(&server).await?;
     let mut conn = PgConnection::connect_with(&proxy.options).await?;
     for options in [Idempotency::new(), rejecting()] {

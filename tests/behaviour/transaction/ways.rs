@@ -8,7 +8,7 @@ use pg_idempotency::{Error, Idempotency, Key, Outcome, RoundTrips, ensure_idempo
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool};
 
-use crate::support::{WAYS, clear, connect, create_effects, effects, key, leave_effect, once};
+use crate::support::{WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once};
 
 const FEWEST: Idempotency = Idempotency::new().with_round_trips(RoundTrips::Fewest);
 
@@ -56,7 +56,7 @@ async fn the_functions_of_the_schema_contain_the_crates_own_statements(pool: PgP
 async fn no_way_leaves_a_transaction_open(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let observer = PgPool::connect_with(options.clone()).await?;
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
-    create_effects(&observer).await;
+    create_open_effects(&observer).await;
     let pid = backend(&mut *pool.acquire().await?).await?;
     for way in WAYS {
         clear(&observer).await;
@@ -169,7 +169,7 @@ async fn a_serialization_failure_of_the_commit_is_retryable_and_stores_nothing(
 ) -> anyhow::Result<()> {
     let serializable = options.clone().options([("default_transaction_isolation", "serializable")]);
     let pool = PgPoolOptions::new().max_connections(2).connect_with(serializable).await?;
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     let observer = PgPool::connect_with(options).await?;
     for way in WAYS {
         clear(&observer).await;
