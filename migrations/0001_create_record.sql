@@ -189,3 +189,102 @@ begin
     end if;
 end
 $$;
+
+-- The tables of the service that are written inside idempotent operations only. A statement trigger asks for the mark of a
+-- claim, the setting idempotency.claim, which ends with its transaction. This is against mistakes, not against attackers: every
+-- role may set the setting.
+
+-- A table and its partitions of every depth: a statement trigger fires for the table that the statement names, and no other.
+create function idempotency.with_partitions(relation regclass)
+returns setof oid language sql stable set search_path = pg_catalog, pg_temp as $$
+    with recursive tree (oid) as (
+        select relation::oid
+        union
+        select inhrelid from pg_inherits join tree on inhparent = tree.oid
+    )
+    select oid from tree
+$$;
+
+-- The trigger's condition has not found a mark.
+create function idempotency.on_escape()
+returns trigger language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    message constant text := format('%s was written outside an idempotent operation (%s); write through the transaction of the '
+        'call: IdempotentTx, the closure''s connection, or a step', tg_relid::regclass, lower(tg_op));
+    hint constant text := 'A transaction that may write outside, such as a backfill, begins with: '
+        'set local idempotency.claim = ''exempt''';
+begin
+    if tg_argv[0] = 'warn' then
+        raise warning using message = message, hint = hint, errcode = 'IK006';
+    else
+        raise exception using message = message, hint = hint, errcode = 'IK006';
+    end if;
+    return null;
+end
+$$;
+
+-- From now on a write to this table outside an idempotent operation fails with IK006, or gives a warning under 'warn'. If it is
+-- protected so already, this locks nothing. A partition that is attached later needs another call.
+create function idempotency.protect(relation regclass, on_escape text default 'refuse')
+returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    -- A word that is neither of the two gives null, and the condition below an error.
+    warns constant boolean := case on_escape when 'warn' then true when 'refuse' then false end;
+    target oid;
+    reason text;
+    guard pg_trigger;
+begin
+    for target in select idempotency.with_partitions(relation) loop
+        select case
+            when warns is null then format('%L is neither ''refuse'' nor ''warn''', on_escape)
+            when relnamespace = 'idempotency'::regnamespace then 'it is a table of pg-idempotency itself'
+            when relkind in ('v', 'm') then 'it is a view; protect the tables behind it'
+            when relkind = 'f' then 'it is a foreign table, whose writes commit in another database'
+            when relkind not in ('r', 'p') then 'it is no table'
+        end into reason from pg_class where oid = target;
+        if not found then
+            reason := 'it does not exist';
+        elsif to_regclass('pg_catalog.pg_dist_partition') is not null then
+            -- A statement of its own, because a server without Citus has no such catalog.
+            if exists (select from pg_dist_partition where logicalrelid = target) then
+                reason := 'Citus distributes it, and a worker that writes its shards does not see the mark of a claim';
+            end if;
+        end if;
+        if reason is not null then
+            raise exception '% cannot be protected: %', target::regclass, reason using errcode = 'IK007';
+        end if;
+        select * into guard from pg_trigger where tgrelid = target and tgfoid = 'idempotency.on_escape'::regproc;
+        continue when found and guard.tgenabled in ('O', 'A') and (guard.tgnargs = 1) = warns;
+        if found then
+            execute format('drop trigger %I on %s', guard.tgname, target::regclass);
+        end if;
+        begin
+            execute format(
+                'create trigger idempotency_protect before insert or update or delete or truncate on %s for each statement '
+                'when (coalesce(current_setting(''idempotency.claim'', true), '''') = '''') '
+                'execute function idempotency.on_escape(%s)',
+                target::regclass, case when warns then '''warn''' end
+            );
+        exception when duplicate_object then
+            -- Another session has protected the table at this moment.
+            if not exists (select from pg_trigger where tgrelid = target and tgfoid = 'idempotency.on_escape'::regproc) then
+                raise;
+            end if;
+        end;
+    end loop;
+end
+$$;
+
+create function idempotency.unprotect(relation regclass)
+returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    guard pg_trigger;
+begin
+    for guard in
+        select * from pg_trigger
+        where tgrelid in (select idempotency.with_partitions(relation)) and tgfoid = 'idempotency.on_escape'::regproc
+    loop
+        execute format('drop trigger %I on %s', guard.tgname, guard.tgrelid::regclass);
+    end loop;
+end
+$$;

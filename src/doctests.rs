@@ -8,6 +8,10 @@ mod readme {}
 #[doc = include_str!("../docs/testing.md")]
 mod tutorial {}
 
+#[cfg(feature = "testing")]
+#[doc = include_str!("../docs/protect.md")]
+mod guide_to_protection {}
+
 #[cfg(feature = "axum")]
 #[doc = include_str!("../docs/axum.md")]
 mod guide_for_axum {}

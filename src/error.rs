@@ -300,6 +300,16 @@ pub enum Error {
         problem: String,
     },
 
+    /// [`protect`](crate::protect()) or [`unprotect`](crate::unprotect()) refuses this table. Nothing was changed.
+    #[error("{problem}")]
+    #[non_exhaustive]
+    CannotProtect {
+        /// What is wrong, and what to do.
+        problem: String,
+        /// The server's error.
+        source: sqlx::Error,
+    },
+
     /// The database did not answer within the crate's time, or the runtime ended with the call. The connection is closed,
     /// and **nobody knows what the server has done**: ask again with the same key.
     #[error("the database did not answer in time, and the outcome is unknown; ask again with the same key")]

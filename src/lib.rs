@@ -43,7 +43,7 @@ pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};
 pub use limits::{DEFAULT_RETENTION, InFlight, InvalidDuration};
-pub use migrate::{MIGRATOR, distribute, migrate, schema_sql};
+pub use migrate::{MIGRATOR, OnEscape, distribute, migrate, protect, schema_sql, unprotect};
 pub use mode::Mode;
 pub use outcome::{Outcome, Verdict};
 pub use session::commit;

@@ -1,7 +1,8 @@
 //! Three ways to create the table: [`migrate`], [`MIGRATOR`] and [`schema_sql`]. Each of them detects the table that
-//! another one has created.
+//! another one has created. And the triggers of [`protect`].
 
 mod distribute;
+mod protect;
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -13,7 +14,9 @@ use crate::error::sqlstate;
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, record};
 
+pub use crate::record::OnEscape;
 pub use distribute::distribute;
+pub use protect::{protect, unprotect};
 
 /// The table in which sqlx's migrator records the applied migrations. It is in the crate's schema, apart from the
 /// application's.

@@ -17,7 +17,7 @@ mod stats;
 
 pub use crate::record::{Group, Shown, ShownStep};
 pub use crate::state::State;
-pub use health::{Warning, health};
+pub use health::{Warning, health, protected};
 pub use records::{forget, show, unsettled};
 pub use settle::{release, release_step, resolve, resolve_step};
 pub use stats::{Stats, stats};

@@ -11,6 +11,7 @@
 //! - Everything for a table that Citus distributes: `distributed`.
 //! - Marks in batches: `mark`.
 //! - The janitor: `sweep`. The operator: `stats`, `show`, `setup`, `owners`.
+//! - The tables of the service that are written inside operations only: `protect`.
 
 mod claim;
 mod complete;
@@ -20,6 +21,7 @@ mod lease;
 mod look;
 mod mark;
 mod owners;
+mod protect;
 mod release;
 mod resume;
 mod select_first;
@@ -40,6 +42,8 @@ pub(crate) use lease::Actor;
 pub(crate) use look::{Found, Standing};
 pub(crate) use mark::{MarkBatch, MarkOf};
 pub(crate) use owners::{Stranger, strangers};
+pub use protect::OnEscape;
+pub(crate) use protect::{Gap, gaps, protect, protected, unprotect};
 pub(crate) use resume::Candidate;
 pub(crate) use setup::{commit_settings, setup};
 pub use show::Shown;

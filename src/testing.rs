@@ -25,6 +25,7 @@
 //! | a duplicate of a call in flight | a transaction of the test, or a [`Gate`] in your own operation |
 //! | a storm of duplicates | [`race`] and [`assert_performed_once`] |
 //! | a client that hangs up, a time-out | [`cancel_after`] |
+//! | a write that does not go through the transaction of the call | [`protect`](crate::protect()) |
 //! | the record that remains | [`operator::show`](crate::operator::show()) |
 //!
 //! `docs/testing.md` in the repository is a tutorial, with the call that leaves each state, and a lost connection. It also

@@ -114,6 +114,26 @@ async fn the_setting_for_a_distributed_table_on_a_plain_one_is_one_warning(pool:
     Ok(())
 }
 
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_write_that_escapes_is_a_warning_under_warn(pool: PgPool) -> anyhow::Result<()> {
+    let listener = Listener::default();
+    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    sqlx::raw_sql("create table orders (id int)").execute(&pool).await?;
+    pg_idempotency::protect(&pool, "orders", pg_idempotency::OnEscape::Warn).await?;
+    let place = "insert into orders values (1)";
+    let key = key("POST /orders");
+    let inside = Idempotency::new().run(&pool, &key, "body", async |conn| {
+        sqlx::query(place).execute(conn).await?;
+        Ok::<_, Error>(1)
+    });
+    assert!(!inside.await?.is_replayed());
+    let warnings = || listener.text().matches("public.orders was written outside an idempotent operation").count();
+    assert_eq!(warnings(), 0);
+    sqlx::query(place).execute(&pool).await?;
+    assert_eq!(warnings(), 1);
+    Ok(())
+}
+
 /// A client's mistake must not look like one of the database.
 #[cfg(feature = "axum")]
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

@@ -12,6 +12,9 @@ pub(crate) const INVALID_SAVEPOINT: &str = "3B001";
 pub(crate) const INVALID_SCHEMA_NAME: &str = "3F000";
 pub(crate) const SERIALIZATION_FAILURE: &str = "40001";
 pub(crate) const DEADLOCK_DETECTED: &str = "40P01";
+pub(crate) const INSUFFICIENT_PRIVILEGE: &str = "42501";
+pub(crate) const SYNTAX_ERROR: &str = "42601";
+pub(crate) const INVALID_NAME: &str = "42602";
 pub(crate) const UNDEFINED_COLUMN: &str = "42703";
 pub(crate) const UNDEFINED_FUNCTION: &str = "42883";
 pub(crate) const UNDEFINED_TABLE: &str = "42P01";
@@ -31,6 +34,9 @@ pub(crate) const CLAIM_ENDED: &str = "IK002";
 pub(crate) const RETENTION_ENDED: &str = "IK003";
 /// Of `idempotency.claim`: the message did not begin this transaction.
 pub(crate) const FOREIGN_TRANSACTION: &str = "IK005";
+
+/// Of `idempotency.protect`: this relation cannot be protected.
+pub(crate) const NOT_PROTECTED: &str = "IK007";
 
 /// The SQLSTATE of an error of the server.
 pub(crate) fn sqlstate(error: &sqlx::Error) -> Option<String> {

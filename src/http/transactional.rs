@@ -51,7 +51,7 @@ impl Transactional<'_> {
     /// key, the handler has a transaction of its own.
     pub(super) async fn run<H: Handler>(self, ticket: Option<&Ticket>, handler: H) -> Reply<H> {
         let Some(ticket) = ticket else {
-            let transaction = answered(self.claim_limit(), self.begin()).await?;
+            let transaction = answered(self.claim_limit(), self.begin(Opening::Exempt)).await?;
             return Ok(self.perform(transaction, None, handler).await?.response);
         };
         let counted = async {
@@ -121,7 +121,7 @@ impl Transactional<'_> {
 
     /// Claims the plain way, without waiting for another request.
     async fn claim_once<'k>(self, call: &Call<'k>) -> Result<Claimed<Holding<'k>>, Error> {
-        let mut transaction = self.begin().await?;
+        let mut transaction = self.begin(Opening::Plain).await?;
         match call.claim(&mut transaction).await {
             Ok(Claimed::Won(won)) => Ok(Claimed::Won((transaction, won))),
             Ok(Claimed::Replayed(stored)) => {
@@ -233,8 +233,8 @@ impl Transactional<'_> {
         self.layer.pool.options().get_acquire_timeout().saturating_add(self.layer.answer_time())
     }
 
-    async fn begin(self) -> Result<PgTransaction<'static>, Error> {
-        begin_pooled(&self.layer.pool, &Opening::Plain).await?.ok_or(Error::UnknownTransaction)
+    async fn begin(self, opening: Opening) -> Result<PgTransaction<'static>, Error> {
+        begin_pooled(&self.layer.pool, &opening).await?.ok_or(Error::UnknownTransaction)
     }
 
     /// A failure to roll back means a broken connection, whose transaction the server rolls back.

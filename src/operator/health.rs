@@ -1,12 +1,13 @@
 //! Whether the set-up keeps the crate's promises.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sqlx::{PgConnection, PgPool};
 
 use crate::record::{Distribution, Stranger};
 use crate::session::{Opening, in_pooled_transaction};
-use crate::{Error, migrate, record};
+use crate::{Error, OnEscape, migrate, record};
 
 /// A part of the set-up that breaks a promise of this crate, or will break one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +63,17 @@ pub enum Warning {
         /// What it owns, separated by commas.
         objects: String,
     },
+    /// Somebody has disabled the trigger of a [protected](crate::protect()) table: writes that escape are not refused.
+    ProtectionDisabled {
+        /// The name of the table or partition, with its schema.
+        table: String,
+    },
+    /// A partition of a [protected](crate::protect()) table was attached later: writes that name it, and not its table, are
+    /// not refused.
+    PartitionUnprotected {
+        /// The name of the partition, with its schema.
+        table: String,
+    },
     /// The oldest expired record has waited for its sweep for too long: no janitor runs, or it does not keep up.
     SweepLags {
         /// How long ago it expired.
@@ -85,6 +97,8 @@ impl Warning {
             Self::Unlogged => "unlogged",
             Self::Replica => "replica",
             Self::ForeignOwner { .. } => "foreign_owner",
+            Self::ProtectionDisabled { .. } => "protection_disabled",
+            Self::PartitionUnprotected { .. } => "partition_unprotected",
             Self::SweepLags { .. } => "sweep_lags",
         }
     }
@@ -141,6 +155,16 @@ impl std::fmt::Display for Warning {
                 "the role {role:?} owns {objects}, so its code can run as every caller; if it is the role that migrates, grant \
                  it to the owner of the database; if not, drop the schema or give it another owner"
             ),
+            Self::ProtectionDisabled { table } => write!(
+                f,
+                "the trigger that protects {table} is disabled, so writes outside an idempotent operation are not refused; \
+                 run `idempotency-janitor protect` with the table again, or unprotect it"
+            ),
+            Self::PartitionUnprotected { table } => write!(
+                f,
+                "the partition {table} of a protected table is not protected itself; run `idempotency-janitor protect` with \
+                 the table again"
+            ),
             Self::SweepLags { oldest } => write!(
                 f,
                 "the oldest expired record has been due for {} s: run a janitor, or raise its batch size",
@@ -164,6 +188,23 @@ impl std::fmt::Display for Warning {
 /// Nothing is changed, at any point.
 pub async fn health(pool: &PgPool, lag: Duration) -> Result<Vec<Warning>, Error> {
     in_pooled_transaction(pool, Opening::Plain, async |conn| warnings(conn, lag).await).await
+}
+
+/// The tables that are [protected](crate::protect()), with their schema. Partitions are parts of their table.
+///
+/// # Errors
+///
+/// [`Error::SchemaMissing`] if the table `idempotency.record` is missing or too old, and [`Error::Database`].
+///
+/// # Cancellation
+///
+/// Nothing is changed, at any point.
+pub async fn protected(pool: &PgPool) -> Result<BTreeMap<String, OnEscape>, Error> {
+    in_pooled_transaction(pool, Opening::Plain, async |conn| {
+        migrate::current(conn).await?;
+        record::protected(conn).await
+    })
+    .await
 }
 
 async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {
@@ -198,6 +239,10 @@ async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>
     warnings.extend(setup.in_recovery.then_some(Warning::Replica));
     let foreign = |Stranger { role, objects }| Warning::ForeignOwner { role, objects };
     warnings.extend(record::strangers(conn).await?.into_iter().map(foreign));
+    warnings.extend(record::gaps(conn).await?.into_iter().map(|record::Gap { table, disabled }| match disabled {
+        true => Warning::ProtectionDisabled { table },
+        false => Warning::PartitionUnprotected { table },
+    }));
     let oldest = record::oldest_due(conn, Duration::ZERO).await?.filter(|oldest| *oldest > lag);
     warnings.extend(oldest.map(|oldest| Warning::SweepLags { oldest }));
     Ok(warnings)

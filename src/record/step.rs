@@ -105,7 +105,7 @@ impl Record<'_> {
                     and token = $4::int8
                     and completed_at is null
                     and steps -> $5::text -> 'result' is null
-                    and pg_catalog.current_setting('idempotency.transaction', true) = 'open'
+                    and pg_catalog.current_setting('idempotency.claim', true) like 'step%'
                 ",
             )
             .bind(token) // $4
@@ -221,7 +221,7 @@ impl Record<'_> {
 
 /// Whether the connection is still in the transaction that began with [`Opening::Durable`](crate::session::Opening).
 pub(crate) async fn is_open(conn: &mut PgConnection) -> Result<bool, Error> {
-    sqlx::query_scalar("select pg_catalog.current_setting('idempotency.transaction', true) is not distinct from 'open'")
+    sqlx::query_scalar("select coalesce(pg_catalog.current_setting('idempotency.claim', true), '') like 'step%'")
         .persistent(false)
         .fetch_one(conn)
         .await

@@ -10,11 +10,15 @@ use crate::{Deployment, Error};
 pub(crate) enum Opening {
     /// With the session's settings.
     Plain,
+    /// For a handler without a key. It claims nothing, and may write the tables that are protected
+    /// ([`protect`](crate::protect())).
+    #[cfg(feature = "http")]
+    Exempt,
     /// With `synchronous_commit = on`, if the session has a weaker setting. For a claim that guards an effect
     /// elsewhere: if the server lost the claim, a second caller could repeat the effect.
     ///
-    /// The setting `idempotency.transaction` is `open` until this transaction ends, so a later statement can tell
-    /// whether it is still in it.
+    /// The setting `idempotency.claim` begins with `step` until this transaction ends. So a step, which claims nothing,
+    /// may write the tables that are protected, and a later statement can tell whether it is still in this transaction.
     Durable,
     /// As `Durable`, and the workers of a distributed table commit with the same setting. Otherwise each has its own.
     DurableOnWorkers,
@@ -45,17 +49,19 @@ macro_rules! check {
 }
 
 const BEGIN: &str = concat!(check!(), "; begin");
+#[cfg(feature = "http")]
+const BEGIN_EXEMPT: &str = concat!(check!(), ", pg_catalog.set_config('idempotency.claim', 'exempt', true); begin");
 const BEGIN_DURABLE: &str = concat!(
     check!(),
     ", case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
     then pg_catalog.set_config('synchronous_commit', 'on', true) end,
-    pg_catalog.set_config('idempotency.transaction', 'open', true); begin"
+    pg_catalog.set_config('idempotency.claim', 'step', true); begin"
 );
 /// Citus passes on `set local`, and nothing that a function sets. The session's `lock_timeout` bounds the waits for a row
 /// on a worker. On a server without Citus the settings stay what they are.
 const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
     check!(),
-    "; begin; set local idempotency.transaction = 'open';
+    "; begin; set local idempotency.claim = 'step';
     set local citus.propagate_set_commands = 'local'; do $$ begin
         execute pg_catalog.format('set local synchronous_commit = %L', case
             when pg_catalog.current_setting('synchronous_commit') in ('off', 'local') then 'on'
@@ -76,6 +82,8 @@ impl Opening {
     pub(super) fn sql(&self) -> SqlStr {
         match self {
             Self::Plain => BEGIN.into_sql_str(),
+            #[cfg(feature = "http")]
+            Self::Exempt => BEGIN_EXEMPT.into_sql_str(),
             Self::Durable => BEGIN_DURABLE.into_sql_str(),
             Self::DurableOnWorkers => BEGIN_DURABLE_ON_WORKERS.into_sql_str(),
             Self::Claiming(message) => message.clone(),

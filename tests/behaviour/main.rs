@@ -64,6 +64,12 @@ mod session {
     mod own;
 }
 
+mod protect {
+    mod allowed;
+    mod refused;
+    mod tables;
+}
+
 mod fingerprint {
     mod fingerprints;
 }

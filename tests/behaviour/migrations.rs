@@ -8,10 +8,10 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
 use crate::backend::backend;
-use crate::support::{WAYS, connect, create_effects, once, setting, wide_pool};
+use crate::support::{WAYS, connect, create_effects, create_open_effects, once, setting, wide_pool};
 
 async fn works(pool: &PgPool) {
-    create_effects(pool).await;
+    create_open_effects(pool).await;
     let _ = once(pool, &crate::support::key("a"), "body").await.expect("performed");
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use pg_idempotency::testing::PATIENCE;
 use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Outcome, RoundTrips};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection as _, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgExecutor, PgPool};
 
 pub(crate) fn key(value: &str) -> Key {
     Key::new("tenant", "operation", value).expect("a valid key")
@@ -35,11 +35,24 @@ pub(crate) const DEPLOYMENTS: &[Deployment] = if cfg!(idempotency_distributed) {
 
 /// Between two of them.
 pub(crate) async fn clear(pool: &PgPool) {
-    sqlx::raw_sql("truncate idempotency.record, effect").execute(pool).await.expect("empty tables");
+    outside(pool, "truncate idempotency.record, effect").await;
 }
 
-/// A table of effects without a unique constraint: nothing but the crate keeps a second one out.
+/// What a test writes itself, in a transaction that says so. In an open transaction it holds to its end.
+pub(crate) async fn outside<'c>(on: impl PgExecutor<'c>, statement: &str) {
+    let exempt = format!("set local idempotency.claim = 'exempt'; {statement}");
+    sqlx::raw_sql(AssertSqlSafe(exempt)).execute(on).await.expect("written");
+}
+
+/// A table of effects without a unique constraint: nothing but the crate keeps a second one out. It is protected, so a
+/// call of the crate that leaves no mark on its transaction fails.
 pub(crate) async fn create_effects(pool: &PgPool) {
+    create_open_effects(pool).await;
+    protect(pool, "effect", OnEscape::Refuse).await.expect("protected");
+}
+
+/// For a test that also writes effects outside its calls.
+pub(crate) async fn create_open_effects(pool: &PgPool) {
     sqlx::raw_sql("create table effect (id bigint generated always as identity, note text not null)")
         .execute(pool)
         .await

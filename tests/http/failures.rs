@@ -73,7 +73,7 @@ async fn a_time_out_of_the_server_is_a_503(_: PgPoolOptions, options: PgConnectO
         locked.rollback().await.expect("unlocked");
         assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
         assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED, "the retry");
-        sqlx::raw_sql("delete from effect; delete from idempotency.record").execute(&pool).await.expect("deleted");
+        outside(&pool, "delete from effect; delete from idempotency.record").await;
     }
 }
 

@@ -10,6 +10,8 @@ mod headers;
 mod in_flight;
 mod leased;
 mod mistakes;
+#[cfg(not(idempotency_distributed))]
+mod protected;
 #[path = "../support/proxy.rs"]
 #[allow(dead_code, reason = "the other tests use more of it")]
 mod proxy;

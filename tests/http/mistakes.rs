@@ -35,7 +35,7 @@ async fn a_connection_returned_with_a_forgotten_transaction_does_not_fail_the_ne
         for _ in 0..depth {
             std::mem::forget(conn.begin().await.expect("begun"));
         }
-        sqlx::query("insert into effect (note) values ('not ours')").execute(&mut *conn).await.expect("an effect");
+        outside(&mut *conn, "insert into effect (note) values ('not ours')").await;
         drop(conn);
         let answer = post_to(&app, "/effects", &format!("key-{depth}"), "x").await;
         assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
@@ -194,7 +194,7 @@ async fn a_handler_that_never_takes_the_transaction_is_a_mistake_of_the_service(
         let pool = pool.clone();
         async move |body: Bytes| {
             let status = StatusCode::from_u16(str::from_utf8(&body).expect("text").parse().expect("a number"));
-            sqlx::query("insert into effect (note) values ('apart')").execute(&pool).await.expect("an effect");
+            outside(&pool, "insert into effect (note) values ('apart')").await;
             (status.expect("a status"), "done, it believes")
         }
     };

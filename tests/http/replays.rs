@@ -174,7 +174,7 @@ async fn a_damaged_record_is_not_performed_again(pool: PgPool) {
         "update idempotency.record set response_headers = '{}'",
         "update idempotency.record set response_body = null",
     ] {
-        sqlx::raw_sql("delete from idempotency.record; delete from effect").execute(&pool).await.expect("empty");
+        outside(&pool, "delete from idempotency.record; delete from effect").await;
         assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
         sqlx::raw_sql(spoil).execute(&pool).await.expect("spoilt");
         assert_eq!(post_to(&app, "/effects", "key-1", "x").await.problem(), "not-replayable", "{spoil}");

@@ -174,7 +174,7 @@ async fn assert_finished(pool: &PgPool, world: &Arc<World>, point: Point) -> any
     let repeat = ask(&app).await;
     assert_eq!((repeat.status, repeat.is_replayed(), repeat.body), (StatusCode::CREATED, true, answer.body));
     assert_eq!((effects(pool).await, world.charges().len(), world.texts()), (1, charges.len(), 1));
-    sqlx::raw_sql("truncate effect, idempotency.record").execute(pool).await?;
+    outside(pool, "truncate effect, idempotency.record").await;
     Ok(())
 }
 

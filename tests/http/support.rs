@@ -28,11 +28,20 @@ pub(crate) async fn create_effects(pool: &PgPool) {
     .execute(pool)
     .await
     .expect("a table of effects");
+    // So a call of the layer that leaves no mark on its transaction fails. A distributed table is refused.
+    #[cfg(not(idempotency_distributed))]
+    pg_idempotency::protect(pool, "effect", pg_idempotency::OnEscape::Refuse).await.expect("protected");
     #[cfg(idempotency_distributed)]
     sqlx::raw_sql("select create_distributed_table('effect', 'scope', colocate_with => 'idempotency.record')")
         .execute(pool)
         .await
         .expect("distributed");
+}
+
+/// What a test writes itself, in a transaction that says so.
+pub(crate) async fn outside<'c>(on: impl sqlx::PgExecutor<'c>, statement: &str) {
+    let exempt = format!("set local idempotency.claim = 'exempt'; {statement}");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(exempt)).execute(on).await.expect("written");
 }
 
 pub(crate) async fn effects(pool: &PgPool) -> i64 {

@@ -83,6 +83,21 @@ pub(crate) enum Command {
         #[command(flatten)]
         options: ConsoleOptions,
     },
+    /// Lets the database refuse every write to these tables that is outside an idempotent operation
+    Protect {
+        /// The tables, named as in SQL; a protected one gets its missing and disabled triggers
+        #[arg(required = true, value_name = "TABLE")]
+        tables: Vec<String>,
+        /// Give a warning in place of the error, to find the places first
+        #[arg(long)]
+        warn: bool,
+    },
+    /// Takes the protection off these tables
+    Unprotect {
+        /// The tables, named as in SQL
+        #[arg(required = true, value_name = "TABLE")]
+        tables: Vec<String>,
+    },
     /// Creates the schema and its table, or brings them up to date
     Migrate {
         /// Print the SQL, for a DBA to run, and touch no database

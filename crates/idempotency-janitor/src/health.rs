@@ -1,31 +1,46 @@
-//! `health`: what keeps a promise from holding.
+//! `health`: what keeps a promise from holding, and the tables that are protected.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use pg_idempotency::OnEscape;
 use pg_idempotency::operator::{self, Warning};
 use serde_json::json;
 
 use crate::connection::Database;
-use crate::failure::{Failure, of};
+use crate::failure::{Failure, of, printable};
 use crate::{Ending, print};
 
 /// Exit code 1 with a line for each warning: what an alert needs.
 pub(crate) async fn health(database: &Database, max_lag: Duration, as_json: bool) -> Result<Ending, Failure> {
     let pool = database.pool().await?;
     let warnings = operator::health(&pool, max_lag).await.map_err(of)?;
-    print(&if as_json { in_json(&warnings) } else { in_text(&warnings) })?;
+    let protected = operator::protected(&pool).await.map_err(of)?;
+    print(&if as_json { in_json(&warnings, &protected) } else { in_text(&warnings, &protected) })?;
     if warnings.is_empty() { Ok(Ending::Done) } else { Err(Failure::Unhealthy) }
 }
 
-fn in_json(warnings: &[Warning]) -> String {
+type Protected = BTreeMap<String, OnEscape>;
+
+fn in_json(warnings: &[Warning], protected: &Protected) -> String {
     let warnings: Vec<_> =
         warnings.iter().map(|warning| json!({"name": warning.name(), "message": warning.to_string()})).collect();
-    format!("{}\n", json!({"healthy": warnings.is_empty(), "warnings": warnings}))
+    let protected: BTreeMap<_, _> =
+        protected.iter().map(|(table, on_escape)| (table, if warns(on_escape) { "warn" } else { "refuse" })).collect();
+    format!("{}\n", json!({"healthy": warnings.is_empty(), "warnings": warnings, "protected": protected}))
 }
 
-fn in_text(warnings: &[Warning]) -> String {
-    match warnings {
+fn in_text(warnings: &[Warning], protected: &Protected) -> String {
+    let mut text = match warnings {
         [] => "healthy\n".to_owned(),
         _ => warnings.iter().map(|warning| format!("warning: {warning}\n")).collect(),
+    };
+    for (table, on_escape) in protected {
+        text += &format!("protected{}: {}\n", if warns(on_escape) { ", with warnings" } else { "" }, printable(table));
     }
+    text
+}
+
+fn warns(on_escape: &OnEscape) -> bool {
+    matches!(on_escape, OnEscape::Warn)
 }

@@ -10,6 +10,7 @@ mod console;
 mod failure;
 mod health;
 mod keys;
+mod protect;
 mod serve;
 mod server;
 mod settle;
@@ -62,6 +63,8 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
         Command::Run(options) => sweep::run(&database, options).await,
         Command::Stats(options) => stats::stats(&database, options).await,
         Command::Health { max_lag, json } => health::health(&database, max_lag, json).await,
+        Command::Protect { tables, warn } => protect::protect(&database, &tables, warn).await,
+        Command::Unprotect { tables } => protect::unprotect(&database, &tables).await,
         Command::Unsettled(options) => keys::unsettled(&database, options).await,
         Command::Show { key, json } => keys::show(&database, key, json).await,
         Command::Console { listen, options } => console::run(listen, &options, &database).await,

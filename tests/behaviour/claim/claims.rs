@@ -14,7 +14,7 @@ use sqlx::{Executor as _, PgConnection, PgPool};
 
 use crate::backend::until_blocked;
 use crate::support::{
-    connect, create_effects, effects, key, leave_effect, once, rejecting, setting, until, waiting, wide_pool,
+    connect, create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting, until, waiting, wide_pool,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -91,7 +91,7 @@ async fn after_a_wait_that_expired_the_transaction_is_usable_and_its_lock_timeou
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_wait_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     let first = owner(&pool, "a").await;
     for polls in 0..40 {
         let mut tx = pool.begin().await?;
@@ -201,7 +201,7 @@ async fn of_many_who_wait_to_take_over_one_performs_and_the_others_replay(
         "completed_at = null, response_body = null, lease_until = '-infinity'",
         "expires_at = statement_timestamp(), completed_at = null, response_body = null",
     ] {
-        sqlx::raw_sql("truncate idempotency.record, effect").execute(&observer).await?;
+        clear(&observer).await;
         let _ = once(&observer, &key("a"), "body").await?;
         let update = format!("update idempotency.record set {state}");
         sqlx::raw_sql(sqlx::AssertSqlSafe(update)).execute(&observer).await?;

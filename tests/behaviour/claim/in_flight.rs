@@ -11,7 +11,8 @@ use tokio::task::JoinHandle;
 
 use crate::backend::{backend, kill_backend, until_blocked};
 use crate::support::{
-    WAYS, clear, connect, create_effects, effects, key, leave_effect, once, rejecting, setting, waiting, wide_pool,
+    WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting,
+    waiting, wide_pool,
 };
 
 /// An owner in a task of its own. It stops behind its effect, and fails if `fails`.

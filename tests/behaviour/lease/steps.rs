@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use crate::backend::until_blocked;
 use crate::lease::leases::WorkError;
 use crate::proxy::Proxy;
-use crate::support::{create_effects, effects, key, leave_effect, wide_pool};
+use crate::support::{create_effects, effects, key, leave_effect, outside, wide_pool};
 
 const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
@@ -323,7 +323,7 @@ async fn dropped_at_every_await_and_asked_for_again(_: PgPoolOptions, server: Pg
         let mut completed = false;
         for polls in 1.. {
             // In the order in which a step that was dropped, and is not rolled back yet, locks the tables.
-            pool.execute("truncate effect, idempotency.record").await?;
+            outside(&pool, "truncate effect, idempotency.record").await;
             let mut lease = acquired(&pool).await;
             let performed = AtomicU32::new(0);
             let ask = async |lease: &Lease| -> Result<i64, Error> {
@@ -487,7 +487,7 @@ async fn an_answer_to_commit_that_is_lost_is_found_again(
         )
         .await?;
     for again in [Kind::InDatabase, Kind::AtMostOnce] {
-        direct.execute("truncate effect").await?;
+        outside(&direct, "truncate effect").await;
         let name = format!("asked again {again:?}");
         let lost = timeout(Duration::from_millis(250), Kind::InDatabase.step(&lease, &name, 1)).await;
         assert!(lost.is_err(), "COMMIT takes longer");
@@ -622,7 +622,7 @@ async fn steps_side_by_side_keep_the_limit_of_all_results(
     let pool = wide_pool(&server, 4).await;
     create_effects(&pool).await;
     for kind in KINDS {
-        pool.execute("truncate idempotency.record, effect").await?;
+        outside(&pool, "truncate idempotency.record, effect").await;
         let lease = acquired(&pool).await;
         let largest = "x".repeat(64 * 1024 - 2);
         let step = async |name: String| match kind.step(&lease, &name, largest.clone()).await {

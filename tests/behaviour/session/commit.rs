@@ -9,7 +9,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::proxy::Proxy;
-use crate::support::{connect, create_effects, effects, key, leave_effect, setting};
+use crate::support::{connect, create_effects, create_open_effects, effects, key, leave_effect, setting};
 
 const WINDOW: Duration = Duration::from_secs(3600);
 
@@ -77,7 +77,7 @@ async fn an_aborted_transaction_is_not_committed(pool: PgPool) -> anyhow::Result
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_transaction_that_has_ended_is_not_committed(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     for raw in ["commit", "rollback"] {
         let mut conn = connect(&pool).await;
         let mut tx = conn.begin().await?;

@@ -8,11 +8,11 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool, Row as _};
 
 use crate::backend::backend;
-use crate::support::{WAYS, clear, connect, create_effects, effects, key, leave_effect, once, setting};
+use crate::support::{WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, setting};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_connection_in_no_transaction_that_sqlx_counts_is_refused(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     let mut conn = connect(&pool).await;
     for raw in [false, true] {
         if raw {
@@ -36,7 +36,7 @@ async fn a_connection_in_no_transaction_that_sqlx_counts_is_refused(pool: PgPool
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn run_rolls_back_a_foreign_transaction(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     for way in WAYS {
         for leak in ["begin", "begin; select 1 / 0", "guard", "guards"] {
             clear(&pool).await;
@@ -98,7 +98,7 @@ async fn run_gives_up_on_a_connection_that_it_cannot_clear(
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     for way in WAYS {
         clear(&pool).await;
         {
@@ -125,7 +125,7 @@ async fn run_gives_up_on_a_connection_that_it_cannot_clear(
 /// because it has to wait for the answer to a sleep that was sent before it.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_cancelled_nested_begin_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     for way in WAYS {
         clear(&pool).await;
         for own in [true, false] {
@@ -187,7 +187,7 @@ async fn an_error_of_a_dropped_call_reaches_no_other_call(
 ) -> anyhow::Result<()> {
     let other = PgPool::connect_with(options.clone()).await?;
     let pool = PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(options).await?;
-    create_effects(&other).await;
+    create_open_effects(&other).await;
     for way in WAYS {
         clear(&other).await;
         for sleeps in 1..=3 {

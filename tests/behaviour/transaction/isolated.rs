@@ -4,7 +4,7 @@ use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Idempotency, Outcome, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{create_effects, effects, key, leave_effect, once};
+use crate::support::{create_effects, create_open_effects, effects, key, leave_effect, once};
 
 #[derive(Debug, thiserror::Error)]
 enum Failed {
@@ -16,7 +16,7 @@ enum Failed {
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn undo_stores_the_response_without_the_writes(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     for conn_in_transaction in [true, false] {
         let key = key(&format!("{conn_in_transaction}"));
         for replayed in [false, true] {
@@ -43,7 +43,7 @@ async fn undo_stores_the_response_without_the_writes(pool: PgPool) -> anyhow::Re
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_error_leaves_the_transaction_usable_and_the_key_released(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     let mut tx = pool.begin().await?;
     let error = ensure_isolated(&mut tx, &key("a"), "body", async |conn| -> Result<Verdict<i64>, Failed> {
         leave_effect(&mut *conn, "undone").await?;
@@ -82,7 +82,7 @@ async fn a_released_key_can_be_claimed_again_in_the_same_transaction(pool: PgPoo
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_swallowed_sql_error_releases_the_key(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     let mut tx = pool.begin().await?;
     let error = ensure_isolated(&mut tx, &key("a"), "body", async |conn| -> Result<_, Error> {
         let _ = conn.execute("select 1 / 0").await;
@@ -168,7 +168,7 @@ async fn a_dropped_inner_call_does_not_catch_the_outer_undo(pool: PgPool) -> any
 /// A statement that `perform` has dropped fails later, in the middle of our own: the undo must be tried again.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_stale_error_does_not_spoil_the_undo(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     let mut tx = pool.begin().await?;
     let result = ensure_isolated(&mut tx, &key("a"), "body", async |conn| -> Result<Verdict<i64>, Failed> {
         leave_effect(&mut *conn, "undone").await?;

@@ -67,7 +67,7 @@ async fn health_sees_what_is_set_for_other_roles() -> anyhow::Result<()> {
         assert_eq!((output.status.code(), &*text(&output.stdout)), (Some(0), "healthy\n"), "{why}");
     };
     assert_healthy("as installed");
-    let report = serde_json::json!({"healthy": true, "warnings": []});
+    let report = serde_json::json!({"healthy": true, "warnings": [], "protected": {}});
     assert_eq!(json(&health(&["--json"])), report);
 
     for harmless in [

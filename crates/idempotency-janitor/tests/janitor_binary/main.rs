@@ -16,6 +16,7 @@ mod keys;
 mod metrics;
 mod migrate;
 mod probes;
+mod protect;
 mod roles;
 mod settle;
 mod slow_clients;

@@ -1,0 +1,30 @@
+//! `protect` and `unprotect`: the tables that are written inside idempotent operations only.
+
+use pg_idempotency::OnEscape;
+
+use crate::connection::Database;
+use crate::failure::{Failure, of};
+use crate::{Ending, print};
+
+/// One table after the other: each is a transaction, so that no table stays locked while the next one is waited for.
+pub(crate) async fn protect(database: &Database, tables: &[String], warn: bool) -> Result<Ending, Failure> {
+    let pool = database.pool().await?;
+    let (on_escape, then) = match warn {
+        true => (OnEscape::Warn, "gives a warning"),
+        false => (OnEscape::Refuse, "is refused"),
+    };
+    for table in tables {
+        pg_idempotency::protect(&pool, table, on_escape).await.map_err(of)?;
+        print(&format!("{table}: a write outside an idempotent operation {then}\n"))?;
+    }
+    Ok(Ending::Done)
+}
+
+pub(crate) async fn unprotect(database: &Database, tables: &[String]) -> Result<Ending, Failure> {
+    let pool = database.pool().await?;
+    for table in tables {
+        pg_idempotency::unprotect(&pool, table).await.map_err(of)?;
+        print(&format!("{table}: not protected\n"))?;
+    }
+    Ok(Ending::Done)
+}

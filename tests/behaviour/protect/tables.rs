@@ -1,0 +1,210 @@
+//! Which tables can be protected, and what `health` finds.
+
+use std::time::Duration;
+
+use pg_idempotency::operator::{self, Warning};
+use pg_idempotency::{Error, OnEscape, protect, unprotect};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Executor as _, PgPool};
+
+use super::refused::{assert_refused, create_orders, place};
+use crate::support::wide_pool;
+
+/// The tables and partitions with a trigger of `protect`.
+async fn triggers(pool: &PgPool) -> Vec<String> {
+    sqlx::query_scalar("select tgrelid::regclass::text from pg_trigger where tgname = 'idempotency_protect' order by 1")
+        .fetch_all(pool)
+        .await
+        .expect("triggers")
+}
+
+/// The names of `health`'s warnings of protection, with their table.
+async fn gaps(pool: &PgPool) -> Vec<String> {
+    let warnings = operator::health(pool, Duration::from_secs(3600)).await.expect("looked");
+    let gaps = warnings.iter().filter_map(|warning| match warning {
+        Warning::ProtectionDisabled { table } | Warning::PartitionUnprotected { table } => {
+            Some(format!("{} {table}", warning.name()))
+        }
+        _ => None,
+    });
+    gaps.collect()
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn what_is_no_table_of_the_service_is_refused_with_a_reason(pool: PgPool) -> anyhow::Result<()> {
+    pool.execute(
+        "create table \"Orders\" (id int);
+         create view seen as select * from \"Orders\";
+         create materialized view kept as select * from \"Orders\";
+         create sequence numbers;
+         create foreign data wrapper nowhere; create server elsewhere foreign data wrapper nowhere;
+         create foreign table remote (id int) server elsewhere;
+         create table mixed (id int) partition by list (id);
+         create table mixed_1 partition of mixed for values in (1);
+         create foreign table mixed_2 partition of mixed for values in (2) server elsewhere;
+         create schema hidden; create table hidden.secret (id int)",
+    )
+    .await?;
+    for (table, says) in [
+        ("seen", "public.seen cannot be protected: it is a view"),
+        ("kept", "public.kept cannot be protected: it is a view"),
+        ("numbers", "it is no table"),
+        ("remote", "it is a foreign table"),
+        ("mixed", "public.mixed_2 cannot be protected: it is a foreign table"),
+        ("idempotency.record", "it is a table of pg-idempotency itself"),
+        ("idempotency._sqlx_migrations", "it is a table of pg-idempotency itself"),
+        ("orders", "there is no table \"orders\""),
+        ("secret", "there is no table \"secret\""),
+        ("nowhere.orders", "there is no table \"nowhere.orders\""),
+        ("a.b.c", "there is no table \"a.b.c\""),
+        ("", "there is no table \"\""),
+        ("seen; drop table \"Orders\"", "there is no table"),
+        ("0", "there is no table \"0\""),
+    ] {
+        let error = protect(&pool, table, OnEscape::Refuse).await.expect_err(table);
+        assert!(matches!(error, Error::CannotProtect { .. }), "{table}: {error:?}");
+        assert!(error.to_string().contains(says), "{table}: {error}");
+        assert!(!error.is_transient());
+    }
+    assert_eq!(triggers(&pool).await, Vec::<String>::new(), "nothing half done");
+    protect(&pool, "\"Orders\"", OnEscape::Refuse).await?;
+    protect(&pool, "hidden.secret", OnEscape::Refuse).await?;
+    assert_eq!(triggers(&pool).await, ["\"Orders\"", "hidden.secret"]);
+
+    pool.execute("drop schema idempotency cascade").await?;
+    let missing = protect(&pool, "\"Orders\"", OnEscape::Refuse).await;
+    assert!(matches!(missing, Err(Error::SchemaMissing { .. })), "{missing:?}");
+    pool.execute("insert into \"Orders\" values (1)").await?;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_role_that_may_not_is_told_so(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    create_orders(&pool).await?;
+    unprotect(&pool, "line").await?;
+    pool.execute("create schema hidden; create table hidden.secret (id int)").await?;
+    let process: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&pool).await?;
+    let role = format!("stranger_{process}");
+    pool.execute(AssertSqlSafe(format!(
+        "create role {role} login; grant select on all tables in schema public to {role};
+         grant usage on schema idempotency to {role}; grant select on idempotency._sqlx_migrations to {role}"
+    )))
+    .await?;
+    let as_role = PgPool::connect_with(options.username(&role)).await?;
+    let answers = [
+        protect(&as_role, "line", OnEscape::Refuse).await,
+        protect(&as_role, "hidden.secret", OnEscape::Refuse).await,
+        unprotect(&as_role, "orders").await,
+    ];
+    // It is protected already, so there is nothing that the role may not do.
+    let twice = protect(&as_role, "orders", OnEscape::Refuse).await;
+
+    // A role without any right to the schema writes inside and is refused outside, like all others.
+    pool.execute(AssertSqlSafe(format!(
+        "revoke all on schema idempotency from {role}; grant insert on orders to {role}"
+    )))
+    .await?;
+    let written = place(&as_role, 1).await;
+    let mut tx = as_role.begin().await?;
+    tx.execute("set local idempotency.claim = 'exempt'").await?;
+    let exempt = place(&mut *tx, 1).await;
+    tx.rollback().await?;
+    as_role.close().await;
+    pool.execute(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).await?;
+
+    for answer in answers {
+        let error = answer.expect_err("refused");
+        assert!(matches!(error, Error::CannotProtect { .. }), "{error:?}");
+        assert!(error.to_string().contains("do it as the owner of the table"), "{error}");
+    }
+    twice?;
+    assert_refused(written);
+    exempt?;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn twice_is_once_and_the_last_word_counts(pool: PgPool) -> anyhow::Result<()> {
+    create_orders(&pool).await?;
+    let modes = async || operator::protected(&pool).await;
+    // Nothing is locked, so the writer is not waited for.
+    let mut writer = pool.begin().await?;
+    writer.execute("set local idempotency.claim = 'exempt'").await?;
+    place(&mut *writer, 1).await?;
+    protect(&pool, "orders", OnEscape::Refuse).await?;
+    writer.commit().await?;
+    assert_eq!(modes().await?["public.orders"], OnEscape::Refuse);
+    protect(&pool, "orders", OnEscape::Warn).await?;
+    assert_eq!(modes().await?["public.orders"], OnEscape::Warn);
+    place(&pool, 2).await?;
+    protect(&pool, "orders", OnEscape::Refuse).await?;
+    assert_refused(place(&pool, 3).await);
+    assert_eq!(triggers(&pool).await, ["line", "orders"]);
+    for _ in 0..2 {
+        unprotect(&pool, "orders").await?;
+        place(&pool, 3).await?;
+        sqlx::raw_sql("delete from orders where id = 3").execute(&pool).await.expect_err("cascades to line");
+        unprotect(&pool, "line").await?;
+        sqlx::raw_sql("delete from orders where id = 3").execute(&pool).await?;
+        protect(&pool, "line", OnEscape::Refuse).await?;
+    }
+    assert_eq!(modes().await?.keys().collect::<Vec<_>>(), ["public.line"]);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn services_that_start_at_once_protect_once(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = wide_pool(&options, 8).await;
+    pool.execute("create table orders (id int, item text)").await?;
+    let starting = (0..8).map(|_| {
+        let pool = pool.clone();
+        tokio::spawn(async move { protect(&pool, "orders", OnEscape::Refuse).await })
+    });
+    for started in starting.collect::<Vec<_>>() {
+        started.await??;
+    }
+    assert_eq!(triggers(&pool).await, ["orders"]);
+    // Somebody else's trigger of this name is no protection.
+    pool.execute(
+        "create table line (id int);
+         create trigger idempotency_protect before insert on line execute function suppress_redundant_updates_trigger()",
+    )
+    .await?;
+    protect(&pool, "line", OnEscape::Refuse).await.expect_err("the name is taken");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn every_partition_is_protected_and_health_names_a_gap(pool: PgPool) -> anyhow::Result<()> {
+    pool.execute(
+        "create table orders (id int, item text) partition by list (id);
+         create table orders_1 partition of orders for values in (1);
+         create table orders_2 partition of orders for values in (2) partition by list (item);
+         create table orders_2_tea partition of orders_2 for values in ('tea')",
+    )
+    .await?;
+    protect(&pool, "orders", OnEscape::Refuse).await?;
+    assert_eq!(gaps(&pool).await, Vec::<String>::new());
+    assert_eq!(operator::protected(&pool).await?.len(), 1, "partitions are parts of their table");
+    for table in ["orders", "orders_1", "orders_2", "orders_2_tea"] {
+        let delete = format!("delete from {table}");
+        assert_refused(pool.execute(AssertSqlSafe(delete)).await);
+    }
+
+    pool.execute("create table orders_3 partition of orders for values in (3)").await?;
+    assert_eq!(gaps(&pool).await, ["partition_unprotected public.orders_3"]);
+    // A statement that names the table fires its trigger, whichever partition it writes.
+    assert_refused(place(&pool, 3).await);
+    pool.execute("insert into orders_3 values (3, 'escapes')").await?;
+    pool.execute("alter table orders_1 disable trigger idempotency_protect").await?;
+    assert_eq!(gaps(&pool).await, ["protection_disabled public.orders_1", "partition_unprotected public.orders_3"]);
+
+    protect(&pool, "orders", OnEscape::Refuse).await?;
+    assert_eq!(gaps(&pool).await, Vec::<String>::new());
+    assert_refused(pool.execute("delete from orders_3").await);
+    unprotect(&pool, "orders").await?;
+    assert_eq!(triggers(&pool).await, Vec::<String>::new());
+    pool.execute("delete from orders_3").await?;
+    Ok(())
+}
