@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use pg_idempotency::operator::health;
-use pg_idempotency::{Error, Idempotency, MIGRATOR, migrate, schema_sql};
+use pg_idempotency::{Error, MIGRATOR, migrate, schema_sql};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
 use crate::backend::backend;
-use crate::support::{WAYS, connect, create_effects, create_open_effects, once, setting, wide_pool};
+use crate::support::{WAYS, connect, create_open_effects, once, setting, wide_pool};
 
 async fn works(pool: &PgPool) {
     create_open_effects(pool).await;

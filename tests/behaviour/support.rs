@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pg_idempotency::testing::PATIENCE;
-use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Outcome, RoundTrips};
+use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, OnEscape, Outcome, RoundTrips, protect};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgExecutor, PgPool};
 

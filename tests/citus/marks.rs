@@ -4,9 +4,8 @@ use std::time::{Duration, Instant};
 
 use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::testing;
-use pg_idempotency::{Error, InFlight, Key, Mode};
+use pg_idempotency::{Error, InFlight, Key};
 
-use crate::fixture::Fixture;
 use crate::{DISTRIBUTED, citus, key, scope};
 
 const WINDOW: Duration = Duration::from_secs(3600);

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use pg_idempotency::lease::Policy;
 use pg_idempotency::operator::{self, Warning};
-use pg_idempotency::testing;
 use pg_idempotency::{Error, Janitor, distribute, migrate};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};

@@ -12,13 +12,13 @@ use axum::routing::post;
 use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, NoTransaction, Rejection};
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::Marking;
-use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, migrate, operator};
+use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, migrate};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 use tower::ServiceExt as _;
 
 use crate::fixture::Fixture;
-use crate::{DISTRIBUTED, citus, citus_alone, effect, effects, key, options};
+use crate::{citus_alone, key, options};
 
 const PLAIN: Deployment = Deployment::new().with_distributed(false);
 /// PostgreSQL plans a prepared statement five times with its values, and then without them.

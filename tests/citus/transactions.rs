@@ -2,14 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use pg_idempotency::operator::State;
 use pg_idempotency::testing::{self, Gate, assert_performed_once};
-use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Mode, RoundTrips, Verdict, operator};
-use sqlx::postgres::PgPoolOptions;
+use pg_idempotency::{Error, InFlight, RoundTrips};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::fixture::Fixture;
-use crate::{DISTRIBUTED, calls, citus, citus_alone, effect, effects, key, once, options, rejecting, waiting};
+use crate::{calls, citus, citus_alone, effect, effects, key, once, options, rejecting, waiting};
 
 /// Plans change after some executions of a prepared statement: these go past that.
 #[tokio::test]

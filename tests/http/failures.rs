@@ -16,7 +16,8 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgPool};
 
 use crate::support::{
-    Answer, app, create_effects, effects, insert, leased, post_to, records, request, send, transactional, until,
+    Answer, app, create_effects, effects, insert, leased, outside, post_to, records, request, send, transactional,
+    until,
 };
 
 /// The answer tells the client to stop: it has no `Retry-After` and is not retryable.

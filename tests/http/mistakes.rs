@@ -14,8 +14,8 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgPool};
 
 use crate::support::{
-    app, app_without_layer, calls, create_effects, effects, insert, leasing, post_to, records, request, saving, send,
-    transactional, until, user,
+    app, app_without_layer, calls, create_effects, effects, insert, outside, post_to, records, request, saving, send,
+    transactional, until,
 };
 
 const NOTHING_OPEN: &str = "select count(*) = 0 from pg_stat_activity

@@ -7,10 +7,10 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
 use pg_idempotency::lease::{Lease, Policy};
-use pg_idempotency::{Error, OnEscape, RoundTrips, protect};
+use pg_idempotency::{Error, Idempotency, OnEscape, RoundTrips, protect};
 use sqlx::{PgExecutor, PgPool};
 
-use crate::support::{create_effects, effects, insert, post_to, request, send, user};
+use crate::support::{calls, create_effects, effects, insert, leasing, post_to, request, send, user};
 
 async fn protected(pool: &PgPool) {
     create_effects(pool).await;
@@ -28,11 +28,11 @@ async fn a_transactional_layer_lets_its_handlers_write_with_a_key_and_without(po
     protected(&pool).await;
     let writes = async |mut tx: IdempotentTx| insert(&mut tx, "written").await.to_string();
     for (round_trips, key) in [(RoundTrips::Plain, "a"), (RoundTrips::SelectFirst, "b"), (RoundTrips::Fewest, "c")] {
-        let layer = IdempotencyLayer::transactional(pool.clone(), user)
-            .with_round_trips(round_trips)
-            .with_stored_errors([StatusCode::CONFLICT])
-            .expect("a client error")
-            .with_optional_key(true);
+        let layer =
+            IdempotencyLayer::transactional(pool.clone(), Idempotency::new().with_round_trips(round_trips), user)
+                .with_stored_errors([StatusCode::CONFLICT])
+                .expect("a client error")
+                .with_optional_key(true);
         let app = Router::new().route("/effects", post(writes)).layer(layer);
         let before = effects(&pool).await;
         let first = post_to(&app, "/effects", key, "x").await;
@@ -61,7 +61,7 @@ async fn a_handler_that_writes_through_the_pool_is_refused_and_leaves_nothing(po
             StatusCode::SERVICE_UNAVAILABLE
         }
     };
-    let layer = IdempotencyLayer::transactional(pool.clone(), user).with_optional_key(true);
+    let layer = IdempotencyLayer::transactional(pool.clone(), calls(), user).with_optional_key(true);
     let app = Router::new().route("/effects", post(handler)).layer(layer);
     assert_eq!(post_to(&app, "/effects", "a", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);
     // Without a key, too: a handler has one form for both.
@@ -84,7 +84,7 @@ async fn a_handler_under_a_lease_writes_in_steps(pool: PgPool) {
         }
     };
     let policy = Policy::InSteps { lease: Duration::from_secs(40) };
-    let layer = IdempotencyLayer::leased(pool.clone(), user, policy).expect("a sensible lease");
+    let layer = IdempotencyLayer::leased(pool.clone(), leasing(policy), user);
     let app = Router::new().route("/effects", post(handler)).layer(layer);
     assert_eq!(post_to(&app, "/effects", "a", "x").await.status, StatusCode::CREATED);
     assert!(post_to(&app, "/effects", "a", "x").await.is_replayed());

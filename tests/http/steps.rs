@@ -18,7 +18,7 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgConnection, PgPool};
 use tokio::sync::{Notify, oneshot};
 
-use crate::support::{Answer, create_effects, effects, leased, post_to};
+use crate::support::{Answer, create_effects, effects, leased, outside, post_to};
 
 const LEASE: Duration = Duration::from_secs(60);
 const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };

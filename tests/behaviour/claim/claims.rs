@@ -14,7 +14,8 @@ use sqlx::{Executor as _, PgConnection, PgPool};
 
 use crate::backend::until_blocked;
 use crate::support::{
-    connect, create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting, until, waiting, wide_pool,
+    create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting, waiting,
+    wide_pool,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);

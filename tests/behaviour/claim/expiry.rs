@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
-use pg_idempotency::testing::Gate;
 use pg_idempotency::{Error, Idempotency, InFlight, Outcome, ensure_idempotent};
 use sqlx::PgPool;
 
 use crate::backend::until_blocked;
-use crate::support::{WAYS, create_effects, effects, expire_in, key, leave_effect, once, rejecting, wide_pool};
+use crate::support::{WAYS, create_effects, effects, expire_in, key, leave_effect, once, rejecting};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_expired_key_is_new_also_unswept_and_with_another_body(pool: PgPool) -> anyhow::Result<()> {

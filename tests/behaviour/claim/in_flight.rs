@@ -9,9 +9,8 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgConnection, PgPool};
 use tokio::task::JoinHandle;
 
-use crate::backend::{backend, kill_backend, until_blocked};
 use crate::support::{
-    WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting,
+    WAYS, clear, connect, create_effects, effects, key, leave_effect, once, rejecting, setting,
     waiting, wide_pool,
 };
 

@@ -11,7 +11,6 @@ use pg_idempotency::{Error, InvalidStep};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
-use crate::backend::until_blocked;
 use crate::fixture::Fixture;
 use crate::lease::leases::WorkError;
 use crate::lease::steps::{IN_STEPS, Kind, acquire, acquired, after_a_crash, assert_indeterminate, steps};

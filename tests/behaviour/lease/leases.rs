@@ -9,7 +9,7 @@ use pg_idempotency::testing::{Gate, lapse};
 use pg_idempotency::{Error, InFlight, Outcome};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{create_effects, create_open_effects, expire_in, key, once};
+use crate::support::{create_effects, expire_in, key, once};
 
 const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };

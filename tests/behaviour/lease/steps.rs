@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy};
 use pg_idempotency::testing::{PATIENCE, cancel_after, expire, lapse};
-use pg_idempotency::{Error, Idempotency, InvalidStep, Outcome, mark};
+use pg_idempotency::{Error, Idempotency, InvalidStep, mark};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
-use pg_idempotency::{Error, InFlight, Janitor, Key};
+use pg_idempotency::{Error, InFlight, Key};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::backend::until_blocked;
 use crate::fixture::Fixture;
 use crate::support::{DEPLOYMENTS, connect, key, setting, wide_pool};
 

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use pg_idempotency::mark::{Marked, Marking, mark};
-use pg_idempotency::{Error, InFlight, Janitor};
+use pg_idempotency::{Error, Janitor};
 use sqlx::PgPool;
 
-use crate::backend::until_blocked;
-use crate::support::{connect, create_effects, expire_in, key, once, setting};
+use crate::support::{connect, create_effects, expire_in, key, once};
 
 const WINDOW: Duration = Duration::from_secs(300);
 

@@ -8,7 +8,9 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool, Row as _};
 
 use crate::backend::backend;
-use crate::support::{WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, setting};
+use crate::support::{
+    WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, setting,
+};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_connection_in_no_transaction_that_sqlx_counts_is_refused(pool: PgPool) -> anyhow::Result<()> {

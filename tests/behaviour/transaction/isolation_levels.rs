@@ -3,7 +3,6 @@
 use pg_idempotency::{Error, ensure_idempotent};
 use sqlx::{Connection as _, Executor as _, PgPool};
 
-use crate::backend::until_blocked;
 use crate::support::{connect, create_effects, effects, key, leave_effect, once};
 
 const LEVELS: [&str; 2] = ["begin isolation level repeatable read", "begin isolation level serializable"];

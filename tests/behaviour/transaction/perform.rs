@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use pg_idempotency::{Error, ensure_idempotent};
 use sqlx::{Acquire as _, Executor as _, PgPool};
 
-use crate::support::{WAYS, clear, create_effects, create_open_effects, effects, key, leave_effect, once};
+use crate::support::{WAYS, clear, create_effects, effects, key, leave_effect, once};
 
 async fn records(pool: &PgPool) -> i64 {
     sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(pool).await.expect("a count")

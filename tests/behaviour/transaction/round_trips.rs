@@ -8,7 +8,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection};
 
 use crate::proxy::Proxy;
-use crate::support::{create_effects, create_open_effects, key, leave_effect, wide_pool};
+use crate::support::{create_effects, key, leave_effect, wide_pool};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]

@@ -3,13 +3,12 @@
 
 use std::time::Duration;
 
-use pg_idempotency::testing::Gate;
 use pg_idempotency::{Error, Idempotency, Key, Outcome, RoundTrips, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool};
 
 use crate::backend::backend;
-use crate::support::{WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once};
+use crate::support::{WAYS, clear, connect, create_effects, effects, key, leave_effect, once};
 
 const FEWEST: Idempotency = Idempotency::new().with_round_trips(RoundTrips::Fewest);
 
