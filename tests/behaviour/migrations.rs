@@ -7,7 +7,7 @@ use pg_idempotency::{Error, MIGRATOR, migrate, schema_sql};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
-use crate::backend::backend;
+use crate::backend::{backend, until_blocked};
 use crate::support::{WAYS, connect, create_open_effects, once, setting, wide_pool};
 
 async fn works(pool: &PgPool) {

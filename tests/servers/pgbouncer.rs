@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::{Marked, Marking};
-use pg_idempotency::{
-    Deployment, Error, Idempotency, InFlight, Janitor, Key, Outcome, RoundTrips, migrate,
-};
+use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Janitor, Key, Outcome, RoundTrips, migrate};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 

@@ -10,8 +10,7 @@ use sqlx::{PgConnection, PgPool};
 use tokio::task::JoinHandle;
 
 use crate::support::{
-    WAYS, clear, connect, create_effects, effects, key, leave_effect, once, rejecting, setting,
-    waiting, wide_pool,
+    WAYS, clear, connect, create_effects, effects, key, leave_effect, once, rejecting, setting, waiting, wide_pool,
 };
 
 /// An owner in a task of its own. It stops behind its effect, and fails if `fails`.

@@ -9,6 +9,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::fixture::Fixture;
 use crate::support::{DEPLOYMENTS, connect, key, setting, wide_pool};
+use pg_idempotency::testing::expire;
 
 const WINDOW: Duration = Duration::from_secs(300);
 use Marked::{Duplicate, First};
