@@ -237,6 +237,11 @@ impl Wire {
                 }
                 b'Q' => {
                     let sql = String::from_utf8_lossy(until_zero(&body)).into_owned();
+                    // Its values are literals. Only which function it calls is worth knowing.
+                    if let Some((call, _)) = sql.split_once('(').filter(|(call, _)| call.contains("idempotency.")) {
+                        let name = format!("{} by a function", statement::name(&sql));
+                        self.board.lock().sql.entry(name).or_default().insert(format!("{call}("));
+                    }
                     body = [self.edits.apply(&sql).as_bytes(), &[0]].concat();
                     batch.sql = Some(sql);
                 }
