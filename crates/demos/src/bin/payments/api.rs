@@ -46,10 +46,10 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 /// Everything that the service says about idempotency.
 fn idempotency(pool: PgPool) -> Result<IdempotencyLayer, InvalidSetting> {
     let calls = Idempotency::new().with_in_flight(InFlight::Wait(WAIT))?;
-    Ok(IdempotencyLayer::transactional(pool, calls, user)
+    IdempotencyLayer::transactional(pool, calls, user)
         .with_shortest_key(SHORTEST_KEY)
         // White space and the order of members do not make another request.
-        .with_canonical_json(true))
+        .with_canonical_json(std::iter::empty::<String>())
 }
 
 /// The scope of the key. **A real service takes the user from the authenticated session**: if anybody could write this
