@@ -13,5 +13,5 @@ pages! {
     promises modes words
     axum http clients events steps nothing_escapes testing migrations
     production sizing monitoring runbook settle failures poolers larger symptoms
-    settings command_line metrics table
+    settings command_line standards metrics table
 }
