@@ -7,7 +7,7 @@
 //! # Does it keep up?
 //!
 //! A busy janitor deletes `batch size / (time of a batch + pause)` rows a second. Make it at least twice the number of
-//! inserts a second; `docs/operating.md` has examples. The interval decides only how many
+//! inserts a second; the guide's page `production` has examples. The interval decides only how many
 //! rows wait for the next pass. If the oldest expired record gets older from pass to pass, the janitor logs a warning.
 
 mod options;

@@ -27,7 +27,7 @@
 //! | a lost connection | [`kill_backend`] |
 //! | the record that remains | [`assert_completed`], [`assert_no_trace`]; for more, [`operator::show`](crate::operator::show()) |
 //!
-//! `docs/testing.md` in the repository is a tutorial, which also covers databases with migrations of their own.
+//! The guide's page `testing` is a tutorial, which also covers databases with migrations of their own.
 //! `src/testing/fixtures` contains records as `.sql` files for `#[sqlx::test(fixtures(path = …))]`.
 //!
 //! Functions that wait give up after [`PATIENCE`], by Tokio's clock.

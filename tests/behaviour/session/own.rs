@@ -120,7 +120,7 @@ async fn run_gives_up_on_a_connection_that_it_cannot_clear(
     Ok(())
 }
 
-/// What docs/managed.md recommends for the `begin` of the service itself, which sqlx 0.9.0 leaves behind if it is dropped.
+/// What src/guide/poolers.md recommends for the `begin` of the service itself, which sqlx 0.9.0 leaves behind if it is dropped.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_pool_that_rolls_back_on_release_lends_no_foreign_transaction(
     _: PgPoolOptions,

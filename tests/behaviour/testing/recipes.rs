@@ -1,5 +1,5 @@
 //! `#[sqlx::test]` in a service: with this crate's table alone, beside an application's own migrations, and with
-//! records from `.sql` files. `docs/testing.md` shows these tests; `shop/` is the application.
+//! records from `.sql` files. `src/guide/testing.md` shows these tests; `shop/` is the application.
 
 use pg_idempotency::lease::{Lease, Leasing, Policy, ensure_leased};
 use pg_idempotency::mark::{Marked, mark};

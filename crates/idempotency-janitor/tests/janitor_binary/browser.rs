@@ -1,7 +1,7 @@
 //! `console` in a headless browser, as a person uses it: with a mouse, with the keyboard alone, on a narrow screen, in
 //! light and dark. Skipped where there is no Chromium or no chromedriver.
 //!
-//! `CONSOLE_SCREENSHOTS=docs/console cargo test -p idempotency-janitor browser` writes the pictures of docs/console.md.
+//! `CONSOLE_SCREENSHOTS=docs/console cargo test -p idempotency-janitor browser` writes the pictures of src/guide/settle.md.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;

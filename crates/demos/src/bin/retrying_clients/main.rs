@@ -1,4 +1,4 @@
-//! The retry loops of docs/clients.md against a service that fails: each loop has to bring about one order.
+//! The retry loops of src/guide/clients.md against a service that fails: each loop has to bring about one order.
 //!
 //! ```sh
 //! script/clients # extracts the loops in other languages from the document, and passes their commands
