@@ -27,6 +27,9 @@ mod shutdown;
 mod state;
 mod transaction;
 
+// The pages link to items of every feature.
+#[cfg(all(any(doc, doctest), feature = "axum", feature = "testing"))]
+pub mod guide;
 #[cfg(doctest)]
 mod doctests;
 
