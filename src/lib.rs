@@ -28,10 +28,10 @@ mod state;
 mod transaction;
 
 // The pages link to items of every feature.
-#[cfg(all(any(doc, doctest), feature = "axum", feature = "testing"))]
-pub mod guide;
 #[cfg(doctest)]
 mod doctests;
+#[cfg(all(any(doc, doctest), feature = "axum", feature = "testing"))]
+pub mod guide;
 
 #[cfg(feature = "testing")]
 #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]

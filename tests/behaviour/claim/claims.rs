@@ -14,7 +14,7 @@ use sqlx::{Executor as _, PgConnection, PgPool};
 
 use crate::backend::until_blocked;
 use crate::support::{
-    clear, create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting, waiting,
+    clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting, waiting,
     wide_pool,
 };
 
