@@ -44,7 +44,7 @@ pub use deployment::Deployment;
 pub use error::{BoxError, Error, InvalidStep, NotResumable};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
-pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};
+pub use key::{InvalidKey, Key, KeyPart};
 pub use limits::{DEFAULT_RETENTION, InFlight, InvalidDuration};
 pub use migrate::{MIGRATOR, OnEscape, distribute, migrate, protect, schema_sql, unprotect};
 pub use mode::Mode;
