@@ -453,8 +453,10 @@ pub(crate) async fn left(pool: &PgPool, conn: &mut PgConnection, key: &Key) -> a
         return next(conn, key).await.map(|next| format!("no record, the next {next}"));
     };
     let mut left = shown.state.to_string();
-    let stored = "select convert_from(response_body, 'UTF8') from idempotency.record where token = $1";
-    let stored: Option<String> = sqlx::query_scalar(stored).bind(shown.token).fetch_one(pool).await?;
+    let stored = "select convert_from(response_body, 'UTF8') from idempotency.record
+        where scope = $1 and operation = $2 and value = $3";
+    let stored = sqlx::query_scalar(stored).bind(key.scope()).bind(key.operation()).bind(key.value());
+    let stored: Option<String> = stored.fetch_one(pool).await?;
     if let Some(body) = stored {
         left = format!("{left} {body}");
     }
