@@ -27,8 +27,11 @@ mod shutdown;
 mod state;
 mod transaction;
 
+// The pages link to items of every feature.
 #[cfg(doctest)]
 mod doctests;
+#[cfg(all(any(doc, doctest), feature = "axum", feature = "testing"))]
+pub mod guide;
 
 #[cfg(feature = "testing")]
 #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]

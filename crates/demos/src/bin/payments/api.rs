@@ -49,7 +49,7 @@ fn idempotency(pool: PgPool) -> Result<IdempotencyLayer, InvalidSetting> {
     IdempotencyLayer::transactional(pool, calls, user)
         .with_shortest_key(SHORTEST_KEY)
         // White space and the order of members do not make another request.
-        .with_canonical_json(std::iter::empty::<String>())
+        .with_canonical_json([])
 }
 
 /// The scope of the key. **A real service takes the user from the authenticated session**: if anybody could write this
