@@ -1,6 +1,5 @@
-//! Metrics, spans and logs. They never contain the key's value or scope, and neither does the text of
-//! an error, which a log may contain: the value may be a secret, and each of the two would create one series of metrics
-//! per client.
+//! Metrics, spans and logs. They never contain the key's value or scope, and neither does the text of an error, which a
+//! log may contain: the value may be a secret, and each of the two would create one series of metrics per client.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
