@@ -1,0 +1,229 @@
+//! `console` in a headless browser: a person settles keys with the keyboard alone, on a wide and on a narrow screen, in
+//! light and in dark, and a hostile key stays text. Skipped where there is no Chromium or no chromedriver.
+//!
+//! `CONSOLE_SCREENSHOTS=docs/console cargo test -p idempotency-janitor browser` also writes the pictures of the docs.
+
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use pg_idempotency::testing::{PATIENCE, age};
+use pg_idempotency::{Key, operator};
+use serde_json::{Value, json};
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+use crate::console::Console;
+use crate::fixture::Fixture;
+use crate::support::{AT_MOST_ONCE, in_doubt, lapsed};
+
+/// Runs the driver and its browser in a session and a home of their own. Both go when the test's end of the pipe is
+/// closed, and that is also when the test panics or is killed.
+const SUPERVISOR: &str = r#"
+    HOME=$(mktemp -d "${TMPDIR:-/tmp}/pgi-browser.XXXXXX") || exit 1
+    export HOME TMPDIR="$HOME" XDG_CONFIG_HOME="$HOME" XDG_CACHE_HOME="$HOME" XDG_RUNTIME_DIR="$HOME"
+    setsid chromedriver --port="$1" </dev/null >/dev/null 2>&1 &
+    cat
+    kill -KILL "-$!"
+    wait
+    # A process that is being killed may still write.
+    for _ in 1 2 3 4 5 6 7 8 9; do rm -rf "$HOME" 2>/dev/null && break; sleep 0.1; done
+"#;
+
+const TAB: char = '\u{e004}';
+const ENTER: &str = "\u{e007}";
+
+struct Browser {
+    supervisor: Child,
+    client: reqwest::Client,
+    session: String,
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        drop(self.supervisor.stdin.take());
+        let _ = self.supervisor.wait();
+    }
+}
+
+impl Browser {
+    /// `None` where something is missing, which is said.
+    async fn start() -> anyhow::Result<Option<Self>> {
+        let found =
+            Command::new("sh").args(["-c", "command -v chromium && command -v chromedriver && command -v setsid"]);
+        let found = found.stdout(Stdio::null()).status()?;
+        if !found.success() {
+            println!("skipped: there is no chromium, chromedriver or setsid in PATH");
+            return Ok(None);
+        }
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let driver = format!("http://127.0.0.1:{port}");
+        let mut command = Command::new("sh");
+        // A test runner that is killed takes its group with it, and the supervisor is to clean up.
+        command.args(["-c", SUPERVISOR, "supervisor", &port.to_string()]).stdin(Stdio::piped()).process_group(0);
+        let client = reqwest::Client::builder().no_proxy().timeout(PATIENCE).build()?;
+        let mut browser = Self { supervisor: command.spawn()?, client, session: format!("{driver}/session") };
+        let started = Instant::now();
+        while browser.client.get(format!("{driver}/status")).send().await.is_err() {
+            anyhow::ensure!(started.elapsed() < PATIENCE, "chromedriver does not start");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        // A browser as root needs --no-sandbox.
+        let arguments = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"];
+        let options = json!({"goog:chromeOptions": {"args": arguments}});
+        let session = browser.post("", json!({"capabilities": {"alwaysMatch": options}})).await?;
+        browser.session = format!("{}/{}", browser.session, session["sessionId"].as_str().expect("a session"));
+        Ok(Some(browser))
+    }
+
+    async fn post(&self, path: &str, body: Value) -> anyhow::Result<Value> {
+        let answer = self.client.post(format!("{}{path}", self.session)).json(&body).send().await?;
+        let (failed, mut body) = (answer.error_for_status_ref().is_err(), answer.json::<Value>().await?);
+        anyhow::ensure!(!failed, "{path}: {body}");
+        Ok(body["value"].take())
+    }
+
+    async fn devtools(&self, command: &str, parameters: Value) -> anyhow::Result<Value> {
+        self.post("/goog/cdp/execute", json!({"cmd": command, "params": parameters})).await
+    }
+
+    async fn look(&self, width: u32, scheme: &str) -> anyhow::Result<()> {
+        let screen = json!({"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": false});
+        self.devtools("Emulation.setDeviceMetricsOverride", screen).await?;
+        let features = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
+        self.devtools("Emulation.setEmulatedMedia", features).await?;
+        Ok(())
+    }
+
+    async fn open(&self, url: &str) -> anyhow::Result<()> {
+        self.post("/url", json!({"url": url})).await?;
+        self.assert_sound().await
+    }
+
+    async fn run(&self, script: &str, argument: &str) -> anyhow::Result<Value> {
+        self.post("/execute/sync", json!({"script": script, "args": [argument]})).await
+    }
+
+    /// Nothing is wider than the screen, and nothing ran that the page brought along.
+    async fn assert_sound(&self) -> anyhow::Result<()> {
+        let sound = "const page = document.documentElement;
+            return page.scrollWidth <= page.clientWidth && !window.hacked && !document.querySelector('script, img')";
+        assert_eq!(self.run(sound, "").await?, true, "{}", self.run("return document.body.innerText", "").await?);
+        Ok(())
+    }
+
+    /// Waits until the page contains this: a key returns before the next page is there.
+    async fn sees(&self, text: &str) -> anyhow::Result<()> {
+        let started = Instant::now();
+        while self.run("return document.body.innerText.includes(arguments[0])", text).await.ok() != Some(true.into()) {
+            anyhow::ensure!(started.elapsed() < PATIENCE, "{text:?} is not on the page");
+        }
+        self.assert_sound().await
+    }
+
+    async fn press(&self, keys: &str) -> anyhow::Result<()> {
+        let stroke = |key| [json!({"type": "keyDown", "value": key}), json!({"type": "keyUp", "value": key})];
+        let strokes: Vec<_> = keys.chars().flat_map(stroke).collect();
+        self.post("/actions", json!({"actions": [{"type": "key", "id": "keyboard", "actions": strokes}]})).await?;
+        Ok(())
+    }
+
+    /// Presses Tab until this element has the focus, visibly, and then these keys.
+    async fn tab_to(&self, element: &str, keys: &str) -> anyhow::Result<()> {
+        for _ in 0..60 {
+            self.press(&TAB.to_string()).await?;
+            let there = "return document.activeElement.matches(arguments[0])
+                && document.activeElement.matches(':focus-visible')";
+            if self.run(there, element).await? == true {
+                return self.press(keys).await;
+            }
+        }
+        anyhow::bail!("{element} cannot be reached with the keyboard")
+    }
+
+    /// Of the whole page, into the directory that is asked for.
+    async fn picture(&self, name: &str) -> anyhow::Result<()> {
+        let Some(directory) = std::env::var_os("CONSOLE_SCREENSHOTS") else { return Ok(()) };
+        let height = self.run("return document.documentElement.scrollHeight", "").await?;
+        let clip = json!({"x": 0, "y": 0, "width": 1280, "height": height, "scale": 1});
+        let whole = json!({"captureBeyondViewport": true, "clip": clip});
+        let picture = self.devtools("Page.captureScreenshot", whole).await?;
+        let picture = base64::prelude::BASE64_STANDARD.decode(picture["data"].as_str().expect("a picture"))?;
+        let directory = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(directory);
+        std::fs::create_dir_all(&directory)?;
+        Ok(std::fs::write(directory.join(format!("{name}.png")), picture)?)
+    }
+}
+
+const HOSTILE: &str = "\"><script>window.hacked=1</script><img src=x onerror=window.hacked=1>";
+
+async fn payment(pool: &PgPool, value: &str, hours: u64) -> anyhow::Result<Key> {
+    let key = Key::new("tenant:17", "POST /payments", value)?;
+    lapsed(pool, &key, AT_MOST_ONCE).await?;
+    age(pool, &key, Duration::from_secs(hours * 3600)).await?;
+    let error = "update idempotency.record set last_error = $1 where value = $2";
+    let said = if hours > 100 { HOSTILE } else { "the gateway closed the connection" };
+    sqlx::query(error).bind(said).bind(value).execute(pool).await?;
+    Ok(key)
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_keyboard_alone_settles_on_every_screen(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let Some(browser) = Browser::start().await? else { return Ok(()) };
+    let pool = PgPool::connect_with(options.clone()).await?;
+    for n in 0..40 {
+        let key = Key::new("tenant:17", "POST /payments", format!("completed-{n}"))?;
+        Fixture::completed(&key, "body", &n)?.write(&pool).await?;
+    }
+    let ride = Key::new("tenant:17", "POST /rides", "e7a4e9d0-64a8-4c59-b5c1-2b8d5c1f4a13")?;
+    in_doubt(&pool, &ride).await?;
+    age(&pool, &ride, Duration::from_secs(50 * 3600)).await?;
+    payment(&pool, "0b7f7a52-8a0c-4d0e-9f5e-1c1f8e5b2a10", 30).await?;
+    payment(&pool, "5a1d93c2-8f6e-4a34-9f50-0f0b9f1c9a11", 5).await?;
+    let console = Console::start(&options, &[]);
+    browser.look(1280, "light").await?;
+    browser.open(&console.url).await?;
+    browser.picture("overview").await?;
+    browser.tab_to("main a[href='/waiting']", ENTER).await?;
+    browser.sees("3 keys, the oldest").await?;
+    browser.picture("waiting").await?;
+    browser.tab_to("tbody a", ENTER).await?;
+    browser.sees("What happened?").await?;
+    browser.picture("step-in-doubt").await?;
+
+    for (place, (width, scheme, background)) in [
+        (1280, "light", "rgb(255, 255, 255)"),
+        (1280, "dark", "rgb(21, 25, 29)"),
+        (400, "light", "rgb(255, 255, 255)"),
+        (400, "dark", "rgb(21, 25, 29)"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let key = payment(&pool, &format!("{HOSTILE}{place}"), 101).await?;
+        browser.look(width, scheme).await?;
+        for path in ["/nowhere", "/"] {
+            browser.open(&format!("{}{path}", console.url)).await?;
+        }
+        let colour = browser.run("return getComputedStyle(document.body).backgroundColor", "").await?;
+        assert_eq!(colour, background, "{scheme}");
+        browser.tab_to("nav a[href='/waiting']", ENTER).await?;
+        browser.sees("4 keys, the oldest").await?;
+        browser.tab_to("tbody a", ENTER).await?;
+        browser.sees(key.value()).await?;
+        browser.tab_to("[name=action]", " ").await?;
+        browser.tab_to("[name=response]", "{\"payment\": 1}").await?;
+        browser.tab_to("[name=reason]", "ticket 5").await?;
+        browser.tab_to("[name=operator]", "Grace").await?;
+        browser.tab_to("main button", ENTER).await?;
+        browser.sees("Are you sure?").await?;
+        browser.tab_to("main button", ENTER).await?;
+        browser.sees("resolved: Key").await?;
+        let shown = operator::show(&pool, &key).await?.expect("a record");
+        assert_eq!(shown.state, operator::State::Completed);
+    }
+    Ok(())
+}
