@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
-use pg_idempotency::testing::{PATIENCE, age};
+use pg_idempotency::testing::PATIENCE;
 use pg_idempotency::{Key, operator};
 use serde_json::{Value, json};
 use sqlx::PgPool;
@@ -52,9 +52,8 @@ impl Drop for Browser {
 impl Browser {
     /// `None` where something is missing, which is said.
     async fn start() -> anyhow::Result<Option<Self>> {
-        let found =
-            Command::new("sh").args(["-c", "command -v chromium && command -v chromedriver && command -v setsid"]);
-        let found = found.stdout(Stdio::null()).status()?;
+        let programs = "command -v chromium && command -v chromedriver && command -v setsid";
+        let found = Command::new("sh").args(["-c", programs]).stdout(Stdio::null()).status()?;
         if !found.success() {
             println!("skipped: there is no chromium, chromedriver or setsid in PATH");
             return Ok(None);
@@ -118,10 +117,13 @@ impl Browser {
     /// Waits until the page contains this: a key returns before the next page is there.
     async fn sees(&self, text: &str) -> anyhow::Result<()> {
         let started = Instant::now();
-        while self.run("return document.body.innerText.includes(arguments[0])", text).await.ok() != Some(true.into()) {
-            anyhow::ensure!(started.elapsed() < PATIENCE, "{text:?} is not on the page");
+        loop {
+            let page = self.run("return document.body.innerText", "").await.unwrap_or_default();
+            if page.as_str().is_some_and(|page| page.contains(text)) {
+                return self.assert_sound().await;
+            }
+            anyhow::ensure!(started.elapsed() < PATIENCE, "{text:?} is not on the page: {page}");
         }
-        self.assert_sound().await
     }
 
     async fn press(&self, keys: &str) -> anyhow::Result<()> {
@@ -147,7 +149,7 @@ impl Browser {
     /// Of the whole page, into the directory that is asked for.
     async fn picture(&self, name: &str) -> anyhow::Result<()> {
         let Some(directory) = std::env::var_os("CONSOLE_SCREENSHOTS") else { return Ok(()) };
-        let height = self.run("return document.documentElement.scrollHeight", "").await?;
+        let height = self.run("return document.body.offsetHeight", "").await?;
         let clip = json!({"x": 0, "y": 0, "width": 1280, "height": height, "scale": 1});
         let whole = json!({"captureBeyondViewport": true, "clip": clip});
         let picture = self.devtools("Page.captureScreenshot", whole).await?;
@@ -160,13 +162,18 @@ impl Browser {
 
 const HOSTILE: &str = "\"><script>window.hacked=1</script><img src=x onerror=window.hacked=1>";
 
-async fn payment(pool: &PgPool, value: &str, hours: u64) -> anyhow::Result<Key> {
+/// A claim of so many hours ago waits for a person.
+async fn aged(pool: &PgPool, key: &Key, hours: u32, last_error: &str) -> anyhow::Result<()> {
+    let aged =
+        "update idempotency.record set claimed_at = now() - $1 * interval '1 h', last_error = $2 where value = $3";
+    sqlx::query(aged).bind(f64::from(hours)).bind(last_error).bind(key.value()).execute(pool).await?;
+    Ok(())
+}
+
+async fn payment(pool: &PgPool, value: &str, hours: u32, last_error: &str) -> anyhow::Result<Key> {
     let key = Key::new("tenant:17", "POST /payments", value)?;
     lapsed(pool, &key, AT_MOST_ONCE).await?;
-    age(pool, &key, Duration::from_secs(hours * 3600)).await?;
-    let error = "update idempotency.record set last_error = $1 where value = $2";
-    let said = if hours > 100 { HOSTILE } else { "the gateway closed the connection" };
-    sqlx::query(error).bind(said).bind(value).execute(pool).await?;
+    aged(pool, &key, hours, last_error).await?;
     Ok(key)
 }
 
@@ -180,9 +187,9 @@ async fn the_keyboard_alone_settles_on_every_screen(_: PgPoolOptions, options: P
     }
     let ride = Key::new("tenant:17", "POST /rides", "e7a4e9d0-64a8-4c59-b5c1-2b8d5c1f4a13")?;
     in_doubt(&pool, &ride).await?;
-    age(&pool, &ride, Duration::from_secs(50 * 3600)).await?;
-    payment(&pool, "0b7f7a52-8a0c-4d0e-9f5e-1c1f8e5b2a10", 30).await?;
-    payment(&pool, "5a1d93c2-8f6e-4a34-9f50-0f0b9f1c9a11", 5).await?;
+    aged(&pool, &ride, 20, "the gateway closed the connection").await?;
+    payment(&pool, "0b7f7a52-8a0c-4d0e-9f5e-1c1f8e5b2a10", 5, "no answer within 10 s").await?;
+    payment(&pool, "5a1d93c2-8f6e-4a34-9f50-0f0b9f1c9a11", 3, "no answer within 10 s").await?;
     let console = Console::start(&options, &[]);
     browser.look(1280, "light").await?;
     browser.open(&console.url).await?;
@@ -203,7 +210,7 @@ async fn the_keyboard_alone_settles_on_every_screen(_: PgPoolOptions, options: P
     .into_iter()
     .enumerate()
     {
-        let key = payment(&pool, &format!("{HOSTILE}{place}"), 101).await?;
+        let key = payment(&pool, &format!("{HOSTILE}{place}"), 22, HOSTILE).await?;
         browser.look(width, scheme).await?;
         for path in ["/nowhere", "/"] {
             browser.open(&format!("{}{path}", console.url)).await?;
@@ -221,7 +228,7 @@ async fn the_keyboard_alone_settles_on_every_screen(_: PgPoolOptions, options: P
         browser.tab_to("main button", ENTER).await?;
         browser.sees("Are you sure?").await?;
         browser.tab_to("main button", ENTER).await?;
-        browser.sees("resolved: Key").await?;
+        browser.sees("resolved: scope").await?;
         let shown = operator::show(&pool, &key).await?.expect("a record");
         assert_eq!(shown.state, operator::State::Completed);
     }
