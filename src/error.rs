@@ -3,6 +3,7 @@
 mod problem;
 pub(crate) mod sqlstate;
 #[cfg(test)]
+#[path = "../tests/unit/error/table.rs"]
 mod table;
 
 use std::time::Duration;

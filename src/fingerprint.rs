@@ -6,11 +6,9 @@
 mod body;
 mod canonical;
 mod digest;
-mod invalid_body;
 #[cfg(feature = "http")]
 pub(crate) mod pointer;
 
-pub use body::Body;
+pub use body::{Body, InvalidBody};
 pub(crate) use digest::Comparison;
 pub use digest::Fingerprint;
-pub use invalid_body::InvalidBody;

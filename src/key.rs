@@ -4,11 +4,9 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-/// The longest part of a key, in bytes of UTF-8.
-///
-/// Three parts of this size fit well into a PostgreSQL B-tree entry, which holds 2704 bytes. The examples of the IETF
-/// draft (UUIDs of 36 bytes) are far shorter.
-pub const MAX_PART_BYTES: usize = 255;
+/// The longest part of a key, in bytes of UTF-8. Three parts of this size fit well into a PostgreSQL B-tree entry, which
+/// holds 2704 bytes. The examples of the IETF draft (UUIDs of 36 bytes) are far shorter.
+pub(crate) const MAX_PART_BYTES: usize = 255;
 
 /// The name of one operation that must happen once.
 ///
@@ -17,7 +15,7 @@ pub const MAX_PART_BYTES: usize = 255;
 /// - `operation`: the kind of operation, from a fixed set of names: `POST /payments`, `order.created`.
 /// - `value`: the value that the client sent: an `Idempotency-Key`, an event's id, a nonce.
 ///
-/// Each part is 1 to [`MAX_PART_BYTES`] bytes long and contains no control characters. Parts are compared byte by byte:
+/// Each part is 1 to 255 bytes long and contains no control characters. Parts are compared byte by byte:
 /// case, accents and Unicode normal forms make a difference.
 ///
 /// Keys are ordered by scope, operation and value. If one transaction claims several keys, claim them in this order:
@@ -42,7 +40,7 @@ impl Key {
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`] if a part is empty, is longer than [`MAX_PART_BYTES`], or contains a control character.
+    /// [`InvalidKey`] if a part is empty, is longer than 255 bytes, or contains a control character.
     pub fn new(
         scope: impl Into<String>,
         operation: impl Into<String>,
@@ -143,7 +141,7 @@ pub enum InvalidKey {
         /// Which part.
         part: KeyPart,
     },
-    /// The part is longer than [`MAX_PART_BYTES`].
+    /// The part is longer than 255 bytes.
     #[error("the key's {part} is {bytes} bytes long; at most {MAX_PART_BYTES} are allowed; hash longer values")]
     TooLong {
         /// Which part.

@@ -27,8 +27,11 @@ mod shutdown;
 mod state;
 mod transaction;
 
+// The pages link to items of every feature.
 #[cfg(doctest)]
 mod doctests;
+#[cfg(all(any(doc, doctest), feature = "axum", feature = "testing"))]
+pub mod guide;
 
 #[cfg(feature = "testing")]
 #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
@@ -41,7 +44,7 @@ pub use deployment::Deployment;
 pub use error::{BoxError, Error, InvalidStep, NotResumable};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
-pub use key::{InvalidKey, Key, KeyPart, MAX_PART_BYTES};
+pub use key::{InvalidKey, Key, KeyPart};
 pub use limits::{DEFAULT_RETENTION, InFlight, InvalidDuration};
 pub use migrate::{MIGRATOR, OnEscape, distribute, migrate, protect, schema_sql, unprotect};
 pub use mode::Mode;

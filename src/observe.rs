@@ -40,11 +40,6 @@ pub(crate) async fn spanned<R, E>(
     result
 }
 
-/// The outcome of a call whose error is this crate's own.
-pub(crate) fn outcome_of<R>(result: &Result<R, Error>, succeeded: impl FnOnce(&R) -> &'static str) -> &'static str {
-    result.as_ref().map_or_else(name, succeeded)
-}
-
 /// Runs a call in transaction mode. Records the call's span, and the metrics of its claim, of `perform` and of its
 /// outcome. The outcome is counted last, after the crate's own COMMIT.
 pub(crate) async fn observed<T, E, C>(span: Span, key: &Key, call: C) -> Result<Outcome<T>, E>
@@ -54,27 +49,11 @@ where
 {
     let (mode, operation) = (Mode::Transaction, key.operation());
     let mut watch = Watch { operation, started: Instant::now(), claimed: None, performed: None };
-    let result = spanned(span, call(&mut watch), outcome_of_call).await;
+    let ended = |result: &Result<_, _>| result.as_ref().map_or_else(Failure::outcome, Outcome::outcome);
+    let result = spanned(span, call(&mut watch), ended).await;
     watch.claimed.get_or_insert_with(|| watch.started.elapsed());
-    outcome(mode, operation, outcome_of_call(&result));
+    outcome(mode, operation, ended(&result));
     result.map_err(Failure::into_callers)
-}
-
-/// The outcome of work under a lease.
-pub(crate) fn outcome_of_work<T, E>(worked: &Result<T, Failure<E>>) -> &'static str {
-    match worked {
-        Ok(_) => PERFORMED,
-        Err(Failure::Crate(error)) => name(error),
-        Err(Failure::Perform(_) | Failure::Panicked(_)) => FAILED,
-    }
-}
-
-/// The outcome of a call that performs or replays.
-pub(crate) fn outcome_of_call<T, E>(result: &Result<Outcome<T>, Failure<E>>) -> &'static str {
-    match result {
-        Ok(Outcome::Replayed(_)) => REPLAYED,
-        performed => outcome_of_work(performed),
-    }
 }
 
 /// The times of one call. Drop records them, so that a call whose future is dropped counts too.
@@ -118,6 +97,15 @@ pub(crate) enum Failure<E> {
     Panicked(Panic),
 }
 
+impl<E> Failure<E> {
+    pub(crate) fn outcome(&self) -> &'static str {
+        match self {
+            Self::Crate(error) => error.outcome(),
+            Self::Perform(_) | Self::Panicked(_) => FAILED,
+        }
+    }
+}
+
 impl<E: From<Error>> Failure<E> {
     /// A panic goes on from here.
     pub(crate) fn into_callers(self) -> E {
@@ -148,11 +136,6 @@ pub(crate) fn outcome(mode: Mode, operation: &str, outcome: &'static str) {
     if outcome == LEASE_LOST {
         metrics::counter!("idempotency_lease_lost_total").increment(1);
     }
-}
-
-/// A call that ended in an error of this crate.
-pub(crate) fn failure(mode: Mode, operation: &str, error: &Error) {
-    outcome(mode, operation, name(error));
 }
 
 /// How long `perform`, or the work of a lease, took.
@@ -233,14 +216,22 @@ pub(crate) const FAILED: &str = "failed";
 pub(crate) const ERROR: &str = "error";
 const LEASE_LOST: &str = "lease_lost";
 
-fn name(error: &Error) -> &'static str {
-    match error {
-        Error::KeyReused { .. } => "key_reused",
-        Error::InFlight { .. } => "in_flight",
-        Error::Indeterminate { .. } => "indeterminate",
-        Error::Exhausted { .. } => "exhausted",
-        Error::OtherMode { .. } => "other_mode",
-        Error::LeaseLost => LEASE_LOST,
-        _ => ERROR,
+impl<T> Outcome<T> {
+    pub(crate) fn outcome(&self) -> &'static str {
+        if self.is_replayed() { REPLAYED } else { PERFORMED }
+    }
+}
+
+impl Error {
+    pub(crate) fn outcome(&self) -> &'static str {
+        match self {
+            Self::KeyReused { .. } => "key_reused",
+            Self::InFlight { .. } => "in_flight",
+            Self::Indeterminate { .. } => "indeterminate",
+            Self::Exhausted { .. } => "exhausted",
+            Self::OtherMode { .. } => "other_mode",
+            Self::LeaseLost => LEASE_LOST,
+            _ => ERROR,
+        }
     }
 }

@@ -28,8 +28,8 @@
 //! | a write that does not go through the transaction of the call | [`protect`](crate::protect()) |
 //! | the record that remains | [`operator::show`](crate::operator::show()) |
 //!
-//! `docs/testing.md` in the repository is a tutorial, with the call that leaves each state, and a lost connection. It also
-//! covers databases with migrations of their own.
+//! The guide's page `testing` is a tutorial, with the call that leaves each state, and a lost connection. It also covers
+//! databases with migrations of their own.
 //!
 //! Functions that wait give up after [`PATIENCE`], by Tokio's clock.
 

@@ -50,16 +50,11 @@ pub(crate) enum Claimed<W = Claim> {
 enum Step {
     Claimed(Claimed),
     /// The record changed meanwhile: look again.
-    Again,
-    /// An open transaction is in the way.
-    Held(Held),
-}
-
-enum Held {
-    /// It claims the key.
-    Key,
-    /// It has locked the row, and does not hold the key's advisory lock: a sweep, or an operator.
-    Row,
+    Overtaken,
+    /// An open transaction claims the key.
+    Held,
+    /// An open transaction has locked the row, and does not hold the key's advisory lock: a sweep, or an operator.
+    Locked,
 }
 
 /// Claims the key, or finds the response of an earlier call with the key.
@@ -84,17 +79,13 @@ pub(crate) async fn contend(
     let mut looks = 0;
     while looks < LOOKS {
         looks += 1;
-        let held = match look_and_answer(conn, record, terms, asked).await? {
-            Step::Claimed(claimed) => return Ok(claimed),
-            Step::Again => continue,
-            Step::Held(held) => held,
-        };
-        match (held, patience.left()) {
-            (Held::Key, None) => break,
+        match (look_and_answer(conn, record, terms, asked).await?, patience.left()) {
+            (Step::Claimed(claimed), _) => return Ok(claimed),
+            (Step::Held, None) => break,
             // The transaction that has locked the row ends soon, and may leave no record. So look again.
-            (Held::Row, None) => continue,
-            (Held::Row, Some(_)) => wait_for_row(conn, record.deployment).await?,
-            (Held::Key, Some(left)) => match record.await_key(conn, left, asked.at).await? {
+            (Step::Overtaken, _) | (Step::Locked, None) => continue,
+            (Step::Locked, Some(_)) => wait_for_row(conn, record.deployment).await?,
+            (Step::Held, Some(left)) => match record.await_key(conn, left, asked.at).await? {
                 Awaited::Look => {}
                 Awaited::Claim => {
                     if let Some(claim) = record.claim(conn, terms).await? {
@@ -120,10 +111,10 @@ async fn look_and_answer(
     asked.at = Some(look.asked);
     let found = match look.standing {
         Standing::Found(found) => found,
-        Standing::Held => return Ok(Step::Held(Held::Key)),
+        Standing::Held => return Ok(Step::Held),
         Standing::Free => {
             let claim = record.claim(conn, terms).await?;
-            return Ok(claim.map_or(Step::Again, |claim| Step::Claimed(Claimed::Won(claim))));
+            return Ok(claim.map_or(Step::Overtaken, |claim| Step::Claimed(Claimed::Won(claim))));
         }
     };
     let token = found.token;
@@ -131,9 +122,9 @@ async fn look_and_answer(
         Answer::Replay(response) => Step::Claimed(Claimed::Replayed(response)),
         Answer::TakeOver { attempt } => match record.take_over(conn, terms, look.asked, token, attempt).await? {
             TakeOver::Won(claim) => Step::Claimed(Claimed::Won(claim)),
-            TakeOver::Overtaken => Step::Again,
-            TakeOver::Held => Step::Held(Held::Key),
-            TakeOver::Locked => Step::Held(Held::Row),
+            TakeOver::Overtaken => Step::Overtaken,
+            TakeOver::Held => Step::Held,
+            TakeOver::Locked => Step::Locked,
         },
     })
 }

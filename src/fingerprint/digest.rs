@@ -5,8 +5,8 @@ use std::fmt;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use super::body::InvalidBody;
 use super::canonical::canonical;
-use super::invalid_body::InvalidBody;
 #[cfg(feature = "http")]
 use super::pointer::Pointer;
 

@@ -82,7 +82,7 @@ async fn run_in_task<H: Handler>(layer: &Arc<IdempotencyLayer>, mut ticket: Opti
         let deadline = Instant::now() + ticket.wait;
         let free = layer.local.until_free(&ticket.key, ticket.fingerprint, deadline).await;
         let mode = layer.protection.mode();
-        match free.inspect_err(|error| observe::failure(mode, ticket.key.operation(), error))? {
+        match free.inspect_err(|error| observe::outcome(mode, ticket.key.operation(), error.outcome()))? {
             Free::AtOnce => {}
             // All duplicates of the first request are here at the same moment.
             Free::AfterAWait => counted = layer.runs.begin_until(limit, deadline).await,

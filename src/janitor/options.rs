@@ -31,7 +31,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// [`run`](Janitor::run) one: they share the work, because each skips the rows that another has locked.
 ///
 /// A busy janitor deletes `batch size / (time of a batch + pause)` rows a second. Make it at least twice the number of
-/// inserts a second; `docs/operating.md` has examples. The interval decides only how many rows wait for the next pass. If
+/// inserts a second; the guide's page `production` has examples. The interval decides only how many rows wait for the next pass. If
 /// the oldest expired record gets older from pass to pass, the janitor logs a warning.
 ///
 /// ```no_run

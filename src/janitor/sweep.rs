@@ -50,7 +50,7 @@ impl Janitor {
             outcome = tracing::field::Empty
         );
         observe::spanned(span.clone(), self.sweep_leaves(limit, batch_size, shutdown), |swept| {
-            observe::outcome_of(swept, |swept| {
+            swept.as_ref().map_or_else(Error::outcome, |swept| {
                 span.record("rows", swept.rows()).record("batches", swept.batches);
                 swept.outcome()
             })

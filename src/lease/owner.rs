@@ -15,7 +15,7 @@ use super::leasing::Leasing;
 use super::memory::remembered;
 use super::renewal::{Deadline, renew};
 use super::retry::{committed, within_a_lease};
-use crate::observe::{call_span, outcome_of, spanned};
+use crate::observe::{call_span, spanned};
 use crate::outcome::encode;
 use crate::record::{Actor, Claim, StoredSteps};
 use crate::response::Response;
@@ -93,7 +93,10 @@ impl LeaseOwner {
 
     pub(crate) async fn complete_encoded(self, encoded: &Response) -> Result<(), Error> {
         let span = call_span!("lease.complete", self.leasing.policy.mode(), self.key);
-        spanned(span, self.store(encoded), |stored| outcome_of(stored, |()| observe::PERFORMED)).await
+        spanned(span, self.store(encoded), |stored| {
+            stored.as_ref().map_or_else(Error::outcome, |()| observe::PERFORMED)
+        })
+        .await
     }
 
     async fn store(mut self, encoded: &Response) -> Result<(), Error> {
@@ -178,7 +181,7 @@ impl LeaseOwner {
     }
 
     pub(crate) fn failed(&self, error: Error) -> Error {
-        observe::failure(self.mode(), self.key.operation(), &error);
+        observe::outcome(self.mode(), self.key.operation(), error.outcome());
         error
     }
 }

@@ -15,7 +15,7 @@ use super::owner::LeaseOwner;
 use super::policy::Policy;
 use crate::caught::caught;
 use crate::claim::{Asked, Claimed, contend};
-use crate::observe::{Failure, call_span, outcome_of, outcome_of_call, spanned};
+use crate::observe::{Failure, call_span, spanned};
 use crate::outcome::{decode, encode};
 use crate::record::{Claim, Record, StoredSteps, Terms};
 use crate::response::Response;
@@ -100,7 +100,8 @@ impl Leasing {
         F: AsyncFnOnce(&Lease) -> Result<T, E>,
     {
         let span = call_span!("ensure_leased", self.policy.mode(), key);
-        spanned(span, self.work_or_replay(pool, key, body, work), outcome_of_call).await.map_err(Failure::into_callers)
+        let ended = |result: &Result<_, _>| result.as_ref().map_or_else(Failure::outcome, Outcome::outcome);
+        spanned(span, self.work_or_replay(pool, key, body, work), ended).await.map_err(Failure::into_callers)
     }
 
     async fn work_or_replay<T, E, B, F>(
@@ -165,11 +166,10 @@ impl Leasing {
             }
         }
         let span = call_span!("lease.acquire", self.policy.mode(), key);
-        spanned(span, self.claim_when_free(pool, key, fingerprint, request, asked), |acquired| {
-            outcome_of(acquired, |acquired| match acquired {
-                Acquired::Owner(_) => observe::CLAIMED,
-                Acquired::Replayed(_) => observe::REPLAYED,
-            })
+        spanned(span, self.claim_when_free(pool, key, fingerprint, request, asked), |acquired| match acquired {
+            Ok(Acquired::Owner(_)) => observe::CLAIMED,
+            Ok(Acquired::Replayed(_)) => observe::REPLAYED,
+            Err(error) => error.outcome(),
         })
         .await
     }
@@ -244,7 +244,7 @@ impl Leasing {
         match &claimed {
             Ok(Claimed::Won(_)) => {}
             Ok(Claimed::Replayed(_)) => observe::outcome(terms.mode, key.operation(), observe::REPLAYED),
-            Err(error) => observe::failure(terms.mode, key.operation(), error),
+            Err(error) => observe::outcome(terms.mode, key.operation(), error.outcome()),
         }
         Ok(match claimed? {
             Claimed::Won((claim, steps)) => {

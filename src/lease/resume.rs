@@ -12,7 +12,7 @@ use super::leasing::Leasing;
 use super::owner::LeaseOwner;
 use super::protocol::work_and_complete;
 use crate::claim::{Asked, Claimed, contend};
-use crate::observe::{Failure, outcome_of_work};
+use crate::observe::{Failure, PERFORMED};
 use crate::record::{Candidate, Record};
 use crate::session::{Opening, answered, in_pooled_transaction};
 use crate::{Error, InFlight, NotResumable, observe};
@@ -86,7 +86,7 @@ impl Leasing {
                 Err(Failure::Crate(Error::Undecodable { step: None, source: error.into() }))
             }
         };
-        observe::resumed(operation, outcome_of_work(&worked));
+        observe::resumed(operation, worked.as_ref().map_or_else(Failure::outcome, |_| PERFORMED));
         Ok(worked.map_or_else(Resumed::Failed, Resumed::Completed))
     }
 

@@ -7,7 +7,7 @@ use sqlx::{Connection as _, PgConnection};
 use super::{Marked, Marking};
 use crate::claim::RETRY_AFTER;
 use crate::limits::Patience;
-use crate::observe::{outcome_of, spanned};
+use crate::observe::spanned;
 use crate::record::{Awaited, MarkBatch, MarkOf, Record, wait_for_row};
 use crate::{Error, Key, Mode, observe};
 
@@ -71,7 +71,7 @@ impl Marking {
             outcome = tracing::field::Empty
         );
         spanned(span.clone(), self.mark_or_fail(conn, keys), |marked| {
-            outcome_of(marked, |marked| {
+            marked.as_ref().map_or_else(Error::outcome, |marked| {
                 let first = marked.iter().filter(|marked| **marked == Marked::First).count();
                 span.record("first", first);
                 if first > 0 { observe::PERFORMED } else { observe::REPLAYED }
@@ -88,7 +88,7 @@ impl Marking {
         batch.mark(conn).await?;
         if let Some(&place) = batch.open.first() {
             let error = Error::InFlight { retry_after: RETRY_AFTER };
-            observe::failure(Mode::Mark, keys[place].operation(), &error);
+            observe::outcome(Mode::Mark, keys[place].operation(), error.outcome());
             return Err(error);
         }
         for (key, marked) in keys.iter().zip(&batch.marked) {
@@ -127,31 +127,32 @@ impl<'k> Batch<'k> {
         let mut rounds = 0;
         while rounds < ROUNDS && !self.open.is_empty() {
             rounds += 1;
-            let keys = self.open.iter().map(|&place| &self.keys[place]);
-            let marking = MarkBatch::new(keys, self.options.retention, deployment).mark(conn, asked).await?;
-            asked = Some(marking.asked);
-            let obstacle = self.settle(&marking.keys)?;
-            match (obstacle, patience.left()) {
-                (Obstacle::Held(_), None) => return Ok(()),
-                (Obstacle::Held(place), Some(left)) => {
+            let keys = self.open.iter().map(|&place| &self.keys[place]).collect();
+            let batch = MarkBatch { keys, retention: self.options.retention, deployment };
+            let marked = batch.mark(conn, asked).await?;
+            asked = Some(marked.asked);
+            match (self.settle(&marked.keys)?, patience.left()) {
+                (Some((_, MarkOf::Held)), None) => return Ok(()),
+                (Some((place, MarkOf::Held)), Some(left)) => {
                     let record = Record { key: &self.keys[place], deployment };
                     if let Awaited::TimedOut = record.await_key(conn, left, asked).await? {
                         // One more round, because the owner may have ended at this moment.
                         patience.end();
                     }
                 }
-                (Obstacle::Locked, Some(_)) => wait_for_row(conn, deployment).await?,
+                (Some(_), Some(_)) => wait_for_row(conn, deployment).await?,
                 // The transaction that has locked the row ends soon, and the records changed a moment ago.
-                (Obstacle::Locked, None) | (Obstacle::Nothing, _) => continue,
+                (Some(_) | None, _) => continue,
             }
             rounds = 0;
         }
         Ok(())
     }
 
-    /// Closes the keys that are decided, and returns what is in the way of the others.
-    fn settle(&mut self, decided: &[MarkOf]) -> Result<Obstacle, Error> {
-        let mut obstacle = Obstacle::Nothing;
+    /// Closes the keys that are decided, and returns what is in the way of the others, with its place: a key that is held,
+    /// or an expired record whose row is locked.
+    fn settle(&mut self, decided: &[MarkOf]) -> Result<Option<(usize, MarkOf)>, Error> {
+        let mut obstacle = None;
         let mut open = Vec::new();
         for (&place, decided) in self.open.iter().zip(decided) {
             match *decided {
@@ -163,8 +164,7 @@ impl<'k> Batch<'k> {
                 MarkOf::Live(stored) => {
                     return Err(Error::OtherMode { key: self.keys[place].clone(), stored, asked: Mode::Mark });
                 }
-                MarkOf::Held => obstacle = Obstacle::Held(place),
-                MarkOf::Expired => obstacle = Obstacle::Locked,
+                held_or_locked @ (MarkOf::Held | MarkOf::Expired) => obstacle = Some((place, held_or_locked)),
                 MarkOf::Open => {}
             }
             open.push(place);
@@ -172,13 +172,4 @@ impl<'k> Batch<'k> {
         self.open = open;
         Ok(obstacle)
     }
-}
-
-/// What is in the way of a batch.
-enum Obstacle {
-    Nothing,
-    /// An open transaction holds the key at this place.
-    Held(usize),
-    /// The row of an expired record is locked.
-    Locked,
 }

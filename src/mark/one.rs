@@ -6,7 +6,7 @@ use sqlx::{Connection as _, PgConnection};
 
 use super::Marking;
 use crate::claim::{Asked, Claimed, contend};
-use crate::observe::{call_span, outcome_of, spanned};
+use crate::observe::{call_span, spanned};
 use crate::record::{Record, Terms};
 use crate::{Error, Key, Mode, observe};
 
@@ -62,7 +62,8 @@ impl Marking {
     pub async fn mark(self, conn: &mut PgConnection, key: &Key) -> Result<Marked, Error> {
         let started = Instant::now();
         let span = call_span!("mark", Mode::Mark, key);
-        let outcome = |marked: &Result<Marked, Error>| outcome_of(marked, |marked| marked.outcome());
+        let outcome =
+            |marked: &Result<Marked, Error>| marked.as_ref().map_or_else(Error::outcome, |marked| marked.outcome());
         let marked = spanned(span, self.claim_or_look(conn, key), outcome).await;
         observe::claimed(Mode::Mark, key.operation(), started.elapsed());
         observe::outcome(Mode::Mark, key.operation(), outcome(&marked));

@@ -190,17 +190,5 @@ pub(super) use {
 };
 
 #[cfg(test)]
-mod tests {
-    /// One space in place of each white space, and none inside parentheses.
-    fn normalised(sql: &str) -> String {
-        sql.split_whitespace().collect::<Vec<_>>().join(" ").replace("( ", "(").replace(" )", ")")
-    }
-
-    /// PL/pgSQL cannot share the text. It has variables with the names of the columns.
-    #[test]
-    fn await_key_asks_whether_the_record_may_be_taken_over() {
-        let migration = normalised(include_str!("../../migrations/0001_create_record.sql"));
-        let condition = normalised(may_be_taken_over!("$6"));
-        assert!(migration.contains(&format!("if found and {condition} is not true then")), "{condition}");
-    }
-}
+#[path = "../../tests/unit/record/fragment.rs"]
+mod tests;

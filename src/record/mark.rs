@@ -16,16 +16,13 @@ use crate::{Deployment, Error, Key, Mode};
 
 /// The keys that one statement marks. They are different and in order.
 pub(crate) struct MarkBatch<'k> {
-    pub(super) scopes: Vec<&'k str>,
-    pub(super) operations: Vec<&'k str>,
-    pub(super) values: Vec<&'k str>,
-    pub(super) locks: Vec<i64>,
-    pub(super) retention: Duration,
-    pub(super) deployment: Deployment,
+    pub(crate) keys: Vec<&'k Key>,
+    pub(crate) retention: Duration,
+    pub(crate) deployment: Deployment,
 }
 
 /// What became of a batch.
-pub(crate) struct Marking {
+pub(crate) struct BatchMarked {
     /// When the caller first asked, by the database's clock.
     pub(crate) asked: DateTime<Utc>,
     /// One place for each key.
@@ -68,25 +65,17 @@ macro_rules! take_over_locked {
 }
 pub(super) use take_over_locked;
 
-impl<'k> MarkBatch<'k> {
-    pub(crate) fn new(keys: impl Iterator<Item = &'k Key>, retention: Duration, deployment: Deployment) -> Self {
-        let (scopes, operations, values, locks) = Default::default();
-        let mut batch = Self { scopes, operations, values, locks, retention, deployment };
-        for key in keys {
-            batch.scopes.push(key.scope());
-            batch.operations.push(key.operation());
-            batch.values.push(key.value());
-            batch.locks.push(key.lock_id());
-        }
-        batch
-    }
-
+impl MarkBatch<'_> {
     /// Marks the keys that are new or expired: all of them, or none if an open transaction holds one of them, if another
     /// transaction has locked the row of an expired one, or if one belongs to another mode. It waits for nothing.
     ///
     /// It tries one key after the other, and stops at the first that it cannot have. So a batch that then waits for that
     /// key holds no later key, for which another batch might wait.
-    pub(crate) async fn mark(&self, conn: &mut PgConnection, asked: Option<DateTime<Utc>>) -> Result<Marking, Error> {
+    pub(crate) async fn mark(
+        &self,
+        conn: &mut PgConnection,
+        asked: Option<DateTime<Utc>>,
+    ) -> Result<BatchMarked, Error> {
         if self.deployment.distributed {
             return distributed::mark(self, conn, asked).await;
         }
@@ -187,24 +176,25 @@ impl<'k> MarkBatch<'k> {
             .bind(draw_token()? >> 1) // $4
             .bind(interval(self.retention)) // $5
             .bind(asked) // $6
-            .bind(&self.locks) // $7
+            .bind(self.keys.iter().map(|key| key.lock_id()).collect::<Vec<_>>()) // $7
             .fetch_all(conn)
             .await
             .map_err(Error::of_statement)?;
-        Marking::of(&rows)
+        BatchMarked::of(&rows)
     }
 
     /// A statement whose parameters $1 to $3 are the keys.
     pub(super) fn of_keys(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
+        let column = |part: fn(&Key) -> &str| self.keys.iter().map(|key| part(key)).collect::<Vec<_>>();
         sqlx::query(sql)
             .persistent(self.deployment.prepared)
-            .bind(&self.scopes) // $1
-            .bind(&self.operations) // $2
-            .bind(&self.values) // $3
+            .bind(column(Key::scope)) // $1
+            .bind(column(Key::operation)) // $2
+            .bind(column(Key::value)) // $3
     }
 }
 
-impl Marking {
+impl BatchMarked {
     fn of(rows: &[PgRow]) -> Result<Self, Error> {
         let mut asked = DateTime::UNIX_EPOCH;
         let mut keys = Vec::with_capacity(rows.len());

@@ -130,11 +130,7 @@ where
 /// # }
 /// ```
 ///
-/// # Errors
-///
-/// As [`ensure_idempotent`].
-///
-/// # Cancellation
+/// # Errors and cancellation
 ///
 /// As [`ensure_idempotent`].
 pub async fn ensure_isolated<T, E, B, F>(
@@ -155,11 +151,7 @@ where
 impl Idempotency {
     /// [`ensure_idempotent`] with these options.
     ///
-    /// # Errors
-    ///
-    /// As [`ensure_idempotent`].
-    ///
-    /// # Cancellation
+    /// # Errors and cancellation
     ///
     /// As [`ensure_idempotent`].
     pub async fn ensure<T, E, B, F>(
@@ -186,11 +178,7 @@ impl Idempotency {
 
     /// [`ensure_isolated`] with these options.
     ///
-    /// # Errors
-    ///
-    /// As [`ensure_idempotent`].
-    ///
-    /// # Cancellation
+    /// # Errors and cancellation
     ///
     /// As [`ensure_idempotent`].
     pub async fn ensure_isolated<T, E, B, F>(
@@ -249,11 +237,7 @@ impl Idempotency {
     /// [`ensure_isolated`](Self::ensure_isolated) for callers without a transaction, as [`run`](Self::run). An error of
     /// `perform` rolls everything back. [`Verdict::Undo`] stores the response and undoes the rest.
     ///
-    /// # Errors
-    ///
-    /// As [`run`](Self::run).
-    ///
-    /// # Cancellation
+    /// # Errors and cancellation
     ///
     /// As [`run`](Self::run).
     pub async fn run_isolated<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, perform: F) -> Result<Outcome<T>, E>

@@ -119,7 +119,7 @@ async fn an_applications_own_migrations_are_left_alone(pool: PgPool) -> anyhow::
     Ok(())
 }
 
-/// docs/migrations.md: sqlx runs a file in a transaction, so BEGIN and COMMIT are removed from it. The role is no
+/// src/guide/migrations.md: sqlx runs a file in a transaction, so BEGIN and COMMIT are removed from it. The role is no
 /// superuser.
 #[sqlx::test(migrations = false)]
 #[cfg_attr(idempotency_distributed, ignore = "the role would need its grants on each worker")]

@@ -1,4 +1,4 @@
-//! The layers of docs/axum.md around ours, in its order.
+//! The layers of src/guide/axum.md around ours, in its order.
 
 use std::time::Duration;
 

@@ -4,29 +4,15 @@ use std::time::Duration;
 
 use pg_idempotency::Error;
 use pg_idempotency::testing::PATIENCE;
-use sqlx::{Connection as _, PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool};
 use tokio::time::{Instant, sleep};
 
 /// The pause between two looks at the server's activity. A look is cheap, and a test should be fast.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The process id of the backend that serves this connection, for [`kill_backend`].
+/// The process id of the backend that serves this connection.
 pub(crate) async fn backend(conn: &mut PgConnection) -> Result<i32, Error> {
     Ok(sqlx::query_scalar("select pg_backend_pid()").fetch_one(conn).await?)
-}
-
-/// Kills a backend, as a crash of its client's machine does, and waits until it is gone. Then its transaction is rolled
-/// back, and its locks are free. This function opens a connection of its own.
-pub(crate) async fn kill_backend(pool: &PgPool, backend: i32) -> Result<(), Error> {
-    let mut conn = PgConnection::connect_with(&pool.connect_options()).await?;
-    let started = Instant::now();
-    // Each round kills again, because a signal to a process that has just begun may be lost.
-    let kill = "select coalesce(bool_or(pg_terminate_backend(pid)), false) from pg_stat_activity where pid = $1";
-    while sqlx::query_scalar::<_, bool>(kill).bind(backend).fetch_one(&mut conn).await? {
-        assert!(started.elapsed() < PATIENCE, "backend {backend} still runs");
-        sleep(PAUSE).await;
-    }
-    Ok(conn.close().await?)
 }
 
 /// Waits until exactly this many statements in this database wait for a lock of another transaction, as a duplicate

@@ -3,8 +3,7 @@
 //! # Layout
 //!
 //! - Here: the loop of a caller, the questions that settle every key when the fault is over, and the check.
-//! - [`mark`], [`lease`] and [`steps`] are one call in these modes. [`subject`](crate::subject) is one in transaction
-//!   mode.
+//! - [`mark`], [`lease`] and [`steps`] are one call in these modes. [`crate::subject`] is one in transaction mode.
 //! - [`loads`] is callers in each mode at the same time, for faults that last seconds.
 
 mod lease;

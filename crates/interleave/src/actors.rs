@@ -10,7 +10,7 @@ use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::operator::{release, resolve, resolve_step};
 use pg_idempotency::testing;
 use pg_idempotency::{Error, Idempotency, InFlight, Janitor, Key, Mode, Outcome, Verdict, operator};
-use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, PgTransaction};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, PgTransaction};
 
 use crate::fixture::Fixture;
 use crate::wire::Board;
@@ -23,7 +23,7 @@ pub(crate) const OPERATORS: &str = "Y";
 const BODY: &str = "body";
 const OPERATION: &str = "call";
 const HOUR: Duration = Duration::from_secs(3600);
-const LEASE: Duration = Duration::from_secs(40);
+pub(crate) const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
 pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: LEASE };
 const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
@@ -47,10 +47,20 @@ where
     Arc::new(move |seat| Box::pin(acting(seat)))
 }
 
-#[derive(Clone, Copy)]
-pub(crate) enum Isolation {
-    ReadCommitted,
+/// How a caller asks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// In its transaction.
+    Plain,
     RepeatableRead,
+    /// Two times in one transaction.
+    Twice,
+    /// With another body under the key.
+    OtherBody,
+    /// Behind a savepoint.
+    Isolated,
+    /// In a transaction of the crate.
+    Run,
 }
 
 /// What a caller does when it performs, or afterwards.
@@ -85,25 +95,20 @@ impl Seat {
 
     async fn perform(&self, conn: &mut PgConnection, manner: Manner) -> anyhow::Result<String> {
         match manner {
-            Manner::Fails => {
-                self.effect(conn, "").await?;
-                anyhow::bail!("refused");
-            }
             Manner::Commits => conn.execute("commit; begin").await.map(drop)?,
             Manner::RollsBack => conn.execute("rollback; begin").await.map(drop)?,
-            Manner::Keeps | Manner::Undoes | Manner::Regrets => {}
+            Manner::Keeps | Manner::Fails | Manner::Undoes | Manner::Regrets => {}
         }
-        Ok(self.effect(conn, "").await?)
+        let who = self.effect(conn, "").await?;
+        anyhow::ensure!(manner != Manner::Fails, "refused");
+        Ok(who)
     }
 
     /// Begins a transaction with a `lock_timeout` of its own, which no call may change.
-    async fn begin(&self, isolation: Isolation) -> Result<PgTransaction<'static>, sqlx::Error> {
-        self.pool
-            .begin_with(match isolation {
-                Isolation::ReadCommitted => "begin; set local lock_timeout = '90s'",
-                Isolation::RepeatableRead => "begin isolation level repeatable read; set local lock_timeout = '90s'",
-            })
-            .await
+    async fn begin(&self, way: Way) -> Result<PgTransaction<'static>, sqlx::Error> {
+        let isolation = if way == Way::RepeatableRead { "repeatable read" } else { "read committed" };
+        let begin = format!("begin isolation level {isolation}; set local lock_timeout = '90s'");
+        self.pool.begin_with(AssertSqlSafe(begin)).await
     }
 
     /// Ends the caller's transaction after an answer, with which it has to be usable.
@@ -142,67 +147,35 @@ const fn options(in_flight: InFlight) -> Idempotency {
 pub(crate) const WAIT: Idempotency = options(InFlight::Wait(Duration::from_secs(600)));
 pub(crate) const REJECT: Idempotency = options(InFlight::Reject);
 
-/// A call in a transaction of the caller.
-pub(crate) fn call(options: Idempotency) -> Actor {
-    call_that(Manner::Keeps, Isolation::ReadCommitted, options)
-}
-
-pub(crate) fn call_that(manner: Manner, isolation: Isolation, options: Idempotency) -> Actor {
+/// A caller in transaction mode.
+pub(crate) fn call(way: Way, manner: Manner, options: Idempotency) -> Actor {
     actor(move |seat| async move {
-        let mut tx = seat.begin(isolation).await?;
-        let answered = options.ensure(&mut tx, &seat.key, BODY, async |conn| seat.perform(conn, manner).await).await;
-        seat.conclude(tx, told(answered), manner).await
-    })
-}
-
-/// Two calls in one transaction.
-pub(crate) fn call_twice(options: Idempotency) -> Actor {
-    actor(move |seat| async move {
-        let mut tx = seat.begin(Isolation::ReadCommitted).await?;
-        let perform = async |conn: &mut PgConnection| seat.effect(conn, "").await.map_err(anyhow::Error::from);
-        let first = told(options.ensure(&mut tx, &seat.key, BODY, perform).await);
-        let again = told(options.ensure(&mut tx, &seat.key, BODY, perform).await);
-        let expected = again == first || again == format!("replayed {}", seat.name());
-        let answer = if expected { first } else { format!("{first}, then {again}") };
-        seat.conclude(tx, answer, Manner::Keeps).await
-    })
-}
-
-/// A call with another body under the key.
-pub(crate) fn call_with_other_body(options: Idempotency) -> Actor {
-    actor(move |seat| async move {
-        let mut tx = seat.begin(Isolation::ReadCommitted).await?;
-        let perform = async |conn: &mut PgConnection| seat.perform(conn, Manner::Keeps).await;
-        let answered = options.ensure(&mut tx, &seat.key, "another body", perform).await;
-        seat.conclude(tx, told(answered), Manner::Keeps).await
-    })
-}
-
-/// A call behind a savepoint.
-pub(crate) fn call_isolated(manner: Manner, options: Idempotency) -> Actor {
-    actor(move |seat| async move {
-        let mut tx = seat.begin(Isolation::ReadCommitted).await?;
-        let perform = async |conn: &mut PgConnection| {
-            let who = seat.perform(conn, manner).await?;
-            anyhow::Ok(if manner == Manner::Undoes { Verdict::Undo(who) } else { Verdict::Keep(who) })
-        };
-        let answered = options.ensure_isolated(&mut tx, &seat.key, BODY, perform).await;
-        // After an isolated call that fails, the caller may commit.
-        seat.conclude(tx, told(answered), Manner::Undoes).await
-    })
-}
-
-/// A call whose transaction is the crate's.
-pub(crate) fn run(options: Idempotency) -> Actor {
-    run_that(Manner::Keeps, options)
-}
-
-pub(crate) fn run_that(manner: Manner, options: Idempotency) -> Actor {
-    actor(move |seat| async move {
+        let key = &seat.key;
         let perform = async |conn: &mut PgConnection| seat.perform(conn, manner).await;
-        let answer = told(options.run(&seat.pool, &seat.key, BODY, perform).await);
-        seat.answer(&answer);
-        Ok(answer)
+        if way == Way::Run {
+            let answer = told(options.run(&seat.pool, key, BODY, perform).await);
+            seat.answer(&answer);
+            return Ok(answer);
+        }
+        let body = if way == Way::OtherBody { "another body" } else { BODY };
+        let mut tx = seat.begin(way).await?;
+        if way == Way::Isolated {
+            let perform = async |conn: &mut PgConnection| {
+                let verdict = if manner == Manner::Undoes { Verdict::Undo } else { Verdict::Keep };
+                seat.perform(conn, manner).await.map(verdict)
+            };
+            let answer = told(options.ensure_isolated(&mut tx, key, body, perform).await);
+            // After an isolated call that fails, the caller may commit.
+            return seat.conclude(tx, answer, Manner::Undoes).await;
+        }
+        let mut answer = told(options.ensure(&mut tx, key, body, perform).await);
+        if way == Way::Twice {
+            let again = told(options.ensure(&mut tx, key, body, perform).await);
+            if again != answer && again != format!("replayed {}", seat.name()) {
+                answer = format!("{answer}, then {again}");
+            }
+        }
+        seat.conclude(tx, answer, manner).await
     })
 }
 
@@ -220,7 +193,7 @@ pub(crate) enum Ending {
     Renews,
 }
 
-/// Moves Tokio's clock to the heartbeat of this lease, and waits until it has ended. The wire holds it as any message.
+/// Moves Tokio's clock, which all actors share, to the heartbeat of this lease, and waits until it has ended. The wire holds it as any message.
 async fn renewed(lease: &Lease) {
     tokio::time::pause();
     tokio::time::advance(LEASE / 3 + Duration::from_millis(1)).await;
@@ -319,7 +292,7 @@ fn marking(in_flight: InFlight) -> anyhow::Result<Marking> {
 /// A consumer that marks one event and processes it.
 pub(crate) fn mark(in_flight: InFlight, manner: Manner) -> Actor {
     actor(move |seat| async move {
-        let mut tx = seat.begin(Isolation::ReadCommitted).await?;
+        let mut tx = seat.begin(Way::Plain).await?;
         let answer = match marking(in_flight)?.mark(&mut tx, &seat.key).await {
             Ok(Marked::First) => {
                 seat.effect(&mut tx, "").await?;
@@ -341,7 +314,7 @@ pub(crate) fn event(key: &Key, event: char) -> Key {
 pub(crate) fn mark_many(events: &'static str, in_flight: InFlight, manner: Manner) -> Actor {
     actor(move |seat| async move {
         let keys: Vec<Key> = events.chars().map(|one| event(&seat.key, one)).collect();
-        let mut tx = seat.begin(Isolation::ReadCommitted).await?;
+        let mut tx = seat.begin(Way::Plain).await?;
         let answer = match marking(in_flight)?.mark_many(&mut tx, &keys).await {
             Ok(marked) => {
                 let mut first = String::new();
@@ -372,13 +345,24 @@ pub(crate) fn sweep() -> Actor {
 /// By a minute, because a call is judged as of the time since its start, which the search does not choose: the order of
 /// the messages alone must decide whether a call finds the record expired.
 pub(crate) fn expire() -> Actor {
-    actor(|seat| async move {
-        let update = sqlx::query(
-            "update idempotency.record set expires_at = statement_timestamp() - interval '1 min'
-            where scope = $1 and operation = $2 and value = $3",
-        );
+    move_time("expires_at = statement_timestamp() - interval '1 min'")
+}
+
+/// Moves the database's clock past the retention and the lease.
+pub(crate) fn outlive() -> Actor {
+    move_time(
+        "expires_at = statement_timestamp() - interval '1 min',
+        lease_until = case when lease_until > statement_timestamp() then statement_timestamp() else lease_until end",
+    )
+}
+
+fn move_time(assignments: &'static str) -> Actor {
+    actor(move |seat| async move {
         let (scope, operation, value) = (seat.key.scope(), seat.key.operation(), seat.key.value());
-        let done = update.bind(scope).bind(operation).bind(value).execute(&seat.pool).await?;
+        let key = "where scope = $1 and operation = $2 and value = $3";
+        let update = format!("update idempotency.record set {assignments} {key}");
+        let update = sqlx::query(AssertSqlSafe(update)).bind(scope).bind(operation).bind(value);
+        let done = update.execute(&seat.pool).await?;
         Ok(if done.rows_affected() == 1 { "expired it" } else { "found nothing" }.to_owned())
     })
 }
@@ -425,7 +409,7 @@ pub(crate) fn operate(verb: Verb) -> Actor {
 }
 
 /// A record of an earlier call.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Before {
     Completed,
     Expired,

@@ -6,7 +6,7 @@ use std::hash::{Hash as _, Hasher as _};
 
 use crate::actors;
 use crate::mutants::Sql;
-use crate::scenarios::{Effects, Scenario};
+use crate::scenarios::{Scenario, With};
 use crate::statement;
 use crate::world::{Choice, Sight, World, letter};
 
@@ -25,11 +25,25 @@ pub(crate) struct Found {
     pub(crate) violations: BTreeMap<String, String>,
     /// The statements that were sent.
     pub(crate) sql: Sql,
-    /// The functions of the schema that were called.
-    pub(crate) functions: BTreeSet<String>,
 }
 
-/// A state with more than one choice, on the way to the present one.
+impl Found {
+    /// How many schedules began.
+    pub(crate) fn begun(&self) -> usize {
+        self.schedules + self.merged
+    }
+
+    /// The ends that are new, and those that were not reached.
+    pub(crate) fn others(&self, recorded: Option<&BTreeSet<String>>) -> Vec<String> {
+        let nothing = BTreeSet::new();
+        let recorded = recorded.unwrap_or(&nothing);
+        let new = self.ends.difference(recorded).map(|end| format!("a new end: {end}"));
+        let missing = recorded.difference(&self.ends).map(|end| format!("no schedule ends so: {end}"));
+        new.chain(missing).collect()
+    }
+}
+
+/// A state on the way to the present one.
 struct Node {
     choices: Vec<Choice>,
     at: usize,
@@ -63,9 +77,7 @@ impl<'w> Search<'w> {
                 }
             }
             if self.path.is_empty() {
-                let board = self.world.board.lock();
-                (self.found.sql, self.found.functions) = (board.sql.clone(), board.functions.clone());
-                drop(board);
+                self.found.sql = self.world.sql().await?;
                 return Ok(self.found);
             }
         }
@@ -112,7 +124,7 @@ impl<'w> Search<'w> {
                 self.check_on_the_way(&sight, &fresh, &trace);
                 let mut state = DefaultHasher::new();
                 (self.world.state(&sight), faulty).hash(&mut state);
-                if self.scenario.merged && !self.states.insert(state.finish()) {
+                if !self.scenario.has(With::Unmerged) && !self.states.insert(state.finish()) {
                     self.found.merged += 1;
                     self.world.run_free().await?;
                     return Ok(trace);
@@ -139,7 +151,7 @@ impl<'w> Search<'w> {
 
     /// A wait that began with the last step may also end by its limit.
     fn offer_time_out(&mut self, last: Option<Choice>, depth: usize) {
-        let Some(Choice::Go(actor)) = last.filter(|_| self.scenario.time_outs) else { return };
+        let Some(Choice::Go(actor)) = last.filter(|_| !self.scenario.has(With::Patient)) else { return };
         let waits = self.world.waits();
         if waits.iter().any(|(waiting, name, _)| *waiting == actor && *name == statement::AWAIT) {
             let node = &mut self.path[depth - 1];
@@ -156,7 +168,8 @@ impl<'w> Search<'w> {
     /// What holds in every state.
     fn check_on_the_way(&mut self, sight: &Sight, fresh: &[usize], trace: &Trace) {
         for (actor, name, by) in self.world.waits() {
-            if !statement::may_wait(name) && !self.scenario.may_wait.contains(&name) {
+            let is_known = self.scenario.is_inside() && self.scenario.has(With::WaitsInside(name));
+            if !statement::may_wait(name) && !is_known {
                 let by: String = by.into_iter().map(letter).collect();
                 self.violation(format!("{} {name} waits for {by}", letter(actor)), trace);
             }
@@ -171,18 +184,17 @@ impl<'w> Search<'w> {
             let answer = answers[*actor].as_deref().unwrap_or_default();
             !idle.iter().any(|idle| answer.starts_with(idle))
         };
-        if sight.response_is_live && self.scenario.one_key {
+        // Inside, a claim or a look may have tried the lock by an older snapshot.
+        if sight.response_is_live && !self.scenario.has(With::ManyKeys) && !self.scenario.is_inside() {
             for holder in sight.holders.iter().filter(|holder| !performs(holder)) {
                 let answer = answers[*holder].as_deref().unwrap_or_default();
                 let what = format!("{} {answer}, and holds the key's lock beside a live response", letter(*holder));
-                if !self.scenario.inside {
-                    self.violation(what, trace);
-                }
+                self.violation(what, trace);
             }
         }
         for &actor in fresh.iter().filter(|&&actor| answers[actor].as_deref() == Some("InFlight")) {
             let somebody = sight.holders.iter().any(|holder| *holder != actor && performs(holder));
-            if !somebody && !sight.lease_is_live && !self.scenario.may_give_up {
+            if !somebody && !sight.lease_is_live && !self.scenario.has(With::GivesUp) {
                 self.violation(format!("{} is told *in flight*, and nobody performs", letter(actor)), trace);
             }
         }
@@ -196,7 +208,7 @@ impl<'w> Search<'w> {
         for holder in &sight.holders {
             self.violation(format!("{} has ended and still holds a lock", letter(*holder)), trace);
         }
-        let effects = self.scenario.effects;
+        let (unlike, works) = (self.scenario.has(With::Unlike), self.scenario.has(With::Works));
         if sight.bystander_is_hurt {
             self.violation("the record of another key has changed".to_owned(), trace);
         }
@@ -207,7 +219,7 @@ impl<'w> Search<'w> {
             }
             let of = |who: &str| sight.effects.iter().any(|(what, by)| what.is_empty() && by == who);
             if let Some(response) = end.strip_prefix("replayed ").and_then(|response| response.get(..1))
-                && effects != Effects::Unlike
+                && !unlike
                 && !of(response)
                 && ![actors::EARLIER, actors::OPERATORS].contains(&response)
             {
@@ -215,10 +227,10 @@ impl<'w> Search<'w> {
             }
             let performed = end.starts_with("performed") && !end.contains("rolls back");
             let is_known = !end.starts_with("is ") && !end.starts_with("fails");
-            if effects == Effects::OfCalls && is_known && performed != of(&letter(at).to_string()) {
+            if !unlike && !works && is_known && performed != of(&letter(at).to_string()) {
                 self.violation(format!("{} {end}, and its effect is {}", letter(at), !performed), trace);
             }
-            if end.starts_with("fails") && !self.scenario.kills.contains(&at) {
+            if end.starts_with("fails") && !self.scenario.has(With::Kills(at)) {
                 self.violation(format!("{} {end}", letter(at)), trace);
             }
             if end.contains("unusable") {
@@ -228,7 +240,7 @@ impl<'w> Search<'w> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         sight.effects.iter().for_each(|(what, _)| *counts.entry(what).or_default() += 1);
         for (what, count) in counts {
-            if count > self.scenario.most_effects {
+            if count > self.scenario.most_effects() {
                 self.violation(format!("the effect {what:?} is there {count} times"), trace);
             }
         }

@@ -2,35 +2,37 @@
 
 mod actors;
 mod edits;
-mod ends;
 mod explore;
 #[path = "../../../tests/support/fixture.rs"]
 #[allow(dead_code, reason = "the tests use more of it")]
 mod fixture;
 mod mutants;
+mod record;
 mod scenarios;
 mod statement;
 mod wire;
 mod world;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::Parser;
 use sqlx::postgres::PgConnectOptions;
 use tokio::runtime::{Builder, Runtime};
 
-use ends::Ends;
 use explore::{Found, Search};
 use mutants::{Searched, Sql};
 use scenarios::Scenario;
 use statement::Edits;
 use world::World;
 
-#[derive(Clone, Debug, Parser)]
+/// How the scenarios end.
+const ENDS: &str = "ends.txt";
+
+#[derive(Debug, Parser)]
 struct Arguments {
     /// A server of its own. Each thread creates a database.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
@@ -38,9 +40,10 @@ struct Arguments {
     /// Only the scenarios whose names contain one of these.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Edits each condition of the crate's SQL, too: a scenario has to find it, or a reason has to be written.
-    #[arg(long)]
-    mutants: bool,
+    /// Edits each condition of the crate's SQL, too, or of the statements whose names contain this. A scenario has to
+    /// find the edit, or a reason has to be written.
+    #[arg(long, value_name = "STATEMENT", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    mutants: Option<String>,
     /// Writes down how the scenarios end, and what finds the mutants, instead of comparing it.
     #[arg(long)]
     record: bool,
@@ -49,19 +52,8 @@ struct Arguments {
     schedule: Option<String>,
 }
 
-impl Arguments {
-    fn chosen(&self) -> Vec<Scenario> {
-        let mut scenarios = scenarios::all();
-        if !self.only.is_empty() {
-            scenarios.retain(|scenario| self.only.iter().any(|only| scenario.name.contains(only)));
-        }
-        scenarios
-    }
-}
-
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match start(&arguments) {
+    match start(&Arguments::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -73,55 +65,55 @@ fn main() -> ExitCode {
 
 /// Whether all is well.
 fn start(arguments: &Arguments) -> anyhow::Result<bool> {
-    if let Some(schedule) = &arguments.schedule {
-        return runtime()?.block_on(run_one(arguments, schedule));
-    }
     let all = arguments.only.is_empty();
-    anyhow::ensure!(all || !arguments.mutants || !arguments.record, "mutants are recorded with all scenarios");
+    anyhow::ensure!(all || arguments.mutants.is_none() || !arguments.record, "mutants are recorded with all scenarios");
+    let mut scenarios = scenarios::all();
+    scenarios.retain(|scenario| all || arguments.only.iter().any(|only| scenario.name.contains(only)));
     let started = Instant::now();
-    let server = &arguments.database_url;
-    let mut ends = Ends::read()?;
-    let ran = share(server, "interleave", arguments.chosen(), async |database, scenario| {
+    // Most of the time a world waits for the server.
+    let threads = 3 * std::thread::available_parallelism()?.get();
+    let databases = runtime()?.block_on(world::create_databases(&arguments.database_url, threads))?;
+    if let Some(schedule) = &arguments.schedule {
+        let scenario = scenarios.first().context("no scenario has such a name")?;
+        return runtime()?.block_on(run_one(&databases[0], scenario, schedule));
+    }
+    let mut ends = record::read(ENDS)?;
+    let ran = share(&databases, scenarios, async |database, scenario| {
         let began = Instant::now();
         let found = run(database, &scenario).await;
-        let others = match &found {
-            Ok(found) if !arguments.record => ends.others(&scenario.name, &found.ends),
-            _ => Vec::new(),
+        let wrong = match &found {
+            Ok(found) => {
+                let others = if arguments.record { Vec::new() } else { found.others(ends.get(&scenario.name)) };
+                let violations = found.violations.iter().map(|(what, trace)| format!("{what}\n        {trace}"));
+                violations.chain(others).collect()
+            }
+            Err(error) => vec![format!("did not come to its end: {error:#}")],
         };
-        tell(&scenario.name, &found, &others, began.elapsed());
-        (scenario.name, found, others.len())
+        let found = found.unwrap_or_default();
+        let Found { schedules, merged, .. } = found;
+        let (name, seconds) = (&scenario.name, began.elapsed().as_secs_f64());
+        println!("{name}: {schedules} schedules, {merged} merged, {} ends, {seconds:.1} s", found.ends.len());
+        wrong.iter().for_each(|wrong| println!("    {wrong}"));
+        ((scenario, found), wrong.len())
     })?;
-    let (mut schedules, mut violations) = (0, 0);
-    let (mut sql, mut functions) = (Sql::new(), BTreeSet::new());
-    let mut searched = Vec::new();
-    for (name, found, others) in ran {
-        let Ok(found) = found else {
-            violations += 1;
-            continue;
-        };
-        schedules += found.schedules;
-        violations += found.violations.len() + others;
-        if arguments.record {
-            ends.record(name.clone(), found.ends);
-        }
-        let sent = found.sql.keys().cloned().chain(found.functions.iter().cloned()).collect();
-        searched.push(Searched { name, sent, begun: found.schedules + found.merged });
-        found.sql.into_iter().for_each(|(name, texts)| sql.entry(name).or_default().extend(texts));
-        functions.extend(found.functions);
+    let (searched, wrong): (Vec<Searched>, Vec<usize>) = ran.into_iter().unzip();
+    let schedules: usize = searched.iter().map(|(_, found)| found.schedules).sum();
+    let mut violations: usize = wrong.into_iter().sum();
+    let mut sql = Sql::new();
+    for (_, found) in &searched {
+        found.sql.iter().for_each(|(name, texts)| sql.entry(name.clone()).or_default().extend(texts.iter().cloned()));
     }
-    runtime()?.block_on(world::add_functions(server, &functions, &mut sql))?;
-    if arguments.record {
-        ends.write()?;
+    if arguments.record && violations == 0 {
+        ends.extend(searched.iter().map(|(scenario, found)| (scenario.name.clone(), found.ends.clone())));
+        record::write(ENDS, &ends)?;
     }
-    if arguments.mutants && violations == 0 {
-        if arguments.record {
-            mutants::record(server, &ends, &sql, &searched)?;
-        } else {
-            violations += mutants::hold(server, &ends, &searched)?;
-        }
+    match &arguments.mutants {
+        Some(name) if violations == 0 && arguments.record => mutants::record(&databases, name, &sql, &searched)?,
+        Some(name) if violations == 0 => violations += mutants::hold(&databases, name, &searched)?,
+        _ => {}
     }
     if all {
-        let wrong = mutants::check(&sql);
+        let wrong = mutants::check(&sql)?;
         wrong.iter().for_each(|wrong| println!("{wrong}"));
         violations += wrong.len();
     }
@@ -130,39 +122,19 @@ fn start(arguments: &Arguments) -> anyhow::Result<bool> {
     Ok(violations == 0 && !searched.is_empty())
 }
 
-/// One line for a scenario, and more for what is wrong.
-fn tell(name: &str, found: &anyhow::Result<Found>, others: &[String], took: Duration) {
-    match found {
-        Err(error) => println!("{name}: did not come to its end: {error:#}"),
-        Ok(found) => {
-            let Found { schedules, merged, ends, violations, .. } = found;
-            println!(
-                "{name}: {schedules} schedules, {merged} merged, {} ends, {:.1} s",
-                ends.len(),
-                took.as_secs_f64()
-            );
-            violations.iter().for_each(|(what, trace)| println!("    {what}\n        {trace}"));
-            others.iter().for_each(|other| println!("    {other}"));
-        }
-    }
-}
-
 async fn run(database: &PgConnectOptions, scenario: &Scenario) -> anyhow::Result<Found> {
-    let mut world = World::open(database, Edits { inside: scenario.inside, mutant: None }).await?;
+    let mut world = World::open(database, Edits { inside: scenario.is_inside(), mutant: None }).await?;
     let found = Search::new(&mut world, scenario).run(|_| false).await;
     world.close().await?;
     found
 }
 
-async fn run_one(arguments: &Arguments, schedule: &str) -> anyhow::Result<bool> {
-    let scenario = arguments.chosen().into_iter().next().context("no scenario has such a name")?;
-    let database = world::create_database(&arguments.database_url, "interleave").await?;
-    let mut world = World::open(&database, Edits { inside: scenario.inside, mutant: None }).await?;
-    let (trace, found) = Search::new(&mut world, &scenario).run_one(schedule).await?;
+async fn run_one(database: &PgConnectOptions, scenario: &Scenario, schedule: &str) -> anyhow::Result<bool> {
+    let mut world = World::open(database, Edits { inside: scenario.is_inside(), mutant: None }).await?;
+    let (trace, found) = Search::new(&mut world, scenario).run_one(schedule).await?;
     world.close().await?;
     println!("{}: {trace}", scenario.name);
-    found.ends.iter().for_each(|end| println!("    {end}"));
-    found.violations.keys().for_each(|what| println!("    {what}"));
+    found.ends.iter().chain(found.violations.keys()).for_each(|line| println!("    {line}"));
     Ok(found.violations.is_empty())
 }
 
@@ -174,35 +146,32 @@ fn runtime() -> anyhow::Result<Runtime> {
 /// Shares work among some threads, each with a database of its own, and returns the results in the order in which they
 /// came.
 fn share<W: Send, R: Send>(
-    server: &PgConnectOptions,
-    database: &str,
+    databases: &[PgConnectOptions],
     work: Vec<W>,
     run: impl AsyncFn(&PgConnectOptions, W) -> R + Sync,
 ) -> anyhow::Result<Vec<R>> {
     let work = Mutex::new(VecDeque::from(work));
     let (sender, results) = mpsc::channel();
-    let (work, run) = (&work, &run);
+    let next = || work.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    let (next, run) = (&next, &run);
     std::thread::scope(|scope| {
-        // Most of the time a world waits for the server.
-        let threads: Vec<_> = (0..2 * std::thread::available_parallelism()?.get())
-            .map(|thread| {
-                let sender = sender.clone();
-                scope.spawn(move || {
-                    runtime()?.block_on(async {
-                        let database = world::create_database(server, &format!("{database}_{thread}")).await?;
-                        loop {
-                            let next = work.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-                            let Some(next) = next else { return anyhow::Ok(()) };
-                            let _ = sender.send(run(&database, next).await);
-                        }
-                    })
-                })
+        let start = |database| {
+            let sender = sender.clone();
+            scope.spawn(move || {
+                runtime()?.block_on(async {
+                    while let Some(one) = next() {
+                        let _ = sender.send(run(database, one).await);
+                    }
+                });
+                anyhow::Ok(())
             })
-            .collect();
-        drop(sender);
+        };
+        let threads: Vec<_> = databases.iter().map(start).collect();
         for thread in threads {
             thread.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))??;
         }
-        Ok(results.into_iter().collect())
-    })
+        Ok::<_, anyhow::Error>(())
+    })?;
+    drop(sender);
+    Ok(results.into_iter().collect())
 }

@@ -1,266 +1,244 @@
-//! The scenarios: a few actors on one key, and what is stored before.
+//! The scenarios: a few actors on one key, and what is special about each.
 
 use std::time::Duration;
 
-use pg_idempotency::{Idempotency, InFlight, RoundTrips};
+use pg_idempotency::lease::Policy;
+use pg_idempotency::{InFlight, RoundTrips};
 
+use crate::actors::Before::{
+    self, Completed, Expired, ExpiredEvent, ExpiredMark, InDoubt, Lapsed, LapsedAndExpired, Paid, Released,
+};
+use crate::actors::Ending::{Completes, Releases, Renews};
+use crate::actors::Manner::{Commits, Fails, Keeps, Regrets, RollsBack, Undoes};
+use crate::actors::Verb::{Forget, Release, Resolve, ResolveStep};
+use crate::actors::Way::{Isolated, OtherBody, Plain, RepeatableRead, Run, Twice};
 use crate::actors::{
-    AT_LEAST_ONCE, AT_MOST_ONCE, Actor, Before, Ending, Isolation, Manner, PAY, REJECT, SEND, Verb, WAIT, call,
-    call_isolated, call_that, call_twice, call_with_other_body, expire, lapse, mark, mark_many, operate, own,
-    own_and_fail, resume, run, run_that, sweep, work_in,
+    AT_LEAST_ONCE, AT_MOST_ONCE, Actor, LEASE, PAY, REJECT, SEND, WAIT, call, expire, lapse, mark, mark_many, operate,
+    outlive, own, own_and_fail, resume, sweep, work_in,
+};
+use With::{
+    After, Drops, GivesUp, Inside, IsInside, Kills, ManyKeys, Most, Patient, Unlike, Unmerged, WaitsInside, Works,
 };
 
+#[derive(Clone)]
 pub(crate) struct Scenario {
     pub(crate) name: String,
-    pub(crate) before: Vec<Before>,
     pub(crate) actors: Vec<Actor>,
-    /// How often an effect may be there.
-    pub(crate) most_effects: usize,
-    pub(crate) effects: Effects,
-    /// Every lock is that of the one key.
-    pub(crate) one_key: bool,
-    /// Statements that may wait here, for a documented reason.
-    pub(crate) may_wait: &'static [&'static str],
-    /// A call may be told that the key is in flight while another transaction has the row without the key's lock.
-    pub(crate) may_give_up: bool,
-    pub(crate) drops: &'static [usize],
-    pub(crate) kills: &'static [usize],
-    /// Whether a wait may end by its limit.
-    pub(crate) time_outs: bool,
-    /// Whether equal states are merged. At repeatable read, what an actor has heard does not show its snapshot.
-    pub(crate) merged: bool,
-    /// Whether statements stop between their snapshot and their lock, too.
-    pub(crate) inside: bool,
+    with: Vec<With>,
 }
 
-/// What the effects have to be like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effects {
-    /// An effect is there if and only if its call has performed, and each response is that of such a call.
-    OfCalls,
-    /// Each response is that of work that was done. Work may be done and its result not stored.
-    OfWork,
+/// What is special about a scenario.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum With {
+    /// A record of an earlier call.
+    After(Before),
+    /// An effect may be there so often, and not once only: a key that expires or is forgotten is new.
+    Most(usize),
+    /// Work may be done and its result not stored.
+    Works,
     /// The responses do not show which call has performed.
     Unlike,
-}
-
-/// A scenario of transaction mode.
-fn calls<const N: usize>(name: &str, actors: [Actor; N]) -> Scenario {
-    Scenario {
-        name: name.to_owned(),
-        before: Vec::new(),
-        actors: actors.into(),
-        most_effects: 1,
-        effects: Effects::OfCalls,
-        one_key: true,
-        may_wait: &[],
-        may_give_up: false,
-        drops: &[],
-        kills: &[],
-        time_outs: true,
-        merged: true,
-        inside: false,
-    }
-}
-
-/// A scenario of lease mode, where work can be done more than once.
-fn leases<const N: usize>(name: &str, actors: [Actor; N]) -> Scenario {
-    // An owner that stores its result after its lease has lapsed has the row, and not the lock.
-    Scenario { most_effects: N, effects: Effects::OfWork, may_give_up: true, ..calls(name, actors) }
-}
-
-/// A scenario of operations in steps, none of which is done twice.
-fn steps<const N: usize>(name: &str, actors: [Actor; N]) -> Scenario {
-    Scenario { most_effects: 1, effects: Effects::Unlike, ..leases(name, actors) }
-}
-
-/// A scenario of batches of marks.
-fn batches<const N: usize>(name: &str, actors: [Actor; N]) -> Scenario {
-    Scenario { effects: Effects::Unlike, one_key: false, ..calls(name, actors) }
+    /// Not every lock is that of one key.
+    ManyKeys,
+    /// The future of this actor may be dropped.
+    Drops(usize),
+    /// The server's process of this actor may be killed.
+    Kills(usize),
+    /// No wait ends by its limit.
+    Patient,
+    /// A call may be told that the key is in flight while another transaction has the row without the key's lock.
+    GivesUp,
+    /// Equal states are not merged. At repeatable read, what an actor has heard does not show its snapshot.
+    Unmerged,
+    /// There is a second scenario, in which statements stop between their snapshot and their lock, too.
+    Inside,
+    /// This is the second one.
+    IsInside,
+    /// This statement may wait there, for a documented reason.
+    WaitsInside(&'static str),
 }
 
 impl Scenario {
-    fn after(mut self, before: Before) -> Self {
-        self.before.push(before);
+    fn new(name: &str, actors: impl Into<Vec<Actor>>, with: &[With], and: &[With]) -> Self {
+        Self { name: name.to_owned(), actors: actors.into(), with: [with, and].concat() }
+    }
+
+    pub(crate) fn has(&self, with: With) -> bool {
+        self.with.contains(&with)
+    }
+
+    pub(crate) fn is_inside(&self) -> bool {
+        self.has(IsInside)
+    }
+
+    pub(crate) fn before(&self) -> impl Iterator<Item = Before> {
+        self.with.iter().filter_map(|with| if let After(before) = with { Some(*before) } else { None })
+    }
+
+    pub(crate) fn most_effects(&self) -> usize {
+        self.with.iter().find_map(|with| if let Most(most) = with { Some(*most) } else { None }).unwrap_or(1)
+    }
+
+    fn inside(mut self) -> Self {
+        self.name += "-inside";
+        self.with.push(IsInside);
         self
     }
+}
 
-    /// A key that expires or is forgotten is new.
-    fn effects(self, most_effects: usize) -> Self {
-        Self { most_effects, ..self }
-    }
+/// A scenario of transaction mode.
+fn calls<const N: usize>(name: &str, actors: [Actor; N], with: &[With]) -> Scenario {
+    Scenario::new(name, actors, with, &[])
+}
 
-    fn dropping(self, drops: &'static [usize]) -> Self {
-        Self { drops, ..self }
-    }
+/// A scenario of lease mode, where work can be done more than once.
+fn leases<const N: usize>(name: &str, actors: [Actor; N], with: &[With]) -> Scenario {
+    // An owner that stores its result after its lease has lapsed has the row, and not the lock.
+    Scenario::new(name, actors, with, &[Most(N), Works, GivesUp])
+}
 
-    fn killing(self, kills: &'static [usize]) -> Self {
-        Self { kills, ..self }
-    }
+/// A scenario of operations in steps, none of which is done twice.
+fn steps<const N: usize>(name: &str, actors: [Actor; N], with: &[With]) -> Scenario {
+    Scenario::new(name, actors, with, &[Unlike, GivesUp])
+}
 
-    fn undoing(self) -> Self {
-        Self { effects: Effects::Unlike, ..self }
-    }
-
-    fn unmerged(self) -> Self {
-        Self { merged: false, ..self }
-    }
-
-    fn patient(self) -> Self {
-        Self { time_outs: false, ..self }
-    }
-
-    fn giving_up(self) -> Self {
-        Self { may_give_up: true, ..self }
-    }
-
-    fn inside(self) -> Self {
-        Self { inside: true, name: format!("{}-inside", self.name), ..self }
-    }
-
-    fn may_wait(self, may_wait: &'static [&'static str]) -> Self {
-        Self { may_wait, ..self }
-    }
+/// A scenario of batches of marks.
+fn batches<const N: usize>(name: &str, actors: [Actor; N], with: &[With]) -> Scenario {
+    Scenario::new(name, actors, with, &[Unlike, ManyKeys])
 }
 
 const BOTH: [&str; 2] = [PAY, SEND];
 const LONG: InFlight = InFlight::Wait(Duration::from_secs(600));
 
-fn plainly(manner: Manner) -> Actor {
-    call_that(manner, Isolation::ReadCommitted, WAIT)
-}
-
-fn at_repeatable_read(options: Idempotency) -> Actor {
-    call_that(Manner::Keeps, Isolation::RepeatableRead, options)
-}
-
 pub(crate) fn all() -> Vec<Scenario> {
     let fewest = WAIT.with_round_trips(RoundTrips::Fewest);
     let select_first = WAIT.with_round_trips(RoundTrips::SelectFirst);
-    let wait = || call(WAIT);
-    let reject = || call(REJECT);
-    let owns = || own(AT_LEAST_ONCE, Ending::Completes);
-    let renews = || own(AT_LEAST_ONCE, Ending::Renews);
-    let owns_once = || own(AT_MOST_ONCE, Ending::Completes);
-    let marks = || mark(LONG, Manner::Keeps);
-    let batch = |events| mark_many(events, LONG, Manner::Keeps);
-    use Before::*;
-    use Manner::*;
-    vec![
-        // The longest search of all comes first, so that the threads end together.
-        steps("steps-pay-lapses", [work_in(&[PAY]), lapse(), work_in(&[PAY])]).patient(),
+    let wait = || call(Plain, Keeps, WAIT);
+    let reject = || call(Plain, Keeps, REJECT);
+    let run = |options| call(Run, Keeps, options);
+    let owns = || own(AT_LEAST_ONCE, Completes);
+    let renews = || own(AT_LEAST_ONCE, Renews);
+    // Its heartbeat is not due when the clock moves to that of another owner.
+    let owns_long = || own(Policy::AtLeastOnce { lease: LEASE * 10 }, Completes);
+    let owns_once = || own(AT_MOST_ONCE, Completes);
+    let marks = || mark(LONG, Keeps);
+    let batch = |events| mark_many(events, LONG, Keeps);
+    let scenarios = vec![
+        // The longest searches come first, so that the threads end together. In the second one, a lapsed owner begins a
+        // step between another caller's look and its take-over.
+        steps("steps-pay-lapses", [work_in(&[PAY]), lapse(), work_in(&[PAY])], &[Patient]),
+        steps("steps-send-overtaken", [work_in(&[SEND]), lapse(), work_in(&[])], &[Patient]),
         // New keys.
-        calls("two-wait", [wait(), wait()]),
-        calls("two-reject", [reject(), reject()]),
-        calls("wait-reject", [wait(), reject()]),
-        calls("three-wait", [wait(), wait(), wait()]),
-        calls("three-mixed", [wait(), wait(), reject()]),
-        calls("fails", [plainly(Fails), wait()]),
-        calls("fails-three", [plainly(Fails), wait(), wait()]).patient(),
-        calls("regrets", [plainly(Regrets), wait()]),
-        calls("regrets-reject", [plainly(Regrets), reject()]),
-        calls("commits-inside", [plainly(Commits), wait()]),
-        calls("rolls-back-inside", [plainly(RollsBack), wait()]),
-        calls("twice", [call_twice(WAIT), wait()]),
-        calls("other-body", [wait(), call_with_other_body(WAIT)]),
-        calls("isolated", [call_isolated(Keeps, WAIT), wait()]),
-        calls("isolated-fails", [call_isolated(Fails, WAIT), wait()]),
-        calls("isolated-undoes", [call_isolated(Undoes, WAIT), wait()]).undoing(),
-        calls("run", [run(WAIT), run(WAIT)]),
-        calls("fewest", [run(fewest), run(fewest)]),
-        calls("fewest-plain", [run(fewest), wait()]),
-        calls("fewest-commits-inside", [run_that(Commits, fewest), wait()]),
-        calls("fewest-rolls-back-inside", [run_that(RollsBack, fewest), wait()]),
-        calls("select-first", [run(select_first), run(select_first)]),
-        calls("select-first-fewest", [run(select_first), run(fewest)]),
-        calls("repeatable-read", [wait(), at_repeatable_read(WAIT)]).unmerged(),
-        calls("repeatable-read-two", [at_repeatable_read(WAIT), at_repeatable_read(WAIT)]).unmerged(),
-        calls("drops", [wait(), wait()]).dropping(&[0, 1]),
-        calls("drops-run", [run(WAIT), run(WAIT)]).dropping(&[0, 1]),
-        calls("drops-fewest", [run(fewest), run(fewest)]).dropping(&[0, 1]),
-        calls("kills", [wait(), wait()]).killing(&[0, 1]),
-        calls("kills-run", [run(WAIT), run(WAIT)]).killing(&[0, 1]),
+        calls("two-wait", [wait(), wait()], &[Inside]),
+        calls("two-reject", [reject(), reject()], &[Inside]),
+        calls("wait-reject", [wait(), reject()], &[]),
+        calls("three-wait", [wait(), wait(), wait()], &[]),
+        calls("three-mixed", [wait(), wait(), reject()], &[]),
+        calls("fails", [call(Plain, Fails, WAIT), wait()], &[Inside]),
+        calls("fails-three", [call(Plain, Fails, WAIT), wait(), wait()], &[Patient]),
+        calls("regrets", [call(Plain, Regrets, WAIT), wait()], &[]),
+        calls("regrets-reject", [call(Plain, Regrets, WAIT), reject()], &[]),
+        calls("commits-inside", [call(Plain, Commits, WAIT), wait()], &[]),
+        calls("rolls-back-inside", [call(Plain, RollsBack, WAIT), wait()], &[]),
+        calls("twice", [call(Twice, Keeps, WAIT), wait()], &[]),
+        calls("other-body", [wait(), call(OtherBody, Keeps, WAIT)], &[]),
+        calls("isolated", [call(Isolated, Keeps, WAIT), wait()], &[]),
+        calls("isolated-fails", [call(Isolated, Fails, WAIT), wait()], &[]),
+        calls("isolated-undoes", [call(Isolated, Undoes, WAIT), wait()], &[Unlike]),
+        calls("run", [run(WAIT), run(WAIT)], &[]),
+        calls("fewest", [run(fewest), run(fewest)], &[]),
+        calls("fewest-plain", [run(fewest), wait()], &[]),
+        calls("fewest-commits-inside", [call(Run, Commits, fewest), wait()], &[]),
+        calls("fewest-rolls-back-inside", [call(Run, RollsBack, fewest), wait()], &[]),
+        calls("select-first", [run(select_first), run(select_first)], &[]),
+        calls("select-first-fewest", [run(select_first), run(fewest)], &[]),
+        calls("repeatable-read", [wait(), call(RepeatableRead, Keeps, WAIT)], &[Unmerged]),
+        calls(
+            "repeatable-read-two",
+            [call(RepeatableRead, Keeps, WAIT), call(RepeatableRead, Keeps, WAIT)],
+            &[Unmerged],
+        ),
+        calls("drops", [wait(), wait()], &[Drops(0), Drops(1)]),
+        calls("drops-run", [run(WAIT), run(WAIT)], &[Drops(0), Drops(1)]),
+        calls("drops-fewest", [run(fewest), run(fewest)], &[Drops(0), Drops(1)]),
+        calls("kills", [wait(), wait()], &[Kills(0), Kills(1)]),
+        calls("kills-run", [run(WAIT), run(WAIT)], &[Kills(0), Kills(1)]),
         // Records that are expired, swept, forgotten or released.
-        calls("completed-sweep", [wait(), sweep()]).after(Completed),
-        calls("expired-two", [wait(), wait()]).after(Expired),
-        calls("expired-reject", [reject(), reject()]).after(Expired),
-        calls("expired-three", [wait(), wait(), wait()]).after(Expired).patient(),
-        calls("expired-fails", [plainly(Fails), wait()]).after(Expired),
-        calls("expired-regrets", [plainly(Regrets), reject()]).after(Expired),
-        calls("expired-isolated-fails", [call_isolated(Fails, WAIT), wait()]).after(Expired),
-        calls("expired-fewest", [run(fewest), run(fewest)]).after(Expired),
-        calls("expired-repeatable-read", [reject(), at_repeatable_read(REJECT)]).after(Expired).unmerged(),
-        calls("expired-sweep", [wait(), sweep()]).after(Expired),
-        calls("expired-reject-sweep", [reject(), sweep()]).after(Expired).giving_up(),
-        calls("expired-two-sweep", [wait(), wait(), sweep()]).after(Expired).patient(),
-        calls("expired-forget", [wait(), wait(), operate(Verb::Forget)]).after(Expired).effects(2).patient(),
-        calls("completed-forget", [wait(), reject(), operate(Verb::Forget)]).after(Completed),
-        calls("expires", [wait(), expire(), wait()]).effects(2),
-        calls("expires-completed", [wait(), expire(), reject()]).after(Completed),
-        calls("expires-sweep", [wait(), expire(), sweep()]).after(Completed),
-        calls("released-two", [wait(), wait()]).after(Released),
-        calls("released-three", [reject(), reject(), reject()]).after(Released),
+        calls("completed-sweep", [wait(), sweep()], &[After(Completed)]),
+        calls("expired-two", [wait(), wait()], &[After(Expired), Inside]),
+        calls("expired-reject", [reject(), reject()], &[After(Expired)]),
+        calls("expired-three", [wait(), wait(), wait()], &[After(Expired), Patient]),
+        calls("expired-fails", [call(Plain, Fails, WAIT), wait()], &[After(Expired)]),
+        calls("expired-regrets", [call(Plain, Regrets, WAIT), reject()], &[After(Expired)]),
+        calls("expired-isolated-fails", [call(Isolated, Fails, WAIT), wait()], &[After(Expired)]),
+        calls("expired-fewest", [run(fewest), run(fewest)], &[After(Expired)]),
+        calls("expired-repeatable-read", [reject(), call(RepeatableRead, Keeps, REJECT)], &[After(Expired), Unmerged]),
+        calls("expired-sweep", [wait(), sweep()], &[After(Expired), Inside]),
+        calls("expired-reject-sweep", [reject(), sweep()], &[After(Expired), GivesUp]),
+        calls("expired-two-sweep", [wait(), wait(), sweep()], &[After(Expired), Patient]),
+        calls("expired-forget", [wait(), wait(), operate(Forget)], &[After(Expired), Most(2), Patient]),
+        calls("completed-forget", [wait(), reject(), operate(Forget)], &[After(Completed)]),
+        calls("expires", [wait(), expire(), wait()], &[Most(2)]),
+        calls("expires-completed", [wait(), expire(), reject()], &[After(Completed)]),
+        calls("expires-sweep", [wait(), expire(), sweep()], &[After(Completed)]),
+        calls("released-two", [wait(), wait()], &[After(Released), Inside]),
+        calls("released-three", [reject(), reject(), reject()], &[After(Released)]),
         // Leases.
-        leases("lease-two", [owns(), owns()]).effects(1),
-        leases("lease-once", [owns_once(), owns_once()]).effects(1),
-        leases("lease-releases", [own(AT_LEAST_ONCE, Ending::Releases), owns()]),
-        leases("lease-fails", [own_and_fail(AT_LEAST_ONCE), owns()]),
-        leases("lease-once-fails", [own_and_fail(AT_MOST_ONCE), owns_once()]).effects(1),
-        leases("lease-once-fails-resolve", [own_and_fail(AT_MOST_ONCE), lapse(), operate(Verb::Resolve)]),
-        leases("lease-once-fails-release", [own_and_fail(AT_MOST_ONCE), lapse(), operate(Verb::Release)]),
-        leases("lease-lapses", [owns(), lapse(), owns()]),
-        leases("lease-once-lapses", [owns_once(), lapse(), owns_once()]).effects(1),
-        leases("lease-release-lapses", [own(AT_LEAST_ONCE, Ending::Releases), lapse(), owns()]).patient(),
-        leases("lease-renews", [renews(), owns()]).effects(1),
-        leases("lease-renews-expires", [renews(), expire(), lapse()]),
-        leases("lease-renews-resolve", [renews(), lapse(), operate(Verb::Resolve)]),
-        leases("lease-renews-release", [renews(), lapse(), operate(Verb::Release)]),
-        leases("lapsed-two", [owns(), owns()]).after(Lapsed(AT_LEAST_ONCE)),
-        leases("lapsed-once-resolve", [owns_once(), operate(Verb::Resolve)]).after(Lapsed(AT_MOST_ONCE)),
-        leases("lapsed-once-release", [owns_once(), operate(Verb::Release), owns_once()]).after(Lapsed(AT_MOST_ONCE)),
-        leases("lapsed-forget", [owns(), operate(Verb::Forget)]).after(Lapsed(AT_LEAST_ONCE)),
-        leases("lease-operators", [owns(), lapse(), operate(Verb::Resolve)]),
-        leases("lease-operator-releases", [owns_once(), lapse(), operate(Verb::Release)]),
-        leases("lapsed-operators", [operate(Verb::Resolve), operate(Verb::Release)]).after(Lapsed(AT_MOST_ONCE)),
-        leases("lease-expired-sweep", [owns(), sweep()]).after(LapsedAndExpired(AT_LEAST_ONCE)),
-        leases("lease-ends-sweep", [owns(), expire(), lapse(), sweep()]),
-        leases("lease-kills", [own(AT_LEAST_ONCE, Ending::Releases), owns()]).killing(&[0]),
-        leases("lease-other-mode", [owns(), wait()]),
+        // Inside, a claim can wait in its insert for the completion of a lease: DESIGN.md.
+        leases("lease-two", [owns(), owns()], &[Most(1), Inside, WaitsInside("claim")]),
+        leases("lease-once", [owns_once(), owns_once()], &[Most(1)]),
+        leases("lease-releases", [own(AT_LEAST_ONCE, Releases), owns()], &[]),
+        leases("lease-fails", [own_and_fail(AT_LEAST_ONCE), owns()], &[]),
+        leases("lease-once-fails", [own_and_fail(AT_MOST_ONCE), owns_once()], &[Most(1)]),
+        leases("lease-once-fails-resolve", [own_and_fail(AT_MOST_ONCE), lapse(), operate(Resolve)], &[]),
+        leases("lease-once-fails-release", [own_and_fail(AT_MOST_ONCE), lapse(), operate(Release)], &[]),
+        leases("lease-lapses", [owns(), lapse(), owns()], &[]),
+        leases("lease-once-lapses", [owns_once(), lapse(), owns_once()], &[Most(1)]),
+        leases("lease-release-lapses", [own(AT_LEAST_ONCE, Releases), lapse(), owns()], &[Patient]),
+        leases("lease-renews", [renews(), owns()], &[Most(1)]),
+        leases("lease-renews-expires", [renews(), expire(), lapse()], &[]),
+        leases("lease-renews-resolve", [renews(), lapse(), operate(Resolve)], &[]),
+        leases("lease-renews-release", [renews(), lapse(), operate(Release)], &[]),
+        // A heartbeat between another caller's look and its take-over.
+        leases("lease-renews-lapses", [renews(), lapse(), owns_long()], &[Patient]),
+        leases("lease-renews-outlived", [renews(), outlive(), owns_long()], &[Patient]),
+        leases("lapsed-two", [owns(), owns()], &[After(Lapsed(AT_LEAST_ONCE)), Inside]),
+        leases("lapsed-once-resolve", [owns_once(), operate(Resolve)], &[After(Lapsed(AT_MOST_ONCE))]),
+        leases("lapsed-once-release", [owns_once(), operate(Release), owns_once()], &[After(Lapsed(AT_MOST_ONCE))]),
+        leases("lapsed-forget", [owns(), operate(Forget)], &[After(Lapsed(AT_LEAST_ONCE))]),
+        leases("lease-operators", [owns(), lapse(), operate(Resolve)], &[]),
+        leases("lease-operator-releases", [owns_once(), lapse(), operate(Release)], &[]),
+        leases("lapsed-operators", [operate(Resolve), operate(Release)], &[After(Lapsed(AT_MOST_ONCE))]),
+        leases("lease-expired-sweep", [owns(), sweep()], &[After(LapsedAndExpired(AT_LEAST_ONCE))]),
+        leases("lease-ends-sweep", [owns(), expire(), lapse(), sweep()], &[]),
+        leases("lease-kills", [own(AT_LEAST_ONCE, Releases), owns()], &[Kills(0)]),
+        leases("lease-other-mode", [owns(), wait()], &[]),
         // Steps.
-        steps("steps-two", [work_in(&BOTH), work_in(&BOTH)]),
-        steps("steps-send-lapses", [work_in(&[SEND]), lapse(), operate(Verb::Release)]),
-        steps("steps-pay-release", [work_in(&[PAY]), lapse(), operate(Verb::Release)]),
-        steps("steps-pay-resolve", [work_in(&[PAY]), lapse(), operate(Verb::Resolve)]),
-        steps("steps-send-resolve", [work_in(&[SEND]), lapse(), operate(Verb::Resolve)]),
-        steps("steps-paid-two", [work_in(&BOTH), work_in(&BOTH)]).after(Paid),
-        steps("steps-resume", [work_in(&BOTH), resume(&BOTH)]).after(Paid),
-        steps("steps-resume-two", [resume(&BOTH), resume(&BOTH)]).after(Paid),
-        steps("steps-resume-sweep", [resume(&[PAY]), expire(), sweep()]).after(Paid),
-        steps("steps-in-doubt", [work_in(&[SEND]), operate(Verb::ResolveStep)]).after(InDoubt),
-        steps("steps-in-doubt-release", [work_in(&[SEND]), operate(Verb::Release)]).after(InDoubt),
+        steps("steps-two", [work_in(&BOTH), work_in(&BOTH)], &[]),
+        steps("steps-send-lapses", [work_in(&[SEND]), lapse(), operate(Release)], &[]),
+        steps("steps-pay-release", [work_in(&[PAY]), lapse(), operate(Release)], &[]),
+        steps("steps-pay-resolve", [work_in(&[PAY]), lapse(), operate(Resolve)], &[]),
+        steps("steps-send-resolve", [work_in(&[SEND]), lapse(), operate(Resolve)], &[]),
+        steps("steps-paid-two", [work_in(&BOTH), work_in(&BOTH)], &[After(Paid)]),
+        steps("steps-resume", [work_in(&BOTH), resume(&BOTH)], &[After(Paid)]),
+        steps("steps-resume-two", [resume(&BOTH), resume(&BOTH)], &[After(Paid)]),
+        steps("steps-resume-sweep", [resume(&[PAY]), expire(), sweep()], &[After(Paid)]),
+        steps("steps-in-doubt", [work_in(&[SEND]), operate(ResolveStep)], &[After(InDoubt)]),
+        steps("steps-in-doubt-release", [work_in(&[SEND]), operate(Release)], &[After(InDoubt)]),
         // Marks.
-        calls("mark-two", [marks(), marks()]),
-        calls("mark-regrets", [mark(LONG, Regrets), marks()]),
-        calls("mark-reject", [marks(), mark(InFlight::Reject, Keeps)]),
-        calls("mark-expired", [marks(), marks()]).after(ExpiredMark),
-        calls("mark-expired-sweep", [marks(), sweep()]).after(ExpiredMark),
-        batches("batch-overlap", [batch("ab"), batch("ba")]),
-        batches("batch-three", [batch("ab"), batch("bc"), batch("ca")]).patient(),
+        calls("mark-two", [marks(), marks()], &[Inside]),
+        calls("mark-regrets", [mark(LONG, Regrets), marks()], &[]),
+        calls("mark-reject", [marks(), mark(InFlight::Reject, Keeps)], &[]),
+        calls("mark-expired", [marks(), marks()], &[After(ExpiredMark)]),
+        calls("mark-expired-sweep", [marks(), sweep()], &[After(ExpiredMark)]),
+        batches("batch-overlap", [batch("ab"), batch("ba")], &[Inside]),
+        batches("batch-three", [batch("ab"), batch("bc"), batch("ca")], &[Patient]),
         // The last round has two statements, and the owner may end between them.
-        batches("batch-regrets", [mark_many("ab", LONG, Regrets), batch("ab")]).giving_up(),
-        batches("batch-expired", [batch("ab"), batch("ba")]).after(ExpiredEvent('a')).after(ExpiredEvent('b')),
-        batches("batch-expired-sweep", [batch("ab"), sweep()]).after(ExpiredEvent('a')).after(ExpiredEvent('b')),
-        // Between the snapshot and the lock.
-        calls("two-wait", [wait(), wait()]).inside(),
-        calls("two-reject", [reject(), reject()]).inside(),
-        calls("fails", [plainly(Fails), wait()]).inside(),
-        calls("expired-two", [wait(), wait()]).after(Expired).inside(),
-        calls("expired-sweep", [wait(), sweep()]).after(Expired).inside(),
-        calls("released-two", [wait(), wait()]).after(Released).inside(),
-        // A claim can wait in its insert for the completion of a lease: DESIGN.md.
-        leases("lease-two", [owns(), owns()]).effects(1).may_wait(&["claim"]).inside(),
-        leases("lapsed-two", [owns(), owns()]).after(Lapsed(AT_LEAST_ONCE)).inside(),
-        calls("mark-two", [marks(), marks()]).inside(),
-        batches("batch-overlap", [batch("ab"), batch("ba")]).inside(),
-    ]
+        batches("batch-regrets", [mark_many("ab", LONG, Regrets), batch("ab")], &[GivesUp]),
+        batches("batch-expired", [batch("ab"), batch("ba")], &[After(ExpiredEvent('a')), After(ExpiredEvent('b'))]),
+        batches("batch-expired-sweep", [batch("ab"), sweep()], &[After(ExpiredEvent('a')), After(ExpiredEvent('b'))]),
+    ];
+    let inside: Vec<_> =
+        scenarios.iter().filter(|scenario| scenario.has(Inside)).cloned().map(Scenario::inside).collect();
+    scenarios.into_iter().chain(inside).collect()
 }

@@ -1,4 +1,4 @@
-//! The names of statements, by their leading keywords and what they touch, and the edits of their texts on the wire.
+//! The names of statements, and the edits of their texts on the wire.
 
 use crate::mutants::Mutant;
 
@@ -8,7 +8,6 @@ pub(crate) const AWAIT: &str = "await";
 pub(crate) const PAUSE: &str = "pause";
 /// An actor that ends a retention or a lease.
 pub(crate) const MOVES_TIME: &str = "move time";
-
 /// The start of a statement, a part of it, and its name. The first that matches counts. No list of columns is compared,
 /// so the statements may change.
 const NAMES: &[(&str, &str, &str)] = &[
@@ -78,11 +77,6 @@ pub(crate) fn name(sql: &str) -> &'static str {
     named.map_or("", |(.., name)| name)
 }
 
-/// Whether the order of this statement among those of others is a choice.
-pub(crate) fn matters(name: &str) -> bool {
-    !name.is_empty()
-}
-
 /// Whether it only ends a transaction, which matters if the transaction has a lock.
 pub(crate) fn only_ends(name: &str) -> bool {
     matches!(name, "commit" | "rollback")
@@ -103,18 +97,8 @@ pub(crate) fn plain(sql: &str) -> String {
     words.join(" ")
 }
 
-/// Before the name of a function of the schema, as a statement.
-pub(crate) const FUNCTION: &str = "function ";
-
-/// The functions of the schema that this statement calls, named as statements.
-pub(crate) fn functions(sql: &str) -> impl Iterator<Item = String> {
-    let called = sql.split("idempotency.").skip(1).filter_map(|rest| rest.split_once('('));
-    let is_name = |name: &str| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
-    called.map(|(name, _)| name).filter(move |name| is_name(name)).map(|name| format!("{FUNCTION}{name}"))
-}
-
 /// The edits of the statements that pass a wire.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Edits {
     /// Each try of an advisory lock first stops at a gate.
     pub(crate) inside: bool,

@@ -1,7 +1,7 @@
 //! The wire between an actor and the server. It holds each message that matters until the explorer lets it go, and
 //! writes down what the server answers.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -25,15 +25,6 @@ pub(crate) enum At {
     Server,
 }
 
-/// How a held message goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pass {
-    /// As it is. A wait does not end by its own limit.
-    Unchanged,
-    /// The wait that it asks for ends after a millisecond.
-    TimedOut,
-}
-
 /// A connection of an actor.
 #[derive(Debug)]
 pub(crate) struct Lane {
@@ -44,10 +35,11 @@ pub(crate) struct Lane {
     pub(crate) statement: &'static str,
     /// Whether a COMMIT or ROLLBACK is held that nobody has examined.
     pub(crate) unexamined: bool,
-    pub(crate) timed_out: bool,
+    /// Whether the present statement is a wait that ends after a millisecond.
+    pub(crate) in_vain: bool,
     /// As in ReadyForQuery: `I`, `T` or `E`.
     pub(crate) transaction: u8,
-    go: Option<oneshot::Sender<Pass>>,
+    go: Option<oneshot::Sender<bool>>,
 }
 
 /// A part of what an actor has sent and heard.
@@ -85,8 +77,6 @@ pub(crate) struct Inner {
     pub(crate) version: u64,
     /// The statements that were prepared, by name, as they were before an edit.
     pub(crate) sql: Sql,
-    /// The functions of the schema that were called.
-    pub(crate) functions: BTreeSet<String>,
     last: u64,
 }
 
@@ -104,14 +94,14 @@ impl Board {
         result
     }
 
-    /// Lets the held message of this connection go.
-    pub(crate) fn pass(&self, lane: u64, pass: Pass) {
+    /// Lets the held message of this connection go. If it is a wait in vain, its limit ends it.
+    pub(crate) fn pass(&self, lane: u64, in_vain: bool) {
         self.change(|board| {
             let Some(lane) = board.lanes.get_mut(&lane) else { return };
-            lane.timed_out = pass == Pass::TimedOut;
+            lane.in_vain = in_vain;
             lane.at = At::Server;
             if let Some(go) = lane.go.take() {
-                let _ = go.send(pass);
+                let _ = go.send(in_vain);
             }
         });
     }
@@ -123,7 +113,7 @@ impl Board {
             let held = board.lanes.iter().filter(|(_, lane)| lane.actor == actor && lane.at == At::Held);
             held.map(|(&id, _)| id).collect()
         });
-        held.into_iter().for_each(|lane| self.pass(lane, Pass::Unchanged));
+        held.into_iter().for_each(|lane| self.pass(lane, false));
     }
 }
 
@@ -165,7 +155,7 @@ async fn connect(client: UnixStream, path: PathBuf, actor: usize, board: Arc<Boa
             at: At::Server,
             statement: "connect",
             unexamined: false,
-            timed_out: false,
+            in_vain: false,
             transaction: b'I',
             go: None,
         };
@@ -211,9 +201,9 @@ impl Wire {
         loop {
             let mut batch = self.read(&mut from, &mut prepared).await?;
             let name = batch.sql.as_deref().map_or("", statement::name);
-            let pass = if statement::matters(name) { self.hold(name).await } else { Pass::Unchanged };
+            let in_vain = !name.is_empty() && self.hold(name).await;
             if let (statement::AWAIT, Some(limit)) = (name, batch.parameters.get(4)) {
-                let milliseconds: i64 = if pass == Pass::TimedOut { 1 } else { 60_000 };
+                let milliseconds: i64 = if in_vain { 1 } else { 60_000 };
                 batch.bytes[limit.clone()].copy_from_slice(&milliseconds.to_be_bytes());
             }
             self.sent(name, &batch);
@@ -231,9 +221,8 @@ impl Wire {
                     let name = until_zero(&body).to_vec();
                     let sql = String::from_utf8_lossy(until_zero(&body[name.len() + 1..])).into_owned();
                     let rest = body.split_off(name.len() + sql.len() + 2);
-                    self.note(&sql);
                     let statement = statement::name(&sql);
-                    if statement::matters(statement) && statement != statement::MOVES_TIME {
+                    if !matches!(statement, "" | statement::MOVES_TIME) {
                         self.board.lock().sql.entry(statement.to_owned()).or_default().insert(sql.clone());
                     }
                     body = [&*name, &[0], self.edits.apply(&sql).as_bytes(), &[0], &*rest].concat();
@@ -248,7 +237,11 @@ impl Wire {
                 }
                 b'Q' => {
                     let sql = String::from_utf8_lossy(until_zero(&body)).into_owned();
-                    self.note(&sql);
+                    // Its values are literals. Only which function it calls is worth knowing.
+                    if let Some((call, _)) = sql.split_once('(').filter(|(call, _)| call.contains("idempotency.")) {
+                        let name = format!("{} by a function", statement::name(&sql));
+                        self.board.lock().sql.entry(name).or_default().insert(format!("{call}("));
+                    }
                     body = [self.edits.apply(&sql).as_bytes(), &[0]].concat();
                     batch.sql = Some(sql);
                 }
@@ -263,29 +256,24 @@ impl Wire {
         }
     }
 
-    fn note(&self, sql: &str) {
-        self.board.lock().functions.extend(statement::functions(sql));
-    }
-
-    async fn hold(&self, name: &'static str) -> Pass {
-        let (go, passes) = oneshot::channel();
+    /// Returns whether it is a wait in vain.
+    async fn hold(&self, name: &'static str) -> bool {
+        let (go, goes) = oneshot::channel();
         let held = self.board.change(|board| {
-            if board.players.get(self.actor).is_none_or(|player| player.free) {
-                return false;
-            }
-            let Some(lane) = board.lanes.get_mut(&self.lane) else { return false };
+            let free = board.players.get(self.actor).is_none_or(|player| player.free);
+            let Some(lane) = board.lanes.get_mut(&self.lane).filter(|_| !free) else { return false };
             lane.at = At::Held;
             lane.statement = name;
             lane.unexamined = statement::only_ends(name);
             lane.go = Some(go);
             true
         });
-        if held { passes.await.unwrap_or(Pass::Unchanged) } else { Pass::Unchanged }
+        held && goes.await.unwrap_or(false)
     }
 
     fn sent(&self, name: &'static str, batch: &Batch) {
         self.board.change(|board| {
-            if let Some(player) = board.players.get_mut(self.actor).filter(|_| statement::matters(name)) {
+            if let Some(player) = board.players.get_mut(self.actor).filter(|_| !name.is_empty()) {
                 player.heard.push(Part::Text(name.to_owned()));
                 let eights = batch.parameters.iter().filter_map(|place| batch.bytes[place.clone()].try_into().ok());
                 player.heard.extend(eights.map(Part::Eight));
@@ -294,7 +282,7 @@ impl Wire {
                 lane.at = At::Server;
                 lane.statement = name;
             }
-        });
+        })
     }
 
     async fn down(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> std::io::Result<()> {
@@ -312,7 +300,7 @@ impl Wire {
         let mut inner = self.board.lock();
         let board = &mut *inner;
         let Some(lane) = board.lanes.get_mut(&self.lane) else { return };
-        let heard = board.players.get_mut(self.actor).filter(|_| statement::matters(lane.statement));
+        let heard = board.players.get_mut(self.actor).filter(|_| !lane.statement.is_empty());
         match (kind, heard) {
             (b'K', _) => lane.pid = i32::from_be_bytes(*body.first_chunk().unwrap_or(&[0; 4])),
             (b'D', Some(player)) => player.heard.extend(columns(body)),
@@ -321,7 +309,7 @@ impl Wire {
             (b'Z', _) => {
                 lane.transaction = body.first().copied().unwrap_or(b'I');
                 lane.at = At::Client;
-                lane.timed_out = false;
+                lane.in_vain = false;
                 board.version += 1;
                 self.board.changed.notify_one();
             }

@@ -15,13 +15,16 @@ use tokio::time::timeout;
 use crate::actors::{self, Seat};
 use crate::mutants::Sql;
 use crate::scenarios::Scenario;
-use crate::statement::{self, Edits, FUNCTION};
-use crate::wire::{self, At, Board, Part, Pass};
+use crate::scenarios::With;
+use crate::statement::{self, Edits};
+use crate::wire::{self, At, Board, Part};
 
 /// The most actors of a scenario.
 const SEATS: usize = 4;
 /// A step takes milliseconds. A world that does not come to rest is broken.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks at who waits.
+const MOMENT: Duration = Duration::from_millis(1);
 
 const SCHEMA: &str = "
     create schema interleave;
@@ -29,11 +32,16 @@ const SCHEMA: &str = "
     create table interleave.effect (what text not null, who text not null);
     -- Records of other keys, which no statement may touch.
     create table interleave.bystander (like idempotency.record);
-    -- Stops between the snapshot of a statement and its lock, at a gate that the monitor has locked for this actor.
+    -- Stops between the snapshot of a statement and its lock, at a gate that the monitor has locked for this actor. Two
+    -- gates take turns, so that the second stop of a statement finds its gate locked while the monitor opens the first.
     create function interleave.stop_and_try(int8) returns boolean language plpgsql as $$
+    declare
+        gate int := 3 - coalesce(nullif(current_setting('interleave.gate', true), ''), '1')::int;
+        seat int := current_setting('application_name');
     begin
-        perform pg_advisory_lock_shared(1, current_setting('application_name')::int);
-        perform pg_advisory_unlock_shared(1, current_setting('application_name')::int);
+        perform set_config('interleave.gate', gate::text, false);
+        perform pg_advisory_lock_shared(gate, seat);
+        perform pg_advisory_unlock_shared(gate, seat);
         return pg_try_advisory_xact_lock($1);
     end
     $$;
@@ -98,61 +106,45 @@ pub(crate) struct World {
     pauses: BTreeMap<usize, usize>,
 }
 
-/// A database of its own on this server.
-pub(crate) async fn create_database(server: &PgConnectOptions, name: &str) -> anyhow::Result<PgConnectOptions> {
+/// Databases on this server, one for each thread.
+pub(crate) async fn create_databases(server: &PgConnectOptions, count: usize) -> anyhow::Result<Vec<PgConnectOptions>> {
     let mut conn = PgConnection::connect_with(server).await?;
-    conn.execute(AssertSqlSafe(format!("create database {name}"))).await?;
-    // A deadlock is a violation, and there is no reason to wait for it. Plans and statistics must not change meanwhile.
-    conn.execute(AssertSqlSafe(format!("alter database {name} set deadlock_timeout = '20ms'"))).await?;
-    conn.close().await?;
-    let database = server.clone().database(name).disable_statement_logging();
-    let pool = PgPool::connect_with(database.clone()).await?;
+    conn.execute("create database interleave").await?;
+    let pool = PgPool::connect_with(server.clone().database("interleave")).await?;
     pg_idempotency::migrate(&pool).await?;
-    pool.close().await;
-    let mut conn = PgConnection::connect_with(&database).await?;
     // So that a statement that breaks a rule of the records shows it.
-    conn.execute(include_str!("../../../migrations/strict.sql")).await?;
-    conn.execute(SCHEMA).await?;
+    pool.execute(include_str!("../../../migrations/strict.sql")).await?;
+    pool.execute(SCHEMA).await?;
     for (scope, operation, value) in
         [("other", "call", "key"), ("interleave", "other", "key"), ("interleave", "call", "other")]
     {
-        actors::bystander(&Key::new(scope, operation, value)?)?.write(&mut conn).await?;
+        actors::bystander(&Key::new(scope, operation, value)?)?.write(&pool).await?;
     }
-    conn.execute("insert into interleave.bystander table idempotency.record").await?;
-    conn.close().await?;
-    Ok(database)
-}
-
-/// The definition of this function of the schema.
-pub(crate) async fn function(database: &PgConnectOptions, name: &str) -> anyhow::Result<String> {
-    let mut conn = PgConnection::connect_with(database).await?;
-    let sql = "select pg_get_functiondef(oid) from pg_proc
-        where pronamespace = 'idempotency'::regnamespace and proname = $1";
-    let definition = sqlx::query_scalar(sql).bind(name).fetch_one(&mut conn).await?;
-    conn.close().await?;
-    Ok(definition)
-}
-
-/// Adds the definitions of these functions to the statements.
-pub(crate) async fn add_functions(
-    server: &PgConnectOptions,
-    functions: &BTreeSet<String>,
-    sql: &mut Sql,
-) -> anyhow::Result<()> {
-    let database = create_database(server, "functions").await?;
-    for function in functions {
-        let name = function.strip_prefix(FUNCTION).unwrap_or(function);
-        sql.entry(function.clone()).or_default().insert(self::function(&database, name).await?);
+    pool.execute("insert into interleave.bystander table idempotency.record").await?;
+    pool.close().await;
+    let mut databases = Vec::new();
+    for database in 0..count {
+        let name = format!("interleave_{database}");
+        conn.execute(AssertSqlSafe(format!("create database {name} template interleave"))).await?;
+        // A deadlock is a violation, and there is no reason to wait for it.
+        conn.execute(AssertSqlSafe(format!("alter database {name} set deadlock_timeout = '20ms'"))).await?;
+        databases.push(server.clone().database(&name).disable_statement_logging());
     }
-    Ok(())
+    Ok(databases)
 }
 
-/// Replaces a function of the schema.
-pub(crate) async fn define(database: &PgConnectOptions, function: &str) -> anyhow::Result<()> {
+pub(crate) async fn execute(database: &PgConnectOptions, sql: &str) -> anyhow::Result<()> {
     let mut conn = PgConnection::connect_with(database).await?;
-    let defined = conn.execute(AssertSqlSafe(function.to_owned())).await;
+    let executed = conn.execute(AssertSqlSafe(sql.to_owned())).await;
     conn.close().await?;
-    Ok(defined.map(drop)?)
+    Ok(executed.map(drop)?)
+}
+
+/// Before the name of a function of the schema, as a statement.
+const FUNCTION: &str = "function ";
+
+pub(crate) fn is_function(statement: &str) -> bool {
+    statement.starts_with(FUNCTION)
 }
 
 fn pool(way: &PgConnectOptions) -> PgPool {
@@ -215,7 +207,7 @@ impl World {
         let sql = "delete from idempotency.record; delete from interleave.effect;
             insert into idempotency.record table interleave.bystander";
         self.monitor.execute(sql).await?;
-        for before in &scenario.before {
+        for before in scenario.before() {
             before.fixture(&self.key)?.write(&mut self.monitor).await?;
         }
         self.board.change(|board| {
@@ -224,8 +216,8 @@ impl World {
         });
         (self.rests, self.pauses, self.ended) = Default::default();
         if self.inside {
-            let close =
-                "select pg_advisory_unlock_all(); select pg_advisory_lock(1, seat) from generate_series(0, 3) as seat";
+            let close = "select pg_advisory_unlock_all();
+                select pg_advisory_lock(gate, seat) from generate_series(1, 2) as gate, generate_series(0, 3) as seat";
             self.gates.execute(close).await?;
         }
         self.tasks.clear();
@@ -248,60 +240,82 @@ impl World {
             anyhow::ensure!(Instant::now() < deadline, "the actors do not come to rest: {:?}", self.board.lock());
             let board = self.board.clone();
             let changed = board.changed.notified();
-            let unrest = self.unrest();
-            if !matches!(unrest, Unrest::Computing) && self.pass_read_only_ends().await? {
+            let version = board.lock().version;
+            let Some(Working { lanes, is_news }) = self.working() else {
+                let _ = timeout(100 * MOMENT, changed).await;
+                continue;
+            };
+            if self.pass_read_only_ends().await? {
                 continue;
             }
-            match unrest {
-                Unrest::Computing => {
-                    let _ = timeout(Duration::from_millis(100), changed).await;
-                }
-                Unrest::Server { pids, version, expected } => {
-                    if !expected && timeout(Duration::from_millis(1), changed).await.is_ok() {
-                        continue;
-                    }
-                    let rests = self.blocked(&pids).await?;
-                    if rests.len() == pids.len() && self.board.lock().version == version {
-                        self.rests = rests;
-                        self.rested();
-                        return Ok(());
-                    }
-                    let _ = timeout(Duration::from_millis(1), self.board.changed.notified()).await;
-                }
-                Unrest::None => {
-                    self.rests.clear();
-                    self.rested();
-                    return Ok(());
-                }
+            // Most answers come at once, and not after a wait.
+            if is_news && timeout(MOMENT, changed).await.is_ok() {
+                continue;
             }
+            let rests = if lanes.is_empty() { BTreeMap::new() } else { self.blocked(&lanes).await? };
+            if rests.len() == lanes.len() && board.lock().version == version {
+                self.rests = rests;
+                break;
+            }
+            let _ = timeout(MOMENT, board.changed.notified()).await;
         }
+        let board = self.board.lock();
+        for lane in board.lanes.values().filter(|lane| lane.at == At::Held && lane.statement == statement::PAUSE) {
+            self.pauses.entry(lane.actor).or_insert(self.ended);
+        }
+        Ok(())
     }
 
-    fn unrest(&self) -> Unrest {
+    /// A COMMIT or ROLLBACK of a transaction that has neither written nor locked anything changes nothing for others.
+    async fn pass_read_only_ends(&mut self) -> anyhow::Result<bool> {
+        let held: Vec<(u64, i32)> = {
+            let mut board = self.board.lock();
+            let unexamined = board.lanes.iter_mut().filter(|(_, lane)| lane.at == At::Held && lane.unexamined);
+            unexamined
+                .map(|(&id, lane)| {
+                    lane.unexamined = false;
+                    (id, lane.pid)
+                })
+                .collect()
+        };
+        if held.is_empty() {
+            return Ok(false);
+        }
+        let locking: Vec<i32> = sqlx::query_scalar(
+            "select pid from pg_locks where pid = any($1) and locktype in ('advisory', 'transactionid')",
+        )
+        .bind(held.iter().map(|(_, pid)| *pid).collect::<Vec<_>>())
+        .fetch_all(&mut self.monitor)
+        .await?;
+        let free: Vec<u64> = held.into_iter().filter(|(_, pid)| !locking.contains(pid)).map(|(lane, _)| lane).collect();
+        free.iter().for_each(|&lane| self.board.pass(lane, false));
+        Ok(!free.is_empty())
+    }
+
+    /// The connections on which the server works, if no client computes.
+    fn working(&self) -> Option<Working> {
         let board = self.board.lock();
-        let mut server = Vec::new();
-        let mut expected = true;
+        let mut working = Working { lanes: Vec::new(), is_news: false };
         for (at, player) in board.players.iter().enumerate() {
-            let mut lanes = board.lanes.iter().filter(|(_, lane)| lane.actor == at).peekable();
-            let resting = lanes.clone().any(|(_, lane)| lane.at != At::Client);
-            if player.end.is_none() && !resting {
-                return Unrest::Computing;
-            }
-            if player.end.is_some() && lanes.peek().is_some() {
+            let mut lanes = board.lanes.iter().filter(|(_, lane)| lane.actor == at);
+            let computes = if player.end.is_none() {
+                lanes.clone().all(|(_, lane)| lane.at == At::Client)
+            } else {
                 // Its connections return to the pool.
-                if lanes.clone().any(|(_, lane)| lane.at == At::Client && lane.transaction != b'I') {
-                    return Unrest::Computing;
-                }
-            }
-            for (&id, lane) in lanes.filter(|(_, lane)| lane.at == At::Server) {
-                if lane.timed_out || lane.pid == 0 {
-                    return Unrest::Computing;
-                }
-                expected &= self.rests.contains_key(&id) || lane.statement == statement::AWAIT;
-                server.push((id, lane.pid));
+                lanes.any(|(_, lane)| lane.at == At::Client && lane.transaction != b'I')
+            };
+            if computes {
+                return None;
             }
         }
-        if server.is_empty() { Unrest::None } else { Unrest::Server { pids: server, version: board.version, expected } }
+        for (&id, lane) in board.lanes.iter().filter(|(_, lane)| lane.at == At::Server) {
+            if lane.in_vain || lane.pid == 0 {
+                return None;
+            }
+            working.is_news |= !self.rests.contains_key(&id) && lane.statement != statement::AWAIT;
+            working.lanes.push((id, lane.pid));
+        }
+        Some(working)
     }
 
     async fn blocked(&mut self, lanes: &[(u64, i32)]) -> anyhow::Result<BTreeMap<u64, Rest>> {
@@ -326,60 +340,23 @@ impl World {
         Ok(rests)
     }
 
-    /// A COMMIT or ROLLBACK of a transaction that has neither written nor locked anything changes nothing for others.
-    async fn pass_read_only_ends(&mut self) -> anyhow::Result<bool> {
-        let held: Vec<(u64, i32)> = {
-            let mut board = self.board.lock();
-            let unexamined = board.lanes.iter_mut().filter(|(_, lane)| lane.at == At::Held && lane.unexamined);
-            unexamined
-                .map(|(&id, lane)| (id, std::mem::take(&mut lane.unexamined), lane.pid))
-                .map(|(id, _, pid)| (id, pid))
-                .collect()
-        };
-        if held.is_empty() {
-            return Ok(false);
-        }
-        let pids: Vec<i32> = held.iter().map(|(_, pid)| *pid).collect();
-        let with_locks: Vec<i32> = sqlx::query_scalar(
-            "select distinct pid from pg_locks where pid = any($1) and locktype in ('advisory', 'transactionid')",
-        )
-        .bind(pids)
-        .fetch_all(&mut self.monitor)
-        .await?;
-        let without = held.into_iter().filter(|(_, pid)| !with_locks.contains(pid));
-        Ok(without.map(|(lane, _)| self.board.pass(lane, Pass::Unchanged)).count() > 0)
-    }
-
-    fn rested(&mut self) {
-        let board = self.board.lock();
-        for lane in board.lanes.values().filter(|lane| lane.at == At::Held && lane.statement == statement::PAUSE) {
-            self.pauses.entry(lane.actor).or_insert(self.ended);
-        }
-    }
-
-    /// What may happen next, and whether somebody may still act. `faults` are left to the scenario.
+    /// What may happen next. `faulty`: there was a drop or a kill.
     pub(crate) fn choices(&self, scenario: &Scenario, faulty: bool) -> Vec<Choice> {
         let board = self.board.lock();
         let playing = (0..board.players.len()).filter(|&at| board.players[at].end.is_none());
-        let mut choices = Vec::new();
-        let mut pausing = Vec::new();
+        let (mut choices, mut pausing) = (Vec::new(), Vec::new());
         for at in playing.clone() {
-            match self.next_lane(&board, at) {
-                Some((_, lane)) if lane.at == At::Held && lane.statement == statement::PAUSE => {
-                    // A look before another transaction has ended would see the same.
-                    let waited = self.pauses.get(&at).is_some_and(|&began| began < self.ended);
-                    if waited { &mut choices } else { &mut pausing }.push(Choice::Go(at));
-                }
-                Some(_) => choices.push(Choice::Go(at)),
-                None => {}
-            }
+            let Some((_, lane)) = self.next_lane(&board, at) else { continue };
+            // A look before another transaction has ended would see the same.
+            let pauses = lane.statement == statement::PAUSE && self.pauses.get(&at) == Some(&self.ended);
+            if pauses { &mut pausing } else { &mut choices }.push(Choice::Go(at));
         }
         if choices.is_empty() {
             choices = pausing;
         }
         if !faulty {
-            choices.extend(playing.clone().filter(|at| scenario.drops.contains(at)).map(Choice::Drop));
-            choices.extend(playing.filter(|at| scenario.kills.contains(at)).map(Choice::Kill));
+            choices.extend(playing.clone().filter(|&at| scenario.has(With::Drops(at))).map(Choice::Drop));
+            choices.extend(playing.filter(|&at| scenario.has(With::Kills(at))).map(Choice::Kill));
         }
         choices
     }
@@ -442,25 +419,29 @@ impl World {
             }
             Choice::Go(_) | Choice::TimeOut(_) => {}
         }
-        let (id, name) = {
+        let (id, pid, name) = {
             let board = self.board.lock();
             let (id, lane) = self.next_lane(&board, at).with_context(|| format!("{letter} cannot go on"))?;
-            (id, lane.statement)
+            (id, lane.pid, lane.statement)
         };
         if self.rests.get(&id) == Some(&Rest::Inside) {
             // The process at the gate gets the lock first, and the monitor when it has passed.
-            let pass = sqlx::query("select pg_advisory_unlock(1, $1), pg_advisory_lock(1, $1)").bind(at as i32);
+            let pass = sqlx::query(
+                "select pg_advisory_unlock(classid::int4, objid::int4), pg_advisory_lock(classid::int4, objid::int4)
+                from pg_locks where pid = $1 and locktype = 'advisory' and not granted",
+            )
+            .bind(pid);
             pass.execute(&mut self.gates).await?;
             self.rests.remove(&id);
             return Ok(format!("{letter} {name} goes on"));
         }
         if choice == Choice::TimeOut(at) {
             anyhow::ensure!(name == statement::AWAIT, "{letter} does not wait");
-            self.board.pass(id, Pass::TimedOut);
+            self.board.pass(id, true);
             return Ok(format!("{letter} {name}, in vain"));
         }
         self.ended += usize::from(statement::ends(name));
-        self.board.pass(id, Pass::Unchanged);
+        self.board.pass(id, false);
         Ok(format!("{letter} {name}"))
     }
 
@@ -486,27 +467,40 @@ impl World {
         }
     }
 
+    /// The statements that the actors have sent, and the functions of the schema that these call.
+    pub(crate) async fn sql(&mut self) -> anyhow::Result<Sql> {
+        let mut sql = self.board.lock().sql.clone();
+        let functions: Vec<(String, String)> = sqlx::query_as(
+            "select proname::text, pg_get_functiondef(oid) from pg_proc
+            where pronamespace = 'idempotency'::regnamespace and prokind = 'f'",
+        )
+        .fetch_all(&mut self.monitor)
+        .await?;
+        for (name, definition) in functions {
+            let call = format!("idempotency.{name}(");
+            if sql.values().flatten().any(|text| text.contains(&call)) {
+                sql.insert(format!("{FUNCTION}{name}"), BTreeSet::from([definition]));
+            }
+        }
+        Ok(sql)
+    }
+
     pub(crate) async fn look(&mut self) -> anyhow::Result<Sight> {
         let actors: BTreeMap<i32, usize> =
             self.board.lock().lanes.values().map(|lane| (lane.pid, lane.actor)).collect();
         let pids: Vec<i32> = actors.keys().copied().collect();
         sqlx::query(
-            "select
-                array(
-                    select pid from pg_locks
-                    where pid = any($1) and (locktype = 'transactionid' or locktype = 'advisory' and objsubid = 1)
-                    order by pid, locktype, mode, granted
-                ) as pids,
-                array(
-                    select concat(locktype = 'advisory' and granted, ' ', locktype, ' ', mode, ' ', granted)
+            "with
+                held as materialized (
+                    select pid, concat(locktype = 'advisory' and granted, ' ', locktype, ' ', mode, ' ', granted) as lock
                     from pg_locks
                     where pid = any($1) and (locktype = 'transactionid' or locktype = 'advisory' and objsubid = 1)
-                    order by pid, locktype, mode, granted
-                ) as locks,
-                array(
-                    select token from (table idempotency.record except table interleave.bystander) as record
-                    order by scope, operation, value
-                ) as tokens,
+                ),
+                record as materialized (table idempotency.record except table interleave.bystander)
+            select
+                array(select pid from held order by pid, lock) as pids,
+                array(select lock from held order by pid, lock) as locks,
+                array(select token from record order by scope, operation, value) as tokens,
                 array(
                     select concat(
                         regexp_replace(
@@ -517,17 +511,15 @@ impl World {
                         ),
                         completed_at is null, expires_at > statement_timestamp(), lease_until > statement_timestamp()
                     )
-                    from (table idempotency.record except table interleave.bystander) as record
-                    order by scope, operation, value
+                    from record order by scope, operation, value
                 ) as records,
                 array(select what from interleave.effect order by what, who) as whats,
                 array(select who from interleave.effect order by what, who) as whos,
                 exists (
-                    select from (table idempotency.record except table interleave.bystander) as record
-                    where completed_at is not null and expires_at > statement_timestamp()
+                    select from record where completed_at is not null and expires_at > statement_timestamp()
                 ) as response_is_live,
                 exists (table interleave.bystander except table idempotency.record) as bystander_is_hurt,
-                exists (select from idempotency.record where lease_until > statement_timestamp()) as lease_is_live",
+                exists (select from record where lease_until > statement_timestamp()) as lease_is_live",
         )
         .bind(pids)
         .try_map(|row: PgRow| {
@@ -587,16 +579,11 @@ impl World {
     }
 }
 
-enum Unrest {
-    None,
-    /// A client computes.
-    Computing,
-    /// Only the server works, on these connections. `expected`: each of them has waited, or its statement waits.
-    Server {
-        pids: Vec<(u64, i32)>,
-        version: u64,
-        expected: bool,
-    },
+/// The connections on which only the server works.
+struct Working {
+    lanes: Vec<(u64, i32)>,
+    /// Whether one of them may answer soon: it has not waited, and its statement is not one that waits.
+    is_news: bool,
 }
 
 pub(crate) fn letter(actor: usize) -> char {

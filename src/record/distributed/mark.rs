@@ -11,9 +11,9 @@ use sqlx::{Arguments as _, PgConnection, Postgres, QueryBuilder, Row as _};
 use super::citus::warn_if_plain;
 use super::coordinator::note_claim;
 use crate::record::fragment::readable;
-use crate::record::mark::{MarkBatch, MarkOf, Marking, index, take_over_locked};
+use crate::record::mark::{BatchMarked, MarkBatch, MarkOf, index, take_over_locked};
 use crate::record::statement::{draw_token, interval};
-use crate::{Error, Mode};
+use crate::{Error, Key, Mode};
 
 /// Takes over the expired records of one scope, which are in one shard.
 macro_rules! take_over_of_scope {
@@ -39,7 +39,7 @@ pub(crate) async fn mark(
     batch: &MarkBatch<'_>,
     conn: &mut PgConnection,
     asked: Option<DateTime<Utc>>,
-) -> Result<Marking, Error> {
+) -> Result<BatchMarked, Error> {
     warn_if_plain(&mut *conn).await?;
     let mut marking = batch.look(&mut *conn, asked).await?;
     let keys = &mut marking.keys;
@@ -66,7 +66,7 @@ pub(crate) async fn mark(
 }
 
 impl MarkBatch<'_> {
-    async fn look(&self, conn: &mut PgConnection, asked: Option<DateTime<Utc>>) -> Result<Marking, Error> {
+    async fn look(&self, conn: &mut PgConnection, asked: Option<DateTime<Utc>>) -> Result<BatchMarked, Error> {
         let rows = self
             .of_keys(concat! {
                 "
@@ -89,7 +89,7 @@ impl MarkBatch<'_> {
             .await
             .map_err(Error::of_statement)?;
         let asked = asked.map_or(now, |first| first.min(now));
-        let mut keys = vec![MarkOf::Open; self.values.len()];
+        let mut keys = vec![MarkOf::Open; self.keys.len()];
         for row in rows {
             let expires_at: DateTime<Utc> = row.try_get("expires_at")?;
             let lease_until: Option<DateTime<Utc>> = row.try_get("lease_until")?;
@@ -97,13 +97,13 @@ impl MarkBatch<'_> {
             keys[index(row.try_get("place")?)] =
                 if expired { MarkOf::Expired } else { MarkOf::Live(Mode::from_column(row.try_get("mode")?)?) };
         }
-        Ok(Marking { asked, keys })
+        Ok(BatchMarked { asked, keys })
     }
 
     /// Takes one lock after the other, and returns how many. The first lock that is not free is the last one that is
     /// tried.
     async fn lock_in_order(&self, conn: &mut PgConnection, places: &[usize]) -> Result<usize, Error> {
-        let locks: Vec<i64> = places.iter().map(|&at| self.locks[at]).collect();
+        let locks: Vec<i64> = places.iter().map(|&at| self.keys[at].lock_id()).collect();
         let mine: i64 = sqlx::query_scalar(
             "
             with recursive tried (step, mine) as (
@@ -144,9 +144,9 @@ impl MarkBatch<'_> {
         );
         insert.push_values(places, |mut row, &at| {
             row.push("'mark'")
-                .push_bind(self.scopes[at])
-                .push_bind(self.operations[at])
-                .push_bind(self.values[at])
+                .push_bind(self.keys[at].scope())
+                .push_bind(self.keys[at].operation())
+                .push_bind(self.keys[at].value())
                 // Digits, so that the server has fewer parameters to read.
                 .push(before_first_token + 1 + at as i64)
                 .push("pg_catalog.statement_timestamp()")
@@ -168,16 +168,17 @@ impl MarkBatch<'_> {
     ) -> Result<Vec<usize>, Error> {
         let mut scopes: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for &at in places {
-            scopes.entry(self.scopes[at]).or_default().push(at);
+            scopes.entry(self.keys[at].scope()).or_default().push(at);
         }
         let mut won = Vec::new();
         for (scope, places) in scopes {
-            let of = |column: &[&str]| places.iter().map(|&at| column[at].to_owned()).collect::<Vec<_>>();
+            let of =
+                |part: fn(&Key) -> &str| places.iter().map(|&at| part(self.keys[at]).to_owned()).collect::<Vec<_>>();
             let taken: Vec<i64> = sqlx::query_scalar(take_over_of_scope!())
                 .persistent(self.deployment.prepared)
                 .bind(scope) // $1
-                .bind(of(&self.operations)) // $2
-                .bind(of(&self.values)) // $3
+                .bind(of(Key::operation)) // $2
+                .bind(of(Key::value)) // $3
                 .bind(before_first_token) // $4
                 .bind(interval(self.retention)) // $5
                 .bind(asked) // $6

@@ -14,7 +14,7 @@ use sqlx::{Executor as _, PgConnection, PgPool};
 
 use crate::backend::until_blocked;
 use crate::support::{
-    clear, create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting, waiting,
+    clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting, waiting,
     wide_pool,
 };
 
@@ -323,5 +323,29 @@ async fn a_hostile_search_path_changes_nothing(_: PgPoolOptions, options: PgConn
         .expect_err("in flight");
     assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
     first.rollback().await?;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus has two-phase commits of its own, and refuses the caller's")]
+async fn a_prepared_transaction_holds_its_key_until_it_ends(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for commits in [true, false] {
+        let value = commits.to_string();
+        let mut first = owner(&pool, &value).await;
+        first.execute(sqlx::AssertSqlSafe(format!("prepare transaction 'claims {value}'"))).await?;
+        drop(first);
+        for options in [rejecting(), waiting(Duration::from_millis(30))] {
+            let mut tx = pool.begin().await?;
+            let error = replays(&mut tx, options, &value).await.expect_err("it has not ended");
+            assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
+            assert_eq!(locks(&mut tx).await, 0, "the transaction is usable");
+        }
+        let mut conn = connect(&pool).await;
+        let end = if commits { "commit" } else { "rollback" };
+        conn.execute(sqlx::AssertSqlSafe(format!("{end} prepared 'claims {value}'"))).await?;
+        let mut tx = pool.begin().await?;
+        assert_eq!(replays(&mut tx, rejecting(), &value).await?, commits);
+    }
     Ok(())
 }

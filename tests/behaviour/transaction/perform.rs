@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use pg_idempotency::{Error, ensure_idempotent};
 use sqlx::{Acquire as _, Executor as _, PgPool};
 
-use crate::support::{WAYS, clear, create_effects, effects, key, leave_effect, once};
+use crate::support::{WAYS, clear, create_effects, create_open_effects, effects, key, leave_effect, once};
 
 async fn records(pool: &PgPool) -> i64 {
     sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(pool).await.expect("a count")
@@ -61,7 +61,7 @@ async fn a_swallowed_sql_error_is_not_acknowledged(pool: PgPool) -> anyhow::Resu
 /// How `perform` ends the claim's transaction, and the effects that stay: after a COMMIT, the key is indeterminate.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_transaction_that_perform_ends_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     for way in WAYS {
         // Without a new BEGIN, the effect after the end is in autocommit, and stays.
         for (ending, stay) in [("commit", 2), ("commit; begin", 1), ("rollback", 1), ("rollback; begin", 0)] {

@@ -85,7 +85,7 @@ async fn only_responses_up_to_16_kib_are_completed_in_a_text(pool: PgPool) -> an
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn any_key_is_claimed_as_it_is(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     create_effects(&PgPool::connect_with(options.clone()).await?).await;
-    // Citus writes other bytes to its workers if it is off (docs/scale.md).
+    // Citus writes other bytes to its workers if it is off (src/guide/larger.md).
     let settings: &[_] = if cfg!(idempotency_distributed) { &["on"] } else { &["on", "off"] };
     for standard in settings {
         let session = [("standard_conforming_strings", standard), ("backslash_quote", standard)];

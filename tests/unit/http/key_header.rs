@@ -4,7 +4,8 @@ use http::{HeaderMap, HeaderValue};
 use proptest::prelude::*;
 
 use super::{MalformedKey, key_value};
-use crate::{InvalidKey, MAX_PART_BYTES};
+use crate::InvalidKey;
+use crate::key::MAX_PART_BYTES;
 
 fn read(line: &[u8]) -> Result<Option<String>, MalformedKey> {
     let mut headers = HeaderMap::new();

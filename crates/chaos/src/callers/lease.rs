@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy, downstream_key};
-use pg_idempotency::operator::{release, resolve};
+use anyhow::Context as _;
+use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::operator::{release, resolve, show};
 use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
@@ -92,19 +93,15 @@ async fn affect(outside: &PgPool, key: &str, call: &str, downstream: &str, token
 
 /// What an operator does about an indeterminate key: looks outside, and resolves or releases it.
 pub(super) async fn decide(world: &World, pool: &PgPool, value: &str) -> anyhow::Result<()> {
-    let (key, downstream) = (key(value), downstream_key(&key(value), value)?);
-    let token: i64 =
-        sqlx::query_scalar("select token from idempotency.record where operation = 'chaos' and value = $1")
-            .bind(value)
-            .fetch_one(pool)
-            .await?;
+    let key = key(value);
+    let shown = show(pool, &key).await?.context("nothing deletes it")?;
     let happened: Option<String> = sqlx::query_scalar("select call from effect where downstream_key = $1")
-        .bind(&downstream)
+        .bind(&shown.downstream_key)
         .fetch_optional(world.outside_or(pool))
         .await?;
     match happened {
-        Some(response) => resolve(pool, &key, token, &response, DEFAULT_RETENTION).await?,
-        None => release(pool, &key, token, &[], "nothing happened").await?,
+        Some(response) => resolve(pool, &key, shown.token, &response, DEFAULT_RETENTION).await?,
+        None => release(pool, &key, shown.token, &[], "nothing happened").await?,
     }
     Ok(())
 }

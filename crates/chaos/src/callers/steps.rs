@@ -2,13 +2,13 @@
 //! messages, a text and an email, that it does not. Beside the callers, in the same processes, run resumers and
 //! operators.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use pg_idempotency::lease::{Lease, Leasing, Step};
-use pg_idempotency::operator::{Unsettled, release, release_step, resolve_step, unsettled};
+use pg_idempotency::operator::{Shown, release, release_step, resolve_step, unsettled};
 use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Outcome};
 use sqlx::{PgConnection, PgExecutor, PgPool};
@@ -229,18 +229,25 @@ async fn resume_one(
     leased: Leased,
     after: Duration,
     random: &mut Random,
-) -> Result<bool, Error> {
+) -> Result<bool, Failure> {
+    let taken = OnceLock::new();
     let plan = Plan::new(random, leased, world.mutant);
     let work = async |lease: &Lease, value: String| {
+        let _ = taken.set(value.clone());
         world.invoked(call, &value);
         world.history.add(call, &value, What::Claimed(lease.token()));
         work(world, pool, lease, &value, call, plan).await
     };
-    let Some(resumed) = leasing(world, leased)?.with_resume_after(after)?.resume_one(pool, "chaos", work).await? else {
-        return Ok(false);
-    };
-    world.ended(call, resumed.key.value(), ending(resumed.result.map(Outcome::Performed)));
-    Ok(true)
+    let leasing = leasing(world, leased)?.with_resume_after(after).map_err(Error::from)?;
+    let resumed = leasing.resume_one(pool, "chaos", work).await;
+    match (taken.get(), resumed) {
+        (None, resumed) => resumed.map(|resumed| resumed.is_some()),
+        (Some(value), resumed) => {
+            let response = resumed.map(|response| Outcome::Performed(response.expect("an operation was taken")));
+            world.ended(call, value, ending(response));
+            Ok(true)
+        }
+    }
 }
 
 /// Settles the messages in doubt.
@@ -256,7 +263,7 @@ pub(super) async fn operator(world: Arc<World>, pool: PgPool, name: String, stop
 /// Asks the gateway whether each message in doubt was sent, and withdraws it, because its worker may only be suspended.
 pub(super) async fn settle_in_doubt(world: &World, pool: &PgPool) -> Result<(), Error> {
     let found = unsettled(pool, 100, None).await?;
-    for found in found.into_iter().filter(|found| !found.steps.is_empty()) {
+    for found in found.into_iter().filter(|found| !found.steps_in_doubt().is_empty()) {
         let settled = if world.mutant == Some(Mutant::SettlesAllInDoubt) {
             settle_as_if_one(world, pool, &found).await
         } else {
@@ -270,36 +277,37 @@ pub(super) async fn settle_in_doubt(world: &World, pool: &PgPool) -> Result<(), 
     Ok(())
 }
 
-async fn settle_each(world: &World, pool: &PgPool, found: &Unsettled) -> Result<(), Error> {
-    let key = key(&found.value);
+async fn settle_each(world: &World, pool: &PgPool, found: &Shown) -> Result<(), Error> {
+    let (key, steps) = (&found.key, found.steps_in_doubt());
     let mut sent = Vec::new();
-    for step in &found.steps {
+    for step in &steps {
         sent.push((step, withdraw(world, pool, found, step).await?));
     }
     if sent.iter().all(|(_, sent)| sent.is_none()) {
-        return release(pool, &key, found.token, &found.steps, NOT_SENT).await;
+        return release(pool, key, found.token, &steps, NOT_SENT).await;
     }
     let mut token = found.token;
     for (step, sent) in sent {
         token = match sent {
-            Some(call) => resolve_step(pool, &key, token, step, &call).await?,
-            None => release_step(pool, &key, token, step, NOT_SENT).await?,
+            Some(call) => resolve_step(pool, key, token, step, &call).await?,
+            None => release_step(pool, key, token, step, NOT_SENT).await?,
         };
     }
     Ok(())
 }
 
 /// The mutant asks about one message, and releases all that are in doubt.
-async fn settle_as_if_one(world: &World, pool: &PgPool, found: &Unsettled) -> Result<(), Error> {
-    if let Some(call) = withdraw(world, pool, found, &found.steps[0]).await? {
-        return resolve_step(pool, &key(&found.value), found.token, &found.steps[0], &call).await.map(drop);
+async fn settle_as_if_one(world: &World, pool: &PgPool, found: &Shown) -> Result<(), Error> {
+    let steps = found.steps_in_doubt();
+    if let Some(call) = withdraw(world, pool, found, &steps[0]).await? {
+        return resolve_step(pool, &found.key, found.token, &steps[0], &call).await.map(drop);
     }
-    release(pool, &key(&found.value), found.token, &found.steps, NOT_SENT).await
+    release(pool, &found.key, found.token, &steps, NOT_SENT).await
 }
 
-async fn withdraw(world: &World, pool: &PgPool, found: &Unsettled, step: &str) -> sqlx::Result<Option<String>> {
+async fn withdraw(world: &World, pool: &PgPool, found: &Shown, step: &str) -> sqlx::Result<Option<String>> {
     sqlx::query_scalar("select withdraw($1::text, $2::text, $3::int4)")
-        .bind(&found.value)
+        .bind(found.key.value())
         .bind(step)
         .bind(i32::try_from(found.attempt).unwrap_or(i32::MAX))
         .fetch_one(world.outside_or(pool))
@@ -326,7 +334,7 @@ pub(super) async fn finish(world: &World, leased: Leased) -> anyhow::Result<i64>
                     break;
                 }
             }
-            Ok::<_, Error>(())
+            Ok::<_, Failure>(())
         };
         try_join_all((0..8).map(finisher)).await?;
         let left = "select count(*) from idempotency.record where mode = 'in_steps' and completed_at is null";

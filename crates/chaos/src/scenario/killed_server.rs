@@ -18,7 +18,7 @@ const CLIENTS: u32 = 6;
 /// Short, for the callers to be back before the next crash.
 const WAIT: Duration = Duration::from_millis(250);
 /// The number of backends that are ended or cancelled between two crashes.
-const HITS: u64 = 8;
+const HITS: u64 = 40;
 /// Chooses one of the callers' backends. An idle one has no statement to cancel.
 const VICTIM: &str = "
     select pid from pg_stat_activity where application_name = 'chaos-client' and (state <> 'idle' or $1)
@@ -44,7 +44,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let mut random = world.random("killer");
     while !world.is_over() {
         for _ in 0..HITS {
-            sleep(random.millis(20..80)).await;
+            sleep(random.millis(2..20)).await;
             let (fault, function) = if random.one_in(2) {
                 ("backend terminated", "select pg_terminate_backend($1)")
             } else {

@@ -500,7 +500,7 @@ async fn read_only_it_needs_the_janitors_grants_and_settles_nothing(
     let mut conn = pool.acquire().await?;
     let role =
         format!("console_{}", sqlx::query_scalar::<_, i32>("select pg_backend_pid()").fetch_one(&mut *conn).await?);
-    let grants = include_str!("../../../../docs/operating.md").lines();
+    let grants = include_str!("../../../../src/guide/production.md").lines();
     let grants = grants.filter(|line| line.starts_with("grant ") && line.contains("shop_janitor"));
     let grants: String =
         grants.map(|line| format!("{} to {role};", line.split(" to ").next().unwrap_or_default())).collect();

@@ -152,7 +152,7 @@ async fn health_and_migrate_notice_a_schema_that_somebody_else_has_created() -> 
         sqlx::raw_sql(prepare).execute(&mut conn).await?;
     }
     let as_role = async |role: &str| PgConnection::connect(&server.url.replace("postgres@", &format!("{role}@"))).await;
-    let grants: String = include_str!("../../../../docs/operating.md")
+    let grants: String = include_str!("../../../../src/guide/production.md")
         .lines()
         .filter(|line| line.starts_with("grant ") && line.contains("shop_janitor"))
         .map(|line| format!("{} to shop_janitor;", line.split(" to ").next().unwrap_or_default()))

@@ -1,4 +1,4 @@
-//! Least rights: what docs/operating.md grants is enough, and a missing right is said.
+//! Least rights: what src/guide/production.md grants is enough, and a missing right is said.
 
 use pg_idempotency::Key;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -29,13 +29,13 @@ async fn a_role_without_rights_is_told_so(_: PgPoolOptions, options: PgConnectOp
     Ok(())
 }
 
-/// Runs these as a role with no rights but the ones that `docs/operating.md` grants to `shop_…`, and gives exit codes.
+/// Runs these as a role with no rights but the ones that `src/guide/production.md` grants to `shop_…`, and gives exit codes.
 async fn codes_as(whose: &str, options: &PgConnectOptions, commands: &[&[&str]]) -> anyhow::Result<Vec<Option<i32>>> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let mut conn = pool.acquire().await?;
     let process: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut *conn).await?;
     let role = format!("{}_{process}", whose.replace("shop_", "only_"));
-    let grants: String = include_str!("../../../../docs/operating.md")
+    let grants: String = include_str!("../../../../src/guide/production.md")
         .lines()
         .filter(|line| line.starts_with("grant ") && line.contains(whose))
         .map(|line| format!("{} to {role};", line.split(" to ").next().unwrap_or_default()))

@@ -13,8 +13,9 @@ use axum::routing::{get, patch, post};
 use demos::outside::Outside;
 use demos::problem::Problem;
 use demos::signature::{HEADER, Secret};
+use pg_idempotency::Idempotency;
 use pg_idempotency::http::{Denied, IdempotencyLayer};
-use pg_idempotency::lease::Policy;
+use pg_idempotency::lease::{Leasing, Policy};
 use sqlx::PgPool;
 
 use crate::{orders, text};
@@ -41,7 +42,7 @@ pub(crate) struct User(pub(crate) String);
 pub(crate) fn router(service: Service) -> anyhow::Result<Router> {
     let pool = service.pool.clone();
     // DELETE is idempotent in HTTP, but its response is not. With a key, the repeat gets the first response.
-    let transactional = IdempotencyLayer::transactional(pool.clone(), scope).with_methods([
+    let transactional = IdempotencyLayer::transactional(pool.clone(), Idempotency::new(), scope).with_methods([
         Method::POST,
         Method::PATCH,
         Method::DELETE,
@@ -51,7 +52,7 @@ pub(crate) fn router(service: Service) -> anyhow::Result<Router> {
         .route("/orders/{id}", patch(orders::redirect).delete(orders::cancel))
         .route("/orders/{id}/complete", post(orders::complete))
         .route_layer(transactional);
-    let leased = IdempotencyLayer::leased(pool.clone(), scope, AT_MOST_ONCE)?;
+    let leased = IdempotencyLayer::leased(pool.clone(), Leasing::new(AT_MOST_ONCE)?, scope);
     let outside = Router::new().route("/orders/{id}/text", post(text::send)).route_layer(leased);
 
     // The last layer comes first. A replay passes all of them again, so a passenger whose token was revoked learns

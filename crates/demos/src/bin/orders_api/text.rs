@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use demos::outside::Failure;
 use demos::problem::Problem;
-use pg_idempotency::http::NotPerformed;
+use pg_idempotency::lease::Lease;
 use uuid::Uuid;
 
 use crate::api::{Service, User};
@@ -15,6 +15,7 @@ use crate::api::{Service, User};
 pub(crate) async fn send(
     State(service): State<Service>,
     Extension(User(user)): Extension<User>,
+    lease: Lease,
     Path(id): Path<Uuid>,
 ) -> Response {
     let sql = "
@@ -26,21 +27,24 @@ pub(crate) async fn send(
     let phone: String = match sqlx::query_scalar(sql).bind(user).bind(id).fetch_optional(&service.pool).await {
         Ok(Some(phone)) => phone,
         Ok(None) => {
-            return nothing_sent(Problem::new(StatusCode::NOT_FOUND, "unknown-order", "you have no such order"));
+            return nothing_sent(
+                &lease,
+                Problem::new(StatusCode::NOT_FOUND, "unknown-order", "you have no such order"),
+            );
         }
-        Err(error) => return nothing_sent(error.into()),
+        Err(error) => return nothing_sent(&lease, error.into()),
     };
     let reference = Uuid::new_v4().to_string();
     match service.outside.text(reference, &phone).await {
         Ok(receipt) => Json(receipt).into_response(),
         Err(failure @ Failure::NotDone(_)) => {
-            nothing_sent(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "gateway-busy", failure.to_string()))
+            nothing_sent(&lease, Problem::new(StatusCode::SERVICE_UNAVAILABLE, "gateway-busy", failure.to_string()))
         }
         Err(failure) => Problem::new(StatusCode::BAD_GATEWAY, "gateway-failed", failure.to_string()).into_response(),
     }
 }
 
 /// This failure frees the key. Any other failure leaves open whether a text was sent, and so keeps the key.
-fn nothing_sent(problem: Problem) -> Response {
-    (Extension(NotPerformed), problem).into_response()
+fn nothing_sent(lease: &Lease, problem: Problem) -> Response {
+    lease.not_performed(problem).into_response()
 }

@@ -11,7 +11,7 @@ use axum::{Extension, Json, Router};
 use demos::problem::Problem;
 use demos::schema::Schema;
 use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, InvalidSetting};
-use pg_idempotency::{InFlight, Key};
+use pg_idempotency::{Idempotency, InFlight, Key};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use tokio::net::TcpListener;
@@ -45,11 +45,11 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 
 /// Everything that the service says about idempotency.
 fn idempotency(pool: PgPool) -> Result<IdempotencyLayer, InvalidSetting> {
-    Ok(IdempotencyLayer::transactional(pool, user)
-        .with_in_flight(InFlight::Wait(WAIT))?
+    let calls = Idempotency::new().with_in_flight(InFlight::Wait(WAIT))?;
+    IdempotencyLayer::transactional(pool, calls, user)
         .with_shortest_key(SHORTEST_KEY)
         // White space and the order of members do not make another request.
-        .with_canonical_json(true))
+        .with_canonical_json([])
 }
 
 /// The scope of the key. **A real service takes the user from the authenticated session**: if anybody could write this

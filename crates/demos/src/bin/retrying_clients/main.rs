@@ -1,5 +1,5 @@
-//! Proves that the retry loops of docs/clients.md, as a reader copies them, each bring about one order from a service that
-//! fails at first.
+//! Proves that the retry loops of src/guide/clients.md, as a reader copies them, each bring about one order from a service
+//! that fails at first.
 //!
 //! ```sh
 //! script/clients # extracts the loops in other languages from the document, and passes their commands

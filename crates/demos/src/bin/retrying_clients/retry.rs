@@ -1,4 +1,4 @@
-//! The loop of docs/clients.md. `script/clients` checks that the two are the same.
+//! The loop of src/guide/clients.md. `script/clients` checks that the two are the same.
 
 use std::time::Duration;
 

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use demos::server::Server;
+use pg_idempotency::Idempotency;
 use pg_idempotency::http::{IDEMPOTENCY_REPLAYED, IdempotencyLayer, IdempotentTx};
 use sqlx::PgPool;
 use tokio::sync::Notify;
@@ -52,7 +53,7 @@ impl Service {
         let router = Router::new()
             .route("/orders", post(place))
             .with_state(plan.clone())
-            .route_layer(IdempotencyLayer::transactional(pool, move |_| Ok(customer.clone())))
+            .route_layer(IdempotencyLayer::transactional(pool, Idempotency::new(), move |_| Ok(customer.clone())))
             .route_layer(middleware::from_fn_with_state(plan.clone(), fail_at_first));
         let server = Server::start(router).await?;
         Ok(Self { url: format!("{}/orders", server.url), plan, _server: server })

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use demos::outside::reference;
-use pg_idempotency::operator::{Unsettled, release_step, resolve_step, show, unsettled};
-use pg_idempotency::{Error, Key};
+use pg_idempotency::Error;
+use pg_idempotency::operator::{Shown, release_step, resolve_step, unsettled};
 use tokio::time::sleep;
 
 use crate::ride::{ATTEMPTS, Rides};
@@ -25,7 +25,7 @@ pub(crate) struct Decided {
 pub(crate) async fn settle(rides: &Rides, decided: &Decided) -> anyhow::Result<()> {
     loop {
         let found = unsettled(&rides.pool, AT_ONCE, Some(ATTEMPTS)).await?;
-        for found in found.iter().filter(|found| found.operation == rides.operation) {
+        for found in found.iter().filter(|found| found.key.operation() == rides.operation) {
             match settle_one(rides, found, decided).await {
                 // It was settled meanwhile, or its owner was only slow and has changed it since.
                 Err(error) if matches!(error.downcast_ref(), Some(Error::Changed)) => {}
@@ -36,26 +36,22 @@ pub(crate) async fn settle(rides: &Rides, decided: &Decided) -> anyhow::Result<(
     }
 }
 
-async fn settle_one(rides: &Rides, found: &Unsettled, decided: &Decided) -> anyhow::Result<()> {
+async fn settle_one(rides: &Rides, found: &Shown, decided: &Decided) -> anyhow::Result<()> {
     // A ride has one step that can be in doubt: the text.
-    let [step] = &found.steps[..] else { bail!("a ride has used up its attempts") };
-    let key = Key::new(&found.scope, &found.operation, &found.value)?;
-    let Some(shown) = show(&rides.pool, &key).await? else { return Ok(()) };
-    // The gateway is asked about the attempt that the token stands for.
-    if shown.token != found.token {
-        return Ok(());
-    }
-    let downstream_key = shown.downstream_key.context("a lease has a downstream key")?;
+    let steps = found.steps_in_doubt();
+    let [step] = &steps[..] else { bail!("a ride has used up its attempts") };
+    let key = &found.key;
+    let downstream_key = found.downstream_key.as_ref().context("a lease has a downstream key")?;
     // Looking the text up is not enough: the request of a slow or killed worker may still arrive. After a withdrawal,
     // the gateway refuses it.
-    match rides.outside.withdraw(&reference(&downstream_key, found.attempt)).await? {
+    match rides.outside.withdraw(&reference(downstream_key, found.attempt)).await? {
         Some(receipt) => {
-            resolve_step(&rides.pool, &key, found.token, step, &receipt).await?;
+            resolve_step(&rides.pool, key, found.token, step, &receipt).await?;
             decided.resolved.fetch_add(1, Ordering::Relaxed);
         }
         None => {
             let reason = "the gateway has not sent the text, and will not";
-            release_step(&rides.pool, &key, found.token, step, reason).await?;
+            release_step(&rides.pool, key, found.token, step, reason).await?;
             decided.released.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -141,7 +141,7 @@ fn table() -> Vec<[&'static str; 4]> {
         let mut cells = line.trim_matches('|').split('|').map(str::trim);
         std::array::from_fn(|_| cells.next().expect("four columns"))
     };
-    include_str!("table.md").lines().skip(2).map(cells).collect()
+    include_str!("../../../src/error/table.md").lines().skip(2).map(cells).collect()
 }
 
 #[test]

@@ -1,0 +1,45 @@
+#![doc = include_str!("guide/guide.md")]
+// Only in the documentation and its tests: the guide has pages in place of items.
+
+macro_rules! pages {
+    ($($name:ident: $summary:literal $(, $picture:literal)?;)*) => {
+        $(
+            #[doc = $summary]
+            #[doc = ""]
+            $(
+                #[doc = include_str!(concat!("guide/pictures/", $picture, ".svg"))]
+                #[doc = ""]
+            )?
+            #[doc = include_str!(concat!("guide/", stringify!($name), ".md"))]
+            pub mod $name {}
+        )*
+    };
+}
+
+pages! {
+    promises: "What is promised, and what is not.", "crash";
+    modes: "Which mode fits an operation.", "modes";
+    words: "The glossary.";
+    axum: "Add the layer to an existing axum service.", "layers";
+    http: "Choose the settings of the HTTP layer.", "http";
+    clients: "Tell clients how to retry.";
+    events: "Webhooks, queues and nonces.", "lease";
+    steps: "Charge a card, and write rows around it.", "steps";
+    nothing_escapes: "Let the database refuse writes outside an operation.";
+    testing: "Test your service.";
+    migrations: "Use the crate beside your migrations.";
+    production: "Before production: a checklist.", "deployment";
+    sizing: "How large the table becomes, and what it costs.";
+    monitoring: "What to watch.";
+    runbook: "What to do at each alert.";
+    settle: "Settle a key that waits for a person.", "states";
+    failures: "Fail-over, backups, erasure.";
+    poolers: "Poolers and managed services.";
+    larger: "Partitions, tenants, Citus, regions.";
+    symptoms: "Symptoms and their causes.";
+    settings: "All settings with their defaults.";
+    command_line: "The command line and its environment.";
+    standards: "The layer beside the IETF draft.";
+    metrics: "Metrics, spans, logs and outcomes.";
+    table: "The table.";
+}
