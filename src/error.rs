@@ -301,6 +301,21 @@ pub enum Error {
         problem: String,
     },
 
+    /// Another session holds the lock of [`migrate`](crate::migrate()) for longer than this call waits. Nothing was changed.
+    /// Any role can take that lock. The query of the text finds the session; `pg_terminate_backend` ends one that hangs.
+    #[error(
+        "another session holds the lock of the migrations of this database for longer than this one waits (its \
+         lock_timeout, at most a minute); wait for it and migrate again, or end it if it hangs; this query finds it: \
+         `select pid, usename, application_name, state from pg_stat_activity join pg_locks using (pid) \
+         where datname = current_database() and granted and locktype = 'advisory' \
+         and classid = 1885825380 and objid = 1701671023`"
+    )]
+    #[non_exhaustive]
+    MigrationLocked {
+        /// The server's error (SQLSTATE 55P03).
+        source: sqlx::Error,
+    },
+
     /// [`protect`](crate::protect()) or [`unprotect`](crate::unprotect()) refuses this table. Nothing was changed.
     #[error("{problem}")]
     #[non_exhaustive]
@@ -342,7 +357,11 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::InFlight { .. } | Self::LeaseLost | Self::Retryable(_) | Self::Unanswered => true,
+            Self::InFlight { .. }
+            | Self::LeaseLost
+            | Self::Retryable(_)
+            | Self::MigrationLocked { .. }
+            | Self::Unanswered => true,
             Self::Database(error) => is_lost(error),
             _ => false,
         }

@@ -57,8 +57,7 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 ///
 /// It is safe to call from many processes at once, through PgBouncer, and beside the application's own migrations. It
 /// neither reads nor changes `search_path`. It waits for another session that migrates: for a minute, or for the
-/// connection's `lock_timeout` if that is shorter (SQLSTATE 55P03, which is [transient](Error::is_transient)). To migrate
-/// in a transaction of your own, run [`schema_sql`] without its
+/// connection's `lock_timeout` if that is shorter. To migrate in a transaction of your own, run [`schema_sql`] without its
 /// BEGIN and COMMIT.
 ///
 /// ```no_run
@@ -73,6 +72,7 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 /// - [`Error::Database`], most often because the role may not create a schema: ask a DBA to run [`schema_sql`]. This is
 ///   also the error if an applied migration has another checksum than in this release, and if the schema exists and
 ///   belongs to a [stranger](crate::operator::Warning::ForeignOwner). Nothing is changed then.
+/// - [`Error::MigrationLocked`] if another session holds the lock for longer than the wait.
 ///
 /// # Cancellation
 ///
@@ -172,7 +172,11 @@ async fn lock(conn: &mut PgConnection) -> Result<(), Error> {
     )
     .await?;
     // ASCII for "pgidempo". Any role can take this lock.
-    conn.execute("select pg_catalog.pg_advisory_xact_lock(x'70676964656d706f'::int8)").await?;
+    let locked = conn.execute("select pg_catalog.pg_advisory_xact_lock(x'70676964656d706f'::int8)").await;
+    locked.map_err(|source| {
+        let taken = sqlstate(&source).as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE);
+        if taken { Error::MigrationLocked { source } } else { source.into() }
+    })?;
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! One bounded pass over the table.
 
+use std::pin::pin;
 use std::time::Instant;
 
 use chrono::{DateTime, Utc};
@@ -9,7 +10,7 @@ use super::{Janitor, Swept};
 use crate::error::sqlstate;
 use crate::record::{self, Deleted};
 use crate::session::{Opening, in_pooled_transaction};
-use crate::shutdown::{is_ready, unless};
+use crate::shutdown::{Shutdown, is_ready, unless};
 use crate::{Error, observe};
 
 impl Janitor {
@@ -24,7 +25,14 @@ impl Janitor {
     ///
     /// Safe at every point: the batch in progress is rolled back, or its COMMIT was already sent and may take effect.
     pub async fn sweep_once(&self, limit: u64) -> Result<Swept, Error> {
-        self.sweep(limit, self.batch_size.get(), &mut std::future::pending()).await
+        self.sweep_until(limit, std::future::pending()).await
+    }
+
+    /// As [`sweep_once`](Self::sweep_once), with the same errors and the same cancellation, but it ends within one batch
+    /// after `stop` is ready.
+    pub async fn sweep_until(&self, limit: u64, stop: impl Future<Output = ()>) -> Result<Swept, Error> {
+        let stop = pin!(stop);
+        self.sweep(limit, self.batch_size.get(), &mut Shutdown::new(stop)).await
     }
 
     /// Sweeps in a span, until nothing is due, the limit is reached, or `shutdown` is ready.

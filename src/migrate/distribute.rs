@@ -21,6 +21,7 @@ use crate::session::{Opening, in_pooled_transaction};
 ///
 /// - [`Error::SchemaMissing`]: run [`migrate`](crate::migrate()) before.
 /// - [`Error::CannotMigrate`]: the database has no Citus, or the table is distributed in another way.
+/// - [`Error::MigrationLocked`]: as of [`migrate`](crate::migrate()).
 /// - [`Error::Database`]: Citus refuses, for example for want of workers or because the role is not the owner.
 ///
 /// # Cancellation

@@ -34,7 +34,12 @@ async fn a_migration_does_not_wait_for_ever(pool: PgPool) -> anyhow::Result<()> 
     let options = (*pool.connect_options()).clone();
     let impatient = wide_pool(&options.options([("lock_timeout", "300ms")]), 1).await;
     let error = migrate(&impatient).await.expect_err("the lock is taken");
-    assert!(matches!(error, Error::Database(_)) && error.is_transient(), "{error:?}");
+    assert!(matches!(error, Error::MigrationLocked { .. }) && error.is_transient(), "{error:?}");
+    let said = error.to_string();
+    let query = said.split('`').nth(1).expect("a query").to_owned();
+    let found: (i32, String) =
+        sqlx::query_as(sqlx::AssertSqlSafe(query.replace(", application_name, state", ""))).fetch_one(&pool).await?;
+    assert_eq!(found, (backend(&mut other).await?, "postgres".to_owned()), "{said}");
     other.rollback().await?;
     migrate(&impatient).await?;
     works(&pool).await;

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use axum::http::HeaderName;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
 
@@ -77,7 +78,7 @@ pub(crate) enum Command {
     },
     /// Serves a web page that shows what is in the table and settles keys, until SIGTERM or SIGINT
     Console {
-        /// Where to listen, on loopback
+        /// Where to listen; an address that is not loopback requires --token-file or --user-header
         #[arg(long, env = "IDEMPOTENCY_CONSOLE_ADDR", default_value = "127.0.0.1:9190")]
         listen: SocketAddr,
         #[command(flatten)]
@@ -116,6 +117,9 @@ pub(crate) struct Sweep {
     /// Stop after this many records, with exit code 3 where more may be due
     #[arg(long, env = "IDEMPOTENCY_SWEEP_LIMIT")]
     pub(crate) limit: Option<u64>,
+    /// Stop within one batch after this time (30s, 5m, 1h), with exit code 3 where more may be due
+    #[arg(long, env = "IDEMPOTENCY_MAX_DURATION", value_parser = duration)]
+    pub(crate) max_duration: Option<Duration>,
     /// Report as JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -131,10 +135,21 @@ pub(crate) struct Run {
     /// Serve /metrics in Prometheus' text and /healthz on this address: 127.0.0.1:9187
     #[arg(long, env = "IDEMPOTENCY_METRICS_ADDR")]
     pub(crate) metrics_addr: Option<SocketAddr>,
+    /// Serve the console on this address too, as `console --listen` does
+    #[arg(long, env = "IDEMPOTENCY_CONSOLE_ADDR")]
+    pub(crate) console_addr: Option<SocketAddr>,
+    #[command(flatten, next_help_heading = "Options of the console")]
+    pub(crate) console: ConsoleOptions,
 }
 
 #[derive(Args)]
 pub(crate) struct ConsoleOptions {
+    /// A file with a token of at least 16 characters; the browser asks for it as the password
+    #[arg(long, env = "IDEMPOTENCY_CONSOLE_TOKEN_FILE", value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// The header in which a reverse proxy names the operator; nothing but the proxy may reach the console
+    #[arg(long, env = "IDEMPOTENCY_CONSOLE_USER_HEADER", value_name = "NAME")]
+    pub(crate) user_header: Option<HeaderName>,
     /// The console shows keys but cannot settle them; the janitor's grants are enough
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_READ_ONLY")]
     pub(crate) read_only: bool,

@@ -39,7 +39,7 @@ use crate::server::Server;
 use crate::settle::{Decision, json, look};
 use crate::sweep::{Signals, log};
 use crate::{Ending, print};
-use access::{Posted, Session, guard};
+use access::{Access, Posted, Visitor, guard};
 use refusal::Refusal;
 
 /// A page uses one connection, and few people open a console at once.
@@ -58,8 +58,7 @@ struct Console {
     pool: PgPool,
     /// One connection, so that at most one list at a time reads the table.
     lists: PgPool,
-    /// Signs the forms of this process.
-    secret: String,
+    access: Access,
     read_only: bool,
     max_attempts: Option<NonZeroU32>,
     max_lag: Duration,
@@ -78,14 +77,15 @@ pub(crate) async fn run(address: SocketAddr, options: &ConsoleOptions, database:
 }
 
 /// Starts to serve, and prints the address, because port 0 is any free port.
-async fn serve(address: SocketAddr, options: &ConsoleOptions, database: &Database) -> Result<Server, Failure> {
-    if !address.ip().is_loopback() {
-        return Err(Failure::OpenConsole { address });
-    }
+pub(crate) async fn serve(
+    address: SocketAddr,
+    options: &ConsoleOptions,
+    database: &Database,
+) -> Result<Server, Failure> {
     let console = Arc::new(Console {
         pool: database.pool_of(CONNECTIONS, PATIENCE)?,
         lists: database.pool_of(1, PATIENCE)?,
-        secret: access::random(),
+        access: Access::new(address, options)?,
         read_only: options.read_only,
         max_attempts: options.max_attempts,
         max_lag: options.max_lag,
@@ -116,15 +116,16 @@ async fn in_time(request: Request, next: Next) -> Response {
     timeout(CONNECT_TIMEOUT, next.run(request)).await.unwrap_or_else(silence)
 }
 
-async fn overview(State(console): App, Extension(session): Extension<Session>) -> Page {
+async fn overview(State(console): App, Extension(visitor): Extension<Visitor>) -> Page {
     let stats = operator::stats(&console.pool).await.map_err(of)?;
     let warnings = operator::health(&console.pool, console.max_lag).await.map_err(of)?;
-    Ok(pages::overview(&stats, &warnings, console.read_only, &session))
+    // It reads the whole table. The rest of the page does not wait for a large one, or for somebody else's list.
+    let waiting = timeout(PATIENCE, console.waiting()).await.ok().and_then(Result::ok);
+    Ok(pages::overview(waiting.as_deref(), &stats, &warnings, console.read_only, &visitor))
 }
 
 async fn waiting(State(console): App) -> Page {
-    // One more than it shows tells whether there are more.
-    let found = operator::unsettled(&console.lists, LISTED + 1, console.max_attempts).await.map_err(of)?;
+    let found = console.waiting().await?;
     let linked: Vec<_> = found.into_iter().map(|record| (console.open(record.key.clone()), record)).collect();
     Ok(pages::waiting(&linked))
 }
@@ -142,11 +143,11 @@ async fn find(State(console): App, Posted(parts, _): Posted<Parts>) -> Result<Re
     Ok(Redirect::to(&format!("/key/{}", console.open(key))))
 }
 
-async fn key(State(console): App, Extension(session): Extension<Session>, Path(link): Path<String>) -> Page {
+async fn key(State(console): App, Extension(visitor): Extension<Visitor>, Path(link): Path<String>) -> Page {
     let key = console.key(&link)?;
     console.open(key.clone());
     let shown = look(&console.pool, &key).await?;
-    let form = (!console.read_only).then(|| pages::decide(&link, &shown, &session));
+    let form = (!console.read_only).then(|| pages::decide(&link, &shown, &visitor));
     Ok(pages::key(&shown, form))
 }
 
@@ -159,18 +160,20 @@ struct Order {
     #[serde(default)]
     response: String,
     reason: String,
+    /// Counts only for a [`Visitor`] without a name.
+    #[serde(default)]
     operator: String,
 }
 
-async fn confirm(State(console): App, Path(link): Path<String>, Posted(order, session): Posted<Order>) -> Page {
-    let agreed = console.agree(&link, order).await?;
-    Ok(pages::confirm(&link, &agreed, &session))
+async fn confirm(State(console): App, Path(link): Path<String>, Posted(order, visitor): Posted<Order>) -> Page {
+    let agreed = console.agree(&link, order, &visitor).await?;
+    Ok(pages::confirm(&link, &agreed, &visitor))
 }
 
-async fn settle(State(console): App, Path(link): Path<String>, Posted(order, _): Posted<Order>) -> Page {
+async fn settle(State(console): App, Path(link): Path<String>, Posted(order, visitor): Posted<Order>) -> Page {
     // A task of its own: if the browser closes the connection, the decision must still get into the log.
     let done = tokio::spawn(async move {
-        let Agreed { key, shown, decision, order } = console.agree(&link, order).await?;
+        let Agreed { key, shown, decision, order } = console.agree(&link, order, &visitor).await?;
         let done = decision.carry_out(&console.pool, &key, &shown, &order.reason).await;
         let done = done.map_err(|failure| Refusal::Failure(Some(link.clone()), failure))?;
         tracing::info!(operator = %printable(&order.operator), "{}", printable(&done));
@@ -190,6 +193,11 @@ struct Agreed {
 }
 
 impl Console {
+    /// The oldest keys that wait for a person. One more than a page shows tells whether there are more.
+    async fn waiting(&self) -> Result<Vec<Shown>, Failure> {
+        operator::unsettled(&self.lists, LISTED + 1, self.max_attempts).await.map_err(of)
+    }
+
     /// Remembers a key, and returns its link.
     fn open(&self, key: Key) -> String {
         let link = link(&key);
@@ -209,11 +217,11 @@ impl Console {
         Ok(key.clone())
     }
 
-    async fn agree(&self, link: &str, mut order: Order) -> Result<Agreed, Refusal> {
+    async fn agree(&self, link: &str, mut order: Order, visitor: &Visitor) -> Result<Agreed, Refusal> {
         if self.read_only {
             return Err(Refusal::ReadOnly);
         }
-        order.operator = order.operator.trim().to_owned();
+        order.operator = visitor.name.as_deref().unwrap_or(order.operator.trim()).to_owned();
         order.reason = order.reason.trim().to_owned();
         // Browsers send each line break as two characters.
         order.response = order.response.replace("\r\n", "\n");

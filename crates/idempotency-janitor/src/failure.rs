@@ -69,10 +69,16 @@ pub(crate) enum Failure {
     #[error("cannot write the result")]
     Output(#[source] std::io::Error),
     #[error(
-        "refused to serve the console on {address}: everyone who reaches it could settle keys; listen on 127.0.0.1, and put \
-         a reverse proxy or a tunnel in front of it"
+        "refused to serve the console on {address}: everyone who reaches it could settle keys; give --token-file or \
+         --user-header, or listen on 127.0.0.1"
     )]
     OpenConsole { address: std::net::SocketAddr },
+    #[error("cannot use the token file {path:?}; it should hold one line of at least 16 characters")]
+    TokenFile {
+        path: std::path::PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("cannot listen on {address}; does another process use it?")]
     Listen {
         address: std::net::SocketAddr,
@@ -94,6 +100,7 @@ impl Failure {
             | Self::NotJson { .. }
             | Self::ResponseFile { .. }
             | Self::OpenConsole { .. }
+            | Self::TokenFile { .. }
             | Self::NotConfirmed => 2,
             _ => 1,
         }

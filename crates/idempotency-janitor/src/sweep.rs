@@ -5,13 +5,14 @@ use std::io::{IsTerminal as _, stderr};
 use pg_idempotency::{Deployment, Janitor, Swept};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::timeout;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::arguments::{Pace, Run, Sweep};
 use crate::connection::Database;
 use crate::failure::{Failure, of};
-use crate::{Ending, print, serve};
+use crate::{Ending, console, print, serve};
 
 fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Janitor {
     Janitor::new(pool)
@@ -23,7 +24,14 @@ fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Janitor {
 
 pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending, Failure> {
     let janitor = janitor(database.pool().await?, &options.pace);
-    let swept = janitor.sweep_once(options.limit.unwrap_or(u64::MAX)).await.map_err(of)?;
+    let mut signals = Signals::listen()?;
+    let stop = async {
+        match options.max_duration {
+            Some(most) => drop(timeout(most, signals.received()).await),
+            None => signals.received().await,
+        }
+    };
+    let swept = janitor.sweep_until(options.limit.unwrap_or(u64::MAX), stop).await.map_err(of)?;
     print(&report(&swept, options.json))?;
     Ok(if swept.limited { Ending::Limited } else { Ending::Done })
 }
@@ -56,8 +64,12 @@ pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Fai
         Some(address) => Some(serve::metrics(address, database).await?),
         None => None,
     };
+    let console = match options.console_addr {
+        Some(address) => Some(console::serve(address, &options.console, database).await?),
+        None => None,
+    };
     janitor.run(signals.received()).await;
-    if let Some(server) = metrics {
+    for server in metrics.into_iter().chain(console) {
         server.stop().await;
     }
     print("stopped\n")

@@ -7,7 +7,7 @@ use maud::{DOCTYPE, Markup, html};
 use pg_idempotency::Mode;
 use pg_idempotency::operator::{Shown, ShownStep, State, Stats, Warning};
 
-use super::access::Session;
+use super::access::Visitor;
 use super::text::{age, count, lines, shortened, span, time, visible};
 use super::{Agreed, LISTED, TOOK_EFFECT, decision, version};
 use crate::stats::size;
@@ -60,7 +60,15 @@ fn hidden(fields: &[(&str, &str)]) -> Markup {
     html! { @for (name, value) in fields { input type="hidden" name=(name) value=(value); } }
 }
 
-pub(super) fn overview(stats: &Stats, warnings: &[Warning], read_only: bool, session: &Session) -> Markup {
+/// What asks for a person comes first, and what only informs comes last. `waiting` is `None` if it is not known.
+pub(super) fn overview(
+    waiting: Option<&[Shown]>,
+    stats: &Stats,
+    warnings: &[Warning],
+    read_only: bool,
+    visitor: &Visitor,
+) -> Markup {
+    let well = warnings.is_empty() && waiting.is_some_and(<[_]>::is_empty);
     let about = if stats.exact { "" } else { "~" };
     let mut groups: BTreeMap<_, u64> = BTreeMap::new();
     for group in &stats.groups {
@@ -73,9 +81,31 @@ pub(super) fn overview(stats: &Stats, warnings: &[Warning], read_only: bool, ses
         "Overview",
         &html! {
             @if read_only { p { "This console is read-only." } }
+            h2 { "Waiting for a person" }
+            @match waiting {
+                None => p.alert { "The table was not read in time. " a href="/waiting" { "List the keys that wait" } },
+                Some([]) => p.good[well] { "No key waits." },
+                Some(found @ [oldest, ..]) => p.alert {
+                    @match found.len() {
+                        1 => "1 key waits",
+                        keys if keys > LISTED as usize => { "More than " (LISTED) " keys wait" },
+                        keys => { (keys) " keys wait" },
+                    }
+                    "; the oldest was claimed " (span(age(oldest.claimed_at))) " ago. "
+                    a href="/waiting" { "List the keys that wait" }
+                },
+            }
             h2 { "Health" }
-            @if warnings.is_empty() { p.good { "There are no warnings." } }
+            @if warnings.is_empty() { p.good[well] { "There are no warnings." } }
             @else { ul { @for warning in warnings { li.alert { (lines(&warning.to_string())) } } } }
+            h2 { "Look up a key" }
+            form method="post" action="/find" {
+                (hidden(&[("csrf", &visitor.csrf)]))
+                @for (name, label) in [("scope", "Scope"), ("operation", "Operation"), ("value", "Value")] {
+                    label { (label) input name=(name) required maxlength="255" autocomplete="off"; }
+                }
+                button { "Show it" }
+            }
             h2 { "Table" }
             dl {
                 dt { "Records" } dd { (about) (count(stats.records)) @if !stats.exact { " (estimated from a sample)" } }
@@ -89,14 +119,6 @@ pub(super) fn overview(stats: &Stats, warnings: &[Warning], read_only: bool, ses
             }
             h2 { "Records by mode and state" }
             (table(&["Mode", "State", "Records"], rows))
-            h2 { "Look up a key" }
-            form method="post" action="/find" {
-                (hidden(&[("csrf", &session.csrf)]))
-                @for (name, label) in [("scope", "Scope"), ("operation", "Operation"), ("value", "Value")] {
-                    label { (label) input name=(name) required maxlength="255" autocomplete="off"; }
-                }
-                button { "Show it" }
-            }
         },
     )
 }
@@ -198,7 +220,7 @@ fn step(step: &ShownStep) -> Vec<Markup> {
 }
 
 /// The form with the actions that the record allows. It explains why it does not allow the others.
-pub(super) fn decide(link: &str, shown: &Shown, session: &Session) -> Markup {
+pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
     let no_effect = "It took no effect: release it";
     let mut choices = Vec::new();
     match &shown.steps_in_doubt()[..] {
@@ -230,7 +252,7 @@ pub(super) fn decide(link: &str, shown: &Shown, session: &Session) -> Markup {
     }
     html! {
         form method="post" action={ "/key/" (link) "/confirm" } {
-            (hidden(&[("csrf", &session.csrf), ("seen", &version(shown))]))
+            (hidden(&[("csrf", &visitor.csrf), ("seen", &version(shown))]))
             fieldset {
                 legend { "Look the key up at the service that the operation called. Then choose:" }
                 @for ((action, label), refused) in choices.iter().zip(&refused) {
@@ -247,16 +269,18 @@ pub(super) fn decide(link: &str, shown: &Shown, session: &Session) -> Markup {
                 }
             }
             label { "Reason, for the log; callers may see it" input name="reason" required maxlength="500"; }
-            label { "Your name, for the log" input name="operator" required maxlength="100" autocomplete="name"; }
+            @if visitor.name.is_none() {
+                label { "Your name, for the log" input name="operator" required maxlength="100" autocomplete="name"; }
+            }
             button { "Continue" }
         }
     }
 }
 
-pub(super) fn confirm(link: &str, agreed: &Agreed, session: &Session) -> Markup {
+pub(super) fn confirm(link: &str, agreed: &Agreed, visitor: &Visitor) -> Markup {
     let Agreed { key, shown, decision, order } = agreed;
     let fields = [
-        ("csrf", &*session.csrf),
+        ("csrf", &*visitor.csrf),
         ("seen", &order.seen),
         ("action", &order.action),
         ("response", &order.response),

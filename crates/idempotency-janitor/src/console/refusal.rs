@@ -1,6 +1,6 @@
 //! Why a request gets another page than it asked for, and the status code of that page.
 
-use axum::http::StatusCode;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use pg_idempotency::Error;
 
@@ -17,6 +17,13 @@ pub(super) enum Refusal {
          proxy has to send one of these as the Host"
     )]
     Host,
+    #[error("sign in with your name, and with the token of the console's token file as the password")]
+    NotSignedIn,
+    #[error(
+        "the request has to name one person in the header {0}, and has {1} such headers; open the console through the reverse \
+             proxy, which has to overwrite the header and not to add its own"
+    )]
+    NotOneUser(HeaderName, usize),
     #[error("nothing was done: this form is from another session of the browser; go back, reload its page, and repeat")]
     Forged,
     #[error("nothing was done: this console is read-only; settle the key on the command line, or at another console")]
@@ -56,7 +63,8 @@ impl Refusal {
                 | Failure::Idempotency(Error::SchemaMissing { .. }) => StatusCode::SERVICE_UNAVAILABLE,
                 _ => StatusCode::INTERNAL_SERVER_ERROR,
             },
-            Self::Host | Self::Forged | Self::ReadOnly => StatusCode::FORBIDDEN,
+            Self::NotSignedIn => StatusCode::UNAUTHORIZED,
+            Self::Host | Self::NotOneUser(..) | Self::Forged | Self::ReadOnly => StatusCode::FORBIDDEN,
             Self::UnknownLink => StatusCode::NOT_FOUND,
             Self::Empty(_) => StatusCode::BAD_REQUEST,
             Self::Malformed(status, _) => *status,
@@ -68,6 +76,11 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let status = self.status();
         let link = if let Self::Failure(link, _) = &self { link.as_deref() } else { None };
-        (status, pages::refused(status, &self.to_string(), link)).into_response()
+        let mut response = (status, pages::refused(status, &self.to_string(), link)).into_response();
+        if matches!(self, Self::NotSignedIn) {
+            let challenge = HeaderValue::from_static(r#"Basic realm="idempotency-janitor console", charset="UTF-8""#);
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+        }
+        response
     }
 }

@@ -202,6 +202,10 @@ async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgCo
     }
     let console = Console::start(&options, &["--max-attempts", "3"]);
     let visitor = Visitor::of(&console.url).await?;
+    let (_, overview) = visitor.get("/").await?;
+    let place = |part| overview.find(part).unwrap_or_else(|| panic!("{part}: {overview}"));
+    assert!(place("5 keys wait; the oldest") < place("Health") && place("Health") < place("Table"), "{overview}");
+    assert!(!overview.contains("class=\"good\""), "nothing says that all is well: {overview}");
     let (status, list) = visitor.get("/waiting").await?;
     assert_eq!(status, 200, "{list}");
     for part in ["5 keys, the oldest", &downstream, &of_step, "step in doubt", "exhausted", "… (15 bytes)"] {
@@ -421,13 +425,67 @@ async fn bad_input_and_forged_forms_change_nothing(_: PgPoolOptions, options: Pg
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn it_serves_loopback_alone(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+async fn an_open_address_is_refused_and_a_token_or_a_proxy_signs_in(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
-        assert_fails(&janitor_on(&options, &["console", "--listen", address]), 2, "listen on 127.0.0.1");
+        assert_fails(&janitor_on(&options, &["console", "--listen", address]), 2, "--token-file");
+        assert_fails(&janitor_on(&options, &["run", "--console-addr", address]), 2, "--token-file");
     }
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();
     assert_fails(&janitor_on(&options, &["console", "--listen", &address]), 1, "does another process use it?");
+
+    let directory = std::env::temp_dir().join(format!("pgi-console-{}", uuid::Uuid::new_v4()));
+    std::fs::create_dir(&directory)?;
+    let file = directory.join("token");
+    let path = file.to_str().expect("UTF-8");
+    assert_fails(&janitor_on(&options, &["console", "--token-file", path]), 2, "cannot use the token file");
+    std::fs::write(&file, "short\n")?;
+    assert_fails(&janitor_on(&options, &["console", "--token-file", path]), 2, "at least 16 characters");
+    std::fs::write(&file, "correct horse battery\n")?;
+    let mut command = command_on(&options);
+    command.args(["console", "--listen", "0.0.0.0:0", "--token-file", path]);
+    let console = Console::of(command.stderr(Stdio::null()));
+    std::fs::remove_dir_all(&directory)?;
+    let url = console.url.replace("0.0.0.0", "127.0.0.1");
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    for (user, password, status) in [
+        (None, "", 401),
+        (Some("Ada"), "correct horse batterz", 401),
+        (Some("Ada"), "", 401),
+        (Some(""), "correct horse battery", 401),
+        (Some("Ada"), "correct horse battery", 200),
+    ] {
+        let request = client.get(&url);
+        let request = if let Some(user) = user { request.basic_auth(user, Some(password)) } else { request };
+        let response = request.send().await?;
+        assert_eq!(response.status(), status, "{user:?} {password}");
+        assert_eq!(response.headers().contains_key("www-authenticate"), status == 401);
+    }
+
+    let waiting = key("waiting");
+    lapsed(&pool, &waiting, AT_MOST_ONCE).await?;
+    let console = Console::start(&options, &["--user-header", "X-User"]);
+    let response = client.get(&console.url).send().await?;
+    assert_eq!((response.status().as_u16(), response.text().await?.contains("x-user")), (403, true));
+    let twice = client.get(&console.url).header("X-User", "a client's own").header("X-User", "grace").send().await?;
+    assert_eq!((twice.status().as_u16(), twice.text().await?.contains("has 2 such headers")), (403, true));
+    let proxied = reqwest::header::HeaderMap::from_iter([("x-user".parse()?, "grace@example".parse()?)]);
+    let client =
+        reqwest::Client::builder().no_proxy().default_headers(proxied).redirect(reqwest::redirect::Policy::none());
+    let first = client.build()?;
+    let overview = first.get(&console.url).send().await?;
+    let cookie = overview.headers()["set-cookie"].to_str()?.split(';').next().unwrap_or_default().to_owned();
+    let mut visitor = Visitor { client: first, url: console.url.clone(), cookie, csrf: String::new() };
+    visitor.csrf = field(&visitor.get("/").await?.1, "csrf");
+    let (link, (_, page)) = visitor.look_up(&waiting).await?;
+    assert!(!page.contains("Your name"), "the proxy has said it: {page}");
+    assert_eq!(visitor.settle(&link, &page, "no_effect", "").await?.0, 200);
+    let log = console.terminate();
+    assert!(log.contains(" grace@example: released") && !log.contains("Ada"), "not what the form said: {log}");
     Ok(())
 }
 
@@ -525,5 +583,15 @@ async fn a_pinned_key_hides_no_other_and_can_be_settled(
     let (link, page) = visitor.look_up(&key("pinned")).await?;
     assert!(page.1.contains("9999-12-31"), "{page:?}");
     assert_eq!(visitor.settle(&link, &page.1, "forget", "").await?.0, 200);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_daemon_serves_it_too(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let mut command = command_on(&options);
+    command.args(["run", "--console-addr", "127.0.0.1:0"]);
+    let console = Console::of(command.stderr(Stdio::null()));
+    assert_eq!(Visitor::of(&console.url).await?.get("/waiting").await?.0, 200);
+    assert_eq!(console.terminate(), "stopped\n");
     Ok(())
 }

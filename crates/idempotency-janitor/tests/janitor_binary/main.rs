@@ -8,6 +8,7 @@ mod fixture;
 mod strict;
 mod support;
 
+mod browser;
 mod connections;
 mod console;
 mod daemon;

@@ -1,11 +1,13 @@
 //! `sweep`, for cron.
 
+use std::process::{Command, Stdio};
+
 use pg_idempotency::Key;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::fixture::Fixture;
-use crate::support::{expired, janitor_on, json, text};
+use crate::support::{command_on, expired, janitor_on, json, text};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn sweep_deletes_what_is_expired(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
@@ -43,5 +45,28 @@ async fn json_reports_what_was_deleted(_: PgPoolOptions, options: PgConnectOptio
     assert_eq!((&report["deleted"], &report["batches"], &report["more_left"]), (&6.into(), &2.into(), &false.into()));
     assert!(report["oldest_expired_seconds_after"].is_null(), "{report}");
     assert_eq!(janitor_on(&options, &["sweep", "--batch-size", "0"]).status.code(), Some(2));
+    Ok(())
+}
+
+/// Both end it between two batches, and the report says what was deleted.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_longest_duration_and_sigterm_end_a_sweep(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    expired(&pool, 5).await?;
+    let slow = ["sweep", "--json", "--batch-size", "1", "--pause", "1h"];
+    let mut output = janitor_on(&options, &[&slow[..], &["--max-duration", "50ms"]].concat());
+    for left in [4, 3] {
+        assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+        assert_eq!((&json(&output)["deleted"], &json(&output)["more_left"]), (&1.into(), &true.into()));
+        let records = "select count(*) from idempotency.record";
+        assert_eq!(sqlx::query_scalar::<_, i64>(records).fetch_one(&pool).await?, left);
+        let sweep = command_on(&options).args(slow).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        while sqlx::query_scalar::<_, i64>(records).fetch_one(&pool).await? == left {}
+        assert!(Command::new("kill").args(["-TERM", &sweep.id().to_string()]).status()?.success());
+        output = tokio::task::spawn_blocking(move || sweep.wait_with_output()).await??;
+    }
     Ok(())
 }
