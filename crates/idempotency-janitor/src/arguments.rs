@@ -193,7 +193,7 @@ pub(crate) struct Unsettled {
     #[arg(long, default_value = "100")]
     pub(crate) limit: NonZeroU32,
     /// The service's own limit: list also what has lapsed or been released after as many attempts
-    #[arg(long)]
+    #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
     pub(crate) max_attempts: Option<NonZeroU32>,
     /// As JSON
     #[arg(long)]
