@@ -29,7 +29,11 @@ pub fn run(
     let mut books = Books::default();
     let ended = block_on(async {
         let schema = Schema::create(url, program, tables).await?;
-        let ended = timeout(limit, demo(&schema, &mut books)).await;
+        let played = async {
+            demo(&schema, &mut books).await?;
+            schema.check_protected(&mut books).await
+        };
+        let ended = timeout(limit, played).await;
         let dropped = schema.drop().await;
         ended.with_context(|| format!("the demo did not end within {limit:?}"))??;
         dropped

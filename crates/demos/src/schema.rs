@@ -4,9 +4,13 @@ use std::str::FromStr as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use pg_idempotency::OnEscape;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, PgPool};
+use sqlx::{AssertSqlSafe, PgPool, Postgres, Transaction};
 use uuid::Uuid;
+
+use crate::books::Books;
+use crate::queue;
 
 /// Every statement of a demo has to keep the rules of a record, which this file turns into constraints.
 const STRICT: &str = include_str!("../../../migrations/strict.sql");
@@ -20,11 +24,13 @@ pub struct Schema {
     program: &'static str,
     /// Eight hexadecimal digits. The scopes of the run's keys begin with them.
     pub run: String,
+    /// The tables that only idempotent operations write. The database refuses every other write.
+    protected: Vec<String>,
 }
 
 impl Schema {
     pub(crate) async fn create(url: String, program: &'static str, tables: &'static str) -> anyhow::Result<Self> {
-        let schema = Self { url, program, run: Uuid::new_v4().simple().to_string().split_off(24) };
+        let mut schema = Self::of_run(url, program, &Uuid::new_v4().simple().to_string().split_off(24));
         let pool = schema.pool(1).await?;
         pg_idempotency::migrate(&pool).await?;
         sqlx::raw_sql(STRICT).execute(&pool).await?;
@@ -40,11 +46,24 @@ impl Schema {
         );
         sqlx::raw_sql(AssertSqlSafe(schema_and_records)).execute(&pool).await?;
         sqlx::raw_sql(tables).execute(&pool).await?;
+        // The queue stands for a broker, whose acknowledgements are apart from every operation.
+        if tables != queue::TABLES {
+            let names = "
+                select relname::text
+                from pg_class
+                where relnamespace = current_schema()::regnamespace and relkind = 'r'
+                order by relname
+            ";
+            schema.protected = sqlx::query_scalar(names).fetch_all(&pool).await?;
+        }
+        for table in &schema.protected {
+            pg_idempotency::protect(&pool, table, OnEscape::Refuse).await?;
+        }
         Ok(schema)
     }
 
     pub(crate) fn of_run(url: String, program: &'static str, run: &str) -> Self {
-        Self { url, program, run: run.to_owned() }
+        Self { url, program, run: run.to_owned(), protected: Vec::new() }
     }
 
     fn name(&self) -> String {
@@ -66,6 +85,22 @@ impl Schema {
         pool.connect_with(options).await.context("cannot connect to the database")
     }
 
+    /// A handler that writes through the pool would be refused like these writes.
+    pub(crate) async fn check_protected(&self, books: &mut Books) -> anyhow::Result<()> {
+        if self.protected.is_empty() {
+            return Ok(());
+        }
+        books.scene("A write through the pool");
+        let pool = self.pool(1).await?;
+        for table in &self.protected {
+            // The trigger belongs to the statement, so it needs no row.
+            let escaped = sqlx::query(AssertSqlSafe(format!("delete from {table} where false"))).execute(&pool).await;
+            let code = escaped.err().and_then(|error| Some(error.as_database_error()?.code()?.into_owned()));
+            books.check(&format!("{table}: SQLSTATE"), code.as_deref().unwrap_or("none"), "IK006");
+        }
+        Ok(())
+    }
+
     /// Never delete a record before its retention is over, except together with the rows that it guards, as here.
     pub(crate) async fn drop(&self) -> anyhow::Result<()> {
         let pool = self.pool(1).await?;
@@ -83,6 +118,13 @@ impl Schema {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&pool).await?;
         Ok(())
     }
+}
+
+/// Begins a transaction that may write protected tables outside an idempotent operation.
+pub async fn begin_exempt(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
+    let mut tx = pool.begin().await?;
+    sqlx::query("set local idempotency.claim = 'exempt'").execute(&mut *tx).await?;
+    Ok(tx)
 }
 
 /// The result of a query for one number.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use demos::schema::begin_exempt;
 use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::{Error, InFlight, Key};
 use sqlx::{PgConnection, PgPool, Postgres, Transaction};
@@ -40,7 +41,10 @@ pub(crate) struct Player {
 impl Player {
     pub(crate) async fn with_swords(pool: &PgPool, name: String, swords: i64) -> sqlx::Result<Self> {
         let sql = "insert into inventory (player, swords) values ($1::text, $2::int8)";
-        sqlx::query(sql).bind(&name).bind(swords).execute(pool).await?;
+        // The player is there before the first request.
+        let mut tx = begin_exempt(pool).await?;
+        sqlx::query(sql).bind(&name).bind(swords).execute(&mut *tx).await?;
+        tx.commit().await?;
         Ok(Self { name })
     }
 
@@ -58,7 +62,11 @@ pub(crate) async fn sell_if_unchanged(pool: &PgPool, player: &Player, version: i
         set swords = swords - 1, version = version + 1
         where player = $1::text and version = $2::int8
     ";
-    Ok(sqlx::query(sql).bind(&player.name).bind(version).execute(pool).await?.rows_affected() == 1)
+    // The database would refuse a mutation without a mark, and this one shows what happens where nobody does.
+    let mut tx = begin_exempt(pool).await?;
+    let sold = sqlx::query(sql).bind(&player.name).bind(version).execute(&mut *tx).await?;
+    tx.commit().await?;
+    Ok(sold.rows_affected() == 1)
 }
 
 pub(crate) async fn sell(pool: &PgPool, player: &Player, request: &str) -> anyhow::Result<Answer> {
