@@ -81,6 +81,8 @@ pub(crate) const TARGETS: &[Target] = &[
     at_least(100_000.0, "janitor", "Janitor, unpaced: rows a second", Anywhere),
     at_most(1.3, "growth", "Growth: time of first calls at 10000000 records over that at 10000", Anywhere),
     at_most(1.3, "growth", "Growth: time of replays at 10000000 records over that at 10000", Anywhere),
+    at_least(0.98, "protect", "First call: rate with the mark over that without", Anywhere),
+    at_most(10.0, "protect", "Protected table: µs that a statement takes more", Anywhere),
     at_least(0.3, "citus", "First call, 32 shards, 8 clients: rate over that of plain", Anywhere),
     at_least(0.25, "citus", "Replay, 32 shards, 8 clients: rate over that of plain", Anywhere),
     at_least(0.4, "citus", "One mark, 32 shards, 8 clients: rate over that of plain", Anywhere),

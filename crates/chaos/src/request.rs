@@ -76,17 +76,15 @@ impl Request {
     }
 
     pub(crate) async fn effect(&self, conn: &mut PgConnection) -> Result<String, Failure> {
-        self.insert(conn, &self.call).await?;
+        let insert = sqlx::query("insert into effect (key, call) values ($1::text, $2::text)");
+        insert.bind(&self.key).bind(&self.call).execute(&mut *conn).await?;
         if let Some(ends) = self.ends {
             ends.end_transaction(conn).await?;
-            self.insert(conn, &format!("{}{APART}", self.call)).await?;
+            // The database would refuse it, and the crate has to notice it where it is not asked to.
+            let insert = sqlx::query("select affect_outside($1::text, $2::text, null, null)");
+            insert.bind(&self.key).bind(format!("{}{APART}", self.call)).execute(&mut *conn).await?;
         }
         if self.fails { Err(Failure::AskedFor) } else { Ok(self.call.clone()) }
-    }
-
-    async fn insert(&self, conn: &mut PgConnection, call: &str) -> sqlx::Result<()> {
-        let insert = sqlx::query("insert into effect (key, call) values ($1::text, $2::text)");
-        insert.bind(&self.key).bind(call).execute(conn).await.map(drop)
     }
 
     /// What the caller may conclude, and the fault that the request itself was. The result of a call that was dropped

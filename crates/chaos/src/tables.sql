@@ -1,6 +1,13 @@
 -- What the calls of a scenario affect. No table has a unique constraint, so a second effect shows. An outside database
 -- has these tables too.
 create table effect (key text collate "C" not null, call text not null, downstream_key text, token bigint);
+-- Writes an effect that is outside on purpose, without a round trip more than the insert. Leases have their effects in
+-- another system, which this database only plays.
+create function affect_outside(the_key text, the_call text, the_downstream_key text, the_token bigint) returns void
+language plpgsql set idempotency.claim = 'exempt' as $$
+begin
+    insert into effect values (the_key, the_call, the_downstream_key, the_token);
+end $$;
 -- Rows that a scenario writes in autocommit, and rows of transactions that nobody commits.
 create table written (call text not null);
 create table leaked (note text not null);
@@ -14,13 +21,19 @@ create table part (
 create table withdrawn (key text not null, step text not null, attempt int not null);
 create function send(the_key text, the_call text, the_step text, the_downstream_key text, the_attempt int)
 returns boolean
-language plpgsql as $$
+language plpgsql set idempotency.claim = 'exempt' as $$
 begin
     lock table withdrawn in row exclusive mode;
     insert into part
     select the_key, the_call, the_step, the_downstream_key, the_attempt
     where not exists (select from withdrawn where key = the_key and step = the_step and attempt = the_attempt);
     return found;
+end $$;
+create function charge(the_key text, the_call text, the_step text, the_downstream_key text, the_attempt int)
+returns void
+language plpgsql set idempotency.claim = 'exempt' as $$
+begin
+    insert into part values (the_key, the_call, the_step, the_downstream_key, the_attempt);
 end $$;
 create function withdraw(the_key text, the_step text, the_attempt int) returns text
 language plpgsql as $$

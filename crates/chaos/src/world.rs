@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use pg_idempotency::Deployment;
+use pg_idempotency::{Deployment, OnEscape};
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
@@ -120,6 +120,12 @@ impl World {
         } else {
             // Citus has no triggers on distributed tables.
             conn.execute(OVERTAKEN).await?;
+            // A mutant's own protocol leaves no mark, and has to reach its violation.
+            if stage.mutant.is_none() {
+                for table in ["effect", "part"] {
+                    pg_idempotency::protect(&observer, table, OnEscape::Refuse).await?;
+                }
+            }
         }
         if let Some(mutant) = stage.mutant {
             mutant.prepare(&mut conn).await?;

@@ -72,6 +72,13 @@ impl ByHand {
         })
     }
 
+    /// The claim leaves no mark on its transaction.
+    pub(crate) fn without_mark(self) -> anyhow::Result<Self> {
+        let (insert, mark) = self.claim.rsplit_once("returning").context("the claim returns its mark")?;
+        ensure!(mark.contains("set_config('idempotency.claim'"), "the claim returns its mark");
+        Ok(Self { claim: format!("{insert}returning $4::int8::text").leak(), ..self })
+    }
+
     pub(crate) fn first_call(self, response: Arc<str>) -> Way {
         Way::new(NAME, move |client, call| {
             let response = response.clone();

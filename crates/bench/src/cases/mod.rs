@@ -10,6 +10,7 @@ mod janitor;
 mod lease;
 mod marks;
 mod partitions;
+mod protect;
 mod records;
 pub(crate) mod replay;
 mod steps;
@@ -34,7 +35,7 @@ pub(crate) struct Case {
     pub(crate) run: for<'r> fn(&'r Bench, &'r mut Report) -> Running<'r>,
 }
 
-pub(crate) const CASES: [Case; 13] = [
+pub(crate) const CASES: [Case; 14] = [
     Case {
         name: "first_call",
         title: "First call",
@@ -106,6 +107,12 @@ pub(crate) const CASES: [Case; 13] = [
         title: "Hash partitions",
         about: partitions::ABOUT,
         run: |bench, report| Box::pin(partitions::run(bench, report)),
+    },
+    Case {
+        name: "protect",
+        title: "Protected tables",
+        about: protect::ABOUT,
+        run: |bench, report| Box::pin(protect::run(bench, report)),
     },
     Case {
         name: CITUS,

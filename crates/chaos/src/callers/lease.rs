@@ -81,7 +81,7 @@ pub(super) async fn call(
 
 /// The effect: no rollback undoes it, and no constraint deduplicates it.
 async fn affect(outside: &PgPool, key: &str, call: &str, downstream: &str, token: i64) -> sqlx::Result<()> {
-    sqlx::query("insert into effect (key, call, downstream_key, token) values ($1::text, $2::text, $3::text, $4::int8)")
+    sqlx::query("select affect_outside($1::text, $2::text, $3::text, $4::int8)")
         .bind(key)
         .bind(call)
         .bind(downstream)

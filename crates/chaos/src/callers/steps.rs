@@ -103,7 +103,12 @@ struct Attempt<'a> {
 impl Attempt<'_> {
     /// Adds a row or a charge. The outside counts a charge twice only if it has two downstream keys.
     async fn add(self, db: impl PgExecutor<'_>, step: &str, downstream: Option<&str>) -> sqlx::Result<()> {
-        sqlx::query("insert into part (key, call, step, downstream_key, attempt) values ($1, $2, $3, $4, $5::int4)")
+        // A charge is outside.
+        let sql = match downstream {
+            Some(_) => "select charge($1, $2, $3, $4, $5::int4)",
+            None => "insert into part (key, call, step, downstream_key, attempt) values ($1, $2, $3, $4, $5::int4)",
+        };
+        sqlx::query(sql)
             .bind(self.key)
             .bind(self.call)
             .bind(step)
