@@ -5,11 +5,11 @@ use std::time::Duration;
 use sqlx::{Connection as _, PgConnection};
 
 use super::{Marked, Marking};
-use crate::claim::RETRY_AFTER;
+use crate::claim::{Asked, RETRY_AFTER};
 use crate::limits::Patience;
 use crate::observe::spanned;
 use crate::record::{Awaited, MarkBatch, MarkOf, Record, wait_for_row};
-use crate::{Error, Key, Mode, observe};
+use crate::{Error, InFlight, Key, Mode, observe};
 
 /// The most keys of a batch. Each takes an advisory lock until the end of the transaction, in the server's lock table,
 /// which all sessions share.
@@ -48,8 +48,8 @@ impl Marking {
     /// if one transaction takes keys in another order than the next does, in several calls. Then one of them returns
     /// [`Error::Retryable`], or [`Error::InFlight`] when its wait ends.
     ///
-    /// On a [distributed](crate::Deployment::with_distributed) table, a batch takes a few statements more. A batch of one
-    /// scope is one shard and one COMMIT; a batch of many scopes commits in two phases.
+    /// On a [distributed](crate::Deployment::with_distributed) table, it marks one key after the other, so a batch saves no
+    /// time there. A batch of one scope is one shard and one COMMIT; a batch of many scopes commits in two phases.
     ///
     /// # Errors
     ///
@@ -123,6 +123,9 @@ impl<'k> Batch<'k> {
     async fn mark(&mut self, conn: &mut PgConnection) -> Result<(), Error> {
         let deployment = self.options.deployment;
         let mut patience = Patience::of(self.options.in_flight()?);
+        if deployment.distributed {
+            return self.mark_one_by_one(conn, &patience).await;
+        }
         let mut asked = None;
         let mut rounds = 0;
         while rounds < ROUNDS && !self.open.is_empty() {
@@ -145,6 +148,23 @@ impl<'k> Batch<'k> {
                 (Some(_) | None, _) => continue,
             }
             rounds = 0;
+        }
+        Ok(())
+    }
+
+    /// For a distributed table, where one statement cannot look, lock and write. All keys together wait for as long as one
+    /// would.
+    async fn mark_one_by_one(&mut self, conn: &mut PgConnection, patience: &Patience) -> Result<(), Error> {
+        let mut asked = Asked::now();
+        for place in std::mem::take(&mut self.open) {
+            let in_flight = patience.left().map_or(InFlight::Reject, InFlight::Wait);
+            match self.options.claim_or_look(conn, &self.keys[place], in_flight, &mut asked).await {
+                Err(Error::InFlight { .. }) => {
+                    self.open.push(place);
+                    break;
+                }
+                marked => self.marked[place] = marked?,
+            }
         }
         Ok(())
     }

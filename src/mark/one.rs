@@ -8,7 +8,7 @@ use super::Marking;
 use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{call_span, spanned};
 use crate::record::{Record, Terms};
-use crate::{Error, Key, Mode, observe};
+use crate::{Error, InFlight, Key, Mode, observe};
 
 /// The answer to a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,26 +64,35 @@ impl Marking {
         let span = call_span!("mark", Mode::Mark, key);
         let outcome =
             |marked: &Result<Marked, Error>| marked.as_ref().map_or_else(Error::outcome, |marked| marked.outcome());
-        let marked = spanned(span, self.claim_or_look(conn, key), outcome).await;
+        let marked = async {
+            if !conn.is_in_transaction() {
+                return Err(Error::NotInTransaction);
+            }
+            self.claim_or_look(conn, key, self.in_flight()?, &mut Asked::now()).await
+        };
+        let marked = spanned(span, marked, outcome).await;
         observe::claimed(Mode::Mark, key.operation(), started.elapsed());
         observe::outcome(Mode::Mark, key.operation(), outcome(&marked));
         marked
     }
 
-    async fn claim_or_look(self, conn: &mut PgConnection, key: &Key) -> Result<Marked, Error> {
-        if !conn.is_in_transaction() {
-            return Err(Error::NotInTransaction);
-        }
+    pub(super) async fn claim_or_look(
+        self,
+        conn: &mut PgConnection,
+        key: &Key,
+        in_flight: InFlight,
+        asked: &mut Asked,
+    ) -> Result<Marked, Error> {
         let terms = Terms {
             mode: Mode::Mark,
             fingerprint: None,
             retention: self.retention,
-            in_flight: self.in_flight()?,
+            in_flight,
             lease: None,
             max_attempts: None,
         };
         let record = Record { key, deployment: self.deployment };
-        Ok(match contend(conn, record, &terms, &mut Asked::now()).await? {
+        Ok(match contend(conn, record, &terms, asked).await? {
             Claimed::Won(_) => Marked::First,
             Claimed::Replayed(_) => Marked::Duplicate,
         })

@@ -9,15 +9,13 @@ mod citus;
 mod claim;
 mod coordinator;
 mod look;
-mod mark;
 mod sweep;
 mod take_over;
 
-pub(crate) use citus::{Distribution, create_distributed_table, distribution, workers};
-pub(super) use citus::{is_distributed, size_of_shards};
+pub(super) use citus::size_of_shards;
+pub(crate) use citus::{Distribution, create_distributed_table, distribution, is_distributed, workers};
 pub(super) use claim::claim;
 pub(super) use coordinator::forget_claim;
 pub(super) use look::{look, select_first};
-pub(super) use mark::mark;
 pub(crate) use sweep::sweep;
 pub(super) use take_over::take_over;

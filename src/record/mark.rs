@@ -5,11 +5,9 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::{PgArguments, PgRow};
-use sqlx::query::Query;
-use sqlx::{PgConnection, Postgres, Row as _};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row as _};
 
-use super::distributed;
 use super::fragment::{expired_when_asked, note_claim};
 use super::statement::{draw_token, interval};
 use crate::{Deployment, Error, Key, Mode};
@@ -43,28 +41,6 @@ pub(crate) enum MarkOf {
     Open,
 }
 
-/// Takes over the rows of the CTE `locked`: each becomes a mark, and nothing of the old record remains. A distributed
-/// table needs `and_of_scope`, which names the shard.
-macro_rules! take_over_locked {
-    ($($and_of_scope:literal)?) => {
-        concat! {
-            "update idempotency.record
-            set mode = 'mark', fingerprint = null, token = $4::int8 + locked.place, attempt = 1,
-                claimed_at = pg_catalog.now(), lease_until = null,
-                completed_at = pg_catalog.statement_timestamp(),
-                expires_at = pg_catalog.statement_timestamp() + $5::interval,
-                response_status = null, response_headers = null, response_body = null, last_error = null,
-                steps = null, request = null
-            from locked
-            where record.scope = locked.scope and record.operation = locked.operation and record.value = locked.value
-                ", $($and_of_scope,)? "
-                and ", $crate::record::fragment::expired_when_asked!("$6"), "
-            returning locked.place"
-        }
-    };
-}
-pub(super) use take_over_locked;
-
 impl MarkBatch<'_> {
     /// Marks the keys that are new or expired: all of them, or none if an open transaction holds one of them, if another
     /// transaction has locked the row of an expired one, or if one belongs to another mode. It waits for nothing.
@@ -76,11 +52,9 @@ impl MarkBatch<'_> {
         conn: &mut PgConnection,
         asked: Option<DateTime<Utc>>,
     ) -> Result<BatchMarked, Error> {
-        if self.deployment.distributed {
-            return distributed::mark(self, conn, asked).await;
-        }
-        let rows = self
-            .of_keys(concat! {
+        let column = |part: fn(&Key) -> &str| self.keys.iter().map(|key| part(key)).collect::<Vec<_>>();
+        let rows = sqlx::query(
+            concat! {
                 "
                 with recursive asked as materialized (
                     select asked.place, asked.scope, asked.operation, asked.value, asked.lock, found.mode, found.expired
@@ -153,7 +127,21 @@ impl MarkBatch<'_> {
                     returning token - $4::int8 as place
                 ),
                 locked as (select place, scope, operation, value from mine where expired),
-                taken as (", take_over_locked!(), "),
+                -- Each row becomes a mark, and nothing of the old record remains.
+                taken as (
+                    update idempotency.record
+                    set mode = 'mark', fingerprint = null, token = $4::int8 + locked.place, attempt = 1,
+                        claimed_at = pg_catalog.now(), lease_until = null,
+                        completed_at = pg_catalog.statement_timestamp(),
+                        expires_at = pg_catalog.statement_timestamp() + $5::interval,
+                        response_status = null, response_headers = null, response_body = null, last_error = null,
+                        steps = null, request = null
+                    from locked
+                    where record.scope = locked.scope and record.operation = locked.operation
+                        and record.value = locked.value
+                        and ", expired_when_asked!("$6"), "
+                    returning locked.place
+                ),
                 won as materialized (select place from inserted union all select place from taken),
                 -- The batch is one claim of its transaction, under the number before its first token.
                 noted as materialized (
@@ -171,7 +159,12 @@ impl MarkBatch<'_> {
                 left join noted on true
                 order by asked.place
                 ",
-            })
+            },
+            )
+            .persistent(self.deployment.prepared)
+            .bind(column(Key::scope)) // $1
+            .bind(column(Key::operation)) // $2
+            .bind(column(Key::value)) // $3
             // Tokens count up from a random start, which must leave room for a batch.
             .bind(draw_token()? >> 1) // $4
             .bind(interval(self.retention)) // $5
@@ -181,16 +174,6 @@ impl MarkBatch<'_> {
             .await
             .map_err(Error::of_statement)?;
         BatchMarked::of(&rows)
-    }
-
-    /// A statement whose parameters $1 to $3 are the keys.
-    pub(super) fn of_keys(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
-        let column = |part: fn(&Key) -> &str| self.keys.iter().map(|key| part(key)).collect::<Vec<_>>();
-        sqlx::query(sql)
-            .persistent(self.deployment.prepared)
-            .bind(column(Key::scope)) // $1
-            .bind(column(Key::operation)) // $2
-            .bind(column(Key::value)) // $3
     }
 }
 
@@ -210,9 +193,4 @@ impl BatchMarked {
         }
         Ok(Self { asked, keys })
     }
-}
-
-/// Converts an ordinality, which counts from one, into a place in the batch.
-pub(super) fn index(place: i64) -> usize {
-    usize::try_from(place - 1).unwrap_or(usize::MAX)
 }
