@@ -1,7 +1,7 @@
 //! How the service reaches the database.
 
-/// How the service reaches the database. [`Idempotency`](crate::Idempotency), [`Leasing`](crate::lease::Leasing),
-/// [`Marking`](crate::mark::Marking), [`Janitor`](crate::Janitor) and the HTTP layer all take this value.
+/// How the service reaches the database. [`Idempotency`](crate::Idempotency), [`Leasing`](crate::lease::Leasing) and
+/// [`Marking`](crate::mark::Marking) take this value.
 ///
 /// ```
 /// use pg_idempotency::{Deployment, Idempotency};

@@ -2,7 +2,6 @@
 //! log may contain: the value may be a secret, and each of the two would create one series of metrics per client.
 
 use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tracing::{Instrument as _, Span};
@@ -178,15 +177,6 @@ pub(crate) fn swept(kinds: [(&'static str, u64); 3], took: Duration) {
         metrics::counter!("idempotency_cleanup_rows_total", "kind" => kind).increment(rows);
     }
     metrics::histogram!("idempotency_cleanup_batch_duration_seconds").record(took);
-}
-
-/// A janitor met a distributed table, and its deployment does not say so. It deletes all the same, and warns once for
-/// each process.
-pub(crate) fn wrong_deployment(error: &Error) {
-    static TOLD: AtomicBool = AtomicBool::new(false);
-    if !TOLD.swap(true, Ordering::Relaxed) {
-        tracing::warn!("{error}");
-    }
 }
 
 /// For how long the oldest expired record has been expired; 0 if there is none.

@@ -36,16 +36,16 @@ mod wait;
 
 pub(crate) use claim::{Claim, Terms};
 pub(crate) use distributed::{
-    Distribution, create_distributed_table, distribution, sweep as sweep_distributed, workers,
+    Distribution, create_distributed_table, distribution, is_distributed, sweep as sweep_distributed, workers,
 };
 pub(crate) use lease::Actor;
 pub(crate) use look::{Found, Standing};
 pub(crate) use mark::{MarkBatch, MarkOf};
 pub(crate) use owners::{Stranger, strangers};
 pub use protect::OnEscape;
-pub(crate) use protect::{Gap, gaps, protect, protected, unprotect};
+pub(crate) use protect::{gaps, protect, protected, unprotect};
 pub(crate) use resume::Candidate;
-pub(crate) use setup::{commit_settings, setup};
+pub(crate) use setup::{CommitSetting, commit_settings, setup};
 pub use show::Shown;
 pub(crate) use show::unsettled;
 pub(crate) use statement::{Record, draw_token};

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use sqlx::PgPool;
 
+use crate::InvalidDuration;
 use crate::limits::within;
-use crate::{Deployment, InvalidDuration};
 
 /// A batch of this size takes milliseconds, so a claim of a swept key hardly waits.
 const BATCH_SIZE: NonZeroU32 = NonZeroU32::new(1000).unwrap();
@@ -31,8 +31,8 @@ const GRACE: Duration = Duration::from_secs(10);
 /// [`run`](Janitor::run) one: they share the work, because each skips the rows that another has locked.
 ///
 /// A busy janitor deletes `batch size / (time of a batch + pause)` rows a second. Make it at least twice the number of
-/// inserts a second; the guide's page `production` has examples. The interval decides only how many rows wait for the next pass. If
-/// the oldest expired record gets older from pass to pass, the janitor logs a warning.
+/// inserts a second; the guide's page `production` has examples. The interval decides only how many rows wait for the next pass.
+/// [`operator::health`](crate::operator::health()) and a metric show whether it keeps up.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
@@ -48,7 +48,6 @@ pub struct Janitor {
     pub(super) pause: Duration,
     pub(super) interval: Duration,
     pub(super) grace: Duration,
-    pub(super) deployment: Deployment,
 }
 
 impl Janitor {
@@ -56,18 +55,13 @@ impl Janitor {
     /// records with pauses of 50 ms.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self {
-            pool,
-            batch_size: BATCH_SIZE,
-            pause: PAUSE,
-            interval: INTERVAL,
-            grace: GRACE,
-            deployment: Deployment::new(),
-        }
+        Self { pool, batch_size: BATCH_SIZE, pause: PAUSE, interval: INTERVAL, grace: GRACE }
     }
 
     /// Sets the number of records that one transaction deletes. The default is 1000. A batch holds its row locks and its
-    /// memory to its end, and above some tens of thousands of records it hardly saves round trips.
+    /// memory to its end, and above some tens of thousands of records it hardly saves round trips. Batches of a table that Citus distributes are
+    /// chosen by time: records that expired in the same microsecond are deleted together, so a batch may be somewhat
+    /// larger.
     #[must_use]
     pub fn with_batch_size(mut self, batch_size: NonZeroU32) -> Self {
         self.batch_size = batch_size;
@@ -98,15 +92,6 @@ impl Janitor {
     #[must_use]
     pub fn with_grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
-        self
-    }
-
-    /// How the service reaches the database, and whether the table is distributed. Batches of a distributed table are
-    /// chosen by time: records that expired in the same microsecond are deleted together, so a batch may be somewhat
-    /// larger.
-    #[must_use]
-    pub fn with_deployment(mut self, deployment: Deployment) -> Self {
-        self.deployment = deployment;
         self
     }
 }

@@ -1,9 +1,8 @@
 //! The loop around a sweep. It staggers and paces the sweeps, and goes on after an error.
 
 use std::pin::pin;
-use std::time::Duration;
 
-use super::{Janitor, Swept};
+use super::Janitor;
 use crate::Error;
 use crate::error::sqlstate;
 use crate::session::Rests;
@@ -11,9 +10,6 @@ use crate::shutdown::{Shutdown, unless};
 
 /// The smallest batch after time-outs. A smaller batch would fail for another reason than its size.
 const SMALLEST_BATCH: u32 = 10;
-
-/// The number of consecutive passes in which the backlog must grow before the janitor warns: one growth may be a burst.
-const GROWING: u32 = 3;
 
 impl Janitor {
     /// Sweeps at every interval until `shutdown` is ready. Then it finishes at most the batch in progress, and ends.
@@ -36,13 +32,13 @@ impl Janitor {
         let shutdown = pin!(shutdown);
         let mut shutdown = Shutdown::new(shutdown);
         let mut batch_size = self.batch_size.get();
-        let mut backlog = Backlog::default();
         let mut rests = Rests::of(self.interval);
         let mut rest = rests.interval();
         while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
             match self.sweep(u64::MAX, batch_size, &mut shutdown).await {
                 Ok(swept) => {
-                    log(&swept, backlog.grows(&swept));
+                    let (rows, batches) = (swept.rows(), swept.batches);
+                    tracing::info!(rows, batches, unfinished = swept.unfinished, "swept");
                     self.observe_records().await;
                     batch_size = batch_size.saturating_mul(2).min(self.batch_size.get());
                     rest = rests.interval();
@@ -73,31 +69,6 @@ impl Janitor {
     }
 }
 
-fn log(swept: &Swept, backlog_grows: bool) {
-    tracing::info!(rows = swept.rows(), batches = swept.batches, unfinished = swept.unfinished, "swept");
-    if backlog_grows {
-        tracing::warn!(
-            oldest_seconds = swept.oldest_after.unwrap_or_default().as_secs_f64(),
-            "the backlog of expired records grows: raise the batch size, or lower pause or interval"
-        );
-    }
-}
-
-/// Whether the oldest expired record gets older from pass to pass.
-#[derive(Debug, Default)]
-struct Backlog {
-    oldest: Option<Duration>,
-    grown: u32,
-}
-
-impl Backlog {
-    fn grows(&mut self, swept: &Swept) -> bool {
-        let before = std::mem::replace(&mut self.oldest, swept.oldest_after);
-        self.grown = if swept.oldest_after > before { self.grown + 1 } else { 0 };
-        self.grown >= GROWING
-    }
-}
-
 /// 57014 is a `statement_timeout`, 55P03 is a `lock_timeout`.
 fn is_timeout(error: &Error) -> bool {
     match error {
@@ -107,7 +78,3 @@ fn is_timeout(error: &Error) -> bool {
         _ => false,
     }
 }
-
-#[cfg(test)]
-#[path = "../../tests/unit/janitor/run.rs"]
-mod tests;

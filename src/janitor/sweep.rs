@@ -3,12 +3,9 @@
 use std::pin::pin;
 use std::time::Instant;
 
-use chrono::{DateTime, Utc};
-use sqlx::PgConnection;
-
 use super::{Janitor, Swept};
 use crate::error::sqlstate;
-use crate::record::{self, Deleted};
+use crate::record;
 use crate::session::{Opening, in_pooled_transaction};
 use crate::shutdown::{Shutdown, is_ready, unless};
 use crate::{Error, observe};
@@ -65,9 +62,13 @@ impl Janitor {
         shutdown: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<Swept, Error> {
         let mut swept = Swept::default();
-        let leaves = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record::leaves(conn).await).await?;
+        let looking = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| -> Result<_, Error> {
+            Ok((record::leaves(conn).await?, record::is_distributed(conn).await?))
+        });
+        let (leaves, distributed) = looking.await?;
         for leaf in leaves {
-            self.sweep_leaf(&leaf, limit, batch_size, shutdown, &mut swept).await?;
+            let leaf = (!distributed).then_some(&*leaf);
+            self.sweep_leaf(leaf, limit, batch_size, shutdown, &mut swept).await?;
             if swept.limited {
                 break;
             }
@@ -80,17 +81,17 @@ impl Janitor {
         Ok(swept)
     }
 
-    /// Sweeps one leaf of the table, until nothing more is due in it or the sweep is [`limited`](Swept::limited).
+    /// Sweeps one leaf of the table, or a distributed table as a whole, until nothing more is due in it or the sweep is
+    /// [`limited`](Swept::limited).
     async fn sweep_leaf(
         &self,
-        leaf: &str,
+        leaf: Option<&str>,
         limit: u64,
         batch_size: u32,
         shutdown: &mut (impl Future<Output = ()> + Unpin),
         swept: &mut Swept,
     ) -> Result<(), Error> {
         let mut since = None;
-        let mut distributed = self.deployment.distributed;
         loop {
             let left = limit.saturating_sub(swept.rows());
             if left == 0 || is_ready(shutdown).await {
@@ -99,21 +100,16 @@ impl Janitor {
             }
             let rows = u32::try_from(left).unwrap_or(batch_size).min(batch_size);
             let started = Instant::now();
-            let batch = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| {
-                self.batch(conn, leaf, rows, since, distributed).await
+            let batch = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| match leaf {
+                Some(leaf) => record::sweep(conn, leaf, rows, since, self.grace).await,
+                None => record::sweep_distributed(conn, rows, since, self.grace).await,
             })
             .await;
             let batch = match batch {
-                // The table is distributed: the batch was rolled back, and the statement for such a table is next.
-                Err(error @ Error::WrongDeployment { .. }) if !distributed => {
-                    observe::wrong_deployment(&error);
-                    distributed = true;
-                    continue;
-                }
                 // Another session has locked a record that is due: it is left to the next pass, with what expired
                 // later.
                 Err(Error::Database(error))
-                    if distributed && sqlstate(&error).as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE) =>
+                    if leaf.is_none() && sqlstate(&error).as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE) =>
                 {
                     swept.limited = true;
                     return Ok(());
@@ -129,21 +125,6 @@ impl Janitor {
             if swept.rows() < limit {
                 unless(shutdown, tokio::time::sleep(self.pause)).await;
             }
-        }
-    }
-
-    /// Deletes one batch.
-    async fn batch(
-        &self,
-        conn: &mut PgConnection,
-        leaf: &str,
-        rows: u32,
-        since: Option<DateTime<Utc>>,
-        distributed: bool,
-    ) -> Result<Deleted, Error> {
-        match distributed {
-            true => record::sweep_distributed(conn, rows, since, self.grace).await,
-            false => record::sweep(conn, leaf, rows, since, self.grace).await,
         }
     }
 }

@@ -75,7 +75,6 @@ mod fingerprint {
 }
 
 mod janitor {
-    mod distributed;
     mod sweeps;
 }
 

@@ -172,9 +172,6 @@ pub(crate) struct Pace {
     /// How long an expired record is left alone: duplicates that asked before may still wait for it
     #[arg(long, env = "IDEMPOTENCY_GRACE", default_value = "10s", value_parser = duration)]
     pub(crate) grace: Duration,
-    /// The table is distributed by Citus; it is found out too, by an error
-    #[arg(long, env = "IDEMPOTENCY_DISTRIBUTED")]
-    pub(crate) distributed: bool,
 }
 
 #[derive(Args)]

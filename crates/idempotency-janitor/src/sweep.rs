@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal as _, stderr};
 
-use pg_idempotency::{Deployment, Janitor, Swept};
+use pg_idempotency::{Janitor, Swept};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
@@ -15,11 +15,7 @@ use crate::failure::{Failure, of};
 use crate::{Ending, console, print, serve};
 
 fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Janitor {
-    Janitor::new(pool)
-        .with_batch_size(pace.batch_size)
-        .with_pause(pace.pause)
-        .with_grace(pace.grace)
-        .with_deployment(Deployment::new().with_distributed(pace.distributed))
+    Janitor::new(pool).with_batch_size(pace.batch_size).with_pause(pace.pause).with_grace(pace.grace)
 }
 
 pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending, Failure> {

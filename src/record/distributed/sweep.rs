@@ -5,7 +5,6 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sqlx::{Executor as _, PgConnection, Row as _};
 
-use super::citus::warn_if_plain;
 use crate::Error;
 use crate::record::fragment::{expired_at, readable_place};
 use crate::record::statement::interval;
@@ -23,7 +22,6 @@ pub(crate) async fn sweep(
     since: Option<DateTime<Utc>>,
     grace: Duration,
 ) -> Result<Deleted, Error> {
-    warn_if_plain(&mut *conn).await?;
     conn.execute("set local citus.propagate_set_commands = 'local'; set local lock_timeout = '1s'")
         .await
         .map_err(Error::of_statement)?;
