@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::{PgConnection, PgPool};
 
-use crate::record::{Distribution, Stranger};
+use crate::record::{CommitSetting, Distribution, Stranger};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, OnEscape, migrate, record};
 
@@ -13,28 +13,14 @@ use crate::{Error, OnEscape, migrate, record};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
-    /// `synchronous_commit` is `off`: a crash of the server may lose acknowledged effects.
-    SynchronousCommitOff,
-    /// `synchronous_commit` is `local` on a server with synchronous standbys: acknowledged effects may be missing on
-    /// the standby that is promoted.
-    SynchronousCommitLocal,
-    /// `alter role` or `alter database` has set `synchronous_commit` to one of the two values above. This connection
-    /// may have another value.
-    SynchronousCommitSet {
-        /// The value: `off`, or `local` on a server with synchronous standbys.
+    /// `synchronous_commit` is `off`, so a crash of the server may lose acknowledged effects; or it is `local` on a server
+    /// with synchronous standbys, so acknowledged effects may be missing on the standby that is promoted. In lease mode the
+    /// crate raises it for its own transactions.
+    NotDurable {
+        /// The value: `off` or `local`.
         value: String,
-        /// The role with this setting; `None` means all roles.
-        role: Option<String>,
-        /// The database with this setting; `None` means all databases.
-        database: Option<String>,
-    },
-    /// A worker's `synchronous_commit` is `off`, or `local` with synchronous standbys: the worker may lose what the
-    /// coordinator has acknowledged. In lease mode the crate raises it for its own transactions.
-    WorkerSynchronousCommit {
-        /// The worker's host and port.
-        worker: String,
-        /// The value.
-        value: String,
+        /// For whom: for this connection, for a role or a database by `alter role` or `alter database`, or on a worker.
+        whose: String,
     },
     /// A worker does not answer the coordinator: every call with a key on it fails.
     WorkerDown {
@@ -63,15 +49,10 @@ pub enum Warning {
         /// What it owns, separated by commas.
         objects: String,
     },
-    /// Somebody has disabled the trigger of a [protected](crate::protect()) table: writes that escape are not refused.
-    ProtectionDisabled {
+    /// The trigger of a [protected](crate::protect()) table, or of a partition of one, is disabled or missing: writes that
+    /// escape are not refused. A partition that was attached later has no trigger.
+    ProtectionGap {
         /// The name of the table or partition, with its schema.
-        table: String,
-    },
-    /// A partition of a [protected](crate::protect()) table was attached later: writes that name it, and not its table, are
-    /// not refused.
-    PartitionUnprotected {
-        /// The name of the partition, with its schema.
         table: String,
     },
     /// The oldest expired record has waited for its sweep for too long: no janitor runs, or it does not keep up.
@@ -86,10 +67,7 @@ impl Warning {
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Self::SynchronousCommitOff => "synchronous_commit_off",
-            Self::SynchronousCommitLocal => "synchronous_commit_local",
-            Self::SynchronousCommitSet { .. } => "synchronous_commit_set",
-            Self::WorkerSynchronousCommit { .. } => "worker_synchronous_commit",
+            Self::NotDurable { .. } => "not_durable",
             Self::WorkerDown { .. } => "worker_down",
             Self::NotDistributed => "not_distributed",
             Self::WronglyDistributed => "wrongly_distributed",
@@ -97,8 +75,7 @@ impl Warning {
             Self::Unlogged => "unlogged",
             Self::Replica => "replica",
             Self::ForeignOwner { .. } => "foreign_owner",
-            Self::ProtectionDisabled { .. } => "protection_disabled",
-            Self::PartitionUnprotected { .. } => "partition_unprotected",
+            Self::ProtectionGap { .. } => "protection_gap",
             Self::SweepLags { .. } => "sweep_lags",
         }
     }
@@ -107,30 +84,13 @@ impl Warning {
 impl std::fmt::Display for Warning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::SynchronousCommitOff => f.write_str(
-                "synchronous_commit is off: a crash of the server loses acknowledged effects; set it to on for this role",
-            ),
-            Self::SynchronousCommitLocal => f.write_str(
-                "synchronous_commit is local: a fail-over to a synchronous standby loses acknowledged effects; \
-                 set it to on for this role",
-            ),
-            Self::SynchronousCommitSet { value, role, database } => {
-                let role = role.as_deref().map_or_else(|| "all roles".to_owned(), |role| format!("role {role:?}"));
-                let database = database
-                    .as_deref()
-                    .map_or_else(|| "all databases".to_owned(), |database| format!("database {database:?}"));
+            Self::NotDurable { value, whose } => {
                 let event = if value == "local" { "a fail-over to a synchronous standby" } else { "a crash of the server" };
                 write!(
                     f,
-                    "synchronous_commit is {value} for {role} in {database}: {event} loses acknowledged \
-                     effects; reset it with alter role or alter database, or set it to on"
+                    "synchronous_commit is {value} {whose}: {event} loses acknowledged effects; set it to on there"
                 )
             }
-            Self::WorkerSynchronousCommit { worker, value } => write!(
-                f,
-                "synchronous_commit is {value} on the worker {worker}: its crash or fail-over loses acknowledged effects; \
-                 set it to on there"
-            ),
             Self::WorkerDown { worker, error } => {
                 write!(f, "the worker {worker} does not answer, so every call with a key on it fails: {error}")
             }
@@ -155,15 +115,10 @@ impl std::fmt::Display for Warning {
                 "the role {role:?} owns {objects}, so its code can run as every caller; if it is the role that migrates, grant \
                  it to the owner of the database; if not, drop the schema or give it another owner"
             ),
-            Self::ProtectionDisabled { table } => write!(
+            Self::ProtectionGap { table } => write!(
                 f,
-                "the trigger that protects {table} is disabled, so writes outside an idempotent operation are not refused; \
-                 run `idempotency-janitor protect` with the table again, or unprotect it"
-            ),
-            Self::PartitionUnprotected { table } => write!(
-                f,
-                "the partition {table} of a protected table is not protected itself; run `idempotency-janitor protect` with \
-                 the table again"
+                "the trigger that protects {table} is disabled or missing, so writes outside an idempotent operation are not \
+                 refused; protect the table, or the one of which it is a partition, again by `idempotency-janitor protect`"
             ),
             Self::SweepLags { oldest } => write!(
                 f,
@@ -211,23 +166,9 @@ async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>
     migrate::current(conn).await?;
     let setup = record::setup(conn).await?;
     let mut warnings = Vec::new();
-    match Commit::of(&setup.synchronous_commit, setup.synchronous_standbys) {
-        Commit::Off => warnings.push(Warning::SynchronousCommitOff),
-        Commit::Local => warnings.push(Warning::SynchronousCommitLocal),
-        Commit::Durable => {}
-    }
-    for setting in record::commit_settings(conn).await? {
-        let value = match Commit::of(&setting.value, setup.synchronous_standbys) {
-            Commit::Off => "off",
-            Commit::Local => "local",
-            Commit::Durable => continue,
-        };
-        warnings.push(Warning::SynchronousCommitSet {
-            value: value.to_owned(),
-            role: setting.role,
-            database: setting.database,
-        });
-    }
+    let standbys = setup.synchronous_standbys;
+    warnings
+        .extend(record::commit_settings(conn).await?.into_iter().filter_map(|setting| not_durable(setting, standbys)));
     match record::distribution(conn).await? {
         Distribution::NoCitus => {}
         Distribution::Plain => warnings.push(Warning::NotDistributed),
@@ -239,10 +180,7 @@ async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>
     warnings.extend(setup.in_recovery.then_some(Warning::Replica));
     let foreign = |Stranger { role, objects }| Warning::ForeignOwner { role, objects };
     warnings.extend(record::strangers(conn).await?.into_iter().map(foreign));
-    warnings.extend(record::gaps(conn).await?.into_iter().map(|record::Gap { table, disabled }| match disabled {
-        true => Warning::ProtectionDisabled { table },
-        false => Warning::PartitionUnprotected { table },
-    }));
+    warnings.extend(record::gaps(conn).await?.into_iter().map(|table| Warning::ProtectionGap { table }));
     let oldest = record::oldest_due(conn, Duration::ZERO).await?.filter(|oldest| *oldest > lag);
     warnings.extend(oldest.map(|oldest| Warning::SweepLags { oldest }));
     Ok(warnings)
@@ -252,29 +190,20 @@ async fn weak_workers(conn: &mut PgConnection) -> Result<Vec<Warning>, Error> {
     let workers = record::workers(conn).await?.into_iter();
     let warnings = workers.filter_map(|worker| match worker.synchronous_commit {
         Err(error) => Some(Warning::WorkerDown { worker: worker.node, error }),
-        Ok((value, standbys)) => match Commit::of(&value, standbys) {
-            Commit::Durable => None,
-            Commit::Off | Commit::Local => Some(Warning::WorkerSynchronousCommit { worker: worker.node, value }),
-        },
+        Ok((value, standbys)) => {
+            not_durable(CommitSetting { value, whose: format!("on the worker {}", worker.node) }, standbys)
+        }
     });
     Ok(warnings.collect())
 }
 
-/// The effect of a `synchronous_commit`.
-enum Commit {
-    Durable,
-    Off,
-    /// Durable on the primary only. Without synchronous standbys this is as good as `on`.
-    Local,
-}
-
-impl Commit {
-    fn of(value: &str, standbys: bool) -> Self {
-        match value {
-            // `alter role` stores the text as it was typed.
-            "off" | "false" | "no" | "0" => Self::Off,
-            "local" if standbys => Self::Local,
-            _ => Self::Durable,
-        }
-    }
+fn not_durable(CommitSetting { value, whose }: CommitSetting, standbys: bool) -> Option<Warning> {
+    let value = match &*value {
+        // `alter role` stores the text as it was typed.
+        "off" | "false" | "no" | "0" => "off",
+        // Durable on the primary only. Without synchronous standbys this is as good as `on`.
+        "local" if standbys => "local",
+        _ => return None,
+    };
+    Some(Warning::NotDurable { value: value.to_owned(), whose })
 }

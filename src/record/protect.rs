@@ -20,13 +20,6 @@ pub enum OnEscape {
     Warn,
 }
 
-/// A protected table, or a partition of one, whose trigger does not fire.
-pub(crate) struct Gap {
-    pub(crate) table: String,
-    /// Somebody has disabled the trigger. Otherwise there is none.
-    pub(crate) disabled: bool,
-}
-
 pub(crate) async fn protect(conn: &mut PgConnection, table: &str, on_escape: OnEscape) -> Result<(), Error> {
     let word = match on_escape {
         OnEscape::Refuse => "refuse",
@@ -95,8 +88,8 @@ pub(crate) async fn protected(conn: &mut PgConnection) -> Result<BTreeMap<String
 }
 
 /// The protected tables and partitions whose trigger is disabled, and the partitions without one.
-pub(crate) async fn gaps(conn: &mut PgConnection) -> Result<Vec<Gap>, Error> {
-    sqlx::query(
+pub(crate) async fn gaps(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
+    sqlx::query_scalar(
         "
         with guard as (
             select tgrelid, tgenabled from pg_catalog.pg_trigger where tgfoid = 'idempotency.on_escape'::regproc
@@ -104,8 +97,7 @@ pub(crate) async fn gaps(conn: &mut PgConnection) -> Result<Vec<Gap>, Error> {
         covered (oid) as (
             select distinct part from guard cross join lateral idempotency.with_partitions(guard.tgrelid) as part
         )
-        select
-            pg_catalog.format('%I.%I', space.nspname, class.relname) as table, guard.tgrelid is not null as disabled
+        select pg_catalog.format('%I.%I', space.nspname, class.relname)
         from covered
         left join guard on guard.tgrelid = covered.oid
         join pg_catalog.pg_class as class on class.oid = covered.oid
@@ -116,7 +108,6 @@ pub(crate) async fn gaps(conn: &mut PgConnection) -> Result<Vec<Gap>, Error> {
         ",
     )
     .persistent(false)
-    .try_map(|row: PgRow| Ok(Gap { table: row.try_get("table")?, disabled: row.try_get("disabled")? }))
     .fetch_all(conn)
     .await
     .map_err(Error::of_statement)

@@ -10,40 +10,61 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::fixture::Fixture;
-use crate::{DISTRIBUTED, citus, citus_alone, key, once, options};
+use crate::{citus, citus_alone, key, once, options};
 
 const LEASE: Duration = Duration::from_secs(40);
 
 #[tokio::test]
 async fn the_sweep_deletes_what_is_due_and_nothing_else() -> anyhow::Result<()> {
     let Some(citus) = citus_alone().await else { return Ok(()) };
-    for deployment in [DISTRIBUTED, DISTRIBUTED.with_distributed(false)] {
-        citus.pool.execute("delete from idempotency.record").await?;
-        let (due, left) = (25, 5_i64);
-        for _ in 0..due {
-            Fixture::completed(&key("due"), "body", &1)?.expired().write(&citus.pool).await?;
-        }
-        Fixture::marked(&key("due")).expired().write(&citus.pool).await?;
-        Fixture::indeterminate(&key("due"), "body")?.expired().write(&citus.pool).await?;
-        for _ in 0..left {
-            Fixture::completed(&key("not due"), "body", &1)?.write(&citus.pool).await?;
-            Fixture::leased(&key("live"), "body", Policy::AtLeastOnce { lease: LEASE })?
-                .expired()
-                .write(&citus.pool)
-                .await?;
-        }
-        let janitor = Janitor::new(citus.pool.clone())
-            .with_deployment(deployment)
-            .with_grace(Duration::ZERO)
-            .with_pause(Duration::ZERO)
-            .with_batch_size(NonZeroU32::new(10).expect("not zero"));
-        assert!(janitor.sweep_once(10).await?.limited);
-        let swept = janitor.sweep_once(u64::MAX).await?;
-        assert_eq!(swept.rows(), due + 2 - 10);
-        assert_eq!(swept.oldest_after, None);
-        let count: i64 = sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(&citus.pool).await?;
-        assert_eq!(count, 2 * left);
+    citus.pool.execute("delete from idempotency.record").await?;
+    let (due, left) = (25, 5_i64);
+    for _ in 0..due {
+        Fixture::completed(&key("due"), "body", &1)?.expired().write(&citus.pool).await?;
     }
+    Fixture::marked(&key("due")).expired().write(&citus.pool).await?;
+    Fixture::indeterminate(&key("due"), "body")?.expired().write(&citus.pool).await?;
+    for _ in 0..left {
+        Fixture::completed(&key("not due"), "body", &1)?.write(&citus.pool).await?;
+        Fixture::leased(&key("live"), "body", Policy::AtLeastOnce { lease: LEASE })?
+            .expired()
+            .write(&citus.pool)
+            .await?;
+    }
+    let janitor = Janitor::new(citus.pool.clone())
+        .with_grace(Duration::ZERO)
+        .with_pause(Duration::ZERO)
+        .with_batch_size(NonZeroU32::new(10).expect("not zero"));
+    let first = janitor.sweep_once(10).await?;
+    assert!(first.limited);
+    let rest = janitor.sweep_once(u64::MAX).await?;
+    assert_eq!(
+        (first.completed + rest.completed, first.unfinished + rest.unfinished, first.marks + rest.marks),
+        (due, 1, 1)
+    );
+    assert_eq!(rest.oldest_after, None);
+    let count: i64 = sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(&citus.pool).await?;
+    assert_eq!(count, 2 * left);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_sweep_leaves_a_record_that_is_taken_over_while_it_waits() -> anyhow::Result<()> {
+    let Some(citus) = citus_alone().await else { return Ok(()) };
+    citus.pool.execute("delete from idempotency.record").await?;
+    let key = key("taken over");
+    Fixture::completed(&key, "first", &1)?.expired().write(&citus.pool).await?;
+    let mut taker = citus.pool.begin().await?;
+    let taking = crate::calls().ensure(&mut taker, &key, "second", async |_| -> Result<i32, Error> { Ok(2) });
+    assert!(!taking.await?.is_replayed());
+    let sweep = tokio::spawn({
+        let janitor = Janitor::new(citus.pool.clone()).with_grace(Duration::ZERO);
+        async move { janitor.sweep_once(u64::MAX).await }
+    });
+    crate::a_moment().await;
+    taker.commit().await?;
+    assert_eq!(sweep.await??.rows(), 0);
+    assert_eq!(operator::show(&citus.pool, &key).await?.map(|shown| shown.attempt), Some(1));
     Ok(())
 }
 
@@ -97,7 +118,11 @@ async fn health_looks_at_the_distribution_and_the_workers() -> anyhow::Result<()
     let names = async |pool: &PgPool| -> anyhow::Result<Vec<&'static str>> {
         let warnings = operator::health(pool, Duration::from_secs(60)).await?;
         // The server's own settings are not the matter here.
-        let ours = |warning: &&Warning| !matches!(warning, Warning::FsyncOff | Warning::SynchronousCommitSet { .. });
+        let ours = |warning: &&Warning| match warning {
+            Warning::FsyncOff => false,
+            Warning::NotDurable { whose, .. } => whose.starts_with("on the worker"),
+            _ => true,
+        };
         Ok(warnings.iter().filter(ours).map(Warning::name).collect())
     };
     assert_eq!(names(&citus.pool).await?, Vec::<&str>::new());
@@ -113,7 +138,7 @@ async fn health_looks_at_the_distribution_and_the_workers() -> anyhow::Result<()
     let fresh = PgPoolOptions::new().max_connections(1).connect_with(options().expect("a URL")).await?;
     let weak = names(&fresh).await;
     on_workers("reset synchronous_commit").await?;
-    assert_eq!(weak?, ["worker_synchronous_commit", "worker_synchronous_commit"]);
+    assert_eq!(weak?, ["not_durable", "not_durable"]);
     // Not distributed, and then distributed.
     fresh.execute("drop schema idempotency cascade").await?;
     migrate(&citus.pool).await?;

@@ -116,7 +116,7 @@ async fn health_sees_what_is_set_for_other_roles() -> anyhow::Result<()> {
         assert_fails(&output, 1, "see above");
         let report = json(&output);
         let warnings = report["warnings"].as_array().expect("warnings");
-        let warning = warnings.iter().find(|warning| warning["name"] == "synchronous_commit_set").expect(set);
+        let warning = warnings.iter().find(|warning| warning["name"] == "not_durable").expect(set);
         let message = warning["message"].as_str().expect("a message");
         assert!(message.contains("is off") && message.contains(who) && message.contains(where_), "{set}: {message}");
         assert_eq!(report["healthy"], false);
