@@ -244,7 +244,7 @@ begin
         end into reason from pg_class where oid = target;
         if not found then
             reason := 'it does not exist';
-        elsif to_regclass('pg_catalog.pg_dist_partition') is not null then
+        elsif reason is null and to_regclass('pg_catalog.pg_dist_partition') is not null then
             -- A statement of its own, because a server without Citus has no such catalog.
             if exists (select from pg_dist_partition where logicalrelid = target) then
                 reason := 'Citus distributes it, and a worker that writes its shards does not see the mark of a claim';
