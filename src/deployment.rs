@@ -63,8 +63,8 @@ impl Deployment {
         self.distributed
     }
 
-    /// Whether the messages that begin and commit can claim and complete.
-    pub(crate) fn claims_in_messages(self) -> bool {
+    /// Whether a look before BEGIN, or messages that begin and commit, can take the place of usual statements.
+    pub(crate) fn saves_round_trips(self) -> bool {
         !self.distributed
     }
 }

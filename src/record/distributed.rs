@@ -16,6 +16,6 @@ pub(super) use citus::size_of_shards;
 pub(crate) use citus::{Distribution, create_distributed_table, distribution, is_distributed, workers};
 pub(super) use claim::claim;
 pub(super) use coordinator::forget_claim;
-pub(super) use look::{look, select_first};
+pub(super) use look::look;
 pub(crate) use sweep::sweep;
 pub(super) use take_over::take_over;

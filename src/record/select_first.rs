@@ -3,7 +3,6 @@
 use sqlx::{PgConnection, Row as _};
 
 use super::claim::Terms;
-use super::distributed;
 use super::statement::Record;
 use crate::fingerprint::Comparison;
 use crate::response::Response;
@@ -17,13 +16,11 @@ impl Record<'_> {
     /// pooler in transaction mode may change the server connection, and on the other connection the nameless statement
     /// is another client's.
     pub(crate) async fn select_first(self, conn: &mut PgConnection, terms: &Terms) -> Option<Response> {
-        if !self.deployment.prepared {
+        if !self.deployment.prepared || !self.deployment.saves_round_trips() {
             return None;
         }
-        let row = if self.deployment.distributed {
-            distributed::select_first(self, conn, terms.mode).await?
-        } else {
-            self.query(
+        let row = self
+            .query(
                 "
                 select fingerprint, response_status, response_headers::text as response_headers, response_body
                 from idempotency.record
@@ -38,8 +35,7 @@ impl Record<'_> {
             .bind(terms.mode.as_str()) // $4
             .fetch_optional(conn)
             .await
-            .ok()??
-        };
+            .ok()??;
         let comparison = terms.fingerprint?.compare(row.try_get("fingerprint").ok()?);
         if comparison == Comparison::Same { Response::of(&row).ok() } else { None }
     }

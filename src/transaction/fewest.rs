@@ -27,7 +27,7 @@ pub(super) async fn complete_and_chain(
     response: &Response,
 ) -> Result<(), Error> {
     let length = response.body.as_ref().map_or(0, Vec::len) + response.headers.as_ref().map_or(0, String::len);
-    if length > MOST_INLINE || !record.deployment.claims_in_messages() {
+    if length > MOST_INLINE || !record.deployment.saves_round_trips() {
         record.complete(conn, claim, response).await?;
         return commit_and_chain(conn).await;
     }

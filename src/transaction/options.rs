@@ -105,7 +105,7 @@ pub enum RoundTrips {
     ///
     /// A replay then takes one round trip instead of four, and a first call takes one more. This has no effect without
     /// [prepared statements](Deployment::with_prepared_statements), because a pooler could mix up unprepared statements
-    /// outside a transaction.
+    /// outside a transaction, nor on a [distributed](Deployment::with_distributed) table.
     SelectFirst,
     /// Send the claim together with BEGIN, and the completion together with COMMIT. A first call then takes as many
     /// round trips as its bare transaction, two fewer than [`Plain`](Self::Plain). It pays off if the database is
@@ -133,7 +133,7 @@ pub enum RoundTrips {
 impl RoundTrips {
     /// Whether the messages that begin and commit claim and complete.
     pub(crate) fn are_fewest(self, deployment: Deployment) -> bool {
-        self == Self::Fewest && deployment.claims_in_messages()
+        self == Self::Fewest && deployment.saves_round_trips()
     }
 }
 

@@ -56,31 +56,6 @@ pub(crate) async fn look(
     Ok(Look { asked, standing })
 }
 
-/// As [`Record::select_first`], in one round trip more. The worker knows whether this transaction has
-/// written to the shard of the record.
-pub(crate) async fn select_first(record: Record<'_>, conn: &mut PgConnection, mode: Mode) -> Option<PgRow> {
-    let row = record
-        .query(concat! {
-            "
-            select
-                fingerprint, response_status, response_headers::text as response_headers, response_body,
-                ", readable!("expires_at"), " as expires_at
-            from idempotency.record
-            where scope = $1::text and operation = $2::text and value = $3::text
-                and mode = $4::text
-                and completed_at is not null
-                and pg_catalog.pg_current_xact_id_if_assigned() is null
-            ",
-        })
-        .bind(mode.as_str()) // $4
-        .fetch_optional(&mut *conn)
-        .await
-        .ok()??;
-    let expires_at: DateTime<Utc> = row.try_get("expires_at").ok()?;
-    let coordinator = ask(record, conn, false).await.ok()?;
-    (expires_at > coordinator.at).then_some(row)
-}
-
 impl Found {
     /// The record as of the coordinator's time. A worker would evaluate the SQL expression of the state by its own clock,
     /// so its lines are here again, with the same order.
