@@ -2,7 +2,7 @@
 // Only in the documentation and its tests: the guide has pages in place of items.
 
 macro_rules! pages {
-    ($($name:ident: $summary:literal $(, $picture:literal)?;)*) => {
+    ($($name:ident: $summary:literal $(, $picture:literal)? $(with $code:literal)?;)*) => {
         $(
             #[doc = $summary]
             #[doc = ""]
@@ -11,6 +11,11 @@ macro_rules! pages {
                 #[doc = ""]
             )?
             #[doc = include_str!(concat!("guide/", stringify!($name), ".md"))]
+            $(
+                #[doc = "```ignore"]
+                #[doc = include_str!(concat!("guide/", $code))]
+                #[doc = "```"]
+            )?
             pub mod $name {}
         )*
     };
@@ -25,6 +30,7 @@ pages! {
     clients: "Tell clients how to retry.";
     events: "Webhooks, queues and nonces.", "lease";
     steps: "Charge a card, and write rows around it.", "steps";
+    orms: "SeaORM, other versions of sqlx, and other libraries." with "sea_orm.rs";
     nothing_escapes: "Let the database refuse writes outside an operation.";
     testing: "Test your service.";
     migrations: "Use the crate beside your migrations.";

@@ -8,6 +8,7 @@ mod fixture;
 mod leases;
 mod marks;
 mod operators;
+mod protect;
 mod settings;
 mod transactions;
 

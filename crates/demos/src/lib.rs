@@ -10,6 +10,7 @@
 //! - [`queue`]: a queue with acknowledgements.
 //! - [`schema`]: the tables of one run, and counts of their rows.
 //! - [`books`]: counts against expected counts.
+//! - `escape`: the writes of a run, once more through the pool.
 //! - [`crew`]: worker processes that are killed and replaced.
 //! - [`gate`]: stops a service in the middle of its work.
 //! - [`server`]: an HTTP service on a socket of this process.
@@ -25,6 +26,7 @@ pub mod books;
 pub mod client;
 pub mod crew;
 pub mod dice;
+mod escape;
 pub mod gate;
 pub mod gateway;
 pub mod outside;

@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, PgPool, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::books::Books;
-use crate::queue;
+use crate::{escape, queue};
 
 /// Every statement of a demo has to keep the rules of a record, which this file turns into constraints.
 const STRICT: &str = include_str!("../../../migrations/strict.sql");
@@ -59,6 +59,7 @@ impl Schema {
         for table in &schema.protected {
             pg_idempotency::protect(&pool, table, OnEscape::Refuse).await?;
         }
+        escape::log(&pool, &schema.protected).await?;
         Ok(schema)
     }
 
@@ -85,20 +86,11 @@ impl Schema {
         pool.connect_with(options).await.context("cannot connect to the database")
     }
 
-    /// A handler that writes through the pool would be refused like these writes.
     pub(crate) async fn check_protected(&self, books: &mut Books) -> anyhow::Result<()> {
         if self.protected.is_empty() {
             return Ok(());
         }
-        books.scene("A write through the pool");
-        let pool = self.pool(1).await?;
-        for table in &self.protected {
-            // The trigger belongs to the statement, so it needs no row.
-            let escaped = sqlx::query(AssertSqlSafe(format!("delete from {table} where false"))).execute(&pool).await;
-            let code = escaped.err().and_then(|error| Some(error.as_database_error()?.code()?.into_owned()));
-            books.check(&format!("{table}: SQLSTATE"), code.as_deref().unwrap_or("none"), "IK006");
-        }
-        Ok(())
+        Ok(escape::check(&self.pool(1).await?, books).await?)
     }
 
     /// Never delete a record before its retention is over, except together with the rows that it guards, as here.
