@@ -1,7 +1,7 @@
 //! script/with-postgres cargo run --example nonce
 //!
 //! A chat whose clients send a message again when they saw no answer: transaction mode with a short retention. The
-//! repeat gets the message that the first attempt created.
+//! retry gets the message that the first attempt created.
 
 use std::time::Duration;
 

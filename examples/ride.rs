@@ -46,8 +46,8 @@ struct Gateways {
 
 impl Gateways {
     /// A real gateway ignores a second request with the same idempotency key.
-    async fn charge(&self, card: &str, cents: i64, idempotency_key: &str) -> anyhow::Result<String> {
-        println!("the gateway charges {cents} cents to {card}, key {idempotency_key}");
+    async fn charge(&self, card: &str, cents: i64, _idempotency_key: &str) -> anyhow::Result<String> {
+        println!("the gateway charges {cents} cents to {card}");
         Ok(format!("ch_{}", 1 + self.charges.fetch_add(1, Ordering::SeqCst)))
     }
 

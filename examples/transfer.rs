@@ -14,7 +14,7 @@ struct Transfer {
     cents: i64,
 }
 
-/// The response. It is stored with the key, and each repeat gets it.
+/// The response. It is stored with the key, and each retry gets it.
 #[derive(Debug, Serialize, Deserialize)]
 struct Receipt {
     number: i64,

@@ -22,7 +22,6 @@ pages! {
     words: "The glossary.";
     axum: "Add the layer to an existing axum service.", "layers";
     http: "Choose the settings of the HTTP layer.", "http";
-    clients: "Tell clients how to retry.";
     events: "Webhooks, queues and nonces.", "lease";
     steps: "Charge a card, and write rows around it.", "steps";
     nothing_escapes: "Let the database refuse writes outside an operation.";
@@ -43,3 +42,29 @@ pages! {
     metrics: "Metrics, spans, logs and outcomes.";
     table: "The table.";
 }
+
+/// Tell clients how to retry.
+///
+#[doc = include_str!("guide/clients.md")]
+///
+/// # Rust
+///
+/// ```rust
+#[doc = include_str!("guide/clients/retry.rs")]
+/// ```
+///
+/// # Python
+///
+/// ```python
+#[doc = include_str!("guide/clients/retry.py")]
+/// ```
+///
+/// # TypeScript and JavaScript
+///
+/// This is plain JavaScript; under TypeScript's `strict`, add the types of the parameters.
+///
+/// ```js
+#[doc = include_str!("guide/clients/retry.mjs")]
+/// ```
+// script/clients runs these files. They have no other copy.
+pub mod clients {}

@@ -92,6 +92,25 @@ pub async fn release_step(pool: &PgPool, key: &Key, token: i64, step: &str, reas
 /// the operation is released. The attempt that follows is permitted even if it exceeds
 /// [`with_max_attempts`](crate::lease::Leasing::with_max_attempts).
 ///
+/// ```rust,no_run
+/// # use pg_idempotency::operator;
+/// # struct Gateways;
+/// # impl Gateways { async fn withdraw(&self, _: &str, _: u32) -> anyhow::Result<Option<String>> { Ok(None) } }
+/// # async fn f(pool: &sqlx::PgPool, gateways: &Gateways) -> anyhow::Result<()> {
+/// for found in operator::unsettled(pool, 100, None).await? {
+///     let (key, mut token) = (&found.key, found.token);
+///     for step in found.steps.iter().filter(|step| step.in_doubt) {
+///         token = match gateways.withdraw(&step.downstream_key, found.attempt).await? {
+///             // It took effect: the next attempt continues after this step.
+///             Some(sent) => operator::resolve_step(pool, key, token, &step.name, &sent).await?,
+///             // It took no effect: the next attempt performs this step, and no finished one.
+///             None => operator::release_step(pool, key, token, &step.name, "the gateway has not sent it").await?,
+///         };
+///     }
+/// }
+/// # Ok(()) }
+/// ```
+///
 /// # Errors
 ///
 /// [`Error::Changed`] if the record has another token by now, is completed, is under a live lease, or if this step is
