@@ -15,7 +15,7 @@ use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, Key};
 
 /// Stores the response of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation. Every
-/// repeat gets the response from now on, for `retention`. `token` is the token in that error. No step of the operation
+/// retry gets the response from now on, for `retention`. `token` is the token in that error. No step of the operation
 /// is performed any more, and none of those in doubt.
 ///
 /// # Errors
