@@ -1,6 +1,12 @@
 //! script/with-postgres cargo run --example consumer
 //!
 //! A consumer of a queue that delivers at least once, and out of order after a rebalance: mark mode, batch by batch.
+//!
+//! ```text
+//! messages [1, 2, 3, 4]: 4 of 4 are new
+//! messages [3, 4, 5, 6]: 2 of 4 are new
+//! 94 packets of tea are left
+//! ```
 
 use std::time::Duration;
 

@@ -1,6 +1,12 @@
 //! script/with-postgres cargo run --features axum --example http_layer
 //!
 //! An axum service whose `POST /payments` takes an `Idempotency-Key`: the tower layer, in transactional mode.
+//!
+//! ```text
+//! 1250 cents: 201 Created, replayed: false, {"id":1,"cents":1250}
+//! 1250 cents: 201 Created, replayed: true, {"id":1,"cents":1250}
+//! 9900 cents: 422 Unprocessable Entity, replayed: false, {"detail":"this Idempotency-Key was sent with a different request before; use a new key for a new operation","retryable":false,"status":422,"title":"key reused","type":"urn:pg-idempotency:problem:key-reused"}
+//! ```
 
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode};

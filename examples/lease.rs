@@ -1,6 +1,14 @@
 //! script/with-postgres cargo run --example lease
 //!
 //! A charge at a payment gateway, which cannot commit together with a row: lease mode.
+//!
+//! ```text
+//! attempt 1
+//!   the gateway charges 1250 cents, key 38f1891177fad92fe245a02b0660cd83
+//!   charged: ch_17
+//! attempt 2
+//!   charged before: ch_17
+//! ```
 
 use std::time::Duration;
 

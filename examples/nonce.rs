@@ -1,7 +1,13 @@
 //! script/with-postgres cargo run --example nonce
 //!
 //! A chat whose clients send a message again when they saw no answer: transaction mode with a short retention. The
-//! repeat gets the message that the first attempt created.
+//! retry gets the message that the first attempt created.
+//!
+//! ```text
+//! nonce n-1: Message { id: 1, text: "On my way" }, replayed: false
+//! nonce n-1: Message { id: 1, text: "On my way" }, replayed: true
+//! nonce n-2: Message { id: 2, text: "On my way" }, replayed: false
+//! ```
 
 use std::time::Duration;
 

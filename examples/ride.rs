@@ -2,6 +2,13 @@
 //!
 //! A ride that is booked, charged and announced by text: lease mode in steps. The first attempt fails after the charge,
 //! its client does not come back, and a resumer finishes the operation.
+//!
+//! ```text
+//! the gateway charges 1250 cents to tok_4711
+//! the client gets an error, and does not come back: the text gateway is busy
+//! the gateway sends a text to +12025550101
+//! a late retry of the client: Replayed(Ride { number: 1, charge: "ch_1", text: 2 })
+//! ```
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -46,8 +53,8 @@ struct Gateways {
 
 impl Gateways {
     /// A real gateway ignores a second request with the same idempotency key.
-    async fn charge(&self, card: &str, cents: i64, idempotency_key: &str) -> anyhow::Result<String> {
-        println!("the gateway charges {cents} cents to {card}, key {idempotency_key}");
+    async fn charge(&self, card: &str, cents: i64, _idempotency_key: &str) -> anyhow::Result<String> {
+        println!("the gateway charges {cents} cents to {card}");
         Ok(format!("ch_{}", 1 + self.charges.fetch_add(1, Ordering::SeqCst)))
     }
 

@@ -1,6 +1,12 @@
 //! script/with-postgres cargo run --example transfer
 //!
 //! A transfer between two accounts that a client may request again: transaction mode, in a transaction of the caller.
+//!
+//! ```text
+//! attempt 1: transferred, Receipt { number: 1, balance_cents: 7500 }
+//! attempt 2: transferred before, Receipt { number: 1, balance_cents: 7500 }
+//! another amount under the same key: the key was used before with another body; take a new key for a new request (operation "POST /transfers")
+//! ```
 
 use pg_idempotency::{Error, Key, Outcome, ensure_idempotent};
 use serde::{Deserialize, Serialize};
@@ -14,7 +20,7 @@ struct Transfer {
     cents: i64,
 }
 
-/// The response. It is stored with the key, and each repeat gets it.
+/// The response. It is stored with the key, and each retry gets it.
 #[derive(Debug, Serialize, Deserialize)]
 struct Receipt {
     number: i64,

@@ -1,6 +1,16 @@
 //! script/with-postgres cargo run --example webhook
 //!
 //! A receiver of webhooks, whose sender delivers each event at least once: mark mode, in the handler's transaction.
+//!
+//! ```text
+//! evt_1: First
+//! answered 200 OK
+//! evt_1: Duplicate
+//! answered 200 OK
+//! evt_1: Duplicate
+//! answered 200 OK
+//! 1 payment
+//! ```
 
 use std::time::Duration;
 

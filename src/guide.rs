@@ -27,7 +27,6 @@ pages! {
     words: "The glossary.";
     axum: "Add the layer to an existing axum service.", "layers";
     http: "Choose the settings of the HTTP layer.", "http";
-    clients: "Tell clients how to retry.";
     events: "Webhooks, queues and nonces.", "lease";
     steps: "Charge a card, and write rows around it.", "steps";
     orms: "SeaORM, other versions of sqlx, and other libraries." with "sea_orm.rs";
@@ -49,3 +48,29 @@ pages! {
     metrics: "Metrics, spans, logs and outcomes.";
     table: "The table.";
 }
+
+/// Tell clients how to retry.
+///
+#[doc = include_str!("guide/clients.md")]
+///
+/// # Rust
+///
+/// ```rust
+#[doc = include_str!("guide/clients/retry.rs")]
+/// ```
+///
+/// # Python
+///
+/// ```python
+#[doc = include_str!("guide/clients/retry.py")]
+/// ```
+///
+/// # TypeScript and JavaScript
+///
+/// This is plain JavaScript; under TypeScript's `strict`, add the types of the parameters.
+///
+/// ```js
+#[doc = include_str!("guide/clients/retry.mjs")]
+/// ```
+// script/clients runs these files. They have no other copy.
+pub mod clients {}

@@ -86,7 +86,7 @@
 //! By default: method, path with query, content type and body, byte by byte. **If the effect or the answer depends on
 //! another header** (an account, a currency), [add it](IdempotencyLayer::with_fingerprinted_header), or one account
 //! gets the response of another. For clients that build the body anew for each attempt there are [other
-//! choices](IdempotencyLayer::with_canonical_json). After a change, a repeat of an earlier request is refused.
+//! choices](IdempotencyLayer::with_canonical_json). After a change, a retry of an earlier request is refused.
 //!
 //! # Runs
 //!
@@ -100,7 +100,7 @@
 //!
 //! Compared with the handler in a transaction of its own, a first call costs two more round trips, a task, and memory
 //! for both bodies. A replay takes four round trips (begin, claim, look, rollback), or one with
-//! [`with_round_trips`](crate::Idempotency::with_round_trips). `docs/performance.md` has measurements. The guide's page `http`
+//! [`with_round_trips`](crate::Idempotency::with_round_trips). `docs/performance.md` has measurements. The guide's page `standards`
 //! compares the layer with the draft, requirement by requirement.
 
 mod body;

@@ -37,12 +37,12 @@ impl<T> Outcome<T> {
 pub enum Verdict<T> {
     /// Keep the writes.
     Keep(T),
-    /// Undo the writes. For a deterministic failure, such as "card declined", that every repeat should get too.
+    /// Undo the writes. For a deterministic failure, such as "card declined", that every retry should get too.
     Undo(T),
 }
 
 /// Encodes a response, and decodes it again: a response that cannot be replayed must not commit. (`skip_serializing`
-/// loses a field. Without this check, every repeat would be undecodable for as long as the key is remembered.)
+/// loses a field. Without this check, every retry would be undecodable for as long as the key is remembered.)
 pub(crate) fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<Response, Error> {
     let encoded = to_json(response)?;
     serde_json::from_slice::<T>(&encoded).map_err(unencodable)?;

@@ -9,9 +9,9 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum State {
-    /// The operation is complete: a repeat gets its response.
+    /// The operation is complete: a retry gets its response.
     Completed,
-    /// The key is marked: a repeat is a duplicate.
+    /// The key is marked: a retry is a duplicate.
     Mark,
     /// Its owner works under a live lease.
     InFlight,

@@ -20,7 +20,7 @@
 //!
 //! | to test | use |
 //! |---|---|
-//! | a repeat | the call itself, twice |
+//! | a retry | the call itself, twice |
 //! | a call a day later, a worker that has died | [`age`], [`expire`], [`lapse`] |
 //! | a duplicate of a call in flight | a transaction of the test, or a [`Gate`] in your own operation |
 //! | a storm of duplicates | [`race`] and [`assert_performed_once`] |

@@ -33,7 +33,7 @@ impl Fingerprint {
     /// Use this for bodies that are not JSON, and if every byte counts: white space, the order and repetition of
     /// members, numbers with more digits than an `f64` holds.
     ///
-    /// A fingerprint of bytes and a fingerprint of JSON are never the same, even for the same content: such a repeat is
+    /// A fingerprint of bytes and a fingerprint of JSON are never the same, even for the same content: such a retry is
     /// *key reused*.
     ///
     /// ```

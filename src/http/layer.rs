@@ -108,7 +108,7 @@ impl IdempotencyLayer {
     /// `options` are those of a call: retention, deployment, round trips, and what to do about a concurrent duplicate.
     /// Over HTTP the default for a duplicate is [`Reject`](crate::InFlight::Reject), because anybody may send one. A
     /// request that [waits](crate::InFlight::Wait) polls, and holds no connection between two polls. **Tell your clients
-    /// the retention**: a repeat that comes later is performed.
+    /// the retention**: a retry that comes later is performed.
     ///
     /// `scope` returns the tenant, account or user of the request. It must come **from the authenticated identity**,
     /// which a layer further out has put into the request's extensions, and never from an unauthenticated part of the

@@ -69,7 +69,7 @@ impl LeaseOwner {
         Self { lease, renewal, ended: false }
     }
 
-    /// Stores the result. Every repeat gets it, for the retention, counted from now.
+    /// Stores the result. Every retry gets it, for the retention, counted from now.
     ///
     /// The work is done, and one broken connection would lose its result. So after an error of the database this tries
     /// again, for the length of one lease.

@@ -15,7 +15,7 @@ use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, Key};
 
 /// Stores the response of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation. Every
-/// repeat gets the response from now on, for `retention`. `token` is the token in that error. No step of the operation
+/// retry gets the response from now on, for `retention`. `token` is the token in that error. No step of the operation
 /// is performed any more, and none of those in doubt.
 ///
 /// # Errors
@@ -91,6 +91,25 @@ pub async fn release_step(pool: &PgPool, key: &Key, token: i64, step: &str, reas
 /// Other steps in doubt stay in doubt, and have to be settled too, with the token that this returns. After the last one
 /// the operation is released. The attempt that follows is permitted even if it exceeds
 /// [`with_max_attempts`](crate::lease::Leasing::with_max_attempts).
+///
+/// ```rust,no_run
+/// # use pg_idempotency::operator;
+/// # struct Gateways;
+/// # impl Gateways { async fn withdraw(&self, _: &str, _: u32) -> anyhow::Result<Option<String>> { Ok(None) } }
+/// # async fn f(pool: &sqlx::PgPool, gateways: &Gateways) -> anyhow::Result<()> {
+/// for found in operator::unsettled(pool, 100, None).await? {
+///     let (key, mut token) = (&found.key, found.token);
+///     for step in found.steps.iter().filter(|step| step.in_doubt) {
+///         token = match gateways.withdraw(&step.downstream_key, found.attempt).await? {
+///             // It took effect: the next attempt continues after this step.
+///             Some(sent) => operator::resolve_step(pool, key, token, &step.name, &sent).await?,
+///             // It took no effect: the next attempt performs this step, and no finished one.
+///             None => operator::release_step(pool, key, token, &step.name, "the gateway has not sent it").await?,
+///         };
+///     }
+/// }
+/// # Ok(()) }
+/// ```
 ///
 /// # Errors
 ///

@@ -16,7 +16,7 @@ use std::task::Poll;
 /// for polls in 0.. {
 ///     let key = Key::new("user:1", "POST /orders", format!("after {polls} polls"))?;
 ///     let cancelled = cancel_after(polls, place_order(&pool, &key)).await.transpose()?.is_none();
-///     // Whether the first call performed or not, the repeat finds the order or makes it.
+///     // Whether the first call performed or not, the retry finds the order or makes it.
 ///     place_order(&pool, &key).await?;
 ///     if !cancelled {
 ///         break;

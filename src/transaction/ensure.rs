@@ -114,7 +114,7 @@ where
 ///
 /// An error of `perform` undoes only what `perform` wrote, and releases the key for the next caller. The transaction
 /// stays usable, and the caller may commit it. [`Verdict::Undo`] undoes the writes too, but *stores* the response: a
-/// failure that every repeat should get. This function takes two more round trips than [`ensure_idempotent`], or four
+/// failure that every retry should get. This function takes two more round trips than [`ensure_idempotent`], or four
 /// more for an `Undo`.
 ///
 /// ```no_run

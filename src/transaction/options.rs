@@ -44,7 +44,7 @@ impl Idempotency {
     }
 
     /// How long a key is remembered, counted from its claim by the database's clock. The default is 24 hours. **A
-    /// repeat that comes later is performed again.** Make the retention longer than the transaction that holds the
+    /// retry that comes later is performed again.** Make the retention longer than the transaction that holds the
     /// claim. If the transaction outlives it, the call returns [`OutlivedRetention`](crate::Error::OutlivedRetention).
     ///
     /// # Errors
@@ -101,7 +101,7 @@ pub enum RoundTrips {
     /// transaction, and a replay takes four.
     #[default]
     Plain,
-    /// Look for a stored response before the transaction begins. For services where most calls are repeats.
+    /// Look for a stored response before the transaction begins. For services where most calls are retries.
     ///
     /// A replay then takes one round trip instead of four, and a first call takes one more. This has no effect without
     /// [prepared statements](Deployment::with_prepared_statements), because a pooler could mix up unprepared statements

@@ -1,6 +1,6 @@
 //! `#[sqlx::test]` in a service: with this crate's table alone, and beside an application's own migrations; and the
 //! states that a test makes itself.
-//! `src/guide/testing.md` shows these tests; `shop/` is the application.
+//! `src/guide/testing.md` shows some of these tests; `shop/` is the application.
 
 use std::time::Duration;
 

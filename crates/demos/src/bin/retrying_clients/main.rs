@@ -1,13 +1,15 @@
-//! Proves that the retry loops of src/guide/clients.md, as a reader copies them, each bring about one order from a service
+//! Proves that the retry loops in src/guide/clients/, as a reader copies them, each bring about one order from a service
 //! that fails at first.
 //!
 //! ```sh
-//! script/clients # extracts the loops in other languages from the document, and passes their commands
+//! script/clients # passes the commands of the loops in other languages
 //! ```
 //!
 //! Every argument is a command that sends one order. It gets the URL, the key and the body as further arguments, and
 //! prints the status and the text of the final answer. The loop in Rust always runs.
 
+// The file that the guide shows.
+#[path = "../../../../../src/guide/clients/retry.rs"]
 mod retry;
 mod service;
 

@@ -1,5 +1,3 @@
-//! The loop of src/guide/clients.md. `script/clients` checks that the two are the same.
-
 use std::time::Duration;
 
 /// Sends one operation until its answer is final. Make the key before the first attempt, and store it with the body.
