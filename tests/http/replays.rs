@@ -164,24 +164,6 @@ async fn a_secret_is_not_stored(pool: PgPool) {
     assert_eq!(body, None);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_damaged_record_is_not_performed_again(pool: PgPool) {
-    create_effects(&pool).await;
-    let app = app(transactional(&pool));
-    for spoil in [
-        "update idempotency.record set response_headers = '[[\"not a name\", \"x\"]]'",
-        "update idempotency.record set response_headers = '[[\"x-a\", \"\u{2603}\"]]'",
-        "update idempotency.record set response_headers = '{}'",
-        "update idempotency.record set response_body = null",
-    ] {
-        outside(&pool, "delete from idempotency.record; delete from effect").await;
-        assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
-        sqlx::raw_sql(spoil).execute(&pool).await.expect("spoilt");
-        assert_eq!(post_to(&app, "/effects", "key-1", "x").await.problem(), "not-replayable", "{spoil}");
-        assert_eq!(effects(&pool).await, 1);
-    }
-}
-
 /// Whatever a newer release or a person has left in the columns, the answer is a replay or a rejection, and no panic.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn any_record_makes_an_answer(pool: PgPool) {

@@ -51,11 +51,7 @@ impl Behind {
         .execute(&self.server)
         .await
         .expect("ended");
-        until(
-            &self.server,
-            "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'",
-        )
-        .await;
+        until_nothing_is_open(&self.server).await;
     }
 
     /// The connection that waits in the pool vanishes.

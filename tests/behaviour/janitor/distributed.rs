@@ -7,9 +7,14 @@ use pg_idempotency::Janitor;
 use sqlx::PgPool;
 
 use crate::backend::until_blocked;
-use crate::support::{create_effects, key, once};
+use crate::support::{create_effects, janitor, key, once};
 
-async fn refuse_ctid(pool: &PgPool) {
+/// Whether the table refuses it now.
+async fn refuses_ctid(pool: &PgPool) -> bool {
+    if crate::strict::partitioned() {
+        eprintln!("skipped: a table is not both partitioned and distributed");
+        return false;
+    }
     sqlx::raw_sql(
         "
         create function refuse_ctid() returns trigger language plpgsql as $$
@@ -25,6 +30,7 @@ async fn refuse_ctid(pool: &PgPool) {
     .execute(pool)
     .await
     .expect("a trigger");
+    true
 }
 
 async fn left(pool: &PgPool) -> Vec<String> {
@@ -33,50 +39,11 @@ async fn left(pool: &PgPool) -> Vec<String> {
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers")]
-async fn is_swept_in_batches_and_counted_by_kind(pool: PgPool) {
-    if crate::strict::partitioned() {
-        return eprintln!("skipped: a table is not both partitioned and distributed");
-    }
-    refuse_ctid(&pool).await;
-    sqlx::raw_sql(
-        "
-        insert into idempotency.record (mode, scope, operation, value, fingerprint, token, lease_until, completed_at, expires_at)
-        select mode, 's', mode, n, case when mode <> 'mark' then '\\x0100'::bytea end, n, lease_until, completed_at,
-            now() - n * interval '1 s'
-        from generate_series(1, 1500) as n, (values
-            ('transaction', null, now()),
-            ('mark', null, now()),
-            ('at_least_once', now() - interval '1 s', null)
-        ) as kind (mode, lease_until, completed_at);
-        insert into idempotency.record (mode, scope, operation, value, fingerprint, token, lease_until, expires_at) values
-            ('at_most_once', 's', 'o', 'live lease', '\\x0100', 0, now() + interval '1 min', now() - interval '1 h'),
-            ('at_most_once', 's', 'o', 'not expired', '\\x0100', 0, now() - interval '1 min', now() + interval '1 h');
-        ",
-    )
-    .execute(&pool)
-    .await
-    .expect("records");
-    let janitor =
-        Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(NonZeroU32::new(300).expect("not zero"));
-    let limited = janitor.sweep_once(600).await.expect("swept");
-    assert_eq!((limited.rows(), limited.limited), (600, true));
-    let swept = janitor.sweep_once(u64::MAX).await.expect("swept");
-    assert_eq!((swept.rows(), swept.limited), (3900, false));
-    assert_eq!(
-        (limited.completed + swept.completed, limited.unfinished + swept.unfinished, limited.marks + swept.marks),
-        (1500, 1500, 1500)
-    );
-    assert_eq!(left(&pool).await, ["live lease", "not expired"]);
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers")]
-async fn keeps_what_is_taken_over_while_the_sweep_waits_for_it(pool: PgPool) {
-    if crate::strict::partitioned() {
-        return eprintln!("skipped: a table is not both partitioned and distributed");
-    }
+async fn a_sweep_keeps_a_record_that_is_taken_over_while_it_waits(pool: PgPool) {
     create_effects(&pool).await;
-    refuse_ctid(&pool).await;
+    if !refuses_ctid(&pool).await {
+        return;
+    }
     let key = key("taken over");
     let _ = once(&pool, &key, "first").await.expect("performed");
     sqlx::raw_sql("update idempotency.record set expires_at = now() - interval '1 s'")
@@ -89,7 +56,7 @@ async fn keeps_what_is_taken_over_while_the_sweep_waits_for_it(pool: PgPool) {
     });
     let _ = outcome.await.expect("taken over");
     let sweep = tokio::spawn({
-        let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO);
+        let janitor = janitor(&pool);
         async move { janitor.sweep_once(u64::MAX).await }
     });
     until_blocked(&pool, 1).await.expect("blocked");
@@ -103,10 +70,9 @@ async fn keeps_what_is_taken_over_while_the_sweep_waits_for_it(pool: PgPool) {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers")]
 async fn a_batch_begins_where_the_one_before_ended(pool: PgPool) {
-    if crate::strict::partitioned() {
-        return eprintln!("skipped: a table is not both partitioned and distributed");
+    if !refuses_ctid(&pool).await {
+        return;
     }
-    refuse_ctid(&pool).await;
     sqlx::raw_sql(
         "
         insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
@@ -124,8 +90,7 @@ async fn a_batch_begins_where_the_one_before_ended(pool: PgPool) {
     .execute(&pool)
     .await
     .expect("records");
-    let janitor =
-        Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_batch_size(NonZeroU32::new(10).expect("not zero"));
+    let janitor = janitor(&pool).with_batch_size(NonZeroU32::new(10).expect("not zero"));
     assert_eq!(janitor.sweep_once(u64::MAX).await.expect("swept").rows(), 30);
     assert_eq!(left(&pool).await, ["turned up"]);
     assert_eq!(janitor.sweep_once(u64::MAX).await.expect("swept").rows(), 1);
