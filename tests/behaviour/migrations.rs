@@ -7,8 +7,8 @@ use pg_idempotency::{Error, MIGRATOR, migrate, schema_sql};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
-use crate::backend::{backend, until_blocked};
-use crate::support::{WAYS, connect, create_open_effects, once, setting, wide_pool};
+use crate::backend::backend;
+use crate::support::{WAYS, connect, create_open_effects, once, wide_pool};
 
 async fn works(pool: &PgPool) {
     create_open_effects(pool).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Janitor, Key, OnEscape, Outcome, RoundTrips, protect};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgExecutor, PgPool};
+use sqlx::{Connection as _, PgConnection, PgPool};
 
 pub(crate) use database::{effects, outside, records, until};
 

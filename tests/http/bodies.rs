@@ -16,7 +16,9 @@ use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::Gate;
 use sqlx::PgPool;
 
-use crate::support::{create_effects, effects, insert, leased, post_to, records, transactional, until};
+use crate::support::{
+    create_effects, effects, insert, leased, post_to, records, spawned_post, transactional, until_nothing_is_open,
+};
 
 const LEASE: Duration = Duration::from_secs(60);
 

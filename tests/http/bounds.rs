@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use crate::support::{
-    Answer, app, app_without_layer, create_effects, effects, insert, leased, post_to, records, request, send, stops_at,
-    transactional,
+    Answer, app, app_without_layer, create_effects, effects, insert, leased, post_to, records, request, send,
+    spawned_post, stops_at, transactional, until_nothing_is_open,
 };
 
 const LIMIT: Duration = Duration::from_millis(100);

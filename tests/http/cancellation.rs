@@ -12,7 +12,8 @@ use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use crate::support::{
-    app, app_without_layer, create_effects, effects, post_to, records, request, stops_at, transactional, until,
+    app, app_without_layer, create_effects, effects, post_to, records, request, stops_at, transactional,
+    until_nothing_is_open,
 };
 
 /// For each n, the request is polled at most n times and dropped: its run goes to the end, or never began.

@@ -1,13 +1,10 @@
 //! Fingerprints by the service's choice, and records that were made under another choice.
 
-use axum::Router;
-use axum::body::Bytes;
-use axum::http::{HeaderMap, HeaderName, StatusCode};
-use axum::routing::post;
-use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
+use axum::http::{HeaderName, StatusCode};
+use pg_idempotency::http::IdempotencyLayer;
 use sqlx::PgPool;
 
-use crate::support::{Answer, app, create_effects, effects, insert, post_to, request, send, transactional};
+use crate::support::{app, create_effects, effects, insert, post_to, request, send, transactional};
 
 const ACCOUNT: HeaderName = HeaderName::from_static("x-account");
 

@@ -13,8 +13,8 @@ use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{
-    app_without_layer, calls, create_effects, effects, leased, leasing, post_to, request, send, stops_at,
-    transactional, until, user,
+    app_without_layer, calls, create_effects, effects, leased, leasing, post_to, spawned_post, stops_at, transactional,
+    until, user,
 };
 
 fn app(gate: &Gate, layer: IdempotencyLayer) -> Router {

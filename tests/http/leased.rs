@@ -10,7 +10,7 @@ use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
 use axum::routing::post;
-use pg_idempotency::http::{IdempotencyLayer, Rejection};
+use pg_idempotency::http::IdempotencyLayer;
 use pg_idempotency::lease::{Lease, Policy};
 use pg_idempotency::testing::Gate;
 use sqlx::PgPool;

@@ -15,7 +15,7 @@ use sqlx::{Connection as _, PgPool};
 
 use crate::support::{
     app, app_without_layer, calls, create_effects, effects, insert, outside, post_to, records, request, saving, send,
-    transactional, until,
+    transactional, until, until_nothing_is_open,
 };
 
 /// A raw BEGIN, which sqlx does not count, or forgotten values of sqlx's `Transaction`, which leave its depth above 0.

@@ -16,7 +16,7 @@ use proptest::test_runner::TestRunner;
 use serde_json::json;
 use sqlx::PgPool;
 
-use crate::support::{Answer, app, create_effects, effects, leased, outside, post_to, request, send, transactional};
+use crate::support::{Answer, app, create_effects, effects, leased, post_to, request, send, transactional};
 
 fn values<'a>(answer: &'a Answer, name: &str) -> Vec<&'a [u8]> {
     answer.headers.get_all(name).iter().map(|value| value.as_bytes()).collect()

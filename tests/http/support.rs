@@ -98,7 +98,6 @@ pub(crate) fn app_without_layer() -> Router {
         .route("/commit", post(commit))
         .route("/swallow", post(swallow))
         .route("/echo", post(async |_: IdempotentTx, body: Bytes| body))
-        .route("/fail-to-commit", post(fail_to_commit))
         .route("/read", get(async || "read"))
 }
 
@@ -194,12 +193,6 @@ async fn swallow(mut tx: IdempotentTx) -> &'static str {
     let error = sqlx::query("select 1 / 0").execute(&mut *tx).await;
     assert!(error.is_err());
     "all is well"
-}
-
-/// Violates a constraint that is checked at COMMIT.
-async fn fail_to_commit(mut tx: IdempotentTx) -> (StatusCode, &'static str) {
-    sqlx::query("insert into deferred values (1), (1)").execute(&mut *tx).await.expect("deferred");
-    (StatusCode::CREATED, "done")
 }
 
 /// The response as a client sees it.

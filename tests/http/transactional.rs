@@ -10,7 +10,10 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgPool, Row as _};
 
 use crate::proxy::Proxy;
-use crate::support::{app, create_effects, effects, insert, outside, post_to, records, saving, transactional, until};
+use crate::support::{
+    app, create_effects, effects, insert, post_to, records, request, saving, send, transactional, until,
+    until_nothing_is_open,
+};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_error_undoes_everything_and_frees_the_key(pool: PgPool) {

@@ -16,7 +16,8 @@ use tokio::time::timeout;
 
 use crate::proxy::Proxy;
 use crate::support::{
-    Answer, app_without_layer, create_effects, effects, insert, leased, request, saving, send, stops_at, until,
+    Answer, app_without_layer, create_effects, effects, insert, leased, request, saving, send, stops_at,
+    until_nothing_is_open,
 };
 
 /// Long enough for a request on a busy machine.

@@ -13,8 +13,8 @@ use sqlx::{Executor as _, PgConnection, PgPool};
 
 use crate::backend::until_blocked;
 use crate::support::{
-    clear, connect, create_effects, create_open_effects, effects, janitor, key, leave_effect, once, rejecting, setting,
-    waiting, wide_pool,
+    clear, create_effects, create_open_effects, effects, janitor, key, leave_effect, once, rejecting, setting, waiting,
+    wide_pool,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -56,7 +56,7 @@ async fn after_a_wait_that_expired_the_transaction_is_usable_and_its_lock_timeou
         let started = Instant::now();
         let error = replays(&mut tx, waiting(limit), "a").await.expect_err("in flight");
         assert!(
-            matches!(error, Error::InFlight { retry_after } if retry_after > Duration::ZERO),
+            matches!(error, Error::InFlight { retry_after, .. } if retry_after > Duration::ZERO),
             "{callers}: {error:?}"
         );
         // The shortest limit that the rows have, but for a millisecond.
@@ -123,6 +123,7 @@ async fn no_answer_but_performed_holds_a_lock_under_any_plan(pool: PgPool) -> an
             assert_eq!(locks(&mut tx).await, 0, "{plan}");
             assert!(!replays(&mut tx, options, "of another key").await?, "{plan}: the transaction is usable");
             assert_eq!(setting(&mut tx, "lock_timeout").await, "0", "{plan}");
+            tx.rollback().await?;
         }
     }
     first.rollback().await?;

@@ -1,9 +1,7 @@
 //! The sweep of a table that refuses `ctid` in a delete, as a distributed one does. A trigger refuses in its place.
 
 use std::num::NonZeroU32;
-use std::time::Duration;
 
-use pg_idempotency::Janitor;
 use sqlx::PgPool;
 
 use crate::backend::until_blocked;

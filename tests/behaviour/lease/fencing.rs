@@ -5,12 +5,10 @@ use std::collections::BTreeMap;
 
 use pg_idempotency::Error;
 use pg_idempotency::lease::{Acquired, LeaseOwner};
-use pg_idempotency::testing::lapse;
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::lease::leases::{AT_LEAST_ONCE, acquire, acquired};
-use crate::support::{expire_in, janitor, key, wide_pool};
+use crate::support::janitor;
 
 /// What two owners, a janitor and time can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,13 +8,12 @@ use pg_idempotency::lease::{Acquired, Lease, Leasing};
 use pg_idempotency::operator::{State, release, release_step, resolve, resolve_step, show, unsettled};
 use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, InvalidStep};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
 use crate::fixture::Fixture;
 use crate::lease::leases::WorkError;
 use crate::lease::steps::{IN_STEPS, Kind, acquire, acquired, after_a_crash, assert_indeterminate, steps};
-use crate::support::{key, wide_pool};
+use crate::support::key;
 
 fn names_of<const N: usize>(names: [&str; N]) -> Vec<String> {
     names.map(str::to_owned).to_vec()
@@ -237,6 +236,24 @@ async fn a_decision_is_not_about_a_step_that_a_resumed_owner_has_begun_since(poo
             assert!(kind.step(&owner, "b", 1).await.is_err());
         }
     }
+    Ok(())
+}
+
+/// After the retention the key is new. A decision about the old operation changes nothing of the new one.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_decision_about_an_operation_that_has_expired_and_was_taken_over_changes_nothing(
+    pool: PgPool,
+) -> anyhow::Result<()> {
+    let token = crash_in(&pool, &["text"]).await;
+    pg_idempotency::testing::expire(&pool, &key("a")).await?;
+    let again = crash_in(&pool, &["text"]).await;
+    let before = record(&pool).await;
+    assert_changed(release(&pool, &key("a"), token, &names_of(["text"]), "not sent").await, "release");
+    assert_changed(release_step(&pool, &key("a"), token, "text", "not sent").await, "release_step");
+    assert_changed(resolve_step(&pool, &key("a"), token, "text", &7).await, "resolve_step");
+    assert_changed(resolve(&pool, &key("a"), token, &7, Duration::from_secs(60)).await, "resolve");
+    assert_eq!(record(&pool).await, before);
+    assert_eq!(in_doubt(&pool).await.0, again);
     Ok(())
 }
 

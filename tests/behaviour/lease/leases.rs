@@ -10,7 +10,7 @@ use pg_idempotency::{Error, InFlight, Outcome};
 use sqlx::{Executor as _, PgPool};
 
 use crate::lease::steps::IN_STEPS;
-use crate::support::{create_effects, expire_in, key, once};
+use crate::support::{expire_in, key};
 
 const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
@@ -90,6 +90,18 @@ async fn an_attempt_that_fails_keeps_its_reason_and_gets_a_new_token(pool: PgPoo
             other => panic!("{policy:?} {ending:?}: {other:?}"),
         }
     }
+    Ok(())
+}
+
+/// The owner was suspended, and its operator has found the result meanwhile.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_owners_release_does_not_undo_what_an_operator_has_resolved(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool, AT_MOST_ONCE).await;
+    lapse(&pool, &key("a")).await?;
+    resolve(&pool, &key("a"), lease.token(), &"sent".to_owned(), LEASE).await?;
+    let released = lease.release("too late").await;
+    assert!(matches!(released, Err(Error::LeaseLost)), "{released:?}");
+    assert!(matches!(acquire(&pool, AT_MOST_ONCE, "body").await?, Acquired::Replayed(response) if response == "sent"));
     Ok(())
 }
 

@@ -1,15 +1,12 @@
 //! Resuming: which operations a resumer takes, and what becomes of them.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy, Resumer};
 use pg_idempotency::testing::{age, expire, lapse};
 use pg_idempotency::{Error, Fingerprint, InvalidStep, Key, NotResumable, Outcome};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Executor as _, PgPool};
+use sqlx::{Executor as _, PgPool};
 
 use crate::lease::leases::WorkError;
 use crate::lease::steps::IN_STEPS;

@@ -10,7 +10,7 @@ use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::fixture::Fixture;
-use crate::support::{DEPLOYMENTS, connect, expire_in, janitor, key, setting, wide_pool};
+use crate::support::{DEPLOYMENTS, connect, key, setting, wide_pool};
 
 const WINDOW: Duration = Duration::from_secs(300);
 use Marked::{Duplicate, First};

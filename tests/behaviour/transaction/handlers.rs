@@ -21,8 +21,9 @@ async fn with_box(conn: &mut PgConnection, count: i64) -> Result<i64, BoxedError
     let outcome = ensure_idempotent(conn, &key("boxed"), &count, async |conn| -> Result<_, BoxedError> {
         let id = insert(conn, count).await?;
         if id < 0 { Err("negative".into()) } else { Ok(id) }
-    });
-    Ok(outcome.await?.into_inner())
+    })
+    .await?;
+    Ok(outcome.into_inner())
 }
 
 /// `async_trait` boxes the future as `Send`.

@@ -8,7 +8,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool};
 
 use crate::backend::backend;
-use crate::support::{WAYS, clear, connect, create_effects, effects, key, leave_effect, once};
+use crate::support::{WAYS, connect, create_effects, effects, key, leave_effect, once};
 
 const FEWEST: Idempotency = Idempotency::new().with_round_trips(RoundTrips::Fewest);
 
