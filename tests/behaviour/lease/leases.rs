@@ -62,7 +62,7 @@ async fn an_attempt_that_fails_keeps_its_reason_and_gets_a_new_token(pool: PgPoo
         if let Ending::IsReleased = ending {
             let lease = acquired(&pool, policy).await;
             held = lease.token();
-            lease.release(WorkError::Gateway.to_string()).await?;
+            lease.release(&WorkError::Gateway.to_string()).await?;
         } else {
             let failed: Result<Outcome<String>, WorkError> =
                 ensure_leased(&pool, &key("a"), "body", policy, async |lease| {

@@ -41,11 +41,13 @@ async fn heartbeats_are_heap_only_updates(pool: PgPool) -> anyhow::Result<()> {
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn a_retention_that_would_end_under_the_work_is_prolonged(pool: PgPool) -> anyhow::Result<()> {
+async fn a_lease_and_a_retention_that_would_end_under_the_work_are_prolonged(pool: PgPool) -> anyhow::Result<()> {
     let leasing = Leasing::new(POLICY)?.with_retention(LEASE * 2)?;
     let outcome = leasing
         .ensure(&pool, &key("a"), "body", async |_| {
             outlive(&pool).await;
+            let live = "select lease_until > clock_timestamp() from idempotency.record";
+            assert!(sqlx::query_scalar::<_, bool>(live).fetch_one(&pool).await.map_err(Error::from)?);
             assert_eq!(janitor(&pool).sweep_once(10).await?.rows(), 0);
             Ok::<_, Error>(())
         })
