@@ -4,7 +4,7 @@ use axum::http::{HeaderName, StatusCode};
 use pg_idempotency::http::IdempotencyLayer;
 use sqlx::PgPool;
 
-use crate::support::{app, create_effects, effects, insert, post_to, request, send, transactional};
+use crate::support::{app, create_effects, effects, post_to, request, send, transactional};
 
 const ACCOUNT: HeaderName = HeaderName::from_static("x-account");
 

@@ -12,7 +12,7 @@ use sqlx::{Executor as _, PgPool};
 
 use crate::fixture::Fixture;
 use crate::lease::leases::WorkError;
-use crate::lease::steps::{IN_STEPS, Kind, acquire, acquired, after_a_crash, assert_indeterminate, steps};
+use crate::lease::steps::{IN_STEPS, Kind, acquire, acquired, after_a_crash, assert_indeterminate};
 use crate::support::key;
 
 fn names_of<const N: usize>(names: [&str; N]) -> Vec<String> {

@@ -582,7 +582,7 @@ async fn a_result_comes_back_to_the_last_bit(pool: PgPool) -> anyhow::Result<()>
     let error = Kind::AtLeastOnce.step(&lease, "no value", f64::NAN).await.expect_err("JSON has no NaN");
     assert!(matches!(error, Error::Unencodable { .. }), "{error:?}");
     let lease = after_a_crash(&pool, lease).await;
-    let other = (String::new(), 1.0, 1.0, 1, (), None);
+    let other = (String::new(), 1.0_f64, 1.0_f64, 1_u128, (), None);
     let stored = Kind::AtLeastOnce.step(&lease, "value", other).await?;
     assert_eq!((&stored, stored.1.to_bits()), (&result, result.1.to_bits()));
     Ok(())
