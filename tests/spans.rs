@@ -17,6 +17,7 @@ use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, Verdict, ensu
 use sqlx::PgPool;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Instrument as _, Subscriber, info_span};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
@@ -96,6 +97,26 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Listener {
     }
 }
 
+/// One runtime thread, so its default listener hears the whole test and nothing else, until the guard is dropped.
+fn listen() -> (Listener, DefaultGuard) {
+    let listener = Listener::default();
+    let guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    (listener, guard)
+}
+
+#[cfg(feature = "axum")]
+async fn post_to(app: &axum::Router, path: &str) -> anyhow::Result<axum::http::StatusCode> {
+    use tower::ServiceExt as _;
+    let request = axum::http::Request::post(path).header("idempotency-key", VALUE).body(axum::body::Body::empty())?;
+    Ok(app.clone().oneshot(request).await?.status())
+}
+
+#[cfg(feature = "axum")]
+fn transactional(pool: &PgPool) -> pg_idempotency::http::IdempotencyLayer {
+    let scope = |_: &axum::http::request::Parts| Ok(SCOPE.to_owned());
+    pg_idempotency::http::IdempotencyLayer::transactional(pool.clone(), Idempotency::new(), scope)
+}
+
 fn key(operation: &str) -> Key {
     Key::new(SCOPE, operation, VALUE).expect("a valid key")
 }
@@ -103,8 +124,7 @@ fn key(operation: &str) -> Key {
 /// A process finds it once, so no other test here has this setting.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_setting_for_a_distributed_table_on_a_plain_one_is_one_warning(pool: PgPool) -> anyhow::Result<()> {
-    let listener = Listener::default();
-    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    let (listener, _guard) = listen();
     let needless = Idempotency::new().with_deployment(Deployment::new().with_distributed(true));
     for operation in ["a", "b", "c"] {
         let performed = needless.run(&pool, &key(operation), "body", async |_| Ok::<_, Error>(1)).await?;
@@ -116,8 +136,7 @@ async fn the_setting_for_a_distributed_table_on_a_plain_one_is_one_warning(pool:
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_write_that_escapes_is_a_warning_under_warn(pool: PgPool) -> anyhow::Result<()> {
-    let listener = Listener::default();
-    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    let (listener, _guard) = listen();
     sqlx::raw_sql("create table orders (id int)").execute(&pool).await?;
     pg_idempotency::protect(&pool, "orders", pg_idempotency::OnEscape::Warn).await?;
     let place = "insert into orders values (1)";
@@ -138,24 +157,14 @@ async fn a_write_that_escapes_is_a_warning_under_warn(pool: PgPool) -> anyhow::R
 #[cfg(feature = "axum")]
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_refusal_of_the_handler_is_failed_and_a_missing_table_is_an_error(pool: PgPool) -> anyhow::Result<()> {
-    use axum::body::Body;
-    use axum::http::{Request, StatusCode};
-    use tower::ServiceExt as _;
+    use axum::http::StatusCode;
 
-    let listener = Listener::default();
-    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
-    let layer = pg_idempotency::http::IdempotencyLayer::transactional(pool.clone(), Idempotency::new(), |_| {
-        Ok(SCOPE.to_owned())
-    });
+    let (listener, _guard) = listen();
     let refuse = || async { StatusCode::UNPROCESSABLE_ENTITY };
-    let app = axum::Router::new().route("/orders", axum::routing::post(refuse)).route_layer(layer);
-    let order = async || {
-        let request = Request::post("/orders").header("idempotency-key", VALUE).body(Body::empty())?;
-        anyhow::Ok(app.clone().oneshot(request).await?.status())
-    };
-    assert_eq!(order().await?, StatusCode::UNPROCESSABLE_ENTITY);
+    let app = axum::Router::new().route("/orders", axum::routing::post(refuse)).route_layer(transactional(&pool));
+    assert_eq!(post_to(&app, "/orders").await?, StatusCode::UNPROCESSABLE_ENTITY);
     sqlx::raw_sql("drop table idempotency.record").execute(&pool).await?;
-    assert_eq!(order().await?, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(post_to(&app, "/orders").await?, StatusCode::INTERNAL_SERVER_ERROR);
 
     assert_eq!(
         listener.spans(),
@@ -167,11 +176,9 @@ async fn a_refusal_of_the_handler_is_failed_and_a_missing_table_is_an_error(pool
     Ok(())
 }
 
-/// One runtime thread, so its default listener hears the whole test and nothing else.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Result<()> {
-    let listener = Listener::default();
-    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    let (listener, _guard) = listen();
 
     let call = async |body: &str| {
         let mut tx = pool.begin().await?;
@@ -215,8 +222,7 @@ async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Re
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
-    let listener = Listener::default();
-    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    let (listener, _guard) = listen();
 
     let mut tx = pool.begin().await?;
     let window = Duration::from_secs(60);
@@ -282,15 +288,12 @@ async fn an_outcome_is_told_to_no_span_of_the_callers(pool: PgPool) -> anyhow::R
 #[cfg(feature = "axum")]
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyhow::Result<()> {
-    use axum::body::Body;
-    use axum::http::{Request, StatusCode};
+    use axum::http::StatusCode;
     use axum::routing::post;
     use pg_idempotency::http::IdempotencyLayer;
     use pg_idempotency::lease::Lease;
-    use tower::ServiceExt as _;
 
-    let listener = Listener::default();
-    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    let (listener, _guard) = listen();
     let send = async |lease: Lease| {
         let sent = lease.step_at_most_once("text", async |_| Err::<i64, Error>(sqlx::Error::RowNotFound.into())).await;
         sent.map_or(StatusCode::SERVICE_UNAVAILABLE, |_| StatusCode::CREATED)
@@ -299,8 +302,7 @@ async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyh
     let layer = IdempotencyLayer::leased(pool.clone(), Leasing::new(in_steps)?, |_| Ok(SCOPE.to_owned()));
     let app = axum::Router::new().route("/texts", post(send)).layer(layer);
     for status in [StatusCode::SERVICE_UNAVAILABLE, StatusCode::CONFLICT] {
-        let request = Request::post("/texts").header("idempotency-key", VALUE).body(Body::empty())?;
-        assert_eq!(app.clone().oneshot(request).await?.status(), status);
+        assert_eq!(post_to(&app, "/texts").await?, status);
     }
     let token: i64 = sqlx::query_scalar("select token from idempotency.record").fetch_one(&pool).await?;
     let text = listener.text();
@@ -319,23 +321,18 @@ async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyh
 #[cfg(feature = "axum")]
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: PgPool) -> anyhow::Result<()> {
-    use axum::body::Body;
-    use axum::http::{Request, StatusCode};
+    use axum::http::StatusCode;
     use axum::routing::post;
-    use pg_idempotency::http::IdempotencyLayer;
-    use tower::ServiceExt as _;
 
-    let listener = Listener::default();
-    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    let (listener, _guard) = listen();
     // A key in another mode; a record that the server refuses; a table that is missing.
     let mut tx = pool.begin().await?;
     assert_eq!(mark(&mut tx, &key("POST /texts"), Duration::from_secs(60)).await?, Marked::First);
     tx.commit().await?;
-    let transactional = IdempotencyLayer::transactional(pool.clone(), Idempotency::new(), |_| Ok(SCOPE.to_owned()));
     let app = axum::Router::new()
         .route("/texts", post(async || StatusCode::CREATED))
         .route("/refused", post(async || StatusCode::CREATED))
-        .layer(transactional);
+        .layer(transactional(&pool));
     let refused = "alter table idempotency.record add check (operation <> 'POST /refused')";
     for (path, change, cause) in [
         ("/texts", "select 1", "the key belongs to mode mark"),
@@ -343,8 +340,7 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
         ("/texts", "drop table idempotency.record", "is missing or too old"),
     ] {
         sqlx::query(change).execute(&pool).await?;
-        let request = Request::post(path).header("idempotency-key", VALUE).body(Body::empty())?;
-        assert_eq!(app.clone().oneshot(request).await?.status(), StatusCode::INTERNAL_SERVER_ERROR, "{path}");
+        assert_eq!(post_to(&app, path).await?, StatusCode::INTERNAL_SERVER_ERROR, "{path}");
         let text = listener.text();
         let logged: Vec<_> = text.lines().filter(|line| line.contains("mistake in the service's set-up")).collect();
         assert!(logged.last().is_some_and(|line| line.contains(cause)), "{cause}\n{logged:?}");
@@ -359,8 +355,7 @@ async fn a_resumer_logs_errors_and_panics_without_the_key(pool: PgPool) -> anyho
     use pg_idempotency::lease::{Lease, Resumer};
     use pg_idempotency::testing::{age, lapse};
 
-    let listener = Listener::default();
-    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    let (listener, _guard) = listen();
     let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(40) })?
         .with_stored_request(true)
         .with_max_attempts(std::num::NonZeroU32::MIN.saturating_add(3));

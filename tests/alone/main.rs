@@ -3,7 +3,7 @@
 
 #[path = "../support/strict.rs"]
 mod strict;
-#[allow(dead_code, reason = "made for the tests of behaviour; these need little of it")]
+#[allow(dead_code, unused_imports, reason = "made for the tests of behaviour; these need little of it")]
 #[path = "../behaviour/support.rs"]
 mod support;
 

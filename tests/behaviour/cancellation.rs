@@ -11,7 +11,7 @@ use pg_idempotency::{Error, Idempotency, Key, Outcome, Verdict, ensure_idempoten
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::support::{WAYS, clear, create_effects, key, leave_effect, once};
+use crate::support::{WAYS, clear, create_effects, janitor, key, leave_effect, once};
 
 /// Far more than any call takes.
 const MOST_POLLS: usize = 200;
@@ -67,24 +67,32 @@ async fn pools(options: PgConnectOptions) -> anyhow::Result<(PgPool, PgPool)> {
     Ok((pool, observer))
 }
 
-/// A first call, a replay and a refusal, in every way.
+/// A first call, an isolated one, a replay and a refusal, in every way.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn run_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let (pool, observer) = pools(options).await?;
     tables(&observer).await;
     let there = key("there");
-    for (way, kind) in WAYS.into_iter().flat_map(|way| ["first call", "replay", "refusal"].map(|kind| (way, kind))) {
+    for (way, kind) in
+        WAYS.into_iter().flat_map(|way| ["first call", "isolated", "replay", "refusal"].map(|kind| (way, kind)))
+    {
         clear(&observer).await;
-        if kind != "first call" {
+        let is_new = ["first call", "isolated"].contains(&kind);
+        if !is_new {
             let _ = once(&observer, &there, "body").await?;
         }
         at_every_poll(async |polls| {
-            let key = if kind == "first call" { &key(&polls.to_string()) } else { &there };
+            let key = if is_new { &key(&polls.to_string()) } else { &there };
             let body = if kind == "refusal" { "another" } else { "body" };
-            let call = way.run(&pool, key, body, async |conn| leave_effect(conn, "effect").await);
-            let completed = match (kind, cancel_after(polls, call).await) {
+            let answered = if kind == "isolated" {
+                let keep = async |conn: &mut PgConnection| leave_effect(conn, "effect").await.map(Verdict::Keep);
+                cancel_after(polls, way.run_isolated(&pool, key, body, keep)).await
+            } else {
+                cancel_after(polls, way.run(&pool, key, body, async |conn| leave_effect(conn, "effect").await)).await
+            };
+            let completed = match (kind, answered) {
                 (_, None) => false,
-                ("first call", Some(Ok(Outcome::Performed(_)))) => true,
+                ("first call" | "isolated", Some(Ok(Outcome::Performed(_)))) => true,
                 ("replay", Some(Ok(Outcome::Replayed(_)))) => true,
                 ("refusal", Some(Err(Error::KeyReused { .. }))) => true,
                 (_, other) => panic!("{way:?}, {kind}, {polls} polls: {other:?}"),
@@ -96,26 +104,6 @@ async fn run_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOp
         .await?;
     }
     Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_isolated_call_can_be_dropped_at_every_poll(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let (pool, observer) = pools(options).await?;
-    tables(&observer).await;
-    at_every_poll(async |polls| {
-        let key = key(&polls.to_string());
-        let call = Idempotency::new().run_isolated(&pool, &key, "body", async |conn| -> Result<_, Error> {
-            Ok(Verdict::Keep(leave_effect(conn, "effect").await?))
-        });
-        let completed = cancel_after(polls, call).await.transpose()?.is_some();
-        assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
-        assert_whole(&observer, &format!("{polls} polls")).await;
-        Ok(completed)
-    })
-    .await
 }
 
 /// In the caller's transaction, dropped with the call, as `?` and a timeout around both do.
@@ -172,10 +160,7 @@ async fn a_sweep_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConne
     let (pool, observer) = pools(options).await?;
     tables(&observer).await;
     at_every_poll(async |polls| {
-        let swept =
-            cancel_after(polls, pg_idempotency::Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(10))
-                .await
-                .transpose()?;
+        let swept = cancel_after(polls, janitor(&pool).sweep_once(10)).await.transpose()?;
         assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
         Ok(swept.is_some())
     })

@@ -34,21 +34,19 @@ mod lease {
     pub(crate) mod leases;
     mod panics;
     mod renewal;
-    mod resume;
+    pub(crate) mod resume;
     pub(crate) mod steps;
     mod vanished_network;
 }
 
 mod mark {
     mod many;
-    mod one;
 }
 
 mod claim {
     mod answers;
     mod claims;
     mod expiry;
-    mod in_flight;
     mod noted;
 }
 

@@ -7,23 +7,12 @@ use pg_idempotency::{Error, MIGRATOR, migrate, schema_sql};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
-use crate::backend::{backend, until_blocked};
-use crate::support::{WAYS, connect, create_open_effects, once, setting, wide_pool};
+use crate::backend::backend;
+use crate::support::{WAYS, connect, create_open_effects, once, wide_pool};
 
 async fn works(pool: &PgPool) {
     create_open_effects(pool).await;
     let _ = once(pool, &crate::support::key("a"), "body").await.expect("performed");
-}
-
-#[sqlx::test(migrations = false)]
-async fn migrating_twice_is_migrating_once(pool: PgPool) -> anyhow::Result<()> {
-    let mut conn = pool.acquire().await?;
-    let path = setting(&mut conn, "search_path").await;
-    migrate(&pool).await?;
-    migrate(&pool).await?;
-    assert_eq!(setting(&mut conn, "search_path").await, path);
-    works(&pool).await;
-    Ok(())
 }
 
 /// Any role can take its lock, and a session may hold it for ever.
@@ -42,25 +31,6 @@ async fn a_migration_does_not_wait_for_ever(pool: PgPool) -> anyhow::Result<()> 
     assert_eq!(found, (backend(&mut other).await?, "postgres".to_owned()), "{said}");
     other.rollback().await?;
     migrate(&impatient).await?;
-    works(&pool).await;
-    Ok(())
-}
-
-#[sqlx::test(migrations = false)]
-async fn a_migration_waits_for_another(pool: PgPool) -> anyhow::Result<()> {
-    let mut other = pool.begin().await?;
-    sqlx::query("select pg_advisory_xact_lock($1)").bind(i64::from_be_bytes(*b"pgidempo")).execute(&mut *other).await?;
-    let waiting = tokio::spawn({
-        let pool = pool.clone();
-        async move { migrate(&pool).await }
-    });
-    until_blocked(&pool, 1).await?;
-    // What the other migration would do.
-    let kept: Vec<_> =
-        schema_sql().lines().filter(|line| !["begin;", "commit;"].contains(line)).map(str::to_owned).collect();
-    other.execute(sqlx::AssertSqlSafe(kept.join("\n"))).await?;
-    other.commit().await?;
-    waiting.await??;
     works(&pool).await;
     Ok(())
 }
@@ -101,21 +71,6 @@ async fn every_way_of_installing_finds_the_others(pool: PgPool) -> anyhow::Resul
             conn.execute("drop schema idempotency cascade").await?;
         }
     }
-    Ok(())
-}
-
-#[sqlx::test(migrations = false)]
-async fn an_applications_own_migrations_are_left_alone(pool: PgPool) -> anyhow::Result<()> {
-    use sqlx::SqlSafeStr as _;
-    use sqlx::migrate::{Migration, MigrationType, Migrator};
-    let own = Migration::new(1, "own".into(), MigrationType::Simple, "create table own ()".into_sql_str(), false);
-    let own = Migrator::with_migrations(vec![own]);
-    for _ in 0..2 {
-        own.run(&pool).await?;
-        migrate(&pool).await?;
-        MIGRATOR.run(&pool).await?;
-    }
-    works(&pool).await;
     Ok(())
 }
 
@@ -214,7 +169,7 @@ async fn an_older_release_starts_on_a_newer_schema(pool: PgPool) -> anyhow::Resu
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the shards have the constraints, under names of their own")]
-async fn what_cannot_be_is_barred_by_name(pool: PgPool) -> anyhow::Result<()> {
+async fn the_schema_bars_impossible_records_by_name(pool: PgPool) -> anyhow::Result<()> {
     let base = "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at";
     for (columns, values, check) in [
         ("", "'nonsense', 's', 'o', 'k', '\\x0100', 1, now()", "known_mode"),

@@ -1,11 +1,15 @@
 //! What several tests need: effects to count, and connections. What users need too is in `testing`.
 
-use std::time::{Duration, Instant};
+#[path = "../support/database.rs"]
+mod database;
 
-use pg_idempotency::testing::PATIENCE;
-use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, OnEscape, Outcome, RoundTrips, protect};
+use std::time::Duration;
+
+use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Janitor, Key, OnEscape, Outcome, RoundTrips, protect};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgExecutor, PgPool};
+use sqlx::{Connection as _, PgConnection, PgPool};
+
+pub(crate) use database::{effects, outside, records, until};
 
 pub(crate) fn key(value: &str) -> Key {
     Key::new("tenant", "operation", value).expect("a valid key")
@@ -36,12 +40,6 @@ pub(crate) const DEPLOYMENTS: &[Deployment] = if cfg!(idempotency_distributed) {
 /// Between two of them.
 pub(crate) async fn clear(pool: &PgPool) {
     outside(pool, "truncate idempotency.record, effect").await;
-}
-
-/// What a test writes itself, in a transaction that says so. In an open transaction it holds to its end.
-pub(crate) async fn outside<'c>(on: impl PgExecutor<'c>, statement: &str) {
-    let exempt = format!("set local idempotency.claim = 'exempt'; {statement}");
-    sqlx::raw_sql(AssertSqlSafe(exempt)).execute(on).await.expect("written");
 }
 
 /// A table of effects without a unique constraint: nothing but the crate keeps a second one out. It is protected, so a
@@ -79,8 +77,9 @@ pub(crate) async fn expire_in(pool: &PgPool, key: &Key, left: Duration) -> Resul
     Ok(())
 }
 
-pub(crate) async fn effects(pool: &PgPool) -> i64 {
-    sqlx::query_scalar("select count(*) from effect").fetch_one(pool).await.expect("a count")
+/// Deletes what is expired at once.
+pub(crate) fn janitor(pool: &PgPool) -> Janitor {
+    Janitor::new(pool.clone()).with_grace(Duration::ZERO)
 }
 
 /// Runs the usual operation once, in a transaction of the crate's.
@@ -99,15 +98,4 @@ pub(crate) async fn connect(pool: &PgPool) -> PgConnection {
 
 pub(crate) async fn setting(conn: &mut PgConnection, name: &str) -> String {
     sqlx::query_scalar("select current_setting($1)").bind(name).fetch_one(conn).await.expect("a setting")
-}
-
-/// Waits until the database answers `true`, by asking again: the database decides, not a clock.
-pub(crate) async fn until(pool: &PgPool, question: &'static str) {
-    let started = Instant::now();
-    loop {
-        if sqlx::query_scalar::<_, bool>(question).fetch_one(pool).await.expect("an answer") {
-            return;
-        }
-        assert!(started.elapsed() < PATIENCE, "never true: {question}");
-    }
 }

@@ -72,7 +72,7 @@ async fn a_mark_that_is_not_committed_is_in_flight() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn batches_of_any_size_and_any_number_of_scopes() -> anyhow::Result<()> {
+async fn batches_of_any_size_over_any_number_of_scopes_mark_each_key_once() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
     for (count, scopes) in [(1, 1), (5, 5), (100, 1), (100, 20), (100, 100)] {
         let mut keys = keys(count, scopes);

@@ -16,7 +16,9 @@ use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::Gate;
 use sqlx::PgPool;
 
-use crate::support::{create_effects, effects, insert, leased, post_to, records, transactional, until};
+use crate::support::{
+    create_effects, effects, insert, leased, post_to, records, spawned_post, transactional, until_nothing_is_open,
+};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -107,22 +109,28 @@ async fn a_panic_in_the_response_body_is_a_panic_of_the_handler(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_panic_in_the_response_body_settles_the_lease(pool: PgPool) {
+async fn a_panic_in_the_handler_or_in_its_response_body_settles_the_lease(pool: PgPool) {
     for (policy, released) in
         [(Policy::AtLeastOnce { lease: LEASE }, true), (Policy::AtMostOnce { lease: LEASE }, false)]
     {
-        let app = Router::new().route("/panics", post(async || Body::new(Panics))).layer(leased(&pool, policy));
+        let routes = Router::new()
+            .route("/handler", post(async || -> Body { panic!("on purpose") }))
+            .route("/body", post(async || Body::new(Panics)));
+        let app = routes.layer(leased(&pool, policy));
         let key = if released { "key-1" } else { "key-2" };
-        assert!(panicked(&app, "/panics", key).await);
-        let in_flight: (Option<bool>, bool) = sqlx::query_as(
-            "select lease_until = '-infinity', lease_until > statement_timestamp()
-             from idempotency.record where value = $1",
-        )
-        .bind(key)
-        .fetch_one(&pool)
-        .await
-        .expect("a record");
-        assert_eq!(in_flight, (Some(released), false));
+        for uri in ["/handler", "/body"] {
+            assert!(panicked(&app, uri, key).await);
+            let in_flight: (Option<bool>, bool) = sqlx::query_as(
+                "select lease_until = '-infinity', lease_until > statement_timestamp()
+                 from idempotency.record where operation = $1 and value = $2",
+            )
+            .bind(format!("POST {uri}"))
+            .bind(key)
+            .fetch_one(&pool)
+            .await
+            .expect("a record");
+            assert_eq!(in_flight, (Some(released), false), "{uri}");
+        }
     }
 }
 
@@ -162,10 +170,7 @@ async fn a_lease_that_is_lost_while_the_response_is_read_stores_nothing(pool: Pg
     };
     let layer = leased(&pool, Policy::AtLeastOnce { lease: Duration::from_millis(300) });
     let app = Router::new().route("/slow", post(handler)).layer(layer);
-    let first = tokio::spawn({
-        let app = app.clone();
-        async move { post_to(&app, "/slow", "key-1", "x").await }
-    });
+    let first = spawned_post(&app, "/slow", "key-1", "x");
     gate.reached().await;
     sqlx::raw_sql("update idempotency.record set token = token + 1").execute(&pool).await.expect("taken over");
     let lost = first.await.expect("joined");
@@ -193,10 +198,6 @@ async fn a_response_that_is_not_stored_holds_no_transaction(pool: PgPool) {
     let response = tower::ServiceExt::oneshot(app, request).await.expect("infallible");
     assert!(started.elapsed() < Duration::from_secs(5));
     assert_eq!((response.status(), effects(&pool).await), (StatusCode::OK, 1));
-    until(
-        &pool,
-        "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'",
-    )
-    .await;
+    until_nothing_is_open(&pool).await;
     drop(response);
 }

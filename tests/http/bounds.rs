@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
-use pg_idempotency::http::{IdempotentTx, InvalidSetting, Rejection};
+use pg_idempotency::http::{IdempotentTx, Rejection};
 use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::{Gate, PATIENCE};
 use sqlx::PgPool;
@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use crate::support::{
-    Answer, app, app_without_layer, create_effects, effects, insert, leased, post_to, records, request, send, stops_at,
-    transactional,
+    Answer, app, app_without_layer, create_effects, effects, insert, leased, post_to, records, request, send,
+    spawned_post, stops_at, transactional, until_nothing_is_open,
 };
 
 const LIMIT: Duration = Duration::from_millis(100);
@@ -36,10 +36,7 @@ async fn a_run_over_the_limit_is_refused_before_it_begins(pool: PgPool) {
     let layer = transactional(&pool).with_max_runs(1);
     let runs = layer.runs();
     let app = stops_at(&gate).merge(app_without_layer()).layer(layer.with_optional_key(true));
-    let first = tokio::spawn({
-        let app = app.clone();
-        async move { post_to(&app, "/gate", "key-1", "x").await }
-    });
+    let first = spawned_post(&app, "/gate", "key-1", "x");
     gate.reached().await;
     for key in [Some("key-2"), None] {
         let refused = send(&app, request("POST", "/effects", key, "x")).await;
@@ -143,15 +140,6 @@ async fn a_time_out_is_answered_while_a_task_still_has_the_transaction(pool: PgP
     let app = Router::new().route("/spawns", post(spawns)).layer(layer);
     assert_is(&post_to(&app, "/spawns", "key-1", "x").await, "timed-out");
     gate.open();
-    crate::support::until(
-        &pool,
-        "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'",
-    )
-    .await;
+    until_nothing_is_open(&pool).await;
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
-}
-
-#[sqlx::test(migrations = false)]
-async fn a_time_out_of_zero_is_refused(pool: PgPool) {
-    assert!(matches!(transactional(&pool).with_run_timeout(Duration::ZERO), Err(InvalidSetting::Duration(_))));
 }

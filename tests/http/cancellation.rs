@@ -12,7 +12,8 @@ use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use crate::support::{
-    app, app_without_layer, create_effects, effects, post_to, records, request, stops_at, transactional, until,
+    app, app_without_layer, create_effects, effects, post_to, records, request, stops_at, transactional,
+    until_nothing_is_open,
 };
 
 /// For each n, the request is polled at most n times and dropped: its run goes to the end, or never began.
@@ -45,11 +46,7 @@ async fn a_request_that_is_dropped_at_any_poll_is_done_once_or_not_at_all(_: PgP
         }
     }
     assert_eq!((effects(&pool).await, records(&pool).await), (30, 30));
-    until(
-        &pool,
-        "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'",
-    )
-    .await;
+    until_nothing_is_open(&pool).await;
 }
 
 /// A runtime shuts down during a run: everything is rolled back, and the next process performs.
@@ -67,11 +64,7 @@ async fn a_runtime_that_ends_under_a_run_leaves_nothing(_: PgPoolOptions, option
     });
     gate.reached().await;
     dying.shutdown_background();
-    until(
-        &pool,
-        "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'",
-    )
-    .await;
+    until_nothing_is_open(&pool).await;
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
     let app = stops_at(&gate).layer(transactional(&pool));
     gate.open();

@@ -13,8 +13,8 @@ use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{
-    app_without_layer, calls, create_effects, effects, leased, leasing, post_to, request, send, stops_at,
-    transactional, until, user,
+    app_without_layer, calls, create_effects, effects, leased, leasing, post_to, spawned_post, stops_at, transactional,
+    until, user,
 };
 
 fn app(gate: &Gate, layer: IdempotencyLayer) -> Router {
@@ -31,10 +31,7 @@ async fn a_duplicate_is_refused_at_once(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();
     let app = app(&gate, transactional(&pool));
-    let first = tokio::spawn({
-        let app = app.clone();
-        async move { post_to(&app, "/gate", "key-1", "x").await }
-    });
+    let first = spawned_post(&app, "/gate", "key-1", "x");
     gate.reached().await;
     let started = Instant::now();
     let duplicate = post_to(&app, "/gate", "key-1", "x").await;
@@ -53,10 +50,7 @@ async fn a_wait_ends_at_its_limit(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();
     let app = app(&gate, waiting(&pool, Duration::from_millis(300)));
-    let first = tokio::spawn({
-        let app = app.clone();
-        async move { post_to(&app, "/gate", "key-1", "x").await }
-    });
+    let first = spawned_post(&app, "/gate", "key-1", "x");
     gate.reached().await;
     let started = Instant::now();
     let duplicate = post_to(&app, "/gate", "key-1", "x").await;
@@ -90,10 +84,7 @@ async fn a_duplicate_in_the_same_process_needs_no_connection(_: PgPoolOptions, o
     for (attempt, layer) in [transactional(&pool), waiting(&pool, Duration::from_secs(20))].into_iter().enumerate() {
         let gate = Gate::new();
         let app = app(&gate, layer);
-        let post = |body: &'static str| {
-            let (app, key) = (app.clone(), format!("key-{attempt}"));
-            tokio::spawn(async move { post_to(&app, "/gate", &key, body).await })
-        };
+        let post = |body| spawned_post(&app, "/gate", &format!("key-{attempt}"), body);
         let first = post("x");
         gate.reached().await;
         let reused = post("y").await.expect("joined");
@@ -141,10 +132,7 @@ async fn a_record_that_expires_while_a_duplicate_waits_in_the_process_is_its_ans
     ];
     for (number, app) in apps.into_iter().enumerate() {
         let key = format!("key-{number}");
-        let first = tokio::spawn({
-            let (app, key) = (app.clone(), key.clone());
-            async move { post_to(&app, "/gate", &key, "x").await }
-        });
+        let first = spawned_post(&app, "/gate", &key, "x");
         gate.reached().await;
         let mut duplicate = pin!(post_to(&app, "/gate", &key, "x"));
         // One poll reads the request, and waits for the first one.
@@ -170,10 +158,7 @@ async fn a_record_that_expires_while_a_duplicate_waits_for_a_connection_is_its_a
     let app = app_without_layer().layer(layer);
     let first = post_to(&app, "/effects", "key-1", "x").await;
     let held = pool.acquire().await.expect("the only connection");
-    let duplicate = tokio::spawn({
-        let app = app.clone();
-        async move { post_to(&app, "/effects", "key-1", "x").await }
-    });
+    let duplicate = spawned_post(&app, "/effects", "key-1", "x");
     while runs.count() == 0 {
         tokio::task::yield_now().await;
     }
@@ -198,10 +183,7 @@ async fn duplicates_that_have_waited_wait_for_a_place_too(_: PgPoolOptions, opti
     let layer = waiting(&pool, Duration::from_secs(25)).with_max_runs(96);
     let (gate, runs) = (Gate::new(), layer.runs());
     let app = app(&gate, layer);
-    let post = || {
-        let app = app.clone();
-        tokio::spawn(async move { post_to(&app, "/gate", "key-1", "x").await })
-    };
+    let post = || spawned_post(&app, "/gate", "key-1", "x");
     let first = post();
     gate.reached().await;
     let duplicates: Vec<_> = (0..300).map(|_| post()).collect();
@@ -225,15 +207,12 @@ async fn a_storm_on_one_key_leaves_the_pool_to_others(_: PgPoolOptions, options:
     for (storm, layer) in [transactional(&pool), waiting(&pool, Duration::from_secs(20))].into_iter().enumerate() {
         let gate = Gate::new();
         let app = app(&gate, layer);
-        let post = |uri: &'static str, key: String| {
-            let app = app.clone();
-            tokio::spawn(async move { send(&app, request("POST", uri, Some(&key), "x")).await })
-        };
-        let first = post("/gate", format!("key-{storm}"));
+        let post = || spawned_post(&app, "/gate", &format!("key-{storm}"), "x");
+        let first = post();
         gate.reached().await;
-        let duplicates: Vec<_> = (0..50).map(|_| post("/gate", format!("key-{storm}"))).collect();
+        let duplicates: Vec<_> = (0..50).map(|_| post()).collect();
         for other in 0..20 {
-            let other = post("/effects", format!("other-{storm}-{other}")).await.expect("joined");
+            let other = post_to(&app, "/effects", &format!("other-{storm}-{other}"), "x").await;
             assert_eq!(other.status, StatusCode::CREATED);
         }
         gate.open();

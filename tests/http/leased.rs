@@ -10,7 +10,7 @@ use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
 use axum::routing::post;
-use pg_idempotency::http::{IdempotencyLayer, Rejection};
+use pg_idempotency::http::IdempotencyLayer;
 use pg_idempotency::lease::{Lease, Policy};
 use pg_idempotency::testing::Gate;
 use sqlx::PgPool;
@@ -26,7 +26,6 @@ fn app(layer: IdempotencyLayer) -> (Router, Arc<AtomicU32>) {
     let send = async move |Path(status): Path<u16>, lease: Lease| {
         counted.fetch_add(1, Ordering::SeqCst);
         match status {
-            0 => panic!("on purpose"),
             // The handler did not call the gateway.
             499 => lease.not_performed(StatusCode::BAD_REQUEST).into_response(),
             status => {
@@ -36,22 +35,6 @@ fn app(layer: IdempotencyLayer) -> (Router, Arc<AtomicU32>) {
         }
     };
     (Router::new().route("/send/{status}", post(send)).layer(layer), sent)
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_answer_is_stored_and_replayed(pool: PgPool) {
-    for (n, policy) in
-        [Policy::AtLeastOnce { lease: LEASE }, Policy::AtMostOnce { lease: LEASE }].into_iter().enumerate()
-    {
-        let (app, sent) = app(leased(&pool, policy));
-        let key = format!("key-{n}");
-        let first = post_to(&app, "/send/202", &key, "x").await;
-        assert_eq!((first.status, first.is_replayed()), (StatusCode::ACCEPTED, false));
-        assert!(first.body.starts_with(b"1 "));
-        let repeat = post_to(&app, "/send/202", &key, "x").await;
-        assert_eq!((repeat.status, repeat.is_replayed(), repeat.body), (StatusCode::ACCEPTED, true, first.body));
-        assert_eq!(sent.load(Ordering::SeqCst), 1);
-    }
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
@@ -85,30 +68,6 @@ async fn at_most_once_a_failure_is_indeterminate_unless_nothing_was_done(pool: P
         assert_eq!(post_to(&app, "/send/499", "key-3", "x").await.status, StatusCode::BAD_REQUEST);
     }
     assert_eq!(sent.load(Ordering::SeqCst), 4);
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_handler_that_declares_that_it_did_nothing_frees_the_key(pool: PgPool) {
-    let handler = async |Path(number): Path<u32>, lease: Lease| match number {
-        1 => lease.not_performed(StatusCode::BAD_REQUEST),
-        _ => StatusCode::BAD_GATEWAY,
-    };
-    let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE });
-    let app = Router::new().route("/send/{number}", post(handler)).route_layer(layer);
-    for _ in 0..2 {
-        assert_eq!(post_to(&app, "/send/1", "key-1", "x").await.status, StatusCode::BAD_REQUEST);
-    }
-    // Nobody has declared that an extractor's refusal did nothing.
-    assert_eq!(post_to(&app, "/send/no-number", "key-2", "x").await.status, StatusCode::BAD_REQUEST);
-    assert_eq!(post_to(&app, "/send/no-number", "key-2", "x").await.problem(), "indeterminate");
-    assert_eq!(post_to(&app, "/send/2", "key-4", "x").await.status, StatusCode::BAD_GATEWAY);
-    let repeat = post_to(&app, "/send/2", "key-4", "x").await;
-    assert_eq!(repeat.problem(), "indeterminate");
-    let token: i64 = sqlx::query_scalar("select token from idempotency.record where value = 'key-4'")
-        .fetch_one(&pool)
-        .await
-        .expect("a token");
-    assert!(matches!(repeat.rejection, Some(Rejection::Indeterminate { token: told, .. }) if told == token));
 }
 
 /// A task that the handler has spawned keeps a clone of the lease. The row is locked, so the release is sent and has no
@@ -150,26 +109,6 @@ async fn a_lease_that_has_ended_is_lost_before_its_release_is_sent(pool: PgPool)
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_panic_is_a_failure(pool: PgPool) {
-    for (policy, outcome) in
-        [(Policy::AtLeastOnce { lease: LEASE }, "released"), (Policy::AtMostOnce { lease: LEASE }, "indeterminate")]
-    {
-        let (app, sent) = app(leased(&pool, policy));
-        let (panicking, key) = (app.clone(), outcome.to_owned());
-        let panicked = tokio::spawn(async move { post_to(&panicking, "/send/0", &key, "x").await }).await;
-        assert!(panicked.is_err_and(|error| error.is_panic()));
-        let state: Option<bool> =
-            sqlx::query_scalar("select lease_until = '-infinity' from idempotency.record where value = $1")
-                .bind(outcome)
-                .fetch_one(&pool)
-                .await
-                .expect("a record");
-        assert_eq!(state, Some(outcome == "released"));
-        assert_eq!(sent.load(Ordering::SeqCst), 1);
-    }
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_response_that_an_operator_has_resolved_is_replayed_as_json(pool: PgPool) {
     let (app, sent) = app(leased(&pool, Policy::AtMostOnce { lease: LEASE }));
     assert_eq!(post_to(&app, "/send/503", "key-1", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);
@@ -183,28 +122,6 @@ async fn a_response_that_an_operator_has_resolved_is_replayed_as_json(pool: PgPo
     assert_eq!((answer.status, answer.is_replayed(), &*answer.body), (StatusCode::OK, true, &br#"{"text":7}"#[..]));
     assert_eq!(answer.headers["content-type"], "application/json");
     assert_eq!(sent.load(Ordering::SeqCst), 1);
-}
-
-/// Another owner takes the key over, so the lease is lost before the handler ends.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_lost_lease_is_never_the_handlers_success(pool: PgPool) {
-    let gate = Gate::new();
-    let gated = gate.clone();
-    let handler = async move || {
-        gated.pass().await;
-        "sent"
-    };
-    let layer = leased(&pool, Policy::AtLeastOnce { lease: Duration::from_millis(600) });
-    let app = Router::new().route("/slow", post(handler)).layer(layer);
-    let first = tokio::spawn({
-        let app = app.clone();
-        async move { post_to(&app, "/slow", "key-1", "x").await }
-    });
-    gate.reached().await;
-    sqlx::raw_sql("update idempotency.record set token = token + 1").execute(&pool).await.expect("taken over");
-    let lost = first.await.expect("joined");
-    assert_eq!((lost.status, &*lost.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
-    gate.open();
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

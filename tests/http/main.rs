@@ -6,12 +6,9 @@ mod cancellation;
 mod connections;
 mod failures;
 mod fingerprints;
-mod headers;
 mod in_flight;
 mod leased;
 mod mistakes;
-#[cfg(not(idempotency_distributed))]
-mod protected;
 #[path = "../support/proxy.rs"]
 #[allow(dead_code, reason = "the other tests use more of it")]
 mod proxy;

@@ -16,7 +16,7 @@ use proptest::test_runner::TestRunner;
 use serde_json::json;
 use sqlx::PgPool;
 
-use crate::support::{Answer, app, create_effects, effects, leased, outside, post_to, request, send, transactional};
+use crate::support::{Answer, app, create_effects, effects, leased, post_to, request, send, transactional};
 
 fn values<'a>(answer: &'a Answer, name: &str) -> Vec<&'a [u8]> {
     answer.headers.get_all(name).iter().map(|value| value.as_bytes()).collect()
@@ -162,24 +162,6 @@ async fn a_secret_is_not_stored(pool: PgPool) {
     let body: Option<Vec<u8>> =
         sqlx::query_scalar("select response_body from idempotency.record").fetch_one(&pool).await.expect("a row");
     assert_eq!(body, None);
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_damaged_record_is_not_performed_again(pool: PgPool) {
-    create_effects(&pool).await;
-    let app = app(transactional(&pool));
-    for spoil in [
-        "update idempotency.record set response_headers = '[[\"not a name\", \"x\"]]'",
-        "update idempotency.record set response_headers = '[[\"x-a\", \"\u{2603}\"]]'",
-        "update idempotency.record set response_headers = '{}'",
-        "update idempotency.record set response_body = null",
-    ] {
-        outside(&pool, "delete from idempotency.record; delete from effect").await;
-        assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
-        sqlx::raw_sql(spoil).execute(&pool).await.expect("spoilt");
-        assert_eq!(post_to(&app, "/effects", "key-1", "x").await.problem(), "not-replayable", "{spoil}");
-        assert_eq!(effects(&pool).await, 1);
-    }
 }
 
 /// Whatever a newer release or a person has left in the columns, the answer is a replay or a rejection, and no panic.

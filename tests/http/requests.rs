@@ -55,27 +55,6 @@ async fn each_method_and_route_is_an_operation_of_its_own(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn equal_canonical_json_is_the_same_request_by_choice(pool: PgPool) {
-    create_effects(&pool).await;
-    let app = app(transactional(&pool).with_canonical_json([]).expect("no pointer"));
-    assert_eq!(post_to(&app, "/effects", "key-1", r#"{"a": 1.50, "b": [1]}"#).await.status, StatusCode::CREATED);
-    let mut rebuilt = request("POST", "/effects", Some("key-1"), r#"{"b":[1],"a":1.5}"#);
-    rebuilt.headers_mut().insert("content-type", "application/json; charset=utf-8".parse().expect("a value"));
-    assert!(send(&app, rebuilt).await.is_replayed());
-    assert_eq!(post_to(&app, "/effects", "key-1", r#"{"b":[1],"a":1.6}"#).await.problem(), "key-reused");
-    for body in ["", "not json"] {
-        let refused = post_to(&app, "/effects", "key-2", body).await;
-        assert_eq!((refused.status, &*refused.problem()), (StatusCode::BAD_REQUEST, "invalid-body"), "{body}");
-    }
-    // Parsers differ in which of two members of one name they read.
-    let twice = r#"{"a":1,"a":2}"#;
-    assert_eq!(post_to(&app, "/effects", "key-3", twice).await.status, StatusCode::CREATED);
-    assert!(post_to(&app, "/effects", "key-3", twice).await.is_replayed());
-    assert_eq!(post_to(&app, "/effects", "key-3", r#"{"a":2,"a":1}"#).await.problem(), "key-reused");
-    assert_eq!(effects(&pool).await, 2);
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_body_over_the_limit_claims_nothing(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_request_limit(10));

@@ -110,24 +110,6 @@ async fn without_a_database_the_handler_never_runs_unprotected(pool: PgPool) {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_indeterminate_operation_has_a_problem_of_its_own(pool: PgPool) {
-    create_effects(&pool).await;
-    let app = app(transactional(&pool));
-    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
-    sqlx::raw_sql(
-        "update idempotency.record
-         set completed_at = null, response_status = null, response_headers = null, response_body = null",
-    )
-    .execute(&pool)
-    .await
-    .expect("unfinished");
-    let answer = post_to(&app, "/effects", "key-1", "x").await;
-    assert_eq!((answer.status, &*answer.problem()), (StatusCode::CONFLICT, "indeterminate"));
-    assert!(!answer.headers.contains_key("retry-after"));
-    assert_eq!(effects(&pool).await, 1);
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_service_may_choose_the_form_of_rejections(pool: PgPool) {
     create_effects(&pool).await;
     let own = app(transactional(&pool).with_rejection(|rejection| {
@@ -138,4 +120,26 @@ async fn the_service_may_choose_the_form_of_rejections(pool: PgPool) {
     let answer = send(&own, request("POST", "/effects", None, "x")).await;
     assert_eq!((answer.status, &*answer.body), (StatusCode::IM_A_TEAPOT, &b"missing-key"[..]));
     assert_eq!(answer.rejection.expect("in the extensions").kind(), "missing-key");
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_key_may_come_from_the_body_and_must_be_long_enough(pool: PgPool) {
+    create_effects(&pool).await;
+    let from_body = transactional(&pool).with_shortest_key(4).with_key_from(|_, body| {
+        let order: Option<serde_json::Value> = serde_json::from_slice(body).ok();
+        Ok(order.and_then(|order| Some(order["reference"].as_str()?.to_owned())))
+    });
+    let app = app(from_body);
+    for replayed in [false, true] {
+        let answer = send(&app, request("POST", "/effects", None, r#"{"reference":"r-17"}"#)).await;
+        assert_eq!(answer.is_replayed(), replayed, "{answer:?}");
+    }
+    for (body, problem) in [
+        (r#"{"reference":"r-1"}"#, "malformed-key"),
+        (r#"{"reference":"line\nbreak"}"#, "malformed-key"),
+        ("{}", "missing-key"),
+    ] {
+        assert_eq!(send(&app, request("POST", "/effects", None, body)).await.problem(), problem, "{body}");
+    }
+    assert_eq!(effects(&pool).await, 1);
 }

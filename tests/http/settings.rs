@@ -19,6 +19,11 @@ async fn invalid_settings_are_refused(pool: PgPool) {
         let error = layer().with_replayed_header(name.clone()).err();
         assert_eq!(error, Some(InvalidSetting::HeaderNotReplayable(name)));
     }
+    for pointer in ["", "sent_at", "#/sent_at", "/a~2b", "/a~"] {
+        let error = layer().with_canonical_json(["/fine", pointer]).err();
+        assert_eq!(error, Some(InvalidSetting::NotAPointer(pointer.to_owned())));
+    }
+    assert!(matches!(layer().with_run_timeout(Duration::ZERO), Err(InvalidSetting::Duration(_))));
 }
 
 /// As for a call without the layer.

@@ -1,6 +1,9 @@
 //! A service whose effects are counted, and a client without a network.
 
-use std::time::{Duration, Instant};
+#[path = "../support/database.rs"]
+mod database;
+
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::Path;
@@ -15,7 +18,10 @@ use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::testing::{Gate, PATIENCE};
 use pg_idempotency::{Idempotency, Key, RoundTrips};
 use sqlx::PgPool;
+use tokio::task::JoinHandle;
 use tower::ServiceExt as _;
+
+pub(crate) use database::{effects, outside, records, until};
 
 /// The table of effects has no unique constraint: only the layer prevents a second effect. On Citus an effect is in the
 /// shard of its key.
@@ -36,20 +42,6 @@ pub(crate) async fn create_effects(pool: &PgPool) {
         .execute(pool)
         .await
         .expect("distributed");
-}
-
-/// What a test writes itself, in a transaction that says so.
-pub(crate) async fn outside<'c>(on: impl sqlx::PgExecutor<'c>, statement: &str) {
-    let exempt = format!("set local idempotency.claim = 'exempt'; {statement}");
-    sqlx::raw_sql(sqlx::AssertSqlSafe(exempt)).execute(on).await.expect("written");
-}
-
-pub(crate) async fn effects(pool: &PgPool) -> i64 {
-    sqlx::query_scalar("select count(*) from effect").fetch_one(pool).await.expect("a count")
-}
-
-pub(crate) async fn records(pool: &PgPool) -> i64 {
-    sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(pool).await.expect("a count")
 }
 
 /// The scope of a request. A real service takes it from the authenticated identity.
@@ -106,7 +98,6 @@ pub(crate) fn app_without_layer() -> Router {
         .route("/commit", post(commit))
         .route("/swallow", post(swallow))
         .route("/echo", post(async |_: IdempotentTx, body: Bytes| body))
-        .route("/fail-to-commit", post(fail_to_commit))
         .route("/read", get(async || "read"))
 }
 
@@ -204,12 +195,6 @@ async fn swallow(mut tx: IdempotentTx) -> &'static str {
     "all is well"
 }
 
-/// Violates a constraint that is checked at COMMIT.
-async fn fail_to_commit(mut tx: IdempotentTx) -> (StatusCode, &'static str) {
-    sqlx::query("insert into deferred values (1), (1)").execute(&mut *tx).await.expect("deferred");
-    (StatusCode::CREATED, "done")
-}
-
 /// The response as a client sees it.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -263,12 +248,17 @@ pub(crate) async fn post_to(app: &Router, uri: &str, key: &str, body: &str) -> A
     send(app, request("POST", uri, Some(key), body)).await
 }
 
-/// Asks the database until it answers `true`: the state of the database decides, not a clock.
-pub(crate) async fn until(pool: &PgPool, question: &'static str) {
-    let started = Instant::now();
-    while !sqlx::query_scalar::<_, bool>(question).fetch_one(pool).await.expect("an answer") {
-        assert!(started.elapsed() < PATIENCE, "never true: {question}");
-    }
+/// The same in a task of its own.
+pub(crate) fn spawned_post(app: &Router, uri: &'static str, key: &str, body: &'static str) -> JoinHandle<Answer> {
+    let (app, key) = (app.clone(), key.to_owned());
+    tokio::spawn(async move { post_to(&app, uri, &key, body).await })
+}
+
+/// No session of the test's database has an open transaction.
+pub(crate) async fn until_nothing_is_open(pool: &PgPool) {
+    let nothing_open = "select count(*) = 0 from pg_stat_activity
+        where datname = current_database() and pid <> pg_backend_pid() and state like 'idle in%'";
+    until(pool, nothing_open).await;
 }
 
 /// A route that leaves an effect and stops at the gate, in the middle of its transaction.

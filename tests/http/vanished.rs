@@ -16,7 +16,8 @@ use tokio::time::timeout;
 
 use crate::proxy::Proxy;
 use crate::support::{
-    Answer, app_without_layer, create_effects, effects, insert, leased, request, saving, send, stops_at, until,
+    Answer, app_without_layer, create_effects, effects, insert, leased, request, saving, send, stops_at,
+    until_nothing_is_open,
 };
 
 /// Long enough for a request on a busy machine.
@@ -51,11 +52,7 @@ impl Behind {
         .execute(&self.server)
         .await
         .expect("ended");
-        until(
-            &self.server,
-            "select count(*) = 0 from pg_stat_activity where datname = current_database() and state like 'idle in%'",
-        )
-        .await;
+        until_nothing_is_open(&self.server).await;
     }
 
     /// The connection that waits in the pool vanishes.

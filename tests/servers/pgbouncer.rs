@@ -53,7 +53,7 @@ impl PgBouncer {
         )?;
         let mut command = Command::new(binary);
         if let Some(socket) = server.get_socket() {
-            // As the owner of the socket, where that is not who runs the test.
+            // As the owner of the socket, if another user runs the test.
             let owner = Command::new("stat").args(["-c", "%U"]).arg(socket).output()?;
             let me = Command::new("id").arg("-un").output()?;
             if owner.stdout != me.stdout {
@@ -89,7 +89,7 @@ fn key(value: &str) -> Key {
 }
 
 #[sqlx::test(migrations = false)]
-async fn migrates_and_keeps_its_promise_through_transaction_pooling(
+async fn migrations_and_calls_keep_their_promise_through_transaction_pooling(
     _: PgPoolOptions,
     server: PgConnectOptions,
 ) -> anyhow::Result<()> {
@@ -206,29 +206,5 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
     .await?;
     assert_eq!((completed, left), (240, 240), "all results are there, all marks are swept");
     pool.close().await;
-    Ok(())
-}
-
-/// The caller's settings live in the session. Behind a pooler, other callers use the same session.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn leaves_no_setting_behind_on_a_server_connection(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let Some(bouncer) = PgBouncer::before(&server).await? else { return Ok(()) };
-    let mut conn = PgConnection::connect_with(&bouncer.options).await?;
-    let unprepared = Idempotency::new().with_deployment(UNPREPARED);
-    for replayed in [false, true] {
-        let mut tx = conn.begin().await?;
-        let outcome: Outcome<i64> = unprepared.ensure(&mut tx, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
-        tx.commit().await?;
-        assert_eq!(outcome.is_replayed(), replayed);
-        let timeout: String = sqlx::Row::try_get(
-            &sqlx::Executor::fetch_one(&mut conn, "select current_setting('lock_timeout')").await?,
-            0,
-        )?;
-        assert_eq!(timeout, "0");
-    }
-    conn.close().await?;
     Ok(())
 }

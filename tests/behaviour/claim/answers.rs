@@ -7,7 +7,7 @@ use pg_idempotency::{Error, Fingerprint, Idempotency, InFlight, Key, Outcome};
 use sqlx::{PgConnection, PgPool};
 use std::time::Duration;
 
-use crate::support::{DEPLOYMENTS, WAYS, key};
+use crate::support::{DEPLOYMENTS, WAYS, janitor, key};
 
 const MODES: [&str; 5] = ["transaction", "at_least_once", "at_most_once", "in_steps", "mark"];
 const STEPS: [Option<&str>; 3] = [
@@ -272,7 +272,7 @@ async fn a_sweep_changes_no_answer(pool: PgPool) -> anyhow::Result<()> {
                 continue;
             }
             if swept {
-                pg_idempotency::Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(10).await?;
+                janitor(&pool).sweep_once(10).await?;
             }
             let result =
                 way.run(&pool, &key("a"), "body", async |_| -> Result<String, Error> { Ok("second".to_owned()) }).await;

@@ -1,20 +1,19 @@
-//! The claim that never waits, and the one wait, where the interleavings cannot see them: limits in real time, drops at
-//! every poll, herds of waiting calls, a clock that jumps, other plans, and a hostile search path.
+//! Claims and waits where the interleavings cannot see them: limits in real time, drops at every poll, herds of waiting
+//! calls, two keys, a clock that jumps, other plans, and a hostile search path.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
-use pg_idempotency::mark::mark;
 use pg_idempotency::testing::{Gate, cancel_after};
-use pg_idempotency::{Error, Idempotency, Janitor, Outcome, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, Outcome, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgConnection, PgPool};
 
 use crate::backend::until_blocked;
 use crate::support::{
-    clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting, waiting,
+    clear, create_effects, create_open_effects, effects, janitor, key, leave_effect, once, rejecting, setting, waiting,
     wide_pool,
 };
 
@@ -26,10 +25,6 @@ async fn locks(conn: &mut PgConnection) -> i64 {
         .fetch_one(conn)
         .await
         .expect("a count")
-}
-
-async fn xid(conn: &mut PgConnection) -> Option<String> {
-    sqlx::query_scalar("select pg_current_xact_id_if_assigned()::text").fetch_one(conn).await.expect("an answer")
 }
 
 /// An open transaction that has claimed the key and performed.
@@ -47,26 +42,6 @@ async fn replays(conn: &mut PgConnection, options: Idempotency, value: &str) -> 
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_replay_a_reused_key_and_another_mode_hold_no_lock(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let _ = once(&pool, &key("a"), "body").await?;
-    for plan in ["force_generic_plan", "force_custom_plan"] {
-        for options in [Idempotency::new(), rejecting()] {
-            let mut tx = pool.begin().await?;
-            sqlx::query("select set_config('plan_cache_mode', $1, true)").bind(plan).execute(&mut *tx).await?;
-            assert!(replays(&mut tx, options, "a").await?);
-            let reused = options.ensure(&mut tx, &key("a"), "other", async |_| Ok::<i64, Error>(1)).await;
-            assert!(matches!(reused, Err(Error::KeyReused { .. })), "{reused:?}");
-            let other_mode = mark(&mut tx, &key("a"), Duration::from_secs(60)).await;
-            assert!(matches!(other_mode, Err(Error::OtherMode { .. })), "{other_mode:?}");
-            assert_eq!(locks(&mut tx).await, 0, "{plan}");
-            assert_eq!(xid(&mut tx).await, None, "{plan}: it wrote nothing");
-        }
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn after_a_wait_that_expired_the_transaction_is_usable_and_its_lock_timeout_is_back(
     pool: PgPool,
 ) -> anyhow::Result<()> {
@@ -78,8 +53,15 @@ async fn after_a_wait_that_expired_the_transaction_is_usable_and_its_lock_timeou
     {
         let mut tx = pool.begin().await?;
         sqlx::query("select set_config('lock_timeout', $1, true)").bind(callers).execute(&mut *tx).await?;
+        let started = Instant::now();
         let error = replays(&mut tx, waiting(limit), "a").await.expect_err("in flight");
-        assert!(matches!(error, Error::InFlight { .. }), "{callers}: {error:?}");
+        assert!(
+            matches!(error, Error::InFlight { retry_after, .. } if retry_after > Duration::ZERO),
+            "{callers}: {error:?}"
+        );
+        // The shortest limit that the rows have, but for a millisecond.
+        let shortest = limit.min(Duration::from_millis(10));
+        assert!((shortest..limit.min(short) + Duration::from_secs(2)).contains(&started.elapsed()), "{callers}");
         assert_eq!(setting(&mut tx, "lock_timeout").await, callers, "{limit:?}");
         assert_eq!(locks(&mut tx).await, 0, "{callers}");
         assert!(!replays(&mut tx, waiting(limit), "of another key").await?, "the transaction is usable");
@@ -111,11 +93,69 @@ async fn a_wait_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()>
     Ok(())
 }
 
-/// 120 calls of one key, of which the first 20 to perform fail: one heir each, and nobody starves. A trigger counts the
-/// claims: a sequence is not rolled back.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_statement_timeout_of_the_caller_stays_their_error(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let first = owner(&pool, "a").await;
+    let mut tx = pool.begin().await?;
+    tx.execute("set local statement_timeout = '20ms'").await?;
+    let error = replays(&mut tx, Idempotency::new(), "a").await.expect_err("their own limit");
+    let Error::Database(sqlx::Error::Database(error)) = error else { panic!("{error:?}") };
+    assert_eq!(error.code().as_deref(), Some("57014"));
+    first.rollback().await?;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn no_answer_but_performed_holds_a_lock_under_any_plan(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let _ = once(&pool, &key("done"), "body").await?;
+    let first = owner(&pool, "a").await;
+    for plan in ["force_generic_plan", "force_custom_plan"] {
+        for options in [rejecting(), waiting(Duration::from_millis(50))] {
+            let mut tx = pool.begin().await?;
+            sqlx::query("select set_config('plan_cache_mode', $1, true)").bind(plan).execute(&mut *tx).await?;
+            let error = replays(&mut tx, options, "a").await.expect_err("in flight");
+            assert!(matches!(error, Error::InFlight { .. }), "{plan}: {error:?}");
+            assert!(replays(&mut tx, options, "done").await?, "{plan}");
+            let reused = options.ensure(&mut tx, &key("done"), "other", async |_| Ok::<i64, Error>(1)).await;
+            assert!(matches!(reused, Err(Error::KeyReused { .. })), "{plan}: {reused:?}");
+            assert_eq!(locks(&mut tx).await, 0, "{plan}");
+            assert!(!replays(&mut tx, options, "of another key").await?, "{plan}: the transaction is usable");
+            assert_eq!(setting(&mut tx, "lock_timeout").await, "0", "{plan}");
+            tx.rollback().await?;
+        }
+    }
+    first.rollback().await?;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn two_keys_in_opposite_order_are_a_retryable_deadlock(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let both_have_one = Arc::new(tokio::sync::Barrier::new(2));
+    let claim_both = |first: &'static str, second: &'static str| {
+        let (pool, both_have_one) = (pool.clone(), both_have_one.clone());
+        tokio::spawn(async move {
+            let mut tx = owner(&pool, first).await;
+            both_have_one.wait().await;
+            let _ = replays(&mut tx, Idempotency::new(), second).await?;
+            tx.commit().await?;
+            Ok::<_, Error>(())
+        })
+    };
+    let (one, two) = (claim_both("a", "b"), claim_both("b", "a"));
+    let errors: Vec<_> = [one.await?, two.await?].into_iter().filter_map(Result::err).collect();
+    assert!(matches!(errors[..], [Error::Retryable(_)]), "{errors:?}");
+    assert_eq!(effects(&pool).await, 2);
+    Ok(())
+}
+
+/// 120 calls of one key, of which the first 20 to perform fail. After each failure one other call claims, and no call
+/// starves. A trigger counts the claims: a sequence is not rolled back.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers for each statement")]
-async fn of_many_who_wait_one_claims_when_an_owner_rolls_back(
+async fn of_many_waiting_calls_one_claims_when_an_owner_rolls_back(
     _: PgPoolOptions,
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
@@ -190,7 +230,7 @@ async fn a_wait_for_a_locked_row_ends_at_its_limit(pool: PgPool) -> anyhow::Resu
 /// Many calls wait to take over an expired or released record, behind an owner that rolls back. Exactly one performs, and
 /// none is told *in flight*. They run on several threads, because a slow client hides the fault.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn of_many_who_wait_to_take_over_one_performs_and_the_others_replay(
+async fn of_many_waiting_calls_one_takes_over_and_the_others_replay(
     _: PgPoolOptions,
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
@@ -254,18 +294,6 @@ async fn a_time_of_asking_ahead_of_the_clock_ends_nothing_that_is_live(pool: PgP
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_missing_function_is_a_missing_schema(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    sqlx::raw_sql("drop function idempotency.await_key").execute(&pool).await?;
-    let first = owner(&pool, "a").await;
-    let error = once(&pool, &key("a"), "body").await.expect_err("no function");
-    assert!(matches!(error, Error::SchemaMissing { .. }), "{error:?}");
-    first.rollback().await?;
-    assert!(!once(&pool, &key("a"), "body").await?.is_replayed(), "a claim that does not wait does not need it");
-    Ok(())
-}
-
 /// Objects of that name, earlier in the path, must not decide anything.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_hostile_search_path_changes_nothing(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
@@ -305,7 +333,7 @@ async fn a_hostile_search_path_changes_nothing(_: PgPoolOptions, options: PgConn
     let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key("leased"), "body").await? else { panic!() };
     lease.complete(&7).await?;
     let Acquired::Owner(_live) = leasing.acquire::<i64, _>(&pool, &key("live"), "body").await? else { panic!() };
-    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(100).await?.rows(), 0);
+    assert_eq!(janitor(&pool).sweep_once(100).await?.rows(), 0);
     let lapsed: i64 = sqlx::query_scalar("select count(*) from idempotency.record where lease_until < now()")
         .fetch_one(&observer)
         .await?;
@@ -323,29 +351,5 @@ async fn a_hostile_search_path_changes_nothing(_: PgPoolOptions, options: PgConn
         .expect_err("in flight");
     assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
     first.rollback().await?;
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus has two-phase commits of its own, and refuses the caller's")]
-async fn a_prepared_transaction_holds_its_key_until_it_ends(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for commits in [true, false] {
-        let value = commits.to_string();
-        let mut first = owner(&pool, &value).await;
-        first.execute(sqlx::AssertSqlSafe(format!("prepare transaction 'claims {value}'"))).await?;
-        drop(first);
-        for options in [rejecting(), waiting(Duration::from_millis(30))] {
-            let mut tx = pool.begin().await?;
-            let error = replays(&mut tx, options, &value).await.expect_err("it has not ended");
-            assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
-            assert_eq!(locks(&mut tx).await, 0, "the transaction is usable");
-        }
-        let mut conn = connect(&pool).await;
-        let end = if commits { "commit" } else { "rollback" };
-        conn.execute(sqlx::AssertSqlSafe(format!("{end} prepared 'claims {value}'"))).await?;
-        let mut tx = pool.begin().await?;
-        assert_eq!(replays(&mut tx, rejecting(), &value).await?, commits);
-    }
     Ok(())
 }

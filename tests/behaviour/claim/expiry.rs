@@ -4,49 +4,11 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
-use pg_idempotency::{Error, Idempotency, InFlight, Outcome, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, InFlight, Janitor, ensure_idempotent};
 use sqlx::PgPool;
 
 use crate::backend::until_blocked;
-use crate::support::{WAYS, create_effects, effects, expire_in, key, leave_effect, once, rejecting};
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_expired_key_is_new_also_unswept_and_with_another_body(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for options in [Idempotency::new(), rejecting()] {
-        let key = key(if options == rejecting() { "reject" } else { "wait" });
-        let _ = once(&pool, &key, "body").await?;
-        expire_in(&pool, &key, Duration::ZERO).await?;
-        let outcome = options.run(&pool, &key, "other", async |conn| leave_effect(conn, "other").await).await?;
-        assert!(!outcome.is_replayed());
-        let again = options.run(&pool, &key, "other", async |conn| leave_effect(conn, "other").await).await?;
-        assert!(matches!(again, Outcome::Replayed(id) if id == outcome.into_inner()));
-    }
-    assert_eq!(effects(&pool).await, 4);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn retention_is_exact_by_the_databases_clock(pool: PgPool) -> anyhow::Result<()> {
-    let window = Duration::from_secs(300);
-    let options = Idempotency::new().with_retention(window)?;
-    let _ = options.run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(1) }).await?;
-    let exact: bool = sqlx::query_scalar(
-        "select expires_at - claimed_at between interval '300 s' and interval '301 s' from idempotency.record",
-    )
-    .fetch_one(&pool)
-    .await?;
-    assert!(exact, "counted from the claim");
-
-    // The edge, without waiting for it: the statement's own time is the bound, so a record that ends in a minute is
-    // alive, and one that ended a microsecond ago is not.
-    expire_in(&pool, &key("a"), Duration::from_secs(60)).await?;
-    assert!(once(&pool, &key("a"), "body").await.is_ok_and(|outcome| outcome.is_replayed()));
-    sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
-    let outcome = options.run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(2) }).await?;
-    assert!(!outcome.is_replayed());
-    Ok(())
-}
+use crate::support::{WAYS, create_effects, effects, key, leave_effect, once};
 
 /// Both sides of the edge, in one transaction whose `statement_timestamp()` moves on: never replayed past the end,
 /// never performed before it.
@@ -84,20 +46,39 @@ async fn a_transaction_longer_than_its_retention_is_not_acknowledged(pool: PgPoo
     Ok(())
 }
 
-#[test]
-fn durations_that_make_no_sense_are_refused() {
+/// Each option that takes a duration, with durations that make no sense for it.
+#[sqlx::test(migrations = false)]
+async fn durations_that_make_no_sense_are_refused(pool: PgPool) -> anyhow::Result<()> {
     let options = Idempotency::new();
-    for sensible in [Duration::from_millis(1), Duration::from_secs(300), Duration::from_secs(30 * 86_400)] {
+    let at_most_once = |lease| Leasing::new(Policy::AtMostOnce { lease });
+    let lease = Duration::from_secs(40);
+    let janitor = Janitor::new(pool);
+    let day = Duration::from_secs(86_400);
+    for sensible in [Duration::from_millis(1), Duration::from_secs(300), day * 30] {
         assert!(options.with_retention(sensible).is_ok(), "{sensible:?}");
     }
-    for absurd in [Duration::ZERO, Duration::from_nanos(1), Duration::from_secs(100 * 366 * 86_400), Duration::MAX] {
-        let error = options.with_retention(absurd).expect_err("absurd");
-        assert_eq!(error.given, absurd);
-        assert!(error.to_string().contains("retention"), "{error}");
+    at_most_once(lease)?.with_retention(lease * 2)?;
+    janitor.clone().with_interval(Duration::from_secs(5))?;
+    let century = day * 366 * 100;
+    for (option, refused) in [
+        ("retention", options.with_retention(Duration::ZERO).err()),
+        ("retention", options.with_retention(Duration::from_nanos(1)).err()),
+        ("retention", options.with_retention(century).err()),
+        ("retention", options.with_retention(Duration::MAX).err()),
+        ("retention", Marking::new(Duration::ZERO).err()),
+        ("retention", Marking::new(Duration::MAX).err()),
+        ("retention", at_most_once(lease)?.with_retention(lease * 2 - Duration::from_millis(1)).err()),
+        ("wait", options.with_in_flight(InFlight::Wait(Duration::ZERO)).err()),
+        ("wait", options.with_in_flight(InFlight::Wait(day)).err()),
+        ("lease", at_most_once(Duration::ZERO).err()),
+        ("lease", at_most_once(day).err()),
+        ("interval", janitor.with_interval(Duration::ZERO).err()),
+    ] {
+        let refused = refused.expect(option);
+        assert_eq!(refused.option, option, "{refused}");
+        assert!(refused.to_string().contains(option), "{refused}");
     }
-    for absurd in [Duration::ZERO, Duration::from_secs(86_400)] {
-        options.with_in_flight(pg_idempotency::InFlight::Wait(absurd)).expect_err("absurd");
-    }
+    Ok(())
 }
 
 /// The owner lets its own record expire while the duplicate waits: the duplicate had asked before.

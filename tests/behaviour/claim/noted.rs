@@ -1,13 +1,14 @@
-//! The setting `idempotency.claim`: the tokens of the claims of this transaction.
+//! The setting `idempotency.claim`: the tokens of all claims of this transaction. That each way to claim notes its token,
+//! and that a roll-back takes it back, show in `protect/`.
 
 use std::time::Duration;
 
 use pg_idempotency::mark::{Marked, mark, mark_many};
-use pg_idempotency::{Error, Verdict, ensure_idempotent, ensure_isolated};
-use sqlx::{Acquire as _, PgConnection, PgPool};
+use pg_idempotency::{Error, ensure_idempotent};
+use sqlx::{PgConnection, PgPool};
 
 use crate::fixture::Fixture;
-use crate::support::{WAYS, key};
+use crate::support::key;
 
 const WINDOW: Duration = Duration::from_secs(300);
 
@@ -23,28 +24,6 @@ async fn noted(conn: &mut PgConnection) -> Vec<i64> {
 async fn token(conn: &mut PgConnection, value: &str) -> i64 {
     let select = sqlx::query_scalar("select token from idempotency.record where value = $1");
     select.bind(value).fetch_one(conn).await.expect("a record")
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn every_way_to_claim_notes_its_token_until_the_transaction_ends(pool: PgPool) -> anyhow::Result<()> {
-    for way in WAYS {
-        for (value, expired) in [("new", false), ("expired", true)] {
-            if expired {
-                Fixture::completed(&key(value), "body", &1)?.expired().write(&pool).await?;
-            }
-            let perform = async |conn: &mut PgConnection| {
-                let claims = [token(&mut *conn, value).await];
-                assert_eq!(noted(conn).await, claims, "{way:?} {value}");
-                Ok::<_, Error>(1)
-            };
-            let outcome = way.run(&pool, &key(value), "body", perform).await?;
-            assert!(!outcome.is_replayed());
-        }
-        let mut conn = pool.acquire().await?;
-        assert!(noted(&mut conn).await.is_empty(), "{way:?}");
-        sqlx::query("truncate idempotency.record").execute(&pool).await?;
-    }
-    Ok(())
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
@@ -73,27 +52,5 @@ async fn marks_are_noted_and_duplicates_are_not(pool: PgPool) -> anyhow::Result<
     assert!(!replay.is_replayed());
     let six = token(&mut tx, "six").await;
     assert_eq!(noted(&mut tx).await, [six]);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_savepoint_that_is_rolled_back_and_a_release_take_their_claims_back(pool: PgPool) -> anyhow::Result<()> {
-    let mut tx = pool.begin().await?;
-    let _ = mark(&mut tx, &key("kept"), WINDOW).await?;
-    let kept = [token(&mut tx, "kept").await];
-
-    let mut savepoint = tx.begin().await?;
-    let _ = mark(&mut savepoint, &key("undone"), WINDOW).await?;
-    assert_eq!(noted(&mut savepoint).await.len(), 2);
-    savepoint.rollback().await?;
-    assert_eq!(noted(&mut tx).await, kept);
-
-    let failed = ensure_isolated(&mut tx, &key("released"), "body", async |conn| {
-        assert_eq!(noted(conn).await.len(), 2);
-        Err::<Verdict<i64>, Error>(Error::LeaseLost)
-    })
-    .await;
-    assert!(matches!(failed, Err(Error::LeaseLost)), "{failed:?}");
-    assert_eq!(noted(&mut tx).await, kept);
     Ok(())
 }

@@ -8,13 +8,12 @@ use pg_idempotency::lease::{Acquired, Lease, Leasing};
 use pg_idempotency::operator::{State, release, release_step, resolve, resolve_step, show, unsettled};
 use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, InvalidStep};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
 use crate::fixture::Fixture;
 use crate::lease::leases::WorkError;
-use crate::lease::steps::{IN_STEPS, Kind, acquire, acquired, after_a_crash, assert_indeterminate, steps};
-use crate::support::{key, wide_pool};
+use crate::lease::steps::{IN_STEPS, Kind, acquire, acquired, after_a_crash, assert_indeterminate};
+use crate::support::key;
 
 fn names_of<const N: usize>(names: [&str; N]) -> Vec<String> {
     names.map(str::to_owned).to_vec()
@@ -150,7 +149,7 @@ async fn every_step_in_doubt_is_named(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The email was sent and the text was not. An operator who knows of one step must not decide about the other.
+/// The email was sent and the text was not. An operator that knows of one step must not decide about the other.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_release_that_does_not_name_exactly_the_steps_in_doubt_changes_nothing(pool: PgPool) -> anyhow::Result<()> {
     let token = crash_in(&pool, &["email", "text"]).await;
@@ -240,28 +239,6 @@ async fn a_decision_is_not_about_a_step_that_a_resumed_owner_has_begun_since(poo
     Ok(())
 }
 
-/// Two operators decide about the same steps at the same moment.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn of_two_operators_one_decides(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = wide_pool(&server, 6).await;
-    for round in 0..30 {
-        pool.execute("truncate idempotency.record").await?;
-        let token = crash_in(&pool, &["email", "text"]).await;
-        let (key, both) = (key("a"), names_of(["email", "text"]));
-        let decided = tokio::join!(
-            resolve_step(&pool, &key, token, "email", &7),
-            release_step(&pool, &key, token, "text", "not sent"),
-            async { release(&pool, &key, token, &both, "not sent").await.map(|()| 0) },
-        );
-        let decided = [decided.0, decided.1, decided.2];
-        assert_eq!(decided.iter().filter(|decided| decided.is_ok()).count(), 1, "round {round}: {decided:?}");
-        for late in decided.into_iter().filter(Result::is_err) {
-            assert_changed(late, "another operator was faster");
-        }
-    }
-    Ok(())
-}
-
 /// After the retention the key is new. A decision about the old operation changes nothing of the new one.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_decision_about_an_operation_that_has_expired_and_was_taken_over_changes_nothing(
@@ -280,7 +257,7 @@ async fn a_decision_about_an_operation_that_has_expired_and_was_taken_over_chang
     Ok(())
 }
 
-/// An operator who settles a step wants the operation to go on. One attempt follows each decision, and not more.
+/// An operator that settles a step wants the operation to go on. One attempt follows each decision, and not more.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_attempt_after_a_settled_step_is_permitted(pool: PgPool) -> anyhow::Result<()> {
     let most = NonZeroU32::new(2).expect("two");
@@ -331,17 +308,6 @@ async fn the_attempt_after_a_settled_step_is_permitted(pool: PgPool) -> anyhow::
         });
         assert!(none.await?.is_none(), "{way}");
     }
-    Ok(())
-}
-
-/// A step that took no effect is no stored step: another body may have the key, as if it had not begun.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_released_step_leaves_nothing_that_counts(pool: PgPool) -> anyhow::Result<()> {
-    let token = crash_in(&pool, &["text"]).await;
-    release(&pool, &key("a"), token, &names_of(["text"]), "not sent").await?;
-    assert!(show(&pool, &key("a")).await?.expect("a record").steps.is_empty());
-    let Acquired::Owner(lease) = acquire(&pool, "another body").await? else { panic!("new") };
-    assert_eq!((lease.attempt(), steps(&pool).await), (1, None));
     Ok(())
 }
 

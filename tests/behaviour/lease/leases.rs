@@ -4,17 +4,17 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, LeaseOwner, Leasing, Policy, ensure_leased};
-use pg_idempotency::operator::{release, resolve};
+use pg_idempotency::operator::{State, release, resolve, show};
 use pg_idempotency::testing::{Gate, lapse};
 use pg_idempotency::{Error, InFlight, Outcome};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{create_effects, expire_in, key, once};
+use crate::lease::steps::IN_STEPS;
+use crate::support::{expire_in, key};
 
 const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
 pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: LEASE };
-const POLICIES: [Policy; 2] = [AT_LEAST_ONCE, AT_MOST_ONCE];
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkError {
@@ -39,136 +39,69 @@ async fn work(pool: &PgPool, policy: Policy, response: &str) -> Result<Outcome<S
     ensure_leased(pool, &key("a"), "body", policy, async |_| Ok::<_, Error>(response.to_owned())).await
 }
 
-async fn failing(pool: &PgPool, policy: Policy, not_performed: bool) -> Result<Outcome<String>, WorkError> {
-    ensure_leased(pool, &key("a"), "body", policy, async |lease| {
-        let error = WorkError::Gateway;
-        Err(if not_performed { lease.not_performed(error) } else { error })
-    })
-    .await
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    Fails,
+    FailsWithoutEffect,
+    IsReleased,
 }
 
+/// A new token, so that a heartbeat on its way cannot make the claim look alive for a whole lease.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_work_is_done_once_and_replayed(pool: PgPool) -> anyhow::Result<()> {
-    for policy in POLICIES {
-        sqlx::query("delete from idempotency.record").execute(&pool).await?;
-        assert_eq!(work(&pool, policy, "first").await?, Outcome::Performed("first".to_owned()));
-        assert_eq!(work(&pool, policy, "second").await?, Outcome::Replayed("first".to_owned()));
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_operator_never_touches_a_completed_record(pool: PgPool) -> anyhow::Result<()> {
-    let token = acquired(&pool, AT_MOST_ONCE).await.token();
-    // As the HTTP layer completes it.
-    let completed = "update idempotency.record
-        set completed_at = now(), lease_until = null, expires_at = now() + interval '1 day',
-            response_status = 201, response_headers = '[[\"location\", \"/payments/7\"]]', response_body = '\"sent\"'";
-    pool.execute(completed).await?;
-    let row = async || -> sqlx::Result<String> {
-        sqlx::query_scalar("select record::text from idempotency.record").fetch_one(&pool).await
-    };
-    let before = row().await?;
-    for response in ["sent", "not sent"] {
-        let error = resolve(&pool, &key("a"), token, &response.to_owned(), LEASE).await.expect_err("it is completed");
-        assert!(matches!(error, Error::Changed), "{error:?}");
-    }
-    let error = release(&pool, &key("a"), token, &[], "looked it up").await.expect_err("it is completed");
-    assert!(matches!(error, Error::Changed), "{error:?}");
-    assert_eq!(row().await?, before);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_indeterminate_operation_can_be_released(pool: PgPool) -> anyhow::Result<()> {
-    let held = acquired(&pool, AT_MOST_ONCE).await.token();
-    let early = release(&pool, &key("a"), held, &[], "too early").await.expect_err("under a live lease");
-    assert!(matches!(early, Error::Changed), "{early:?}");
-    lapse(&pool, &key("a")).await?;
-    release(&pool, &key("a"), held, &[], "the gateway has no such charge").await?;
-    let kept: String = sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await?;
-    assert_eq!(kept, "the gateway has no such charge");
-    assert_eq!(acquired(&pool, AT_MOST_ONCE).await.attempt(), 2);
-    let kept: String = sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await?;
-    assert_eq!(kept, "the gateway has no such charge", "also after the take-over");
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_indeterminate_transaction_can_be_resolved_and_released(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for resolved in [true, false] {
-        sqlx::query("delete from idempotency.record").execute(&pool).await?;
-        let mut tx = pool.begin().await?;
-        pg_idempotency::ensure_idempotent(&mut tx, &key("a"), "body", async |_| -> Result<i64, Error> {
-            Err(Error::Database(sqlx::Error::RowNotFound))
-        })
-        .await
-        .expect_err("perform fails");
-        tx.commit().await?;
-        let error = once(&pool, &key("a"), "body").await.expect_err("indeterminate");
-        let Error::Indeterminate { token, .. } = error else { panic!("{error:?}") };
-        if resolved {
-            resolve(&pool, &key("a"), token, &17_i64, LEASE).await?;
-            assert_eq!(once(&pool, &key("a"), "body").await?, Outcome::Replayed(17));
+async fn an_attempt_that_fails_keeps_its_reason_and_gets_a_new_token(pool: PgPool) -> anyhow::Result<()> {
+    for (policy, ending, state) in [
+        (AT_LEAST_ONCE, Ending::Fails, State::Released),
+        (AT_LEAST_ONCE, Ending::FailsWithoutEffect, State::Released),
+        (AT_LEAST_ONCE, Ending::IsReleased, State::Released),
+        (AT_MOST_ONCE, Ending::Fails, State::Indeterminate),
+        (AT_MOST_ONCE, Ending::FailsWithoutEffect, State::Released),
+        (AT_MOST_ONCE, Ending::IsReleased, State::Released),
+    ] {
+        pool.execute("truncate idempotency.record").await?;
+        let mut held = 0;
+        if let Ending::IsReleased = ending {
+            let lease = acquired(&pool, policy).await;
+            held = lease.token();
+            lease.release(&WorkError::Gateway.to_string()).await?;
         } else {
-            release(&pool, &key("a"), token, &[], "looked it up").await?;
-            assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
+            let failed: Result<Outcome<String>, WorkError> =
+                ensure_leased(&pool, &key("a"), "body", policy, async |lease| {
+                    held = lease.token();
+                    let failed = WorkError::Gateway;
+                    Err(if let Ending::Fails = ending { failed } else { lease.not_performed(failed) })
+                })
+                .await;
+            assert!(matches!(failed, Err(WorkError::Gateway)), "{policy:?} {ending:?}: {failed:?}");
+        }
+        let shown = show(&pool, &key("a")).await?.expect("a record");
+        assert_eq!((shown.state, shown.attempt), (state, 1), "{policy:?} {ending:?}");
+        assert_eq!(shown.last_error.as_deref(), Some("gateway said no"), "{policy:?} {ending:?}");
+        assert_ne!(shown.token, held, "{policy:?} {ending:?}");
+        // At once, without waiting for the lease.
+        match acquire(&pool, policy, "body").await {
+            Ok(Acquired::Owner(lease)) if state == State::Released => assert_eq!(lease.attempt(), 2),
+            Err(Error::Indeterminate { attempt: 1, last_error: Some(told), token, .. }) => {
+                assert_eq!((state, told.as_str(), token), (State::Indeterminate, "gateway said no", shown.token));
+                release(&pool, &key("a"), token, &[], "the gateway has no such charge").await?;
+                assert_eq!(acquired(&pool, policy).await.attempt(), 2);
+                let kept = show(&pool, &key("a")).await?.expect("a record").last_error;
+                assert_eq!(kept.as_deref(), Some("the gateway has no such charge"), "also after the take-over");
+            }
+            other => panic!("{policy:?} {ending:?}: {other:?}"),
         }
     }
     Ok(())
 }
 
+/// The owner was suspended, and its operator has found the result meanwhile.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_error_of_the_work_releases_at_least_once(pool: PgPool) -> anyhow::Result<()> {
-    let error = failing(&pool, AT_LEAST_ONCE, false).await.expect_err("the work's own error");
-    assert!(matches!(error, WorkError::Gateway), "{error:?}");
-    let kept: String = sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await?;
-    assert_eq!(kept, "gateway said no");
-    assert_eq!(acquired(&pool, AT_LEAST_ONCE).await.attempt(), 2, "at once");
-    Ok(())
-}
-
-/// A heartbeat that was on its way when the work failed would make the claim look alive for a whole lease.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_failure_draws_a_new_token_too(pool: PgPool) -> anyhow::Result<()> {
-    let mut held = 0;
-    let result: Result<Outcome<String>, WorkError> =
-        ensure_leased(&pool, &key("a"), "body", AT_MOST_ONCE, async |lease| {
-            held = lease.token();
-            Err(WorkError::Gateway)
-        })
-        .await;
-    result.expect_err("fails");
-    let error = acquire(&pool, AT_MOST_ONCE, "body").await.expect_err("indeterminate");
-    let Error::Indeterminate { token, .. } = error else { panic!("{error:?}") };
-    assert_ne!(token, held);
-    release(&pool, &key("a"), token, &[], "looked it up").await?;
-    Ok(())
-}
-
-/// So that nothing which knows the old one, a heartbeat on its way, can touch the record again.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_release_draws_a_new_token(pool: PgPool) -> anyhow::Result<()> {
-    let lease = acquired(&pool, AT_LEAST_ONCE).await;
-    let held = lease.token();
-    lease.release("on purpose").await?;
-    let (token, released): (i64, bool) =
-        sqlx::query_as("select token, lease_until = '-infinity' from idempotency.record").fetch_one(&pool).await?;
-    assert!(released);
-    assert_ne!(token, held);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_error_of_the_work_is_indeterminate_at_most_once_unless_not_performed(pool: PgPool) -> anyhow::Result<()> {
-    let error = failing(&pool, AT_MOST_ONCE, true).await.expect_err("the work's own error");
-    assert!(matches!(error, WorkError::Gateway), "{error:?}");
-    let error = failing(&pool, AT_MOST_ONCE, false).await.expect_err("released, so it is tried again");
-    assert!(matches!(error, WorkError::Gateway), "{error:?}");
-    let error = failing(&pool, AT_MOST_ONCE, false).await.expect_err("at once, without waiting for the lease");
-    let WorkError::Idempotency(Error::Indeterminate { attempt, last_error, .. }) = error else { panic!("{error:?}") };
-    assert_eq!((attempt, last_error.as_deref()), (2, Some("gateway said no")));
+async fn an_owners_release_does_not_undo_what_an_operator_has_resolved(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool, AT_MOST_ONCE).await;
+    lapse(&pool, &key("a")).await?;
+    resolve(&pool, &key("a"), lease.token(), &"sent".to_owned(), LEASE).await?;
+    let released = lease.release("too late").await;
+    assert!(matches!(released, Err(Error::LeaseLost)), "{released:?}");
+    assert!(matches!(acquire(&pool, AT_MOST_ONCE, "body").await?, Acquired::Replayed(response) if response == "sent"));
     Ok(())
 }
 
@@ -214,21 +147,6 @@ async fn the_retention_counts_from_the_completion(pool: PgPool) -> anyhow::Resul
     assert!(exact);
     expire_in(&pool, &key("a"), Duration::ZERO).await?;
     assert_eq!(work(&pool, AT_LEAST_ONCE, "anew").await?, Outcome::Performed("anew".to_owned()));
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn the_downstream_key_is_one_for_all_attempts(pool: PgPool) -> anyhow::Result<()> {
-    let lease = acquired(&pool, AT_LEAST_ONCE).await;
-    let first = (lease.downstream_key(), lease.token());
-    let shown = pg_idempotency::operator::show(&pool, &key("a")).await?.expect("a record");
-    assert_eq!(shown.downstream_key.as_ref(), Some(&first.0));
-    drop(lease);
-    lapse(&pool, &key("a")).await?;
-    let lease = acquired(&pool, AT_LEAST_ONCE).await;
-    assert_eq!(lease.downstream_key(), first.0);
-    assert_ne!(lease.token(), first.1);
-    assert!(first.0.len() == 32 && first.0.bytes().all(|byte| byte.is_ascii_hexdigit()), "{}", first.0);
     Ok(())
 }
 
@@ -279,7 +197,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers; tests/citus looks at the shards")]
-async fn claim_and_completion_are_durable_whatever_the_session_says(pool: PgPool) -> anyhow::Result<()> {
+async fn each_change_under_a_lease_is_durable_whatever_the_session_says(pool: PgPool) -> anyhow::Result<()> {
     for (session, expected) in [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply"), ("on", "on")] {
         pool.execute(
             "delete from idempotency.record;
@@ -293,25 +211,18 @@ async fn claim_and_completion_are_durable_whatever_the_session_says(pool: PgPool
         .await?;
         let options = (*pool.connect_options()).clone().options([("synchronous_commit", session)]);
         let session_pool = PgPool::connect_with(options).await?;
-        let _ = work(&session_pool, AT_MOST_ONCE, "done").await?;
+        let _ = ensure_leased(&session_pool, &key("a"), "body", IN_STEPS, async |lease| {
+            lease.step("ride", async |_| Ok::<_, Error>(1)).await?;
+            lease.step_at_most_once("text", async |_| Ok::<_, Error>(1)).await
+        })
+        .await?;
         let seen: Vec<String> = sqlx::query_scalar("select synchronous_commit from seen").fetch_all(&pool).await?;
-        assert_eq!(seen, [expected, expected], "claim and completion, from a session of {session}");
+        let changes = "claim, a step in the database, a step that begins and finishes, completion";
+        assert_eq!(seen, [expected; 5], "{changes}, from a session of {session}");
         let after: String =
             sqlx::query_scalar("select current_setting('synchronous_commit')").fetch_one(&session_pool).await?;
         assert_eq!(after, session, "only for these transactions");
         session_pool.close().await;
     }
-    Ok(())
-}
-
-#[test]
-fn durations_that_make_no_sense_are_refused() -> anyhow::Result<()> {
-    for absurd in [Duration::ZERO, Duration::from_secs(24 * 3600)] {
-        Leasing::new(Policy::AtMostOnce { lease: absurd }).expect_err("absurd");
-    }
-    Leasing::new(AT_LEAST_ONCE)?.with_retention(LEASE * 2)?;
-    let error =
-        Leasing::new(AT_LEAST_ONCE)?.with_retention(LEASE * 2 - Duration::from_millis(1)).expect_err("too short");
-    assert_eq!(error.shortest, LEASE * 2);
     Ok(())
 }

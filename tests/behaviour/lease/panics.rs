@@ -1,35 +1,17 @@
 //! Panics under a lease: of the work, and of the code that encodes its response.
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::Error;
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, Resumer};
+use pg_idempotency::lease::{Lease, Leasing, Policy, Resumer};
 use pg_idempotency::testing::{PATIENCE, age, lapse};
 use serde::{Deserialize, Serialize, Serializer};
 use sqlx::{Executor as _, PgPool};
 
 use crate::lease::leases::{AT_LEAST_ONCE, AT_MOST_ONCE};
+use crate::lease::resume::{MINUTE, abandoned, leasing};
 use crate::lease::steps::IN_STEPS;
 use crate::support::{create_effects, effects, key, leave_effect, until};
-
-const MINUTE: Duration = Duration::from_secs(60);
-
-fn leasing() -> Leasing {
-    let attempts = NonZeroU32::MIN.saturating_add(9);
-    Leasing::new(IN_STEPS).expect("a lease").with_stored_request(true).with_max_attempts(attempts)
-}
-
-/// An operation whose caller died in its work, long enough ago.
-async fn abandoned(pool: &PgPool, value: &str) -> anyhow::Result<()> {
-    let Acquired::Owner(lease) = leasing().acquire::<String, _>(pool, &key(value), "body").await? else {
-        panic!("it is new")
-    };
-    drop(lease);
-    lapse(pool, &key(value)).await?;
-    age(pool, &key(value), MINUTE).await?;
-    Ok(())
-}
 
 /// Panics when it is encoded, if it says so.
 #[derive(Deserialize)]
@@ -62,7 +44,7 @@ async fn a_resumer_survives_a_panic_and_finishes_the_other_operations(pool: PgPo
     create_effects(&pool).await;
     let poison = ["panics", "panics in a step", "not encodable"];
     for value in poison.into_iter().chain(["first", "second", "third"]) {
-        abandoned(&pool, value).await?;
+        abandoned(&pool, value).await;
     }
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let resumer = Resumer::new(leasing(), "operation")?.with_interval(Duration::from_millis(100))?;

@@ -8,7 +8,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
 use crate::backend::until_blocked;
-use crate::support::{key, until};
+use crate::support::{janitor, key, until};
 
 /// Short, since these tests wait for real renewals.
 const LEASE: Duration = Duration::from_millis(600);
@@ -17,23 +17,6 @@ const POLICY: Policy = Policy::AtMostOnce { lease: LEASE };
 /// Until the claim has been renewed well past its first end: the database's clock decides.
 async fn outlive(pool: &PgPool) {
     until(pool, "select clock_timestamp() > claimed_at + interval '2 s' from idempotency.record").await;
-}
-
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn a_lease_is_renewed_while_the_work_runs(pool: PgPool) -> anyhow::Result<()> {
-    let outcome = ensure_leased(&pool, &key("a"), "body", POLICY, async |lease| {
-        outlive(&pool).await;
-        assert!(!lease.is_lost() && lease.remaining() > Duration::ZERO);
-        let live: bool = sqlx::query_scalar("select lease_until > clock_timestamp() from idempotency.record")
-            .fetch_one(&pool)
-            .await
-            .map_err(Error::from)?;
-        assert!(live);
-        Ok::<_, Error>("done".to_owned())
-    })
-    .await?;
-    assert_eq!(outcome, Outcome::Performed("done".to_owned()));
-    Ok(())
 }
 
 /// A heartbeat changes no indexed column, so it stays a heap-only update where its page has room.
@@ -58,15 +41,14 @@ async fn heartbeats_are_heap_only_updates(pool: PgPool) -> anyhow::Result<()> {
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn a_retention_that_would_end_under_the_work_is_prolonged(pool: PgPool) -> anyhow::Result<()> {
+async fn a_lease_and_a_retention_that_would_end_under_the_work_are_prolonged(pool: PgPool) -> anyhow::Result<()> {
     let leasing = Leasing::new(POLICY)?.with_retention(LEASE * 2)?;
     let outcome = leasing
         .ensure(&pool, &key("a"), "body", async |_| {
             outlive(&pool).await;
-            assert_eq!(
-                pg_idempotency::Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(10).await?.rows(),
-                0
-            );
+            let live = "select lease_until > clock_timestamp() from idempotency.record";
+            assert!(sqlx::query_scalar::<_, bool>(live).fetch_one(&pool).await.map_err(Error::from)?);
+            assert_eq!(janitor(&pool).sweep_once(10).await?.rows(), 0);
             Ok::<_, Error>(())
         })
         .await?;
@@ -111,7 +93,7 @@ async fn leases_close_a_connection_with_a_transaction_on_it(
     leak().await?;
     lease.complete(&"done".to_owned()).await?;
     leak().await?;
-    assert_eq!(pg_idempotency::Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(10).await?.rows(), 0);
+    assert_eq!(janitor(&pool).sweep_once(10).await?.rows(), 0);
     Ok(())
 }
 

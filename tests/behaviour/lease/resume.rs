@@ -1,25 +1,22 @@
 //! Resuming: which operations a resumer takes, and what becomes of them.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy, Resumer};
 use pg_idempotency::testing::{age, expire, lapse};
 use pg_idempotency::{Error, Fingerprint, InvalidStep, Key, NotResumable, Outcome};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Executor as _, PgPool};
+use sqlx::{Executor as _, PgPool};
 
 use crate::lease::leases::WorkError;
 use crate::lease::steps::IN_STEPS;
-use crate::support::{create_effects, effects, key, leave_effect, wide_pool};
+use crate::support::{create_effects, effects, key, leave_effect, records, wide_pool};
 
 const LEASE: Duration = Duration::from_secs(40);
 const ATTEMPTS: NonZeroU32 = NonZeroU32::new(4).expect("four");
-const MINUTE: Duration = Duration::from_secs(60);
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 
-fn leasing() -> Leasing {
+pub(crate) fn leasing() -> Leasing {
     Leasing::new(IN_STEPS).expect("a lease").with_stored_request(true).with_max_attempts(ATTEMPTS)
 }
 
@@ -31,7 +28,7 @@ async fn acquired(pool: &PgPool, value: &str) -> LeaseOwner {
 }
 
 /// An operation whose caller died in its work, long enough ago.
-async fn abandoned(pool: &PgPool, value: &str) {
+pub(crate) async fn abandoned(pool: &PgPool, value: &str) {
     drop(acquired(pool, value).await);
     lapse(pool, &key(value)).await.expect("lapsed");
     age(pool, &key(value), MINUTE).await.expect("older");
@@ -135,46 +132,6 @@ async fn a_request_ends_with_its_operation(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Between the search and the claim another attempt ends, or the retention does.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_operation_that_has_changed_since_the_search_is_left_alone(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    for change in [
-        "attempt = attempt + 1, token = token + 1, claimed_at = now()",
-        "expires_at = now() - interval '1 s'",
-        "completed_at = now(), lease_until = null, steps = null, request = null",
-    ] {
-        let direct = wide_pool(&server, 2).await;
-        direct.execute("truncate idempotency.record").await?;
-        abandoned(&direct, "a").await;
-        let searched = Arc::new(AtomicBool::new(false));
-        // The search leaves the connection to the pool, and the claim takes it again.
-        let pool = PgPoolOptions::new().max_connections(1).before_acquire({
-            let (searched, direct) = (searched.clone(), direct.clone());
-            move |_, _| {
-                let (searched, direct) = (searched.clone(), direct.clone());
-                Box::pin(async move {
-                    if !searched.swap(true, Ordering::SeqCst) {
-                        let update = format!("update idempotency.record set {change}");
-                        direct.execute(AssertSqlSafe(update)).await?;
-                    }
-                    Ok(true)
-                })
-            }
-        });
-        // The first connection is new, and none of the pool's idle ones.
-        let pool = pool.connect_lazy_with(server.clone());
-        let attempts = "select attempt from idempotency.record";
-        assert!(resume(&pool).await.is_none(), "{change}");
-        assert!(searched.load(Ordering::SeqCst));
-        let left: i32 = sqlx::query_scalar(attempts).fetch_one(&direct).await?;
-        assert_eq!(left, if change.starts_with("attempt") { 2 } else { 1 }, "{change}");
-    }
-    Ok(())
-}
-
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn two_resumers_take_different_operations(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -230,8 +187,7 @@ async fn options_that_cannot_be_resumed_are_refused(pool: PgPool) -> anyhow::Res
     let body = Fingerprint::of_json("body")?;
     let refused = unlimited.acquire::<String, _>(&pool, &key("a"), &body).await.expect_err("refused");
     assert_eq!(problem(refused), NotResumable::NoBody);
-    let records: i64 = sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(&pool).await?;
-    assert_eq!(records, 0);
+    assert_eq!(records(&pool).await, 0);
     Ok(())
 }
 

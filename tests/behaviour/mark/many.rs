@@ -1,15 +1,16 @@
-//! Batches of marks: places, limits, plans, and storms of many consumers.
+//! Marks: the window, places in a batch, limits, plans, and storms of many consumers. The interleavings have single
+//! marks and batches in flight.
 
 use std::time::Duration;
 
 use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
+use pg_idempotency::testing::expire;
 use pg_idempotency::{Error, InFlight, Key};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::fixture::Fixture;
 use crate::support::{DEPLOYMENTS, connect, key, setting, wide_pool};
-use pg_idempotency::testing::expire;
 
 const WINDOW: Duration = Duration::from_secs(300);
 use Marked::{Duplicate, First};
@@ -20,11 +21,7 @@ fn keys(values: impl IntoIterator<Item = impl ToString>) -> Vec<Key> {
 
 async fn marked(pool: &PgPool, keys: &[Key]) -> Result<Vec<Marked>, Error> {
     // A busy machine may take longer than the default of five seconds.
-    marked_within(Duration::from_secs(60), pool, keys).await
-}
-
-async fn marked_within(wait: Duration, pool: &PgPool, keys: &[Key]) -> Result<Vec<Marked>, Error> {
-    let marking = Marking::new(WINDOW)?.with_in_flight(InFlight::Wait(wait))?;
+    let marking = Marking::new(WINDOW)?.with_in_flight(InFlight::Wait(Duration::from_secs(60)))?;
     let mut tx = pool.begin().await?;
     let marked = marking.mark_many(&mut tx, keys).await?;
     tx.commit().await?;
@@ -43,6 +40,8 @@ async fn each_place_gets_its_answer(pool: PgPool) -> anyhow::Result<()> {
             Ok(marked)
         };
         assert_eq!(marked(&["c", "a", "b"]).await?, [First; 3]);
+        let exact = "select bool_and(expires_at - completed_at = interval '300 s') from idempotency.record";
+        assert!(sqlx::query_scalar::<_, bool>(exact).fetch_one(&pool).await?);
         expire(&pool, &key("c")).await?;
         assert_eq!(
             marked(&["d", "a", "c", "d", "b", "c", "c"]).await?,
@@ -84,6 +83,8 @@ async fn a_batch_that_fails_has_marked_nothing(pool: PgPool) -> anyhow::Result<(
     }
     owner.rollback().await?;
     assert_eq!(marked(&pool, &keys(["a", "expired", "z"])).await?, [First; 3]);
+    let alone = mark(&mut *pool.begin().await?, &key("other mode"), WINDOW).await;
+    assert!(matches!(alone, Err(Error::OtherMode { .. })), "{alone:?}");
     Ok(())
 }
 
@@ -129,22 +130,6 @@ async fn a_batchs_wait_ends_at_its_limit_with_the_transaction_usable(pool: PgPoo
     assert_eq!(setting(&mut tx, "lock_timeout").await, "0");
     owner.rollback().await?;
     assert_eq!(waiting.mark_many(&mut tx, &keys(["a", "b", "c", "d"])).await?, [First; 4]);
-    Ok(())
-}
-
-/// A sweep that deletes an expired mark holds its row, and not its key.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_batch_never_waits_for_the_row_of_an_expired_mark(pool: PgPool) -> anyhow::Result<()> {
-    marked(&pool, &keys(["b", "c"])).await?;
-    sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
-    let mut sweep = pool.begin().await?;
-    sqlx::query("delete from idempotency.record where value = 'b'").execute(&mut *sweep).await?;
-    for in_flight in [InFlight::Reject, InFlight::Wait(Duration::from_millis(50))] {
-        let mut tx = pool.begin().await?;
-        let error = Marking::new(WINDOW)?.with_in_flight(in_flight)?.mark_many(&mut tx, &keys(["a", "b", "c"])).await;
-        assert!(matches!(error, Err(Error::InFlight { .. })), "{in_flight:?}: {error:?}");
-        assert_eq!(setting(&mut tx, "lock_timeout").await, "0", "the transaction is usable");
-    }
     Ok(())
 }
 
@@ -198,11 +183,15 @@ async fn batches_and_single_marks_of_new_expired_and_taken_keys_do_not_deadlock(
     Ok(())
 }
 
-#[test]
-fn retentions_that_make_no_sense_are_refused() {
-    for absurd in [Duration::ZERO, Duration::MAX] {
-        assert_eq!(Marking::new(absurd).expect_err("absurd").option, "retention");
-    }
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn autocommit_is_refused_before_anything_is_marked(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = connect(&pool).await;
+    let error = mark(&mut conn, &key("a"), WINDOW).await;
+    assert!(matches!(error, Err(Error::NotInTransaction)), "{error:?}");
+    let error = Marking::new(WINDOW)?.mark_many(&mut conn, &[key("a")]).await;
+    assert!(matches!(error, Err(Error::NotInTransaction)), "{error:?}");
+    assert_eq!(marked(&pool, &keys(["a"])).await?, [First]);
+    Ok(())
 }
 
 /// What one consumer asks for in one transaction, and whether that commits.
@@ -222,7 +211,7 @@ fn any_consumers() -> impl proptest::strategy::Strategy<Value = Vec<Vec<Batch>>>
 
 /// Against a set: among the transactions that commit, every key that was asked for is first exactly once.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn every_key_is_first_once_among_those_who_commit(
+async fn every_key_is_first_once_among_transactions_that_commit(
     _: PgPoolOptions,
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {

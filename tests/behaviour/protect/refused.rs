@@ -65,14 +65,6 @@ async fn another_connection_and_autocommit_are_refused(pool: PgPool) -> anyhow::
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_write_before_the_claim_is_refused(pool: PgPool) -> anyhow::Result<()> {
-    create_orders(&pool).await?;
-    let mut tx = pool.begin().await?;
-    assert_refused(place(&mut *tx, 1).await);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_write_after_a_replay_or_a_duplicate_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     let keys = [key("many 1"), key("many 2")];

@@ -29,7 +29,7 @@ async fn gaps(pool: &PgPool) -> Vec<String> {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn what_is_no_table_of_the_service_is_refused_with_a_reason(pool: PgPool) -> anyhow::Result<()> {
+async fn only_a_table_of_the_service_can_be_protected(pool: PgPool) -> anyhow::Result<()> {
     pool.execute(
         "create table \"Orders\" (id int);
          create view seen as select * from \"Orders\";
@@ -123,7 +123,7 @@ async fn a_role_that_may_not_is_told_so(_: PgPoolOptions, options: PgConnectOpti
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn twice_is_once_and_the_last_word_counts(pool: PgPool) -> anyhow::Result<()> {
+async fn protecting_twice_is_protecting_once_and_the_last_mode_counts(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     let modes = async || operator::protected(&pool).await;
     // Nothing is locked, so the writer is not waited for.

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::operator;
-use pg_idempotency::{Error, Key, Mode, lease};
+use pg_idempotency::{Error, Idempotency, Key, Mode, Outcome, lease};
 use sqlx::PgPool;
 
 use crate::fixture::Fixture;
@@ -52,16 +52,28 @@ async fn the_oldest_unsettled_records_are_listed_as_they_are_shown(pool: PgPool)
 
 /// A completion keeps the token of its claim.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn what_was_completed_after_it_was_shown_is_not_forgotten(pool: PgPool) -> anyhow::Result<()> {
+async fn a_record_that_was_completed_after_it_was_shown_is_not_forgotten(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = pool.acquire().await?;
     Fixture::indeterminate(&key(1), "body")?.write(&mut *conn).await?;
     let unfinished = operator::show(&pool, &key(1)).await?.expect("a record");
     operator::resolve(&pool, &key(1), unfinished.token, &1, Duration::from_secs(60)).await?;
     let forgotten = operator::forget(&pool, &unfinished).await;
     assert!(matches!(forgotten, Err(Error::Changed)), "{forgotten:?}");
+    let replayed = Idempotency::new().run(&pool, &key(1), "body", async |_| Ok::<_, Error>(2)).await?;
+    assert_eq!(replayed, Outcome::Replayed(1), "what the operator has found out");
     let completed = operator::show(&pool, &key(1)).await?.expect("a record");
     assert_eq!(completed.token, unfinished.token);
     operator::forget(&pool, &completed).await?;
     assert!(operator::show(&pool, &key(1)).await?.is_none());
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_indeterminate_transaction_that_is_released_is_performed_again(pool: PgPool) -> anyhow::Result<()> {
+    Fixture::indeterminate(&key(1), "body")?.write(&pool).await?;
+    let shown = operator::show(&pool, &key(1)).await?.expect("a record");
+    operator::release(&pool, &key(1), shown.token, &[], "looked it up").await?;
+    let performed = Idempotency::new().run(&pool, &key(1), "body", async |_| Ok::<_, Error>(1)).await?;
+    assert!(!performed.is_replayed());
     Ok(())
 }

@@ -9,7 +9,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::proxy::Proxy;
-use crate::support::{connect, create_effects, create_open_effects, effects, key, leave_effect, setting};
+use crate::support::{connect, create_effects, create_open_effects, effects, key, leave_effect, records, setting};
 
 const WINDOW: Duration = Duration::from_secs(3600);
 
@@ -18,10 +18,6 @@ async fn process(conn: &mut PgConnection, event: &Key) -> Result<(), Error> {
     assert_eq!(mark(conn, event, WINDOW).await?, Marked::First);
     leave_effect(conn, "processed").await?;
     Ok(())
-}
-
-async fn records(pool: &PgPool) -> i64 {
-    sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(pool).await.expect("a count")
 }
 
 /// In no transaction, for sqlx and for the server.
@@ -170,7 +166,7 @@ async fn a_commit_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<(
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn it_takes_one_round_trip_more_and_changes_no_setting(
+async fn a_checked_commit_takes_one_round_trip_more_and_changes_no_setting(
     _: PgPoolOptions,
     server: PgConnectOptions,
 ) -> anyhow::Result<()> {

@@ -1,12 +1,8 @@
-//! `#[sqlx::test]` in a service: with this crate's table alone, and beside an application's own migrations; and the
-//! states that a test makes itself.
-//! `src/guide/testing.md` shows some of these tests; `shop/` is the application.
+//! `#[sqlx::test]` in a service, beside the application's own migrations, as `src/guide/testing.md` shows it. `shop/` is
+//! the application.
 
-use std::time::Duration;
-
-use pg_idempotency::lease::{Acquired, Leasing, Policy};
-use pg_idempotency::testing::{assert_performed_once, lapse, race};
-use pg_idempotency::{Error, Idempotency, Key, Outcome, ensure_idempotent, operator};
+use pg_idempotency::testing::{assert_performed_once, race};
+use pg_idempotency::{Error, Idempotency, Key, Outcome};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
@@ -31,15 +27,8 @@ async fn orders(pool: &PgPool) -> anyhow::Result<i64> {
     Ok(sqlx::query_scalar("select count(*) from orders").fetch_one(pool).await?)
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn this_crates_table_alone(pool: PgPool) -> anyhow::Result<()> {
-    let outcome = Idempotency::new().run(&pool, &key("a"), "tea", async |_| Ok::<_, Error>(17)).await?;
-    assert_eq!(outcome, Outcome::Performed(17));
-    Ok(())
-}
-
 #[sqlx::test(migrations = "tests/behaviour/testing/shop/migrations")]
-async fn beside_the_applications_own_migrations(pool: PgPool) -> anyhow::Result<()> {
+async fn this_crate_migrates_beside_the_application(pool: PgPool) -> anyhow::Result<()> {
     pg_idempotency::migrate(&pool).await?;
 
     let answers = race(&pool, 10, async |pool| place_order(pool, &key("a"), &json!({"what": "tea"})).await).await?;
@@ -51,43 +40,5 @@ async fn beside_the_applications_own_migrations(pool: PgPool) -> anyhow::Result<
         let applied: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(&pool).await?;
         assert_eq!(applied, migrations, "{list}");
     }
-    Ok(())
-}
-
-#[sqlx::test(migrations = "tests/behaviour/testing/shop/migrations")]
-async fn an_open_transaction_is_a_call_in_flight(pool: PgPool) -> anyhow::Result<()> {
-    pg_idempotency::migrate(&pool).await?;
-    let (key, order) = (key("a"), json!({"what": "tea"}));
-    let mut first = pool.begin().await?;
-    let placed = ensure_idempotent(&mut first, &key, &order, async |_| Ok::<i64, Error>(17)).await?;
-    assert_eq!(placed, Outcome::Performed(17));
-    let (duplicate, committed) = tokio::join!(place_order(&pool, &key, &order), first.commit());
-    committed?;
-    assert_eq!(duplicate?, Outcome::Replayed(17));
-    Ok(())
-}
-
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn a_connection_that_ends_itself_leaves_no_trace(pool: PgPool) -> anyhow::Result<()> {
-    let killed = Idempotency::new()
-        .run(&pool, &key("a"), "tea", async |conn| -> Result<(), Error> {
-            sqlx::query("select pg_terminate_backend(pg_backend_pid())").execute(conn).await?;
-            Ok(())
-        })
-        .await;
-    assert!(matches!(killed, Err(Error::Database(_))), "{killed:?}");
-    assert!(operator::show(&pool, &key("a")).await?.is_none());
-    Ok(())
-}
-
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn a_lease_that_is_dropped_and_lapses_is_a_dead_worker(pool: PgPool) -> anyhow::Result<()> {
-    let texts = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })?;
-    let acquired = texts.acquire::<String, _>(&pool, &key("a"), "your car is here").await?;
-    let Acquired::Owner(lease) = acquired else { anyhow::bail!("the key is new") };
-    drop(lease);
-    lapse(&pool, &key("a")).await?;
-    let next = texts.acquire::<String, _>(&pool, &key("a"), "your car is here").await;
-    assert!(matches!(next, Err(Error::Indeterminate { .. })), "{next:?}");
     Ok(())
 }

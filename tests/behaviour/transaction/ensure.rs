@@ -1,63 +1,15 @@
-//! What the statements of a call need and bear: the table, its indexes, the cache of prepared statements.
+//! What the statements of a call need and bear: the table and its indexes.
 
-use pg_idempotency::{Deployment, Error, Idempotency, Outcome, ensure_idempotent};
-use sqlx::Connection as _;
+use pg_idempotency::{Error, Idempotency};
 use sqlx::PgPool;
 
-use crate::support::{create_effects, effects, key, leave_effect, once};
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_repeat_replays_the_first_response(pool: PgPool) {
-    create_effects(&pool).await;
-    let first = once(&pool, &key("a"), "body").await.expect("performed").into_inner();
-    for _ in 0..3 {
-        let again = once(&pool, &key("a"), "body").await.expect("replayed");
-        assert!(matches!(again, Outcome::Replayed(id) if id == first), "{again:?}");
-    }
-    assert_eq!(effects(&pool).await, 1);
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn prepared_statements_can_be_turned_off(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let unprepared = Idempotency::new().with_deployment(Deployment::new().with_prepared_statements(false));
-    let mut conn = pool.acquire().await?;
-    for replayed in [false, true] {
-        let mut tx = conn.begin().await?;
-        let outcome: Outcome<i64> =
-            unprepared.ensure(&mut tx, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(7) }).await?;
-        tx.commit().await?;
-        assert_eq!(outcome.is_replayed(), replayed);
-    }
-    let kept: i64 =
-        sqlx::query_scalar("select count(*) from pg_prepared_statements where statement like '%idempotency.%'")
-            .persistent(false)
-            .fetch_one(&mut *conn)
-            .await?;
-    assert_eq!(kept, 0);
-    Ok(())
-}
+use crate::support::{create_effects, key, leave_effect, once};
 
 #[sqlx::test(migrations = false)]
 async fn a_missing_table_says_what_to_run(pool: PgPool) {
     let error = once(&pool, &key("a"), "body").await.expect_err("no table");
     assert!(matches!(error, Error::SchemaMissing { .. }), "{error:?}");
     assert!(error.to_string().contains("pg_idempotency::migrate"), "{error}");
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_temporary_table_of_the_same_name_is_not_taken_for_the_record(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let _ = once(&pool, &key("a"), "body").await?;
-    let mut conn = pool.acquire().await?;
-    sqlx::raw_sql("create temp table record (like idempotency.record); set search_path = pg_temp, public")
-        .execute(&mut *conn)
-        .await?;
-    let mut tx = conn.begin().await?;
-    let outcome =
-        ensure_idempotent(&mut tx, &key("a"), "body", async |conn| leave_effect(conn, "second").await).await?;
-    assert!(outcome.is_replayed());
-    Ok(())
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

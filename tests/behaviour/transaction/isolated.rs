@@ -1,7 +1,8 @@
 //! `ensure_isolated`: perform behind a savepoint.
 
+use pg_idempotency::operator::State;
 use pg_idempotency::testing::cancel_after;
-use pg_idempotency::{Error, Idempotency, Outcome, Verdict, ensure_idempotent, ensure_isolated};
+use pg_idempotency::{Error, Idempotency, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::{Executor as _, PgPool};
 
 use crate::support::{create_effects, create_open_effects, effects, key, leave_effect, once};
@@ -41,26 +42,30 @@ async fn undo_stores_the_response_without_the_writes(pool: PgPool) -> anyhow::Re
     Ok(())
 }
 
+/// Also one that comes from an aborted transaction, and one that `perform` swallows.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_error_leaves_the_transaction_usable_and_the_key_released(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
-    let mut tx = pool.begin().await?;
-    let error = ensure_isolated(&mut tx, &key("a"), "body", async |conn| -> Result<Verdict<i64>, Failed> {
-        leave_effect(&mut *conn, "undone").await?;
-        conn.execute("select 1 / 0").await.expect_err("even an aborted one");
-        Err(Failed::OnPurpose)
-    })
-    .await
-    .expect_err("on purpose");
-    assert!(matches!(error, Failed::OnPurpose), "{error:?}");
-    leave_effect(&mut tx, "the caller's own").await?;
-    tx.commit().await?;
-    assert_eq!(effects(&pool).await, 1);
-
-    let outcome = once(&pool, &key("a"), "body").await?;
-    assert!(!outcome.is_replayed(), "released: the next caller performs");
-    let attempt: i32 = sqlx::query_scalar("select attempt from idempotency.record").fetch_one(&pool).await?;
-    assert_eq!(attempt, 2);
+    for swallowed in [false, true] {
+        let key = key(&swallowed.to_string());
+        let mut tx = pool.begin().await?;
+        let error = ensure_isolated(&mut tx, &key, "body", async |conn| -> Result<Verdict<i64>, Failed> {
+            leave_effect(&mut *conn, "undone").await?;
+            conn.execute("select 1 / 0").await.expect_err("it aborts the transaction");
+            if swallowed { Ok(Verdict::Keep(1)) } else { Err(Failed::OnPurpose) }
+        })
+        .await
+        .expect_err("an error");
+        assert_eq!(matches!(error, Failed::Idempotency(Error::Database(_))), swallowed, "{error:?}");
+        leave_effect(&mut tx, "the caller's own").await?;
+        tx.commit().await?;
+        let shown = pg_idempotency::operator::show(&pool, &key).await?.expect("a record");
+        assert_eq!((shown.state, shown.attempt), (State::Released, 1), "{swallowed}");
+        assert!(!once(&pool, &key, "body").await?.is_replayed(), "released: the next caller performs");
+        let attempt = pg_idempotency::operator::show(&pool, &key).await?.expect("a record").attempt;
+        assert_eq!(attempt, 2, "{swallowed}");
+    }
+    assert_eq!(effects(&pool).await, 4, "two of the caller's own, and two of the next callers'");
     Ok(())
 }
 
@@ -81,23 +86,6 @@ async fn a_released_key_can_be_claimed_again_in_the_same_transaction(pool: PgPoo
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_swallowed_sql_error_releases_the_key(pool: PgPool) -> anyhow::Result<()> {
-    create_open_effects(&pool).await;
-    let mut tx = pool.begin().await?;
-    let error = ensure_isolated(&mut tx, &key("a"), "body", async |conn| -> Result<_, Error> {
-        let _ = conn.execute("select 1 / 0").await;
-        Ok(Verdict::Keep(1))
-    })
-    .await
-    .expect_err("aborted");
-    assert!(matches!(error, Error::Database(_)), "{error:?}");
-    leave_effect(&mut tx, "the caller's own").await?;
-    tx.commit().await?;
-    assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for verdict in [Verdict::Keep(1), Verdict::Undo(1)] {
@@ -113,26 +101,6 @@ async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::
         let error = once(&pool, &key, "body").await.expect_err("nobody knows");
         assert!(matches!(error, Error::Indeterminate { .. }), "{error:?}");
     }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn isolated_calls_nest(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let outcome: Outcome<i64> = Idempotency::new()
-        .run_isolated(&pool, &key("outer"), "body", async |conn| {
-            let key = key("inner");
-            let inner = ensure_isolated(&mut *conn, &key, "body", async |conn| -> Result<_, Error> {
-                leave_effect(conn, "undone").await?;
-                Ok(Verdict::Undo(0))
-            });
-            let _ = Box::pin(inner).await?;
-            Ok::<_, Error>(Verdict::Keep(leave_effect(conn, "kept").await?))
-        })
-        .await?;
-    assert!(!outcome.is_replayed());
-    assert_eq!(effects(&pool).await, 1);
-    assert!(once(&pool, &key("inner"), "body").await?.is_replayed());
     Ok(())
 }
 

@@ -8,23 +8,6 @@ use crate::support::{connect, create_effects, effects, key, leave_effect, once};
 const LEVELS: [&str; 2] = ["begin isolation level repeatable read", "begin isolation level serializable"];
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn calls_perform_and_replay_in_every_level(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for level in LEVELS {
-        for replayed in [false, true] {
-            let mut conn = connect(&pool).await;
-            let mut tx = conn.begin_with(level).await?;
-            let outcome =
-                ensure_idempotent(&mut tx, &key(level), "body", async |conn| leave_effect(conn, level).await).await?;
-            tx.commit().await?;
-            assert_eq!(outcome.is_replayed(), replayed, "{level}");
-        }
-    }
-    assert_eq!(effects(&pool).await, 2);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a worker's snapshot begins with its first statement: it replays")]
 async fn a_record_committed_after_the_snapshot_is_retryable(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;

@@ -1,14 +1,9 @@
 //! What `perform` can do wrong, and what is left of it.
 
-use chrono::{DateTime, Utc};
 use pg_idempotency::{Error, ensure_idempotent};
 use sqlx::{Acquire as _, Executor as _, PgPool};
 
-use crate::support::{WAYS, clear, create_effects, create_open_effects, effects, key, leave_effect, once};
-
-async fn records(pool: &PgPool) -> i64 {
-    sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(pool).await.expect("a count")
-}
+use crate::support::{WAYS, clear, create_effects, create_open_effects, effects, key, leave_effect, once, records};
 
 #[derive(Debug, thiserror::Error)]
 enum Declined {
@@ -18,24 +13,30 @@ enum Declined {
     Idempotency(#[from] Error),
 }
 
+/// A panic stays a panic for the caller.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn an_error_of_perform_leaves_no_trace(pool: PgPool) -> anyhow::Result<()> {
+async fn an_error_or_a_panic_of_perform_leaves_no_trace(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    for way in WAYS {
+    for (way, panics) in WAYS.into_iter().flat_map(|way| [(way, false), (way, true)]) {
         clear(&pool).await;
-        let error = way
-            .run(&pool, &key("a"), "body", async |conn| -> Result<i64, Declined> {
-                leave_effect(conn, "undone").await?;
-                Err(Declined::Funds)
-            })
-            .await
-            .expect_err("declined");
-        assert!(matches!(error, Declined::Funds), "{error:?}");
-        assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
-        assert!(
-            !once(&pool, &key("a"), "another body").await?.is_replayed(),
-            "the key is free, for a corrected body too"
-        );
+        let call = tokio::spawn({
+            let pool = pool.clone();
+            async move {
+                way.run(&pool, &key("a"), "body", async |conn| -> Result<i64, Declined> {
+                    leave_effect(conn, "undone").await?;
+                    assert!(!panics, "on purpose");
+                    Err(Declined::Funds)
+                })
+                .await
+            }
+        });
+        match call.await {
+            Ok(failed) => assert!(!panics && matches!(failed, Err(Declined::Funds)), "{way:?}: {failed:?}"),
+            Err(panicked) => assert!(panics && panicked.is_panic(), "{way:?}: {panicked:?}"),
+        }
+        let again = once(&pool, &key("a"), "another body").await?;
+        assert!(!again.is_replayed(), "{way:?}: the key is free, for a corrected body too");
+        assert_eq!((effects(&pool).await, records(&pool).await), (1, 1), "{way:?}");
     }
     Ok(())
 }
@@ -88,29 +89,6 @@ async fn a_transaction_that_perform_ends_is_never_acknowledged(pool: PgPool) -> 
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn savepoints_inside_perform_are_free(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for way in WAYS {
-        clear(&pool).await;
-        let outcome = way
-            .run(&pool, &key("a"), "body", async |conn| -> Result<_, Error> {
-                let mut undone = conn.begin().await?;
-                leave_effect(&mut undone, "undone").await?;
-                undone.rollback().await?;
-                let mut kept = conn.begin().await?;
-                let id = leave_effect(&mut kept, "kept").await?;
-                kept.commit().await?;
-                Ok(id)
-            })
-            .await?;
-        assert!(!outcome.is_replayed());
-        assert_eq!(effects(&pool).await, 1);
-        assert!(once(&pool, &key("a"), "body").await?.is_replayed());
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_claim_inside_a_savepoint_completes(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = pool.begin().await?;
@@ -145,43 +123,5 @@ async fn the_same_key_inside_perform_is_refused(pool: PgPool) -> anyhow::Result<
         assert!(matches!(error, Error::AlreadyInTransaction), "{error:?}");
         assert_eq!(effects(&pool).await, 0);
     }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_panic_in_perform_rolls_back(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for way in WAYS {
-        clear(&pool).await;
-        let panicking = tokio::spawn({
-            let pool = pool.clone();
-            async move {
-                way.run(&pool, &key("a"), "body", async |conn| -> Result<i64, Error> {
-                    leave_effect(conn, "undone").await?;
-                    panic!("on purpose")
-                })
-                .await
-            }
-        });
-        assert!(panicking.await.expect_err("panicked").is_panic());
-        assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
-        assert_eq!(effects(&pool).await, 1);
-    }
-    Ok(())
-}
-
-/// Two transactions may have started in the same microsecond, so the time of the claim does not tell whose claim it is.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_claim_of_the_same_microsecond_is_not_taken_for_the_callers_own(pool: PgPool) -> anyhow::Result<()> {
-    let mut theirs = pool.begin().await?;
-    let failed = ensure_idempotent(&mut theirs, &key("a"), "body", async |_| Err::<i64, _>(Declined::Funds)).await;
-    assert!(matches!(failed, Err(Declined::Funds)), "{failed:?}");
-    theirs.commit().await?;
-    let mut tx = pool.begin().await?;
-    let started: DateTime<Utc> = sqlx::query_scalar("select now()").fetch_one(&mut *tx).await?;
-    sqlx::query("update idempotency.record set claimed_at = $1").bind(started).execute(&pool).await?;
-    let error =
-        ensure_idempotent(&mut tx, &key("a"), "body", async |_| Ok::<_, Error>(1)).await.expect_err("another's claim");
-    assert!(matches!(error, Error::Indeterminate { .. }), "{error:?}");
     Ok(())
 }

@@ -15,10 +15,9 @@ use crate::support::{create_effects, key, leave_effect, wide_pool};
 async fn the_other_ways_save_what_they_say(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
     create_effects(&wide_pool(&server, 1).await).await;
     let proxy = Proxy::before(&server).await?;
-    // As in `a_lease_takes_three_to_acquire_and_three_to_complete`.
+    // The pool pings a connection that comes back.
     const PINGS: usize = 2;
-    // What follows a combined commit and nobody waits for: the ROLLBACK of the empty transaction goes with the pool's
-    // ping.
+    // No call waits for the ROLLBACK of the empty transaction after a combined commit: it goes with the pool's ping.
     const UNAWAITED: usize = 1;
     let plain = Idempotency::new();
     let fewest = plain.with_round_trips(RoundTrips::Fewest);

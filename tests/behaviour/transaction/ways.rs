@@ -8,7 +8,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool};
 
 use crate::backend::backend;
-use crate::support::{WAYS, clear, connect, create_effects, effects, key, leave_effect, once};
+use crate::support::{WAYS, connect, create_effects, effects, key, leave_effect, once};
 
 const FEWEST: Idempotency = Idempotency::new().with_round_trips(RoundTrips::Fewest);
 
@@ -64,19 +64,6 @@ async fn bodies_of_any_size_come_back_to_the_byte(pool: PgPool) -> anyhow::Resul
             assert_eq!((first.is_replayed(), second.is_replayed()), (false, true));
             assert_eq!((first.into_inner().as_str(), second.into_inner().as_str()), (body, body));
         }
-    }
-    Ok(())
-}
-
-/// A response that is completed in a statement of its own does not need the function, which is missing here.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the option is off there")]
-async fn only_responses_up_to_16_kib_are_completed_in_a_text(pool: PgPool) -> anyhow::Result<()> {
-    sqlx::raw_sql("alter function idempotency.complete rename to gone").execute(&pool).await?;
-    for (bytes, completes) in [(INLINE, false), (INLINE + 1, true)] {
-        let response = async |_: &mut sqlx::PgConnection| -> Result<String, Error> { Ok("x".repeat(bytes)) };
-        let result = FEWEST.run(&pool, &key(&bytes.to_string()), "body", response).await;
-        assert_eq!(result.is_ok(), completes, "{bytes}");
     }
     Ok(())
 }
@@ -150,38 +137,16 @@ async fn any_retention_is_kept_to_the_microsecond(pool: PgPool) -> anyhow::Resul
     Ok(())
 }
 
-/// A look before the transaction does not trust a record that an open transaction may still undo.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_look_in_a_foreign_transaction_sees_nothing_of_its_own(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
-    create_effects(&pool).await;
-    for way in WAYS {
-        clear(&pool).await;
-        let mut conn = pool.acquire().await?;
-        conn.execute("begin").await?;
-        sqlx::query(
-            "insert into idempotency.record
-                (mode, scope, operation, value, fingerprint, token, completed_at, expires_at, response_body)
-            values ('transaction', 'tenant', 'operation', 'a', $1, 1, now(), now() + interval '1 h', '1')",
-        )
-        .bind(pg_idempotency::Fingerprint::of_json("body")?.as_bytes())
-        .execute(&mut *conn)
-        .await?;
-        drop(conn);
-        let outcome = way.run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "performed").await).await?;
-        assert!(!outcome.is_replayed(), "{way:?}: that transaction was rolled back");
-        assert_eq!(effects(&pool).await, 1);
-    }
-    Ok(())
-}
-
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the option is off there")]
-async fn without_its_functions_nothing_is_performed_or_nothing_kept(pool: PgPool) -> anyhow::Result<()> {
+async fn without_a_function_nothing_is_performed_or_nothing_kept(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
+    sqlx::raw_sql("alter function idempotency.await_key rename to gone").execute(&pool).await?;
+    let mut owner = pool.begin().await?;
+    let _ = ensure_idempotent(&mut owner, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
+    let error = once(&pool, &key("a"), "body").await.expect_err("a call that waits needs the function");
+    assert!(matches!(error, Error::SchemaMissing { .. }), "{error:?}");
+    owner.rollback().await?;
     sqlx::raw_sql("alter function idempotency.complete rename to gone").execute(&pool).await?;
     let error = FEWEST
         .run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "undone").await)

@@ -175,7 +175,8 @@ fn a_connection_that_is_lost_is_transient() {
     for lost in [sqlx::Error::PoolTimedOut, sqlx::Error::PoolClosed, sqlx::Error::Protocol(String::new()), io.into()] {
         assert!(Error::Database(lost).is_transient());
     }
-    for refused in [sqlx::Error::RowNotFound, sqlx::Error::ColumnNotFound(String::new()), Sqlstate("42501").into()] {
+    let refused = ["22P05", "23505", "42501"].map(|state| Sqlstate(state).into());
+    for refused in refused.into_iter().chain([sqlx::Error::RowNotFound, sqlx::Error::ColumnNotFound(String::new())]) {
         assert!(!Error::Database(refused).is_transient());
     }
 }

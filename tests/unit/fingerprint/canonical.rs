@@ -131,17 +131,4 @@ proptest! {
         let left: Value = serde_json::from_slice(&left).expect("still JSON");
         prop_assert_eq!(left, pruned(json, &paths));
     }
-
-    /// No bytes panic or loop, although only JSON is written.
-    #[test]
-    fn any_bytes_end(
-        bytes in prop_oneof![
-            prop::collection::vec(any::<u8>(), 0..64),
-            "[\\[\\]{}\",:0-9.eE+\\-\\\\u tfn]{0,64}".prop_map(String::into_bytes),
-        ],
-        pointers in prop::collection::vec(prop::collection::vec("[a-c0-2]{0,1}", 1..3), 0..3),
-    ) {
-        let paths: Vec<_> = pointers.iter().map(Vec::as_slice).collect();
-        let _ = canonical(&bytes, &paths);
-    }
 }
