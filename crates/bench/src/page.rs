@@ -80,7 +80,7 @@ fn runs(results: &Results) -> String {
     let of_run = |run: &crate::results::Run| {
         let note = run.note.as_ref().map(|note| format!(" {note}")).unwrap_or_default();
         format!(
-            "- `{}` ran on {} for {:.0} minutes, on {} cores that clients and server shared.{note}",
+            "- `{}`: {}, {:.0} minutes, {} cores for clients and server.{note}",
             run.command, run.day, run.minutes, run.cores
         )
     };
@@ -118,12 +118,12 @@ fn soaked(results: &Results, of: fn(&Table, &str) -> Option<f64>) -> Option<Stri
 /// What each alternative costs and promises.
 fn comparison(results: &Results) -> String {
     let crashes = [
-        (BARE, "performs the effect again"),
-        (usual::NAME, "performs it once"),
-        (redis::NAME, "**performs the effect again**, when the lock has expired"),
-        (library::NAME, "performs it once"),
-        (library::FEWEST, "performs it once"),
-        (library::SELECT_FIRST, "performs it once"),
+        (BARE, "two"),
+        (usual::NAME, "one"),
+        (redis::NAME, "**two**, when the lock has expired"),
+        (library::NAME, "one"),
+        (library::FEWEST, "one"),
+        (library::SELECT_FIRST, "one"),
     ];
     let mut columns = Vec::new();
     for (case, what) in [(first_call::NAME, "first calls"), (replay::NAME, "replays")] {
@@ -132,10 +132,8 @@ fn comparison(results: &Results) -> String {
         }
     }
     let heads: String = columns.iter().map(|(head, _)| cell(head)).collect();
-    let mut text = format!(
-        "| |{heads} a retry after a crash between effect and answer |\n|---|{}---|\n",
-        "--:|".repeat(columns.len())
-    );
+    let mut text =
+        format!("| |{heads} effects after a crash and a retry |\n|---|{}---|\n", "--:|".repeat(columns.len()));
     for (way, crash) in crashes {
         let rate = |table: &Table| Some(figure(table.speed(way)?.rate()));
         let cells: String = columns.iter().map(|(_, table)| cell(&table.and_then(rate).unwrap_or_default())).collect();

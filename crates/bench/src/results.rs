@@ -162,7 +162,7 @@ pub(crate) fn figure(value: f64) -> String {
         _ => 5,
     };
     let text = format!("{value:.digits$}");
-    if digits > 1 { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+    if digits > 0 { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
 /// Four digits are more than a second run repeats.
