@@ -46,16 +46,18 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
             TITLE,
             name,
             "first calls",
-            storm(bench, DUPLICATES, duplicate, OTHERS, &other).await?,
+            storm(bench, bench.scale.slice, DUPLICATES, duplicate, OTHERS, &other).await?,
         ));
     }
     bench.clear().await?;
     Ok(tables)
 }
 
-/// The calls of `others` clients, alone and beside the storm in turns.
+/// The calls of `others` clients, alone and beside the storm in turns, each for two slices. The call of the storm that
+/// performs takes as long as `work`.
 pub(crate) async fn storm(
     bench: &Bench,
+    work: Duration,
     duplicates: usize,
     duplicate: Duplicate,
     others: usize,
@@ -65,7 +67,7 @@ pub(crate) async fn storm(
     let length = bench.scale.slice * 2;
     in_turns(bench.scale.rounds, [ALONE, BESIDE], async |beside| {
         let hot = next_call();
-        let storm: Vec<_> = (0..duplicates * beside).map(|_| tokio::spawn(duplicate(hot, length / 2))).collect();
+        let storm: Vec<_> = (0..duplicates * beside).map(|_| tokio::spawn(duplicate(hot, work))).collect();
         let sample = paced(&mut others, other, length, PAUSE).await?;
         let mut performed = 0;
         for task in storm {
