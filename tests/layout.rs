@@ -1,18 +1,19 @@
 //! The floors of `src/layout.md`: a module knows the floors below its own, and on its own floor no two modules know each
-//! other, not even through a third.
+//! other, not even through a third. In the benchmarks, too, no modules know each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const SRC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+const BENCH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/crates/bench/src");
 
 /// The modules, and what each of them knows.
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
 #[test]
 fn no_module_knows_a_higher_floor() {
-    let (floors, arrows) = (floors(), arrows());
+    let (floors, arrows) = (floors(), arrows(SRC, "lib.rs"));
     let modules: BTreeSet<_> = arrows.keys().collect();
     assert_eq!(floors.keys().collect::<BTreeSet<_>>(), modules, "layout.md names each module once");
     let upward: Vec<String> = arrows
@@ -26,9 +27,11 @@ fn no_module_knows_a_higher_floor() {
 
 #[test]
 fn no_modules_know_each_other() {
-    let arrows = arrows();
-    let circles: Vec<&String> = arrows.keys().filter(|module| reached(&arrows, module).contains(*module)).collect();
-    assert!(circles.is_empty(), "these modules are parts of circles: {circles:?}");
+    for (folder, root) in [(SRC, "lib.rs"), (BENCH, "main.rs")] {
+        let arrows = arrows(folder, root);
+        let circles: Vec<&String> = arrows.keys().filter(|module| reached(&arrows, module).contains(*module)).collect();
+        assert!(circles.is_empty(), "{folder}: these modules are parts of circles: {circles:?}");
+    }
 }
 
 /// All that a module knows, also through others.
@@ -57,9 +60,9 @@ fn floors() -> BTreeMap<String, usize> {
     floors
 }
 
-/// The imports of every file, as arrows between the modules of `lib.rs`. Files of tests may know everything.
-fn arrows() -> Arrows {
-    let lib = read(&Path::new(SRC).join("lib.rs"));
+/// The imports of every file, as arrows between the modules of the root. Files of tests may know everything.
+fn arrows(folder: &str, root: &str) -> Arrows {
+    let lib = read(&Path::new(folder).join(root));
     let modules: BTreeSet<&str> = lib
         .lines()
         .filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';'))
@@ -75,8 +78,8 @@ fn arrows() -> Arrows {
         }
     }
     let mut arrows: Arrows = modules.iter().map(|module| ((*module).to_owned(), BTreeSet::new())).collect();
-    for file in files(Path::new(SRC)) {
-        let within = file.strip_prefix(SRC).expect("a file of src");
+    for file in files(Path::new(folder), root) {
+        let within = file.strip_prefix(folder).expect("a file of the folder");
         let module =
             within.iter().next().and_then(|name| Path::new(name).file_stem()).expect("a name").to_string_lossy();
         let Some(known) = arrows.get_mut(&*module) else { continue };
@@ -118,15 +121,15 @@ fn first_names(path: &str) -> Vec<String> {
     names
 }
 
-/// The files of the library. A module of tests says so in its first line.
-fn files(folder: &Path) -> Vec<PathBuf> {
+/// The files of a folder, without the root. A module of tests says so in its first line.
+fn files(folder: &Path, root: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
         if path.is_dir() {
-            found.extend(files(&path));
+            found.extend(files(&path, root));
         } else if path.extension().is_some_and(|extension| extension == "rs")
-            && path.file_name().is_some_and(|name| name != "lib.rs")
+            && path.file_name().is_some_and(|name| name != root)
             && !read(&path).starts_with("//! Tests ")
         {
             found.push(path);

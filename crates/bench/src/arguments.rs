@@ -3,58 +3,36 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 
-use crate::cases::{CASES, CITUS};
-
-const USAGE: &str = "usage: script/bench [--quick] [--rtt 1ms] [--only CASE | --citus | --soak MINUTES] [--redraw]";
-
-#[derive(Debug, Default)]
+/// Measures pg-idempotency beside its alternatives.
+#[derive(Debug, clap::Parser)]
+#[command(name = "script/bench")]
 pub(crate) struct Arguments {
-    /// Whether everything works, in seconds; the figures say little.
+    /// Only check that everything works, in seconds; the figures say little
+    #[arg(long)]
     pub(crate) quick: bool,
-    /// A round trip's time for the cases that are measured over a network too.
+    /// Measure also over a network whose round trips take this long, such as 1ms
+    #[arg(long, value_parser = milliseconds)]
     pub(crate) rtt: Option<Duration>,
-    /// No measurement: writes page and charts again, from the figures of the last whole run.
-    pub(crate) redraw: bool,
-    /// No comparison: the service at a steady rate for this many minutes.
+    /// Measure this case alone, and write to target/tmp
+    #[arg(long, conflicts_with_all = ["citus", "soak"])]
+    pub(crate) only: Option<String>,
+    /// Compare a table that Citus distributes with a plain one, on the cluster of CITUS_DATABASE_URL
+    #[arg(long, conflicts_with = "soak")]
+    pub(crate) citus: bool,
+    /// Make calls at a steady rate for this many minutes; the repository keeps a run of 30 minutes or more
+    #[arg(long, value_name = "MINUTES")]
     pub(crate) soak: Option<usize>,
-    only: Option<String>,
-    /// The case that needs a cluster of Citus, and has a page of its own.
-    citus: bool,
+    /// Measure nothing, and write the pages and the charts again from the files of the last runs
+    #[arg(long)]
+    pub(crate) redraw: bool,
 }
 
 impl Arguments {
-    pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> anyhow::Result<Self> {
-        let mut parsed = Self::default();
-        while let Some(argument) = arguments.next() {
-            match argument.as_str() {
-                "--quick" => parsed.quick = true,
-                "--rtt" => parsed.rtt = Some(milliseconds(&arguments.next().context(USAGE)?)?),
-                "--only" => parsed.only = Some(known(arguments.next().context(USAGE)?)?),
-                "--soak" => {
-                    parsed.soak = Some(arguments.next().context(USAGE)?.parse().context("--soak takes minutes")?)
-                }
-                "--redraw" => parsed.redraw = true,
-                "--citus" => parsed.citus = true,
-                _ => bail!("{argument}? {USAGE}\n{}", cases()),
-            }
-        }
-        Ok(parsed)
-    }
-
-    pub(crate) fn wants(&self, case: &str) -> bool {
-        if self.citus { case == CITUS } else { self.only.as_deref().map_or(case != CITUS, |only| only == case) }
-    }
-
-    /// The report's name: of its document, and of the directory beside it.
-    pub(crate) fn page(&self) -> &'static str {
-        if self.citus { "performance-citus" } else { "performance" }
-    }
-
-    /// The repository keeps the report of a whole run, and that of `--citus`; all others go to `target/tmp`.
+    /// The directory of the pages. The repository keeps those of complete runs.
     pub(crate) fn directory(&self) -> anyhow::Result<PathBuf> {
-        if !self.quick && self.only.is_none() {
+        if !self.quick && self.only.is_none() && self.soak.is_none_or(|minutes| minutes >= 30) {
             return Ok(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs"));
         }
         // This program is target/PROFILE/bench.
@@ -62,37 +40,25 @@ impl Arguments {
         Ok(program.ancestors().nth(2).context("the program is not in a target directory")?.join("tmp"))
     }
 
-    /// The command that makes the same report again.
+    /// The name of the file that keeps this run.
+    pub(crate) fn file(&self) -> &'static str {
+        match (self.citus, self.soak) {
+            (true, _) => "citus.json",
+            (_, Some(_)) => "soak.json",
+            _ => "figures.json",
+        }
+    }
+
+    /// The command that makes the same run again.
     pub(crate) fn command(&self) -> String {
-        let mut command = "script/bench".to_owned();
-        if self.quick {
-            command += " --quick";
-        }
-        if let Some(rtt) = self.rtt {
-            command += &format!(" --rtt {}ms", rtt.as_secs_f64() * 1e3);
-        }
-        if let Some(only) = &self.only {
-            command += &format!(" --only {only}");
-        }
-        if self.citus {
-            command += " --citus";
-        }
-        command
+        let words = std::env::args().skip(1);
+        ["script/bench".to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
     }
 }
 
 fn milliseconds(text: &str) -> anyhow::Result<Duration> {
-    let number = text.strip_suffix("ms").with_context(|| format!("--rtt {text}: give milliseconds, such as 1ms"))?;
-    let milliseconds: f64 = number.parse().with_context(|| format!("--rtt {text}"))?;
-    anyhow::ensure!((0.0..=1000.0).contains(&milliseconds), "--rtt {text}: at most 1000ms");
+    let number = text.strip_suffix("ms").context("give milliseconds, such as 1ms")?;
+    let milliseconds: f64 = number.parse()?;
+    anyhow::ensure!((0.0..=1000.0).contains(&milliseconds), "at most 1000ms");
     Ok(Duration::from_secs_f64(milliseconds / 1e3))
-}
-
-fn known(case: String) -> anyhow::Result<String> {
-    anyhow::ensure!(CASES.iter().any(|known| known.name == case), "there is no case {case}. {}", cases());
-    Ok(case)
-}
-
-fn cases() -> String {
-    format!("Cases: {}", CASES.map(|case| case.name).join(", "))
 }

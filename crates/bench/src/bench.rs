@@ -1,6 +1,5 @@
 //! The servers of a run, and how much is measured.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
@@ -15,12 +14,9 @@ use crate::setting::Setting;
 pub(crate) struct Bench {
     pub(crate) scale: Scale,
     pub(crate) by_hand: ByHand,
-    /// `None` where there is none on this machine.
-    pub(crate) pgbench: Option<PathBuf>,
+    /// `None` if this machine has no Redis.
     pub(crate) redis: Option<redis::Server>,
-    near: [Setting; 2],
-    far: Option<Setting>,
-    farther: Option<Setting>,
+    settings: Vec<Setting>,
 }
 
 #[derive(Clone, Copy)]
@@ -30,29 +26,30 @@ pub(crate) struct Scale {
     pub(crate) slice: Duration,
     /// Calls whose WAL and bytes are counted: enough for a table of some hundred pages.
     pub(crate) counted: usize,
-    pub(crate) stored: u64,
+    /// The records in the tables of the case about growth.
     pub(crate) sizes: &'static [u64],
     pub(crate) expired: u64,
+    pub(crate) soak_minutes: usize,
 }
 
-/// About twenty minutes in all.
+/// A whole run takes about twenty minutes.
 const WHOLE: Scale = Scale {
     rounds: 7,
     slice: Duration::from_millis(500),
-    counted: 10_000,
-    stored: 500_000,
-    sizes: &[0, 10_000, 1_000_000, 10_000_000],
-    expired: 2_000_000,
+    counted: 3_000,
+    sizes: &[10_000, 1_000_000, 10_000_000],
+    expired: 1_000_000,
+    soak_minutes: 0,
 };
 
-/// Whether all of it works, in three quarters of a minute.
+/// A quick run takes at most a minute and a half, and only shows that all cases work.
 const QUICK: Scale = Scale {
     rounds: 1,
     slice: Duration::from_millis(50),
-    counted: 300,
-    stored: 5_000,
-    sizes: &[0, 10_000],
+    counted: 100,
+    sizes: &[1_000, 10_000, 20_000],
     expired: 50_000,
+    soak_minutes: 0,
 };
 
 impl Bench {
@@ -60,39 +57,36 @@ impl Bench {
         let server: PgConnectOptions = std::env::var("DATABASE_URL")?.parse()?;
         let redis = redis::Server::start()?;
         let address = redis.as_ref().map(redis::Server::address);
-        let near = [true, false].map(|synchronous| Setting::local(&server, address.as_ref(), synchronous));
-        let distant = |rtt| near[0].clone().far(rtt);
-        let far = arguments.rtt.map(distant).transpose()?;
-        let farther = arguments.rtt.map(|rtt| distant(rtt * 5)).transpose()?;
-        prepare(&near[1].lazy_pool(None)).await?;
-        let by_hand = ByHand::capture(&near[1]).await?;
-        let pgbench = std::env::var_os("PGBENCH").filter(|program| !program.is_empty()).map(PathBuf::from);
+        let mut settings: Vec<_> =
+            [true, false].map(|synchronous| Setting::local(&server, address.as_ref(), synchronous)).into();
+        if let Some(rtt) = arguments.rtt {
+            settings.push(settings[0].clone().far(rtt)?);
+        }
+        prepare(&settings[1].lazy_pool(None)).await?;
+        let by_hand = ByHand::capture(&settings[1]).await?;
         let scale = if arguments.quick { QUICK } else { WHOLE };
-        Ok(Self { scale, by_hand, pgbench, redis, near, far, farther })
+        let scale = Scale { soak_minutes: arguments.soak.unwrap_or_default(), ..scale };
+        Ok(Self { scale, by_hand, redis, settings })
     }
 
-    /// On the Unix socket: commits that wait for the disk, and commits that do not.
-    pub(crate) fn near(&self) -> &[Setting] {
-        &self.near
+    /// On the Unix socket with and without commits that wait for the disk, and over a slow network.
+    pub(crate) fn settings(&self) -> &[Setting] {
+        &self.settings
     }
 
-    /// Those, and the one over a slow network.
-    pub(crate) fn settings(&self) -> impl Iterator<Item = &Setting> {
-        self.near.iter().chain(&self.far)
+    /// On the Unix socket, with commits that wait for the disk.
+    pub(crate) fn socket(&self) -> &Setting {
+        &self.settings[0]
     }
 
-    /// A round trip of five times `--rtt`, which takes too long for most cases.
-    pub(crate) fn farther(&self) -> Option<&Setting> {
-        self.farther.as_ref()
-    }
-
-    /// For what does not depend on the setting.
+    /// On the socket, with commits that do not wait: for preparations, and for costs that do not depend on the setting.
     pub(crate) fn plain(&self) -> &Setting {
-        &self.near[1]
+        &self.settings[1]
     }
 
+    /// As [`Bench::plain`], through a proxy that counts round trips.
     pub(crate) fn counted(&self) -> anyhow::Result<(Setting, Proxy)> {
-        self.plain().clone().heard()
+        self.plain().clone().counted()
     }
 
     pub(crate) async fn create_database(&self, name: &str) -> anyhow::Result<PgConnection> {
@@ -106,7 +100,7 @@ impl Bench {
         Ok(())
     }
 
-    /// No case inherits another's rows.
+    /// Empties all tables, so that no case inherits the rows of another one.
     pub(crate) async fn clear(&self) -> anyhow::Result<()> {
         let mut conn = self.plain().connect(None).await?;
         conn.execute("truncate idempotency.record, usual_key, effect").await?;

@@ -1,81 +1,149 @@
-//! Bars, as SVG that needs no other program.
+//! Bars and curves, as SVG that needs no other program and is legible on light and dark pages.
 
 use std::fmt::Write as _;
 
-use crate::markdown::figure;
+use crate::results::figure;
 
 const WIDTH: f64 = 800.0;
 const EDGE: f64 = 16.0;
-/// Enough for 35 characters; a longer name is set narrower.
+const LINE: f64 = 24.0;
+/// The width for the names of bars, enough for 35 characters.
 const LABELS: f64 = 290.0;
 const BARS: f64 = 410.0;
-const LINE: f64 = 24.0;
+/// The height of the field of curves, its left edge and its width.
+const FIELD: f64 = 260.0;
+const LEFT: f64 = 76.0;
+const ACROSS: f64 = 690.0;
 
-/// All bars have one scale.
 pub(crate) struct Chart {
     pub(crate) name: &'static str,
     pub(crate) title: String,
-    pub(crate) groups: Vec<Group>,
+    pub(crate) drawing: Drawing,
+}
+
+pub(crate) enum Drawing {
+    /// Groups of bars. Each group has a scale of its own.
+    Bars(Vec<Group>),
+    /// Curves over labelled positions, on a logarithmic scale.
+    Curves { labels: Vec<String>, curves: Vec<Group> },
 }
 
 pub(crate) struct Group {
     pub(crate) title: String,
-    /// Of alternatives.
-    pub(crate) bars: Vec<(String, f64)>,
+    /// Names and values. The points of a curve have no names.
+    pub(crate) values: Vec<(String, f64)>,
 }
 
 impl Chart {
+    pub(crate) fn is_empty(&self) -> bool {
+        let (Drawing::Bars(groups) | Drawing::Curves { curves: groups, .. }) = &self.drawing;
+        groups.iter().all(|group| group.values.is_empty())
+    }
+
     pub(crate) fn svg(&self) -> String {
-        let lines: usize = self.groups.iter().map(|group| group.bars.len() + 1).sum();
-        let height = EDGE * 2.0 + LINE * (lines as f64 + 1.0) + 10.0 * self.groups.len() as f64;
-        let bars = self.groups.iter().flat_map(|group| &group.bars);
-        let most = bars.fold(f64::MIN_POSITIVE, |most, (_, value)| value.max(most));
-        // Opaque, because a page can be dark although the browser's preference is light.
-        let mut svg = format!(
+        let (height, drawn) = match &self.drawing {
+            Drawing::Bars(groups) => bars(groups),
+            Drawing::Curves { labels, curves } => self::curves(labels, curves),
+        };
+        // The background is opaque, because a page can be dark although the browser's preference is light.
+        format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
              font-family=\"sans-serif\" font-size=\"15\">\n\
-             <style>text {{ fill: #1f2328 }} .page {{ fill: #ffffff }} @media (prefers-color-scheme: dark) {{ \
-             text {{ fill: #e6edf3 }} .page {{ fill: #0d1117 }} }}</style>\n\
-             <rect class=\"page\" width=\"100%\" height=\"100%\"/>\n"
-        );
-        let mut y = EDGE + LINE / 2.0;
-        let _ = writeln!(svg, "<text x=\"{EDGE}\" y=\"{y}\" font-weight=\"bold\">{}</text>", escaped(&self.title));
-        for group in &self.groups {
-            y += LINE + 10.0;
-            let _ =
-                writeln!(svg, "<text x=\"{EDGE}\" y=\"{y}\" font-style=\"italic\">{}</text>", escaped(&group.title));
-            for (way, value) in &group.bars {
-                y += LINE;
-                let length = BARS * value / most;
-                let narrow = if way.chars().count() > 35 {
-                    format!(" textLength=\"{}\" lengthAdjust=\"spacingAndGlyphs\"", LABELS - 8.0 - EDGE)
-                } else {
-                    String::new()
-                };
-                let _ = writeln!(
-                    svg,
-                    "<text x=\"{}\" y=\"{y}\" text-anchor=\"end\"{narrow}>{}</text>\
-                     <rect x=\"{LABELS}\" y=\"{}\" width=\"{length:.1}\" height=\"17\" fill=\"{}\"/>\
-                     <text x=\"{:.1}\" y=\"{y}\">{}</text>",
-                    LABELS - 8.0,
-                    escaped(way),
-                    y - 13.5,
-                    colour(way),
-                    LABELS + length + 6.0,
-                    figure(*value),
-                );
-            }
-        }
-        svg + "</svg>\n"
+             <style>text {{ fill: #1f2328 }} .page {{ fill: #ffffff }} .grid {{ stroke: #d0d7de }} \
+             @media (prefers-color-scheme: dark) {{ text {{ fill: #e6edf3 }} .page {{ fill: #0d1117 }} \
+             .grid {{ stroke: #30363d }} }}</style>\n\
+             <rect class=\"page\" width=\"100%\" height=\"100%\"/>\n\
+             <text x=\"{EDGE}\" y=\"{}\" font-weight=\"bold\">{}</text>\n{drawn}</svg>\n",
+            EDGE + LINE / 2.0,
+            escaped(&self.title),
+        )
     }
 }
 
-/// The same for the same kind of alternative in all charts.
+/// The height, and the elements.
+fn bars(groups: &[Group]) -> (f64, String) {
+    let (mut y, mut svg) = (EDGE + LINE / 2.0, String::new());
+    for group in groups.iter().filter(|group| !group.values.is_empty()) {
+        let most = group.values.iter().fold(f64::MIN_POSITIVE, |most, (_, value)| value.max(most));
+        y += LINE + 10.0;
+        let _ = writeln!(svg, "<text x=\"{EDGE}\" y=\"{y}\" font-style=\"italic\">{}</text>", escaped(&group.title));
+        for (name, value) in &group.values {
+            y += LINE;
+            let length = BARS * value / most;
+            let _ = writeln!(
+                svg,
+                "<text x=\"{}\" y=\"{y}\" text-anchor=\"end\">{}</text>\
+                 <rect x=\"{LABELS}\" y=\"{}\" width=\"{length:.1}\" height=\"17\" fill=\"{}\"/>\
+                 <text x=\"{:.1}\" y=\"{y}\">{}</text>",
+                LABELS - 8.0,
+                escaped(name),
+                y - 13.5,
+                colour(name),
+                LABELS + length + 6.0,
+                figure(*value),
+            );
+        }
+    }
+    (y + EDGE, svg)
+}
+
+fn curves(labels: &[String], curves: &[Group]) -> (f64, String) {
+    let mut svg = String::new();
+    let values = || curves.iter().flat_map(|curve| &curve.values).map(|(_, value)| value.ln());
+    let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
+    let (least, most) = (least - 0.1, most + 0.1);
+    let top = EDGE + LINE * (2.5 + curves.len() as f64);
+    let x = |at: usize| LEFT + ACROSS * (at as f64 + 0.5) / labels.len() as f64;
+    let y = |value: f64| top + FIELD * (most - value.ln()) / (most - least);
+    for (at, curve) in curves.iter().enumerate() {
+        let y = EDGE + LINE * (at as f64 + 1.7);
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{LEFT}\" y=\"{}\" width=\"28\" height=\"4\" fill=\"{}\"/><text x=\"{}\" y=\"{y}\">{}</text>",
+            y - 7.0,
+            colour(&curve.title),
+            LEFT + 36.0,
+            escaped(&curve.title),
+        );
+    }
+    for value in (-3..8).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power))) {
+        if (least..most).contains(&value.ln()) {
+            let y = y(value);
+            let _ = writeln!(
+                svg,
+                "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
+                 <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                LEFT + ACROSS,
+                LEFT - 8.0,
+                y + 5.0,
+                figure(value),
+            );
+        }
+    }
+    // There is room for ten labels.
+    for (at, label) in labels.iter().enumerate().filter(|(at, _)| (at + 1) % labels.len().div_ceil(10) == 0) {
+        let y = top + FIELD + LINE;
+        let _ = writeln!(svg, "<text x=\"{:.1}\" y=\"{y}\" text-anchor=\"middle\">{}</text>", x(at), escaped(label));
+    }
+    for curve in curves {
+        let point = |(at, (_, value)): (usize, &(String, f64))| format!("{:.1},{:.1}", x(at), y(*value));
+        let points: Vec<_> = curve.values.iter().enumerate().map(point).collect();
+        let _ = writeln!(
+            svg,
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"3\" stroke-linejoin=\"round\"/>",
+            points.join(" "),
+            colour(&curve.title),
+        );
+    }
+    (top + FIELD + LINE + EDGE, svg)
+}
+
+/// The same kind of alternative has the same colour in all charts.
 fn colour(way: &str) -> &'static str {
     match way {
         _ if way.contains("bare") || way == "alone" => "#8c959f",
-        _ if way.contains("by hand") || way.contains("hand-written") => "#c9a227",
-        _ if way.contains("Redis") => "#b5523b",
+        _ if way.contains("hand") => "#c9a227",
+        _ if way.contains("Redis") || way.contains("99th") => "#b5523b",
         _ if way.contains("select first") => "#4c8fbd",
         _ if way.contains("fewest round trips") => "#8a6fb0",
         _ => "#3b8a63",

@@ -1,4 +1,4 @@
-//! One of the callers who call at the same time.
+//! One of the clients that call at the same time, and the call that they make.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,8 +10,8 @@ use crate::setting::Setting;
 
 pub(crate) struct Client {
     pub(crate) conn: PgConnection,
-    /// Of two connections, so that no call waits for the ping with which sqlx takes the last one's back; and without
-    /// the one before it gives one away.
+    /// It has two connections, so that no call waits for sqlx's ping of the last call's connection, and it does not ping
+    /// a connection before it lends it.
     pub(crate) pool: PgPool,
     pub(crate) redis: Option<Redis>,
 }
@@ -32,10 +32,10 @@ pub(crate) fn next_call() -> u64 {
     CALLS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// What the operation is asked with: an ordinary small request.
+/// An ordinary small request.
 pub(crate) const BODY: &str = "amount=100.00&currency=EUR&payee=DE02120300000000202051";
 
-/// The key of this call, spread as UUIDs are.
+/// The key of this call. Keys are spread as random UUIDs are.
 pub(crate) fn key(call: u64) -> Result<Key, InvalidKey> {
     Key::new(format!("account:{}", call % 5000), "POST /payments", spread(call))
 }
@@ -50,26 +50,26 @@ pub(crate) fn spread(call: u64) -> String {
     format!("{high:08x}-{:04x}-4{:03x}-8000-{:012x}", low >> 16, low & 0xfff, call & 0xffff_ffff_ffff)
 }
 
-/// A response of this size once it is JSON, which compresses as little as what services answer.
+/// A response whose JSON has this size, and which hardly compresses.
 pub(crate) fn response(bytes: usize) -> String {
     let mut text: String = (0_u64..).map(spread).take(bytes / 36 + 1).collect();
     text.truncate(bytes - 2);
     text
 }
 
-/// The bare business, which everybody has to do.
+/// The business of each call, which every alternative has to do.
 pub(crate) async fn effect(conn: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar("insert into effect (note) values ($1) returning id").bind("100.00 EUR").fetch_one(conn).await
 }
 
-/// Alone in its transaction.
+/// The effect alone, in a transaction.
 pub(crate) async fn bare(client: &mut Client) -> sqlx::Result<()> {
     let mut tx = client.conn.begin().await?;
     effect(&mut tx).await?;
     tx.commit().await
 }
 
-/// For a title.
+/// For a title or a column.
 pub(crate) fn of_clients(clients: usize) -> String {
     if clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") }
 }

@@ -1,11 +1,8 @@
-//! What the crate costs beside the bare transaction, and beside what people would use instead. `script/bench` runs it,
-//! on a server of its own; docs/performance.md contains the last whole run.
-//!
-//! The alternatives of a case take turns in one run, A B C A B C …, so a machine that becomes slower affects all of
-//! them equally: compare the ratios.
+//! What the crate costs beside the bare transaction, and beside what people would use instead. `script/bench` runs it on
+//! a server of its own. docs/performance.md answers the questions of a reader, and docs/performance-figures.md contains
+//! every figure.
 
 mod alternatives;
-mod answers;
 mod arguments;
 mod bench;
 mod cases;
@@ -13,44 +10,88 @@ mod chart;
 mod client;
 mod figures;
 mod footprint;
-mod markdown;
 mod measure;
+mod page;
 mod proxy;
 mod redis;
-mod report;
+mod results;
 mod setting;
-mod soak;
-mod target;
 mod way;
 
-use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use std::fs;
 
-/// Counts for [`footprint`]. Its four atomic additions for each allocation are borne by all alternatives.
-#[global_allocator]
-static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
+use anyhow::ensure;
+use clap::Parser as _;
+
+use crate::arguments::Arguments;
+use crate::bench::Bench;
+use crate::cases::{CASES, citus, soak};
+use crate::results::{Results, Run, json, rounded};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let arguments = arguments::Arguments::parse(std::env::args().skip(1))?;
-    if let Some(minutes) = arguments.soak {
-        return soak::run(&bench::Bench::start(&arguments).await?, minutes).await;
+    let arguments = Arguments::parse();
+    if let Some(only) = &arguments.only {
+        let cases = CASES.map(|case| case.name);
+        ensure!(cases.contains(&only.as_str()), "there is no case {only}. Cases: {}", cases.join(", "));
     }
-    let report = if arguments.redraw { report::Report::read(&arguments)? } else { measure(&arguments).await? };
-    println!("{}", markdown::targets(&report));
-    let written = report.write(&arguments)?;
-    println!("written to {}", written.display());
+    let directory = arguments.directory()?;
+    let beside = directory.join("performance");
+    if !arguments.redraw {
+        let text = measure(&arguments).await?;
+        fs::create_dir_all(&beside)?;
+        fs::write(beside.join(arguments.file()), text)?;
+    }
+    let results = Results::read(&beside)?;
+    ensure!(!results.runs.is_empty(), "{} contains no run", beside.display());
+    for chart in page::charts(&results) {
+        fs::write(beside.join(format!("{}.svg", chart.name)), chart.svg())?;
+    }
+    fs::write(directory.join("performance.md"), page::page(&results)?)?;
+    fs::write(directory.join("performance-figures.md"), figures::page(&results))?;
+    println!("{}\nwritten to {}", figures::targets(&results), directory.display());
     Ok(())
 }
 
-async fn measure(arguments: &arguments::Arguments) -> anyhow::Result<report::Report> {
-    let bench = bench::Bench::start(arguments).await?;
-    let mut report = report::Report::new(&bench, arguments).await?;
-    let started = std::time::Instant::now();
-    for case in cases::CASES.iter().filter(|case| arguments.wants(case.name)) {
-        eprintln!("== {}, {:.0} s after the start\n", case.name, started.elapsed().as_secs_f64());
-        (case.run)(&bench, &mut report).await?;
+/// The file of a new run.
+async fn measure(arguments: &Arguments) -> anyhow::Result<String> {
+    let wanted = |case: &str| match (arguments.citus, arguments.soak, &arguments.only) {
+        (true, ..) => case == citus::NAME,
+        (_, Some(_), _) => case == soak::NAME,
+        (.., Some(only)) => case == only,
+        _ => case != citus::NAME && case != soak::NAME,
+    };
+    let bench = Bench::start(arguments).await?;
+    let (before, started) = (load(), std::time::Instant::now());
+    let mut tables = Vec::new();
+    for case in CASES.iter().filter(|case| wanted(case.name)) {
+        let began = std::time::Instant::now();
+        let measured = (case.run)(&bench).await?;
+        eprintln!("{}", figures::tables(&measured.iter().collect::<Vec<_>>()));
+        eprintln!("== {} took {:.0} s\n", case.name, began.elapsed().as_secs_f64());
+        tables.extend(measured);
     }
-    report.end(started.elapsed());
-    eprintln!("== all measured in {:.1} minutes\n", report.minutes);
-    Ok(report)
+    let minutes = started.elapsed().as_secs_f64() / 60.0;
+    eprintln!("== all measured in {minutes:.1} minutes\n");
+    let mut conn = bench.plain().connect(None).await?;
+    let (postgres, day) =
+        sqlx::query_as("select current_setting('server_version'), current_date::text").fetch_one(&mut conn).await?;
+    let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let processor = processors.lines().find(|line| line.starts_with("model name"));
+    let run = Run {
+        command: arguments.command(),
+        day,
+        minutes: rounded(minutes),
+        processor: processor.and_then(|line| line.split(": ").nth(1)).unwrap_or("unknown").to_owned(),
+        cores: std::thread::available_parallelism().map_or(0, usize::from),
+        postgres,
+        load: [before, load()],
+        note: None,
+    };
+    Ok(json(&run, &tables)?)
+}
+
+fn load() -> f64 {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    load.split(' ').next().and_then(|minute| minute.parse().ok()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! As much of Redis as the comparison needs: a server of this run's own, and a client for it.
+//! The parts of Redis that the comparison needs: a server that belongs to this run, and a client for it.
 
 use std::io::BufRead as _;
 use std::os::unix::process::CommandExt as _;
@@ -15,15 +15,15 @@ pub(crate) enum Address {
     Port(u16),
 }
 
-/// Without persistence, which is as fast as it gets, and forgets every key when it restarts.
+/// It has no persistence, so it is as fast as possible, and forgets every key when it restarts.
 pub(crate) struct Server {
-    /// Stops and removes the server when the pipe to it is closed: by our end, whatever it is, SIGKILL included.
+    /// Stops and removes the server when the pipe to it is closed, which even a SIGKILL of this program does.
     _keeper: Child,
     socket: PathBuf,
 }
 
 impl Server {
-    /// `REDIS_SERVER` names the program; `None` where the variable is not set.
+    /// `REDIS_SERVER` names the program. Returns `None` if the variable is not set.
     pub(crate) fn start() -> anyhow::Result<Option<Self>> {
         let Some(program) = std::env::var_os("REDIS_SERVER").filter(|program| !program.is_empty()) else {
             return Ok(None);
@@ -71,7 +71,7 @@ impl Redis {
         Ok(Self { stream: BufReader::new(stream), request: Vec::new(), commands: 0 })
     }
 
-    /// One command, one round trip; the text of the answer, `None` where there is nothing.
+    /// One command is one round trip. Returns the text of the answer, and `None` for nil.
     pub(crate) async fn command(&mut self, words: &[&str]) -> anyhow::Result<Option<String>> {
         self.commands += 1;
         self.request.clear();
@@ -87,7 +87,7 @@ impl Redis {
             Some(("+" | ":", text)) => Ok(Some(text.to_owned())),
             Some(("$", "-1")) => Ok(None),
             Some(("$", length)) => {
-                // With the end of the line.
+                // The two bytes are the end of the line.
                 let mut text = vec![0; length.parse::<usize>()? + 2];
                 self.stream.read_exact(&mut text).await?;
                 text.truncate(text.len() - 2);

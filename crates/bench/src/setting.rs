@@ -3,36 +3,19 @@
 use std::path::Path;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
 use crate::proxy::Proxy;
 use crate::redis::Address;
+use crate::results::{NOT_DURABLE, SOCKET};
 
 #[derive(Clone)]
 pub(crate) struct Setting {
-    pub(crate) synchronous: bool,
+    synchronous: bool,
     pub(crate) rtt: Option<Duration>,
-    pub(crate) server: PgConnectOptions,
+    server: PgConnectOptions,
     pub(crate) redis: Option<Address>,
-}
-
-/// As it stands in the report.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
-pub(crate) struct Told {
-    pub(crate) synchronous_commit: bool,
-    pub(crate) rtt_ms: Option<f64>,
-}
-
-impl std::fmt::Display for Told {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.rtt_ms {
-            Some(rtt) => write!(f, "{rtt} ms a round trip")?,
-            None => write!(f, "Unix socket")?,
-        }
-        if self.synchronous_commit { Ok(()) } else { write!(f, ", synchronous_commit off") }
-    }
 }
 
 impl Setting {
@@ -53,14 +36,19 @@ impl Setting {
         Ok(Self { server, redis, rtt: Some(rtt), ..self })
     }
 
-    /// The same, with the round trips counted, and the SQL kept.
-    pub(crate) fn heard(self) -> anyhow::Result<(Self, Proxy)> {
-        let proxy = Proxy::listening(&socket(&self.server)?)?;
+    /// The same, with the round trips counted.
+    pub(crate) fn counted(self) -> anyhow::Result<(Self, Proxy)> {
+        let proxy = Proxy::counting(&socket(&self.server)?)?;
         Ok((Self { server: through(&self.server, proxy.port), ..self }, proxy))
     }
 
-    pub(crate) fn told(&self) -> Told {
-        Told { synchronous_commit: self.synchronous, rtt_ms: self.rtt.map(|rtt| rtt.as_secs_f64() * 1e3) }
+    /// The column of the setting in the tables.
+    pub(crate) fn column(&self) -> String {
+        match (self.rtt, self.synchronous) {
+            (Some(rtt), _) => format!("{} ms a round trip", rtt.as_secs_f64() * 1e3),
+            (None, true) => SOCKET.to_owned(),
+            (None, false) => NOT_DURABLE.to_owned(),
+        }
     }
 
     pub(crate) async fn connect(&self, database: Option<&str>) -> sqlx::Result<PgConnection> {
@@ -71,12 +59,7 @@ impl Setting {
         PgPoolOptions::new().max_connections(connections as u32).connect_with(self.server.clone()).await
     }
 
-    /// Another database of the same server.
-    pub(crate) fn on(&self, database: &str) -> Self {
-        Self { server: self.of(Some(database)), ..self.clone() }
-    }
-
-    /// For one client.
+    /// The pool of one client.
     pub(crate) fn lazy_pool(&self, database: Option<&str>) -> PgPool {
         PgPoolOptions::new().max_connections(2).test_before_acquire(false).connect_lazy_with(self.of(database))
     }

@@ -1,10 +1,7 @@
 //! One of the alternatives that a case compares.
 
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
-
-use sqlx::PgPool;
 
 use crate::client::Client;
 
@@ -14,25 +11,13 @@ type Call = Arc<dyn for<'c> Fn(&'c mut Client, u64) -> Pending<'c> + Send + Sync
 #[derive(Clone)]
 pub(crate) struct Way {
     pub(crate) name: String,
-    pub(crate) work: Work,
+    call: Call,
     /// What one call counts for: the keys of a batch.
     pub(crate) units: usize,
-    /// Where it is another one than everybody's.
+    /// A database of its own, if it has one.
     pub(crate) database: Option<String>,
-    /// The table that it fills, for the bytes that a key takes.
+    /// The table of keys that it fills.
     pub(crate) table: Option<&'static str>,
-    /// What it takes its connections from, if not from the client.
-    pub(crate) pool: Option<PgPool>,
-}
-
-#[derive(Clone)]
-pub(crate) enum Work {
-    /// With a number that no other call of the run has.
-    Call(Call),
-    Pgbench {
-        program: PathBuf,
-        script: String,
-    },
 }
 
 impl Way {
@@ -40,30 +25,16 @@ impl Way {
     where
         F: for<'c> Fn(&'c mut Client, u64) -> Pending<'c> + Send + Sync + 'static,
     {
-        Self::of(name, Work::Call(Arc::new(call)))
+        Self { name: name.into(), call: Arc::new(call), units: 1, database: None, table: None }
     }
 
-    pub(crate) fn pgbench(program: PathBuf, script: String) -> Self {
-        Self::of("pgbench, the same statements", Work::Pgbench { program, script })
-    }
-
-    pub(crate) async fn call(&self, client: &mut Client, call: u64) -> anyhow::Result<()> {
-        match &self.work {
-            Work::Call(work) => work(client, call).await,
-            Work::Pgbench { .. } => anyhow::bail!("pgbench makes its calls itself"),
-        }
-    }
-
-    fn of(name: impl Into<String>, work: Work) -> Self {
-        Self { name: name.into(), work, units: 1, database: None, table: None, pool: None }
+    /// The number is that of no other call of the run.
+    pub(crate) async fn call(&self, client: &mut Client, number: u64) -> anyhow::Result<()> {
+        (self.call)(client, number).await
     }
 
     pub(crate) fn filling(self, table: &'static str) -> Self {
         Self { table: Some(table), ..self }
-    }
-
-    pub(crate) fn with_pool(self, pool: PgPool) -> Self {
-        Self { pool: Some(pool), ..self }
     }
 
     pub(crate) fn of_units(self, units: usize) -> Self {
@@ -72,5 +43,9 @@ impl Way {
 
     pub(crate) fn on(self, database: &str) -> Self {
         Self { database: Some(database.to_owned()), ..self }
+    }
+
+    pub(crate) fn named(self, name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..self }
     }
 }

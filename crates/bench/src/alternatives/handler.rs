@@ -15,7 +15,7 @@ use crate::client::effect;
 
 pub(crate) const NAME: &str = "hand-made handler";
 
-/// Whose requests these are. A real service takes it from the session.
+/// The owner of the requests. A real service takes it from the session.
 const ACCOUNT: &str = "bench";
 
 #[derive(Clone)]

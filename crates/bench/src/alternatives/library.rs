@@ -20,7 +20,7 @@ pub(crate) const SELECT_FIRST: &str = "pg-idempotency, select first";
 pub(crate) const FROM_POOL: &str = "pg-idempotency, begun from the pool";
 pub(crate) const BY_RUN: &str = "pg-idempotency, by run";
 pub(crate) const FEWEST: &str = "pg-idempotency, fewest round trips";
-/// The ways that the crate has to make a call, the plain one first: a line in each case with first calls or replays.
+/// The ways in which the crate makes a call, the plain one first.
 pub(crate) const VARIANTS: &[Variant] = &[
     Variant { name: NAME, options: PLAIN, through: Through::Transaction },
     Variant { name: SELECT_FIRST, options: PLAIN.with_round_trips(RoundTrips::SelectFirst), through: Through::Pool },
@@ -70,7 +70,7 @@ impl Variant {
         })
     }
 
-    /// Whether it was replayed.
+    /// Says whether the call was replayed.
     async fn ensure(&self, client: &mut Client, key: &Key, response: &str) -> Result<bool, Error> {
         let perform = async |conn: &mut PgConnection| -> Result<String, Error> {
             effect(conn).await?;
@@ -89,7 +89,7 @@ impl Variant {
                 tx.commit().await?;
                 outcome
             }
-            // sqlx's future of a pool's connection is large: not to be a part of the other way's.
+            // The future of a pool's connection is large, and the box keeps it out of the futures of the other ways.
             Through::Pool => Box::pin(self.options.run(&client.pool, key, BODY, perform)).await?,
         };
         Ok(outcome.is_replayed())
@@ -105,7 +105,6 @@ pub(crate) fn replay(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 's
 }
 
 pub(crate) fn lease(pool: PgPool, leasing: Leasing, response: Arc<str>) -> Way {
-    let of_way = pool.clone();
     Way::new(NAME, move |_, call| {
         let (pool, response) = (pool.clone(), response.clone());
         Box::pin(async move {
@@ -116,40 +115,6 @@ pub(crate) fn lease(pool: PgPool, leasing: Leasing, response: Arc<str>) -> Way {
         })
     })
     .filling(TABLE)
-    .with_pool(of_way)
-}
-
-/// A kind of step.
-#[derive(Clone, Copy)]
-pub(crate) enum Kind {
-    InDatabase,
-    AtLeastOnce,
-    AtMostOnce,
-}
-
-/// An operation of these steps.
-pub(crate) fn in_steps(pool: PgPool, leasing: Leasing, name: &str, kinds: &'static [Kind]) -> Way {
-    let of_way = pool.clone();
-    Way::new(name, move |_, call| {
-        let pool = pool.clone();
-        Box::pin(async move {
-            let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key(call)?, BODY).await? else {
-                bail!("every key is new");
-            };
-            for (n, kind) in kinds.iter().enumerate() {
-                let step = n.to_string();
-                let result: anyhow::Result<i64> = match kind {
-                    Kind::InDatabase => lease.step(&step, async |conn| Ok(effect(conn).await?)).await,
-                    Kind::AtLeastOnce => lease.step_at_least_once(&step, async |_| Ok(1)).await,
-                    Kind::AtMostOnce => lease.step_at_most_once(&step, async |_| Ok(1)).await,
-                };
-                result?;
-            }
-            Ok(lease.complete(&1_i64).await?)
-        })
-    })
-    .filling(TABLE)
-    .with_pool(of_way)
 }
 
 pub(crate) fn marks(batch: usize) -> Way {

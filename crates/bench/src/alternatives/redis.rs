@@ -1,8 +1,9 @@
-//! The design with Redis: a lock with a time limit, a key for the result, a script that releases the lock if it is
-//! still one's own, around the same PostgreSQL transaction.
+//! The design with Redis: a lock with a time limit, a key for the result, and a script that releases the lock only for
+//! its owner, around the same PostgreSQL transaction.
 //!
-//! It is flattered: nothing is written to disk, and the result is not looked for again under the lock. And it promises
-//! less: who dies between COMMIT and the result, or outlives the lock, has the business happen twice.
+//! The comparison favours it: Redis writes nothing to disk, and the call does not look for the result again under the
+//! lock. It also promises less: if a caller dies between COMMIT and the result, or outlives the lock, the business
+//! happens twice.
 
 use std::sync::Arc;
 
@@ -36,7 +37,7 @@ pub(crate) fn first_call(response: Arc<str>) -> Way {
     })
 }
 
-/// Of one key, whose result the first call leaves.
+/// All replays ask for one key. The first one stores the result.
 pub(crate) fn replay(response: Arc<str>) -> Way {
     Way::new(NAME, move |client, _| {
         let response = response.clone();

@@ -1,4 +1,4 @@
-//! What people write by hand: insert; catch the unique violation; select; update.
+//! The code that people write by hand: insert, catch the unique violation, select, update.
 //!
 //! It has no retention, no bounded wait and no fence, so it does less than the crate.
 
@@ -46,7 +46,7 @@ pub(crate) fn replay(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 's
     })
 }
 
-/// The response of an earlier call.
+/// Returns the response of an earlier call.
 async fn perform(client: &mut Client, key: &Key, response: Option<&str>) -> anyhow::Result<Option<String>> {
     let hash = Sha256::digest(BODY);
     let mut tx = client.conn.begin().await?;

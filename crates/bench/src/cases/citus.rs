@@ -10,28 +10,33 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::bench::Bench;
-use crate::client::{BODY, Client, of_clients, response, spread};
-use crate::measure::interleave;
-use crate::report::Report;
+use crate::client::{BODY, Client, response, spread};
+use crate::measure::compare;
+use crate::results::Table;
 use crate::setting::Setting;
 use crate::way::{Pending, Way};
 
-pub(crate) const ABOUT: &str = "\
-*Plain* is a database without Citus on the coordinator's server, and *Citus* a table with that many shards on all workers. Both \
+pub(crate) const NAME: &str = "citus";
+pub(crate) const MEASURES: &str = "\
+*A plain table* is in a database without Citus on the coordinator's server, and *Citus* a table with that many shards on all workers. Both \
 are reached over TCP, with `synchronous_commit` on. Coordinator, workers and clients share the cores. A first call inserts \
 one row into a business table with the column `scope`, on Citus next to the key, and stores 300 B of response. The *bare \
 insert* is that row alone, in a transaction. Replays ask for one of 1000 keys. A rate of marks counts keys, and a latency is \
 that of one call with all its keys.";
 
-pub(crate) const NAME: &str = "citus";
 const PLAIN: &str = "idempotency_bench_plain";
-/// The first is Citus's default.
+/// The default of Citus comes first.
 const SHARDS: [u32; 3] = [32, 8, 128];
 const REPLAYED: u64 = 1000;
 const WINDOW: Duration = Duration::from_secs(3600);
 
-const FIRST_CALL: &str = "First call";
-const OF_MANY_SCOPES: &str = "100 marks of 100 scopes";
+pub(crate) const MAIN: &str = "32 shards";
+pub(crate) const FIRST_CALL: &str = "first call, 8 clients";
+pub(crate) const REPLAY: &str = "replay, 8 clients";
+pub(crate) const ONE_MARK: &str = "one mark, 8 clients";
+pub(crate) const OF_MANY_SCOPES: &str = "100 marks of 100 scopes, 1 client";
+pub(crate) const ON_PLAIN: &str = "a plain table";
+pub(crate) const ON_CITUS: &str = "Citus";
 
 #[derive(Clone, Copy)]
 enum Side {
@@ -39,24 +44,20 @@ enum Side {
     Citus,
 }
 
-struct Operation {
-    title: &'static str,
-    clients: usize,
-    unit: &'static str,
-    way: fn(Side) -> Way,
-}
+/// What is called, the number of clients, and how they call it.
+type Operation = (&'static str, usize, fn(Side) -> Way);
 
-/// The first two with every number of shards.
+/// The first two are measured with every number of shards.
 const OPERATIONS: [Operation; 6] = [
-    Operation { title: "Bare insert", clients: 8, unit: "inserts", way: bare },
-    Operation { title: FIRST_CALL, clients: 8, unit: "calls", way: first_call },
-    Operation { title: "Replay", clients: 8, unit: "replays", way: replay },
-    Operation { title: "One mark", clients: 8, unit: "keys", way: |side| marks(side, 1, 1) },
-    Operation { title: "100 marks of one scope", clients: 1, unit: "keys", way: |side| marks(side, 100, 1) },
-    Operation { title: OF_MANY_SCOPES, clients: 1, unit: "keys", way: |side| marks(side, 100, 100) },
+    ("bare insert, 8 clients", 8, bare),
+    (FIRST_CALL, 8, first_call),
+    (REPLAY, 8, replay),
+    (ONE_MARK, 8, |side| marks(side, 1, 1)),
+    ("100 marks of one scope, 1 client", 1, |side| marks(side, 100, 1)),
+    (OF_MANY_SCOPES, 1, |side| marks(side, 100, 100)),
 ];
 
-pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
+pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let server: PgConnectOptions = std::env::var("CITUS_DATABASE_URL").context("CITUS_DATABASE_URL")?.parse()?;
     let setting = Setting::local(&server, None, true);
     let mut conn = setting.connect(None).await?;
@@ -69,36 +70,26 @@ pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()
     plain.execute(PAYMENT).await?;
     use_keys(Side::Plain, &mut plain).await?;
 
-    let mut first_calls = Vec::new();
+    let mut tables = Vec::new();
     for shards in SHARDS {
         distribute(&server, &mut conn, shards).await?;
         let usual = shards == SHARDS[0];
         if usual {
             use_keys(Side::Citus, &mut conn).await?;
         }
-        for operation in if usual { &OPERATIONS[..] } else { &OPERATIONS[..2] } {
-            let ways = [Side::Plain, Side::Citus].map(operation.way);
-            let measured = interleave(bench, &setting, operation.clients, ways.into()).await?;
-            let title = format!("{}, {shards} shards, {}", operation.title, of_clients(operation.clients));
-            report.speeds(NAME, title.clone(), None, operation.unit, &measured);
-            let ratio = measured[1].against(&measured[0]);
-            report.figure(NAME, format!("{title}: rate over that of plain"), None, Some(ratio));
-            if operation.title == FIRST_CALL {
-                first_calls.push((shards, ratio));
-            }
-            if operation.title == OF_MANY_SCOPES {
-                let p50 = Some(measured[1].percentile(0.5));
-                report.figure(NAME, format!("{title}: p50, ms"), None, p50);
-            }
+        for (operation, clients, way) in if usual { &OPERATIONS[..] } else { &OPERATIONS[..2] } {
+            let rows = compare(bench, &setting, *clients, &[Side::Plain, Side::Citus].map(way)).await?;
+            tables.push(Table::new(NAME, title(shards), *operation, "operations", rows));
         }
     }
-    let of = |shards| first_calls.iter().find(|(of, _)| *of == shards).map(|(_, ratio)| *ratio);
-    let growth = of(8).zip(of(128)).map(|(few, many)| few / many);
-    report.figure(NAME, "First call: time with 128 shards over that with 8", None, growth);
     conn.execute(DROP).await?;
     plain.close().await?;
     conn.execute(AssertSqlSafe(format!("drop database {PLAIN} with (force)"))).await?;
-    Ok(())
+    Ok(tables)
+}
+
+pub(crate) fn title(shards: u32) -> String {
+    format!("{shards} shards")
 }
 
 /// The business table: its scope is of the type and the collation of the key's.
@@ -123,8 +114,8 @@ impl Side {
         F: for<'c> Fn(&'c mut Client, u64) -> Pending<'c> + Send + Sync + 'static,
     {
         match self {
-            Self::Plain => Way::new("plain", call).on(PLAIN),
-            Self::Citus => Way::new("Citus", call),
+            Self::Plain => Way::new(ON_PLAIN, call).on(PLAIN),
+            Self::Citus => Way::new(ON_CITUS, call),
         }
     }
 
@@ -132,7 +123,7 @@ impl Side {
         Deployment::new().with_distributed(matches!(self, Self::Citus))
     }
 
-    /// Whether it was replayed.
+    /// Says whether the call was replayed.
     async fn ensure(self, conn: &mut PgConnection, key: &Key, response: &str) -> Result<bool, Error> {
         let options = Idempotency::new().with_deployment(self.deployment());
         let perform = async |conn: &mut PgConnection| -> Result<String, Error> {

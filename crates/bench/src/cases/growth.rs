@@ -1,55 +1,60 @@
 //! What a call costs as the table grows: databases of different sizes, in turns.
 
+use sqlx::Executor as _;
+
 use super::records::{store, stored_key};
+use super::replay::select;
 use crate::alternatives::library;
 use crate::bench::Bench;
 use crate::client::response;
-use crate::measure::interleave;
-use crate::report::Report;
+use crate::measure::compare;
+use crate::results::Table;
+use crate::way::Way;
 
-pub(crate) const ABOUT: &str = "\
+pub(crate) const NAME: &str = "growth";
+pub(crate) const MEASURES: &str = "\
 There is one database for each size, on one server with 128 MB of shared buffers. So at best the largest table is in the \
-operating system's cache. 8 clients make first calls, and replays of random keys. A first call needs a random page of the \
-index, and a replay also one of the table. The first change of a page after a checkpoint writes the whole page to the WAL. \
-The figures and the targets compare mean times, which are the inverse of the rates; the chart compares medians.";
+operating system's cache. 8 clients make first calls, and replays of random keys. A first call needs a random page of \
+the index, and a replay also one of the table. A *bare select* of the same rows shows the part of that time that the \
+server needs for its pages. The first change of a page after a checkpoint writes the whole page to the WAL. One database \
+has its million records in 16 hash partitions by `scope`. The targets compare mean times, which are the inverse of the \
+rates; the chart compares medians.";
 
-const NAME: &str = "growth";
+pub(crate) const FIRST_CALLS: &str = "First calls by the size of the table";
+pub(crate) const REPLAYS: &str = "Replays of random keys by the size of the table";
+pub(crate) const BARE_SELECTS: &str = "Bare selects of random keys by the size of the table";
+const PARTITIONS: &str = include_str!("../../../../migrations/partitions.sql");
 
-pub(crate) async fn run(bench: &Bench, report: &mut Report) -> anyhow::Result<()> {
-    let setting = &bench.near()[0];
+pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let sizes = bench.scale.sizes;
-    let database = |size: &u64| format!("records_{size}");
-    for size in sizes {
-        eprintln!("  storing {size} records …");
-        store(&mut bench.create_database(&database(size)).await?, *size).await?;
-    }
-    let first = |size: &u64| library::first_call(response(300).into()).on(&database(size));
-    let replay = |size: &u64| {
-        let size = *size;
-        library::replay(move |call| stored_key(call, size)).on(&database(&size))
-    };
-    let named = |mut way: crate::way::Way, size: &u64| {
-        way.name = format!("{size} records");
-        way
-    };
-    // The first without keys to replay.
-    let filled = &sizes[1..];
-    let cases = [
-        ("first calls", sizes.iter().map(|size| named(first(size), size)).collect::<Vec<_>>()),
-        ("replays", filled.iter().map(|size| named(replay(size), size)).collect()),
-    ];
-    for (unit, ways) in cases {
-        let small = ways.iter().position(|way| way.name == "10000 records").unwrap_or_default();
-        let measured = interleave(bench, setting, 8, ways).await?;
-        report.speeds(NAME, "8 clients", setting.told(), unit, &measured);
-        for one in &measured[small + 1..] {
-            let cost = measured[small].against(one);
-            let what = format!("Growth: time of {unit} at {} over that at 10000", one.way.name);
-            report.figure(NAME, what, setting.told(), Some(cost));
+    let mut databases: Vec<_> = sizes.iter().map(|size| (name(*size), format!("records_{size}"), *size)).collect();
+    let partitioned = format!("{}, 16 partitions", name(sizes[1]));
+    databases.insert(2, (partitioned.clone(), "partitioned".to_owned(), sizes[1]));
+    for (name, database, records) in &databases {
+        eprintln!("  storing {name} …");
+        let mut conn = bench.create_database(database).await?;
+        if *name == partitioned {
+            conn.execute(sqlx::raw_sql(PARTITIONS)).await?;
         }
+        store(&mut conn, *records, 1).await?;
     }
-    for size in sizes {
-        bench.drop_database(&database(size)).await?;
+    let first = |_| library::first_call(response(300).into());
+    let replay = |records| library::replay(move |call| stored_key(call, records));
+    let select = |records| select(move |call| stored_key(call, records));
+    let cases: [(_, _, &dyn Fn(u64) -> Way); 3] =
+        [(FIRST_CALLS, "first calls", &first), (REPLAYS, "replays", &replay), (BARE_SELECTS, "selects", &select)];
+    let mut tables = Vec::new();
+    for (title, unit, way) in cases {
+        let ways = databases.iter().map(|(name, database, records)| way(*records).on(database).named(name));
+        let rows = compare(bench, bench.socket(), 8, &ways.collect::<Vec<_>>()).await?;
+        tables.push(Table::new(NAME, title, "8 clients, Unix socket", unit, rows));
     }
-    Ok(())
+    for (_, database, _) in &databases {
+        bench.drop_database(database).await?;
+    }
+    Ok(tables)
+}
+
+pub(crate) fn name(records: u64) -> String {
+    format!("{records} records")
 }

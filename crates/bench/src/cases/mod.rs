@@ -1,123 +1,296 @@
-//! What is measured.
+//! The table of cases: what each one measures, and its targets.
 
-mod allocations;
-mod citus;
-mod fingerprint;
+pub(crate) mod citus;
 pub(crate) mod first_call;
-mod growth;
+pub(crate) mod growth;
 pub(crate) mod http;
-mod janitor;
-mod lease;
-mod marks;
-mod partitions;
-mod protect;
+pub(crate) mod janitor;
+pub(crate) mod lease;
+pub(crate) mod marks;
+pub(crate) mod protect;
 mod records;
 pub(crate) mod replay;
-mod steps;
-mod storm;
+pub(crate) mod soak;
+pub(crate) mod storm;
 
 use std::pin::Pin;
 
+use crate::alternatives::{BARE, by_hand, handler, library, usual};
 use crate::bench::Bench;
-use crate::report::Report;
+use crate::footprint::{ROUND_TRIPS, WAL};
+use crate::results::{MAIN, NOT_DURABLE, ONE_MILLISECOND, Results, SOCKET, Table, figure};
 
-/// Not part of a whole run.
-pub(crate) const CITUS: &str = citus::NAME;
-
-type Running<'r> = Pin<Box<dyn Future<Output = anyhow::Result<()>> + 'r>>;
+type Measuring<'b> = Pin<Box<dyn Future<Output = anyhow::Result<Vec<Table>>> + 'b>>;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Case {
-    /// For `--only`, and the chart's file.
+    /// For `--only`.
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
-    pub(crate) about: &'static str,
-    pub(crate) run: for<'r> fn(&'r Bench, &'r mut Report) -> Running<'r>,
+    /// What the case measures, for the page with the figures.
+    pub(crate) measures: &'static str,
+    pub(crate) targets: &'static [Target],
+    pub(crate) run: for<'b> fn(&'b Bench) -> Measuring<'b>,
 }
 
-pub(crate) const CASES: [Case; 14] = [
+/// A figure of a case, and what it should be. It applies to the tables of the case with this title, and in this column if
+/// one is named.
+pub(crate) struct Target {
+    value: Value,
+    pub(crate) wanted: Bound,
+    /// A better value, which is not demanded.
+    pub(crate) goal: Option<f64>,
+    title: &'static str,
+    column: Option<&'static str>,
+}
+
+enum Value {
+    /// The rate of the first way over that of the second one.
+    Rate(&'static str, &'static str),
+    /// The median time of the first way over that of the second one.
+    P50(&'static str, &'static str),
+    Other(&'static str, fn(&Table, &Results) -> Option<f64>),
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+use Bound::{AtLeast, AtMost};
+
+impl std::fmt::Display for Bound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            AtLeast(least) => write!(f, "≥ {least}"),
+            AtMost(most) => write!(f, "≤ {most}"),
+        }
+    }
+}
+
+const ONE_CALL: &str = "What one call takes";
+
+pub(crate) const CASES: [Case; 11] = [
     Case {
-        name: "first_call",
+        name: first_call::NAME,
         title: "First call",
-        about: first_call::ABOUT,
-        run: |bench, report| Box::pin(first_call::run(bench, report)),
+        measures: first_call::MEASURES,
+        targets: &[
+            rate(library::NAME, usual::NAME, AtLeast(0.88)).goal(0.95).on(SOCKET),
+            rate(library::NAME, usual::NAME, AtLeast(0.76)).goal(0.85).on(NOT_DURABLE),
+            rate(library::NAME, usual::NAME, AtLeast(0.98)).on(ONE_MILLISECOND),
+            rate(library::FEWEST, usual::NAME, AtLeast(1.25)).on(ONE_MILLISECOND),
+            p50(library::NAME, BARE, AtMost(1.75)).on(ONE_MILLISECOND),
+            p50(library::FEWEST, BARE, AtMost(1.15)).goal(1.08).on(ONE_MILLISECOND),
+            rate(library::NAME, by_hand::NAME, AtLeast(0.95)),
+            rate(library::BY_RUN, library::FROM_POOL, AtLeast(0.95)).on(SOCKET),
+            rate(library::NAME, usual::NAME, AtLeast(0.9)).goal(1.0).of(first_call::BY_SIZE).on("4 KB"),
+            rate(library::NAME, usual::NAME, AtLeast(2.5)).of(first_call::BY_SIZE).on("256 KB"),
+            other("round trips more than those of the bare transaction", AtMost(2.0), |of, _| {
+                Some(of.cost(library::NAME, ROUND_TRIPS)? - of.cost(BARE, ROUND_TRIPS)?)
+            })
+            .of(ONE_CALL),
+            other("bytes of WAL more than those of the bare transaction", AtMost(950.0), |of, _| {
+                Some(of.cost(library::NAME, WAL)? - of.cost(BARE, WAL)?)
+            })
+            .of(ONE_CALL),
+        ],
+        run: |bench| Box::pin(first_call::run(bench)),
     },
     Case {
-        name: "replay",
+        name: replay::NAME,
         title: "Replay",
-        about: replay::ABOUT,
-        run: |bench, report| Box::pin(replay::run(bench, report)),
+        measures: replay::MEASURES,
+        targets: &[
+            rate(library::SELECT_FIRST, replay::SELECT, AtLeast(0.85)),
+            other("round trips, select first, one of them the ping of the pool", AtMost(2.0), |of, _| {
+                of.cost(library::SELECT_FIRST, ROUND_TRIPS)
+            })
+            .of("What one replay takes"),
+        ],
+        run: |bench| Box::pin(replay::run(bench)),
     },
     Case {
-        name: "marks",
+        name: marks::NAME,
         title: "Marks",
-        about: marks::ABOUT,
-        run: |bench, report| Box::pin(marks::run(bench, report)),
+        measures: marks::MEASURES,
+        targets: &[
+            other(HUNDRED, AtLeast(8.0), hundred_over_one).of(marks::TITLE).on(SOCKET),
+            other(HUNDRED, AtLeast(8.0), hundred_over_one).of(marks::TITLE).on(NOT_DURABLE),
+        ],
+        run: |bench| Box::pin(marks::run(bench)),
     },
     Case {
-        name: "lease",
+        name: lease::NAME,
         title: "Lease",
-        about: lease::ABOUT,
-        run: |bench, report| Box::pin(lease::run(bench, report)),
+        measures: lease::MEASURES,
+        targets: &[],
+        run: |bench| Box::pin(lease::run(bench)),
     },
     Case {
-        name: "steps",
-        title: "Steps",
-        about: steps::ABOUT,
-        run: |bench, report| Box::pin(steps::run(bench, report)),
-    },
-    Case {
-        name: "storm",
+        name: storm::NAME,
         title: "Storm on one key",
-        about: storm::ABOUT,
-        run: |bench, report| Box::pin(storm::run(bench, report)),
+        measures: storm::MEASURES,
+        targets: &[other(STORM, AtMost(10.0), storm_adds).of(storm::TITLE)],
+        run: |bench| Box::pin(storm::run(bench)),
     },
     Case {
-        name: "http",
+        name: http::NAME,
         title: "HTTP layer",
-        about: http::ABOUT,
-        run: |bench, report| Box::pin(http::run(bench, report)),
+        measures: http::MEASURES,
+        targets: &[
+            rate(http::FIRST_CALL, handler::NAME, AtLeast(0.9)).on(SOCKET),
+            rate(http::REPLAY, http::BY_HAND_REPLAY, AtLeast(1.0)).on(SOCKET),
+            rate(http::SELECT_FIRST, http::BY_HAND_REPLAY, AtLeast(1.5)).on(SOCKET),
+            rate(http::FIRST_CALL, http::BARE, AtLeast(0.5)).on(SOCKET),
+            rate(http::FEWEST, http::BARE, AtLeast(0.75)).on(ONE_MILLISECOND),
+            rate(http::REPLAY, http::BARE, AtLeast(0.85)).on(SOCKET),
+            rate(http::SELECT_FIRST, http::BARE, AtLeast(0.85)).on(ONE_MILLISECOND),
+            other(STORM, AtMost(10.0), storm_adds).of(http::STORM),
+        ],
+        run: |bench| Box::pin(http::run(bench)),
     },
     Case {
-        name: "allocations",
-        title: "Allocations",
-        about: allocations::ABOUT,
-        run: |bench, report| Box::pin(allocations::run(bench, report)),
-    },
-    Case {
-        name: "fingerprint",
-        title: "Fingerprint",
-        about: fingerprint::ABOUT,
-        run: |bench, report| Box::pin(fingerprint::run(bench, report)),
-    },
-    Case {
-        name: "janitor",
-        title: "Janitor",
-        about: janitor::ABOUT,
-        run: |bench, report| Box::pin(janitor::run(bench, report)),
-    },
-    Case {
-        name: "growth",
-        title: "A growing table",
-        about: growth::ABOUT,
-        run: |bench, report| Box::pin(growth::run(bench, report)),
-    },
-    Case {
-        name: "partitions",
-        title: "Hash partitions",
-        about: partitions::ABOUT,
-        run: |bench, report| Box::pin(partitions::run(bench, report)),
-    },
-    Case {
-        name: "protect",
+        name: protect::NAME,
         title: "Protected tables",
-        about: protect::ABOUT,
-        run: |bench, report| Box::pin(protect::run(bench, report)),
+        measures: protect::MEASURES,
+        targets: &[
+            rate(by_hand::NAME, protect::WITHOUT, AtLeast(0.98)),
+            other("µs that a statement on a protected table takes more", AtMost(10.0), |of, _| {
+                Some((of.p50(protect::GUARDED)? - of.p50(protect::UNGUARDED)?) * 1e3)
+            })
+            .of(protect::STATEMENTS),
+        ],
+        run: |bench| Box::pin(protect::run(bench)),
     },
     Case {
-        name: CITUS,
+        name: janitor::NAME,
+        title: "Janitor",
+        measures: janitor::MEASURES,
+        targets: &[
+            rate(janitor::BESIDE, janitor::WITHOUT, AtLeast(0.9)),
+            other("rows that an unpaced sweep deletes a second", AtLeast(100_000.0), |of, _| {
+                Some(of.speed(janitor::UNPACED)?.rate())
+            })
+            .of(janitor::SWEEPS),
+        ],
+        run: |bench| Box::pin(janitor::run(bench)),
+    },
+    Case {
+        name: growth::NAME,
+        title: "A growing table",
+        measures: growth::MEASURES,
+        targets: &[
+            other("time of a first call at 10 million records over that at 10 thousand", AtMost(1.3), grown)
+                .of(growth::FIRST_CALLS),
+            other("time of a replay at 10 million records over that at 10 thousand", AtMost(1.3), grown)
+                .of(growth::REPLAYS),
+        ],
+        run: |bench| Box::pin(growth::run(bench)),
+    },
+    Case {
+        name: soak::NAME,
+        title: "Half an hour of steady load",
+        measures: soak::MEASURES,
+        targets: &[],
+        run: |bench| Box::pin(soak::run(bench)),
+    },
+    Case {
+        name: citus::NAME,
         title: "On Citus",
-        about: citus::ABOUT,
-        run: |bench, report| Box::pin(citus::run(bench, report)),
+        measures: citus::MEASURES,
+        targets: &[
+            rate(citus::ON_CITUS, citus::ON_PLAIN, AtLeast(0.3)).of(citus::MAIN).on(citus::FIRST_CALL),
+            rate(citus::ON_CITUS, citus::ON_PLAIN, AtLeast(0.25)).of(citus::MAIN).on(citus::REPLAY),
+            rate(citus::ON_CITUS, citus::ON_PLAIN, AtLeast(0.4)).of(citus::MAIN).on(citus::ONE_MARK),
+            other("p50, ms", AtMost(150.0), |of, _| of.p50(citus::ON_CITUS)).of(citus::MAIN).on(citus::OF_MANY_SCOPES),
+            other("time with 128 shards over that with 8", AtMost(1.15), |many, all| {
+                let of_plain = |of: &Table| of.rate_over(citus::ON_CITUS, citus::ON_PLAIN);
+                Some(of_plain(all.find(citus::NAME, &citus::title(8), citus::FIRST_CALL)?)? / of_plain(many)?)
+            })
+            .of("128 shards")
+            .on(citus::FIRST_CALL),
+        ],
+        run: |bench| Box::pin(citus::run(bench)),
     },
 ];
+
+const HUNDRED: &str = "rate of a hundred at once over that of one by one";
+const STORM: &str = "ms that a storm adds to the p99 of other keys";
+
+const fn target(value: Value, wanted: Bound) -> Target {
+    Target { value, wanted, goal: None, title: MAIN, column: None }
+}
+
+const fn rate(way: &'static str, over: &'static str, wanted: Bound) -> Target {
+    target(Value::Rate(way, over), wanted)
+}
+
+const fn p50(way: &'static str, over: &'static str, wanted: Bound) -> Target {
+    target(Value::P50(way, over), wanted)
+}
+
+const fn other(what: &'static str, wanted: Bound, value: fn(&Table, &Results) -> Option<f64>) -> Target {
+    target(Value::Other(what, value), wanted)
+}
+
+impl Target {
+    const fn goal(self, goal: f64) -> Self {
+        Self { goal: Some(goal), ..self }
+    }
+
+    const fn of(self, title: &'static str) -> Self {
+        Self { title, ..self }
+    }
+
+    const fn on(self, column: &'static str) -> Self {
+        Self { column: Some(column), ..self }
+    }
+
+    pub(crate) fn what(&self) -> String {
+        match self.value {
+            Value::Rate(way, other) => format!("rate of *{way}* over *{other}*"),
+            Value::P50(way, other) => format!("p50 of *{way}* over *{other}*"),
+            Value::Other(what, _) => what.to_owned(),
+        }
+    }
+
+    /// The columns in which the case measured it, and the figures.
+    pub(crate) fn values<'r>(&self, case: &Case, results: &'r Results) -> Vec<(&'r str, f64)> {
+        let of = |table: &Table| match self.value {
+            Value::Rate(way, other) => table.rate_over(way, other),
+            Value::P50(way, other) => table.p50_over(way, other),
+            Value::Other(_, value) => value(table, results),
+        };
+        let tables = results.titled(case.name, self.title).into_iter();
+        let tables = tables.filter(|table| self.column.is_none_or(|column| table.column == column));
+        tables.filter_map(|table| Some((&*table.column, of(table)?))).collect()
+    }
+
+    /// A figure that misses its target by less than its digits show needs more digits.
+    pub(crate) fn shown(&self, value: f64) -> String {
+        let shown = figure(value);
+        let looks_met = self.wanted.to_string().ends_with(&format!(" {shown}"));
+        if looks_met && !self.is_met(value) { format!("{value:.4}") } else { shown }
+    }
+
+    pub(crate) fn is_met(&self, value: f64) -> bool {
+        match self.wanted {
+            AtLeast(least) => value >= least,
+            AtMost(most) => value <= most,
+        }
+    }
+}
+
+fn hundred_over_one(of: &Table, _: &Results) -> Option<f64> {
+    of.rate_over(&marks::name(100), &marks::name(1))
+}
+
+pub(crate) fn storm_adds(of: &Table, _: &Results) -> Option<f64> {
+    Some(of.speed(storm::BESIDE)?.p99_ms - of.speed(storm::ALONE)?.p99_ms)
+}
+
+/// The ratio of mean times, which are the inverse of the rates.
+fn grown(of: &Table, _: &Results) -> Option<f64> {
+    of.rate_over(&growth::name(10_000), &growth::name(10_000_000))
+}

@@ -1,0 +1,220 @@
+//! The page for readers, docs/performance.md: its text is in `performance.template` beside this file, and each figure in it is
+//! computed here.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context as _, bail};
+
+use crate::alternatives::{BARE, by_hand, handler, library, redis, usual};
+use crate::cases::{citus, first_call, growth, http, janitor, lease, marks, protect, replay, soak, storm, storm_adds};
+use crate::chart::{Chart, Drawing, Group};
+use crate::figures::{cell, missed, wrapped};
+use crate::results::{MAIN, NOT_DURABLE, ONE_MILLISECOND, Results, SOCKET, Speed, Table, figure};
+
+const TEMPLATE: &str = include_str!("performance.template");
+
+pub(crate) fn page(results: &Results) -> anyhow::Result<String> {
+    let charts = charts(results);
+    let mut text = String::new();
+    let mut rest = TEMPLATE;
+    while let Some((before, after)) = rest.split_once("{{") {
+        let (name, after) = after.split_once("}}").context("a placeholder has no end")?;
+        text += before;
+        text += &match name.split_once(' ') {
+            Some(("chart", name)) => match charts.iter().find(|chart| chart.name == name) {
+                Some(chart) => format!("![{}](performance/{name}.svg)", chart.title),
+                None => "*The chart follows with the next run.*".to_owned(),
+            },
+            _ => value(name, results)?,
+        };
+        rest = after;
+    }
+    Ok(wrapped(&(text + rest)))
+}
+
+/// The text for a placeholder.
+fn value(name: &str, results: &Results) -> anyhow::Result<String> {
+    let main = |case, column| results.find(case, MAIN, column);
+    let on_socket = |case| main(case, SOCKET);
+    let ratio =
+        |table: Option<&Table>, way: &str, other: &str| table.and_then(|table| table.rate_over(way, other)).map(figure);
+    let of_http = |way, other| ratio(on_socket(http::NAME), way, other);
+    let text = match name {
+        "runs" => Some(runs(results)),
+        "comparison" => Some(comparison(results)),
+        "first call added" => added(results, first_call::NAME, BARE, library::NAME),
+        "fewest added" => added(results, first_call::NAME, BARE, library::FEWEST),
+        "http added" => added(results, http::NAME, http::BARE, http::FIRST_CALL),
+        "lease added" => added(results, lease::NAME, lease::BARE, library::NAME),
+        "http first call" => of_http(http::FIRST_CALL, handler::NAME),
+        "http replay" => of_http(http::REPLAY, http::BY_HAND_REPLAY),
+        "http select first" => of_http(http::SELECT_FIRST, http::BY_HAND_REPLAY),
+        "grown first calls" => grown(results, growth::FIRST_CALLS),
+        "grown replays" => grown(results, growth::REPLAYS),
+        "grown selects" => grown(results, growth::BARE_SELECTS),
+        "storm" => {
+            let storms = [results.titled(storm::NAME, storm::TITLE), results.titled(http::NAME, http::STORM)].concat();
+            storms.iter().filter_map(|table| storm_adds(table, results)).reduce(f64::max).map(figure)
+        }
+        "marks" => ratio(results.find(marks::NAME, marks::TITLE, SOCKET), &marks::name(100), &marks::name(1)),
+        "mark of a claim" => ratio(main(protect::NAME, NOT_DURABLE), by_hand::NAME, protect::WITHOUT),
+        "trigger" => {
+            let inserts = results.find(protect::NAME, protect::STATEMENTS, NOT_DURABLE);
+            let added = inserts.and_then(|table| Some(table.p50(protect::GUARDED)? - table.p50(protect::UNGUARDED)?));
+            added.map(|ms| figure(ms * 1e3))
+        }
+        "beside a sweep" => ratio(on_socket(janitor::NAME), janitor::BESIDE, janitor::WITHOUT),
+        "swept" => {
+            let sweeps = results.find(janitor::NAME, janitor::SWEEPS, SOCKET);
+            sweeps.and_then(|table| table.speed(janitor::UNPACED)).map(|speed| figure(speed.rate()))
+        }
+        "soak p99" => soaked(results, |table, minute| Some(table.speed(minute)?.p99_ms)),
+        "soak memory" => soaked(results, |table, minute| table.cost(minute, soak::MEMORY)),
+        "missed" => Some(missed(results)).filter(|missed| !missed.is_empty()).or(Some("Nothing.".to_owned())),
+        _ => bail!("nothing is known about the placeholder {name}"),
+    };
+    Ok(text.unwrap_or_else(|| "(not measured yet)".to_owned()))
+}
+
+fn runs(results: &Results) -> String {
+    let of_run = |run: &crate::results::Run| {
+        let note = run.note.as_ref().map(|note| format!(" {note}")).unwrap_or_default();
+        format!(
+            "- `{}`: {}, {:.0} minutes, {} cores for clients and server.{note}",
+            run.command, run.day, run.minutes, run.cores
+        )
+    };
+    results.runs.iter().map(of_run).collect::<Vec<_>>().join("\n")
+}
+
+/// The tables whose commits wait for the disk.
+fn durable<'r>(results: &'r Results, case: &str, title: &str) -> Vec<&'r Table> {
+    results.titled(case, title).into_iter().filter(|table| table.column != NOT_DURABLE).collect()
+}
+
+/// By how much the median time of this way is above that of the bare one.
+fn added(results: &Results, case: &str, bare: &str, way: &str) -> Option<String> {
+    let of_table = |table: &Table| {
+        let added = figure(table.p50(way)? - table.p50(bare)?);
+        let place = if table.column == SOCKET { "on a" } else { "at" };
+        Some(format!("{added} ms {place} {}", table.column))
+    };
+    let added: Vec<_> = durable(results, case, MAIN).into_iter().filter_map(of_table).collect();
+    (!added.is_empty()).then(|| added.join(", "))
+}
+
+/// The ratio of the medians, which the chart shows.
+fn grown(results: &Results, title: &str) -> Option<String> {
+    let table = *results.titled(growth::NAME, title).first()?;
+    table.p50_over(&growth::name(10_000_000), &growth::name(10_000)).map(figure)
+}
+
+/// The last minute over the fifth one. By then pool, caches and table have reached their sizes.
+fn soaked(results: &Results, of: fn(&Table, &str) -> Option<f64>) -> Option<String> {
+    let table = *results.titled(soak::NAME, soak::MINUTES).first()?;
+    Some(figure(of(table, &table.rows.last()?.way)? / of(table, "5")?))
+}
+
+/// What each alternative costs and promises.
+fn comparison(results: &Results) -> String {
+    let crashes = [
+        (BARE, "two"),
+        (usual::NAME, "one"),
+        (redis::NAME, "**two**, when the lock has expired"),
+        (library::NAME, "one"),
+        (library::FEWEST, "one"),
+        (library::SELECT_FIRST, "one"),
+    ];
+    let mut columns = Vec::new();
+    for (case, what) in [(first_call::NAME, "first calls"), (replay::NAME, "replays")] {
+        for place in [SOCKET, ONE_MILLISECOND] {
+            columns.push((format!("{what} a second, {place}"), results.find(case, MAIN, place)));
+        }
+    }
+    let heads: String = columns.iter().map(|(head, _)| cell(head)).collect();
+    let mut text =
+        format!("| |{heads} effects after a crash and a retry |\n|---|{}---|\n", "--:|".repeat(columns.len()));
+    for (way, crash) in crashes {
+        let rate = |table: &Table| Some(figure(table.speed(way)?.rate()));
+        let cells: String = columns.iter().map(|(_, table)| cell(&table.and_then(rate).unwrap_or_default())).collect();
+        let _ = writeln!(text, "| {way} |{cells} {crash} |");
+    }
+    text.trim_end().to_owned()
+}
+
+/// The charts for which there are figures.
+pub(crate) fn charts(results: &Results) -> Vec<Chart> {
+    let p50 = |speed: &Speed| speed.p50_ms;
+    let p99 = |speed: &Speed| speed.p99_ms;
+    let main = |case| durable(results, case, MAIN);
+    let first_calls = [BARE, usual::NAME, redis::NAME, library::NAME, library::FEWEST];
+    let replays = [replay::SELECT, usual::NAME, redis::NAME, library::NAME, library::SELECT_FIRST];
+    let sizes = [growth::FIRST_CALLS, growth::REPLAYS, growth::BARE_SELECTS];
+    let grown = sizes.map(|title| results.titled(growth::NAME, title)).concat();
+    let storms = [results.titled(storm::NAME, storm::TITLE), results.titled(http::NAME, http::STORM)].concat();
+    let by_clients = results.titled(first_call::NAME, first_call::BY_CLIENTS);
+    let replays_by_clients = results.titled(replay::NAME, replay::BY_CLIENTS);
+    let by_size = results.titled(first_call::NAME, first_call::BY_SIZE);
+    let mut charts = vec![
+        bars("latency", "Median time of a first call, ms", main(first_call::NAME), &first_calls, p50),
+        bars("replay", "Replays of one key a second", main(replay::NAME), &replays, Speed::rate),
+        curves("clients", "First calls a second, by the number of clients", by_clients),
+        curves("replay-clients", "Replays a second, by the number of clients", replays_by_clients),
+        curves("size", "First calls a second, by the size of the response (8 clients)", by_size),
+        bars("growth", "Median time of a call, ms, by the size of the table", grown, &[], p50),
+        bars("storm", "99th percentile of the other keys' first calls, ms", storms, &[], p99),
+        bars(
+            "marks",
+            "Marks a second, by the number of keys in a call",
+            durable(results, marks::NAME, marks::TITLE),
+            &[],
+            Speed::rate,
+        ),
+        bars("lease", "Median time of a lease, ms", main(lease::NAME), &[], p50),
+        bars("http", "Median time of a request, ms (pool of 10)", main(http::NAME), &[], p50),
+    ];
+    let of_plain = |table: &Table| Some((table.column.clone(), table.rate_over(citus::ON_CITUS, citus::ON_PLAIN)?));
+    let of_plain = results.titled(citus::NAME, citus::MAIN).into_iter().filter_map(of_plain);
+    let values: Vec<_> = std::iter::once((citus::ON_PLAIN.to_owned(), 1.0)).chain(of_plain).collect();
+    if values.len() > 1 {
+        let drawing = Drawing::Bars(vec![Group { title: "of the rate on a plain table".to_owned(), values }]);
+        charts.push(Chart { name: "citus", title: "Rate on Citus with 32 shards".to_owned(), drawing });
+    }
+    if let [table] = results.titled(soak::NAME, soak::MINUTES)[..] {
+        let curves = vec![group(table, "99th percentile", &[], p99), group(table, "median", &[], p50)];
+        let drawing = Drawing::Curves { labels: table.rows.iter().map(|row| row.way.clone()).collect(), curves };
+        charts.push(Chart {
+            name: "soak",
+            title: "Time of a call in each minute of a steady load, ms".to_owned(),
+            drawing,
+        });
+    }
+    charts.retain(|chart| !chart.is_empty());
+    charts
+}
+
+/// A group of bars for each table.
+fn bars(name: &'static str, title: &str, tables: Vec<&Table>, ways: &[&str], value: fn(&Speed) -> f64) -> Chart {
+    let titled = |table: &Table| group(table, &format!("{}, {}", table.title, table.column), ways, value);
+    Chart { name, title: title.to_owned(), drawing: Drawing::Bars(tables.into_iter().map(titled).collect()) }
+}
+
+/// These ways of a table, or all of them if none is named.
+fn group(table: &Table, title: &str, ways: &[&str], value: fn(&Speed) -> f64) -> Group {
+    let rows = table.rows.iter().filter(|row| ways.is_empty() || ways.contains(&row.way.as_str()));
+    let values = rows.filter_map(|row| Some((row.way.clone(), value(row.speed.as_ref()?)))).collect();
+    Group { title: title.to_owned(), values }
+}
+
+/// A curve of the rates for each way, over the columns of the tables.
+fn curves(name: &'static str, title: &str, tables: Vec<&Table>) -> Chart {
+    let ways = tables.iter().take(1).flat_map(|table| &table.rows).map(|row| &row.way);
+    let rate = |table: &&Table, way: &str| Some((String::new(), table.speed(way)?.rate()));
+    let curve = |way: &String| Group {
+        title: way.clone(),
+        values: tables.iter().filter_map(|table| rate(table, way)).collect(),
+    };
+    let curves = ways.map(curve).collect();
+    let labels = tables.iter().map(|table| table.column.clone()).collect();
+    Chart { name, title: title.to_owned(), drawing: Drawing::Curves { labels, curves } }
+}
