@@ -46,7 +46,7 @@
 //!    wait](crate::Idempotency::with_in_flight).
 //! 8. Its outcome is unknown, or it failed as often as it may: 409 `indeterminate`, 409 `exhausted`.
 //! 9. The first request was answered: **the same answer**, with the same status, the [allowed
-//!    headers](IdempotencyLayer::with_replayed_header), the same bytes, and `Idempotency-Replayed: true`. If the
+//!    headers](IdempotencyLayer::with_replayed_header), the same bytes, and `Idempotent-Replayed: true`. If the
 //!    response was not stored (too large, a stream, a secret): 409 `not-replayable`.
 //! 10. Otherwise the handler runs. A response
 //!     - **below 400** is stored with the key, committed, and then sent. A commit that fails is a 500 if the database
@@ -126,7 +126,7 @@ pub use key_header::{IDEMPOTENCY_KEY, MalformedKey};
 pub use layer::{IdempotencyLayer, InvalidSetting};
 pub use leased::NoLease;
 pub use rejection::{Misconfigured, Rejection, problem};
-pub use replay::IDEMPOTENCY_REPLAYED;
+pub use replay::IDEMPOTENT_REPLAYED;
 pub use request::Denied;
 pub use runs::Runs;
 pub use service::IdempotencyService;
