@@ -61,6 +61,11 @@
 //! [`Lease::not_performed`](crate::lease::Lease::not_performed). So let such a handler read the body itself, and not an
 //! extractor.
 //!
+//! Every response of the layer to a request with one `Idempotency-Key` echoes it, as this request sent it: first
+//! answers, replays, rejections, and errors of the scope function. A header of this name that the service has set
+//! itself remains. A key [from another place](IdempotencyLayer::with_key_from) is not echoed. The echo is not stored.
+//! [Standards](crate::guide::standards) compares the layer with the draft and with Stripe, line by line.
+//!
 //! # Where to put it
 //!
 //! From the outside in: authentication, limits of size and rate, signature checks, **this layer**, the handler. A layer
@@ -100,8 +105,7 @@
 //!
 //! Compared with the handler in a transaction of its own, a first call costs two more round trips, a task, and memory
 //! for both bodies. A replay takes four round trips (begin, claim, look, rollback), or one with
-//! [`with_round_trips`](crate::Idempotency::with_round_trips). `docs/performance.md` has measurements. The guide's page `http`
-//! compares the layer with the draft, requirement by requirement.
+//! [`with_round_trips`](crate::Idempotency::with_round_trips). `docs/performance.md` has measurements.
 
 mod body;
 mod conclusion;

@@ -20,9 +20,11 @@ mod requests;
 mod rules;
 mod settings;
 mod stack;
+mod standards;
 mod steps;
 #[path = "../support/strict.rs"]
 mod strict;
 mod support;
+mod tool_calls;
 mod transactional;
 mod vanished;
