@@ -26,5 +26,6 @@ mod steps;
 mod strict;
 mod support;
 mod tool_calls;
+mod traces;
 mod transactional;
 mod vanished;

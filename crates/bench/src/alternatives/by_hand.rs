@@ -164,7 +164,8 @@ impl ByHand {
             .bind(DAY)
             .bind(lease)
             .bind(mode)
-            .bind(lock_of(key)?);
+            .bind(lock_of(key)?)
+            .bind(None::<String>);
         Ok((token, query.execute(conn).await?.rows_affected() == 1))
     }
 
@@ -172,7 +173,7 @@ impl ByHand {
     pub(crate) fn script(self, response: &str) -> String {
         let fingerprint = "'\\x01e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'";
         let day = "'1 day'";
-        let claim = [":key", ":token", fingerprint, day, "null", "'transaction'", ":lock"];
+        let claim = [":key", ":token", fingerprint, day, "null", "'transaction'", ":lock", "null"];
         let complete = [":key", ":token", &format!("'\"{response}\"'"), "null", "null"];
         format!(
             "\\set key random(1, 9223372036854775806)\n\\set token random(1, 9223372036854775806)\n\
