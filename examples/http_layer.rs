@@ -81,7 +81,7 @@ async fn main() -> anyhow::Result<()> {
     for cents in [1250, 1250, 9900] {
         let request = client.post(&url).bearer_auth("ada").json(&serde_json::json!({ "cents": cents }));
         let response = request.header("Idempotency-Key", "\"8e03978e-40d5-43dd-bc93-6894a57f9324\"").send().await?;
-        let replayed = response.headers().contains_key("idempotency-replayed");
+        let replayed = response.headers().contains_key("idempotent-replayed");
         println!("{cents} cents: {}, replayed: {replayed}, {}", response.status(), response.text().await?);
     }
     Ok(())

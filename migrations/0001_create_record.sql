@@ -37,6 +37,8 @@ create table idempotency.record (
     steps            jsonb,
     -- The JSON of the request, so that a resumer can do the work if no caller comes back.
     request          bytea,
+    -- The traceparent of the last claim: 55 characters, or null.
+    trace            text,
 
     constraint record_pkey primary key (scope, operation, value)
 ) with (
@@ -138,7 +140,7 @@ $$;
 -- server keeps the plans of a function; planning the statements anew costs more than a round trip on a Unix socket. They are
 -- those of src/record/claim.rs and src/record/complete.rs, word for word.
 
-create function idempotency.claim(text, text, text, int8, bytea, interval, interval, text, int8)
+create function idempotency.claim(text, text, text, int8, bytea, interval, interval, text, int8, text)
 returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     claims text;
@@ -149,12 +151,13 @@ begin
         raise exception 'the connection was already in a transaction' using errcode = 'IK005';
     end if;
     insert into idempotency.record
-        (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at)
+        (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at, trace)
     select
         $8::text, $1::text, $2::text, $3::text, $5::bytea, $4::int8,
         pg_catalog.statement_timestamp() + $6::interval,
         pg_catalog.statement_timestamp() + $7::interval,
-        case when $8::text = 'mark' then pg_catalog.statement_timestamp() end
+        case when $8::text = 'mark' then pg_catalog.statement_timestamp() end,
+        $10::text
     where case
         -- A replay takes no lock, and no claim waits in the insert for an update or delete of the record.
         when exists (

@@ -18,6 +18,7 @@ alter table idempotency.record
     drop constraint if exists response_only_when_completed,
     drop constraint if exists steps_only_in_steps,
     drop constraint if exists request_only_to_resume,
+    drop constraint if exists trace_is_a_traceparent,
     add constraint known_mode check (mode in ('transaction', 'at_least_once', 'in_steps', 'at_most_once', 'mark')),
     -- An entry of the index has at most 2704 bytes.
     add constraint key_length check (
@@ -47,4 +48,5 @@ alter table idempotency.record
     add constraint steps_only_in_steps check (steps is null or (mode = 'in_steps' and completed_at is null)),
     add constraint request_only_to_resume check (
         request is null or (mode in ('at_least_once', 'in_steps') and completed_at is null)
-    );
+    ),
+    add constraint trace_is_a_traceparent check (trace ~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$');

@@ -44,7 +44,7 @@ pages! {
     symptoms: "Symptoms and their causes.";
     settings: "All settings with their defaults.";
     command_line: "The command line and its environment.";
-    standards: "The layer beside the IETF draft.";
+    standards: "The layer beside the IETF draft, Stripe and the agentic-commerce protocol.";
     metrics: "Metrics, spans, logs and outcomes.";
     table: "The table.";
 }

@@ -46,7 +46,7 @@
 //!    wait](crate::Idempotency::with_in_flight).
 //! 8. Its outcome is unknown, or it failed as often as it may: 409 `indeterminate`, 409 `exhausted`.
 //! 9. The first request was answered: **the same answer**, with the same status, the [allowed
-//!    headers](IdempotencyLayer::with_replayed_header), the same bytes, and `Idempotency-Replayed: true`. If the
+//!    headers](IdempotencyLayer::with_replayed_header), the same bytes, and `Idempotent-Replayed: true`. If the
 //!    response was not stored (too large, a stream, a secret): 409 `not-replayable`.
 //! 10. Otherwise the handler runs. A response
 //!     - **below 400** is stored with the key, committed, and then sent. A commit that fails is a 500 if the database
@@ -60,6 +60,11 @@
 //! the request. There is one exception: the handler has declared that it did nothing, with
 //! [`Lease::not_performed`](crate::lease::Lease::not_performed). So let such a handler read the body itself, and not an
 //! extractor.
+//!
+//! Every response of the layer to a request with one `Idempotency-Key` echoes it, as this request sent it: first
+//! answers, replays, rejections, and errors of the scope function. A header of this name that the service has set
+//! itself remains. A key [from another place](IdempotencyLayer::with_key_from) is not echoed. The echo is not stored.
+//! [Standards](crate::guide::standards) compares the layer with the draft and with Stripe, line by line.
 //!
 //! # Where to put it
 //!
@@ -126,7 +131,7 @@ pub use key_header::{IDEMPOTENCY_KEY, MalformedKey};
 pub use layer::{IdempotencyLayer, InvalidSetting};
 pub use leased::NoLease;
 pub use rejection::{Misconfigured, Rejection, problem};
-pub use replay::IDEMPOTENCY_REPLAYED;
+pub use replay::IDEMPOTENT_REPLAYED;
 pub use request::Denied;
 pub use runs::Runs;
 pub use service::IdempotencyService;

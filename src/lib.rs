@@ -25,6 +25,7 @@ mod response;
 mod session;
 mod shutdown;
 mod state;
+mod trace;
 mod transaction;
 
 // The pages link to items of every feature.

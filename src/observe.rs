@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tracing::{Instrument as _, Span};
 
 use crate::caught::Panic;
+use crate::trace::trace_id;
 use crate::{Error, Key, Mode, Outcome};
 
 /// The span of one call. A macro, because the name of a span is a part of its static metadata.
@@ -17,7 +18,8 @@ macro_rules! call_span {
             $name,
             mode = $mode.as_str(),
             operation = $key.operation(),
-            outcome = tracing::field::Empty
+            outcome = tracing::field::Empty,
+            first_trace = tracing::field::Empty
         )
     };
 }
@@ -36,6 +38,17 @@ pub(crate) async fn spanned<R, E>(
     let result = call.instrument(span.clone()).await;
     span.record("outcome", outcome(&result));
     result
+}
+
+/// The call has found a response to replay, which a call of this trace has stored.
+pub(crate) fn replaying(trace: Option<&str>) {
+    // If the call's span is disabled, the current span is the caller's, which may have a field of this name.
+    let span = Span::current();
+    if span.metadata().is_some_and(|metadata| metadata.target() == "pg_idempotency")
+        && let Some(id) = trace.and_then(trace_id)
+    {
+        span.record("first_trace", id);
+    }
 }
 
 /// Runs a call in transaction mode. Records the call's span, and the metrics of its claim, of `perform` and of its

@@ -25,7 +25,7 @@ impl<T> Outcome<T> {
         }
     }
 
-    /// Whether an earlier call performed the operation. Over HTTP, send `Idempotency-Replayed: true` then.
+    /// Whether an earlier call performed the operation. Over HTTP, send `Idempotent-Replayed: true` then.
     #[must_use]
     pub fn is_replayed(&self) -> bool {
         matches!(self, Self::Replayed(_))

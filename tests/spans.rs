@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy, ensure_leased};
 use pg_idempotency::mark::{Marked, mark, mark_many};
-use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, Verdict, ensure_idempotent};
+use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, RoundTrips, Verdict, ensure_idempotent};
 use sqlx::PgPool;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -26,6 +26,8 @@ use tracing_subscriber::{Layer, registry};
 
 const SCOPE: &str = "scope-of-nobody-else";
 const VALUE: &str = "value-that-is-a-secret";
+
+const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 type Fields = BTreeMap<&'static str, String>;
 
@@ -269,6 +271,39 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Those of a first call do not, because it is inside its own trace.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_span_of_a_replay_names_the_trace_of_the_work(pool: PgPool) -> anyhow::Result<()> {
+    let listener = Listener::default();
+    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    let [first, second] = [TRACE, ""].map(|trace| key("a").with_trace(trace));
+    for trips in [RoundTrips::Plain, RoundTrips::SelectFirst, RoundTrips::Fewest] {
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+        for key in [&first, &second] {
+            let way = Idempotency::new().with_round_trips(trips);
+            let _ = way.run(&pool, key, "body", async |_| Ok::<_, Error>(1)).await?;
+        }
+    }
+    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
+    for trace in [TRACE, ""] {
+        let key = key("b").with_trace(trace);
+        let _ = ensure_leased(&pool, &key, "body", policy, async |_| Ok::<_, Error>(1)).await?;
+    }
+    let spans = listener.spans();
+    let (performed, replayed) = (
+        "ensure_idempotent mode=transaction operation=a outcome=performed",
+        "ensure_idempotent first_trace=4bf92f3577b34da6a3ce929d0e0e4736 mode=transaction operation=a outcome=replayed",
+    );
+    assert_eq!(spans[..6], [performed, replayed].repeat(3));
+    assert_eq!(
+        spans.last().map(String::as_str),
+        Some(
+            "lease.acquire first_trace=4bf92f3577b34da6a3ce929d0e0e4736 mode=at_least_once operation=b outcome=replayed"
+        )
+    );
+    Ok(())
+}
+
 /// A service has fields of the same name, and a filter that leaves our spans out.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_outcome_is_told_to_no_span_of_the_callers(pool: PgPool) -> anyhow::Result<()> {
@@ -276,11 +311,13 @@ async fn an_outcome_is_told_to_no_span_of_the_callers(pool: PgPool) -> anyhow::R
     let filtered = listener.clone().with_filter(LevelFilter::INFO);
     let _guard = tracing::subscriber::set_default(registry().with(filtered));
 
-    let key = key("POST /orders");
-    let call = Idempotency::new().run(&pool, &key, "body", async |_| Ok::<_, Error>(1));
-    let span = info_span!("the caller's", outcome = tracing::field::Empty);
-    let _ = call.instrument(span).await?;
-    assert_eq!(listener.spans(), ["the caller's "]);
+    let key = key("POST /orders").with_trace(TRACE);
+    for _ in 0..2 {
+        let call = Idempotency::new().run(&pool, &key, "body", async |_| Ok::<_, Error>(1));
+        let span = info_span!("the caller's", outcome = tracing::field::Empty, first_trace = tracing::field::Empty);
+        let _ = call.instrument(span).await?;
+    }
+    assert_eq!(listener.spans(), ["the caller's "; 2]);
     Ok(())
 }
 

@@ -7,10 +7,10 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use super::answer::{Answer, RETRY_AFTER, answer};
-use crate::Error;
 use crate::limits::Patience;
 use crate::record::{Awaited, Claim, Record, Standing, TakeOver, Terms, wait_for_row};
 use crate::response::Response;
+use crate::{Error, observe};
 
 /// How often a call looks without waiting. Each look but the first means that another owner began or ended between two
 /// statements of this call, or that a sweep has locked the row. If that goes on, the caller should retry later.
@@ -117,9 +117,12 @@ async fn look_and_answer(
             return Ok(claim.map_or(Step::Overtaken, |claim| Step::Claimed(Claimed::Won(claim))));
         }
     };
-    let token = found.token;
+    let (token, trace) = (found.token, found.trace.clone());
     Ok(match answer(found, terms, record.key)? {
-        Answer::Replay(response) => Step::Claimed(Claimed::Replayed(response)),
+        Answer::Replay(response) => {
+            observe::replaying(trace.as_deref());
+            Step::Claimed(Claimed::Replayed(response))
+        }
         Answer::TakeOver { attempt } => match record.take_over(conn, terms, look.asked, token, attempt).await? {
             TakeOver::Won(claim) => Step::Claimed(Claimed::Won(claim)),
             TakeOver::Overtaken => Step::Overtaken,

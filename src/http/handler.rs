@@ -10,7 +10,7 @@ use tower_service::Service;
 
 use super::body::{LayerBody, ResponseBody};
 use super::rejection::Rejection;
-use super::replay::IDEMPOTENCY_REPLAYED;
+use super::replay::IDEMPOTENT_REPLAYED;
 use super::request::Denied;
 use crate::Error;
 use crate::caught::{Panic, caught};
@@ -79,7 +79,7 @@ where
         let answered = answered.map_err(Unanswered::Panicked)?;
         let mut response = answered.map_err(Unanswered::Failed)?;
         // A handler may pass on a response that another service has replayed. Here it is a first response.
-        response.headers_mut().remove(IDEMPOTENCY_REPLAYED);
+        response.headers_mut().remove(IDEMPOTENT_REPLAYED);
         Ok(response)
     }
 }

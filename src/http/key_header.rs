@@ -1,6 +1,6 @@
 //! The value of the header `Idempotency-Key`.
 
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::key::checked;
 use crate::{InvalidKey, KeyPart};
@@ -31,6 +31,12 @@ pub enum MalformedKey {
     /// The quoted string has parameters after it, which this header does not allow.
     #[error("the Idempotency-Key has parameters after the string; send the string alone")]
     Parameters,
+}
+
+/// The line of this header, if there is exactly one.
+pub(super) fn only_line<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h HeaderValue> {
+    let mut lines = headers.get_all(name).iter();
+    lines.next().filter(|_| lines.next().is_none())
 }
 
 /// Reads the value of `Idempotency-Key`: a quoted string of structured fields (RFC 9651), as the draft demands, or a bare

@@ -7,8 +7,9 @@ use super::body::LayerBody;
 use super::rejection::Rejection;
 use crate::response::Response as Stored;
 
-/// `Idempotency-Replayed`: `true` on every replay, absent from every other response.
-pub const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+/// `Idempotent-Replayed`: `true` on every replay, absent from every other response. Stripe and the agentic-commerce
+/// protocol use the same name.
+pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 /// A replay repeats the headers that a client needs to read the body or to find things.
 #[rustfmt::skip]
@@ -25,7 +26,7 @@ pub(super) const NEVER_REPLAYED: [HeaderName; 15] = [
     header::AUTHORIZATION, header::CONNECTION, header::CONTENT_LENGTH, header::DATE, header::PROXY_AUTHENTICATE,
     header::PROXY_AUTHORIZATION, header::SET_COOKIE, header::TE, header::TRAILER, header::TRANSFER_ENCODING,
     header::UPGRADE, header::WWW_AUTHENTICATE,
-    HeaderName::from_static("authentication-info"), HeaderName::from_static("keep-alive"), IDEMPOTENCY_REPLAYED,
+    HeaderName::from_static("authentication-info"), HeaderName::from_static("keep-alive"), IDEMPOTENT_REPLAYED,
 ];
 
 /// The record of a response, with its headers and its body, or without them if they are not to be stored.
@@ -47,7 +48,7 @@ pub(super) fn replay<B>(stored: Stored) -> Result<Response<LayerBody<B>>, Reject
     let not_replayable = || Rejection::NotReplayable { status };
     let body = stored.body.ok_or_else(not_replayable)?;
     let mut response = Response::new(());
-    response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+    response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
     let Some((status, headers)) = status.zip(stored.headers) else {
         // An operator has resolved the operation with a JSON value.
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

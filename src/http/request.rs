@@ -4,14 +4,17 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, Response, StatusCode};
+use http::{HeaderName, Request, Response, StatusCode};
 
 use super::body::LayerBody;
 use super::handler::Unanswered;
-use super::key_header::{MalformedKey, key_value};
+use super::key_header::{MalformedKey, key_value, only_line};
 use super::layer::IdempotencyLayer;
 use super::rejection::{Misconfigured, Rejection};
 use crate::{Error, Fingerprint, Key, KeyPart};
+
+/// `traceparent`, of W3C Trace Context. Several lines are invalid.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// How the layer treats a request.
 pub(super) enum Admission<B> {
@@ -62,7 +65,8 @@ where
     };
     let ticket = match value {
         Some(value) => {
-            let key = key(layer, scope, operation, value)?;
+            let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
+            let key = key(layer, scope, operation, value)?.with_trace(trace.unwrap_or_default());
             let fingerprint = layer.fingerprint.fingerprint(&parts, data).map_err(Rejection::InvalidBody)?;
             let wait = layer.protection.wait().map_err(Error::from)?;
             Some(Ticket { key, fingerprint, wait, arrived })

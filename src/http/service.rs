@@ -15,6 +15,7 @@ use tracing::Instrument as _;
 
 use super::body::LayerBody;
 use super::handler::{Handler, Reply, ServiceCall, Unanswered};
+use super::key_header::{IDEMPOTENCY_KEY, only_line};
 use super::layer::{IdempotencyLayer, Protection};
 use super::leased;
 use super::local_in_flight::Free;
@@ -52,6 +53,7 @@ where
         let unpolled = self.inner.clone();
         let mut service = std::mem::replace(&mut self.inner, unpolled);
         let layer = self.layer.clone();
+        let key = layer.key_from.is_none().then(|| only_line(request.headers(), &IDEMPOTENCY_KEY).cloned()).flatten();
         Box::pin(async move {
             let reply = match admit(&layer, request).await {
                 Ok(Admission::NotCovered(request)) => {
@@ -62,14 +64,19 @@ where
                 }
                 Err(refused) => Err(refused),
             };
-            match reply {
-                Ok(response) => Ok(response),
-                Err(Unanswered::Rejected(rejection)) => Ok(rejected(&layer, rejection)),
-                Err(Unanswered::Denied(Denied(response))) => Ok(response.map(LayerBody::whole)),
-                Err(Unanswered::Failed(error)) => Err(error),
+            let mut response = match reply {
+                Ok(response) => response,
+                Err(Unanswered::Rejected(rejection)) => rejected(&layer, rejection),
+                Err(Unanswered::Denied(Denied(response))) => response.map(LayerBody::whole),
+                Err(Unanswered::Failed(error)) => return Err(error),
                 // The panic goes on in the connection's task, where it would be without the layer.
                 Err(Unanswered::Panicked(panic)) => resume_unwind(panic),
+            };
+            if let Some(key) = key {
+                // Each response echoes its own request's key. What the service has set remains.
+                response.headers_mut().entry(IDEMPOTENCY_KEY).or_insert(key);
             }
+            Ok(response)
         })
     }
 }

@@ -48,12 +48,13 @@ impl Record<'_> {
             .query(concat! {
                 "
                 insert into idempotency.record
-                    (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at)
+                    (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at, trace)
                 select
                     $8::text, $1::text, $2::text, $3::text, $5::bytea, $4::int8,
                     pg_catalog.statement_timestamp() + $6::interval,
                     pg_catalog.statement_timestamp() + $7::interval,
-                    case when $8::text = 'mark' then pg_catalog.statement_timestamp() end
+                    case when $8::text = 'mark' then pg_catalog.statement_timestamp() end,
+                    $10::text
                 where case
                     -- A replay takes no lock, and no claim waits in the insert for an update or delete of the record.
                     when exists (
@@ -69,7 +70,8 @@ impl Record<'_> {
             .bind(interval(terms.retention)) // $6
             .bind(terms.lease.map(interval)) // $7
             .bind(terms.mode.as_str()) // $8
-            .bind(self.key.lock_id()); // $9
+            .bind(self.key.lock_id()) // $9
+            .bind(self.key.trace()); // $10
         Ok(changes_a_row(conn, insert).await?.then_some(Claim { token, attempt: 1 }))
     }
 }

@@ -23,6 +23,7 @@ pub(crate) struct Look {
 }
 
 /// The obstacle that a claim has met.
+#[allow(clippy::large_enum_variant, reason = "moved once for each look, which costs a round trip")]
 pub(crate) enum Standing {
     Found(Found),
     /// No record is there any more, and this transaction holds the lock: claim again.
@@ -45,6 +46,8 @@ pub(crate) struct Found {
     /// The rest of a live lease.
     pub(crate) lease_left: Option<Duration>,
     pub(crate) response: Response,
+    /// The trace of its claim.
+    pub(crate) trace: Option<String>,
     pub(crate) last_error: Option<String>,
     pub(crate) has_steps: bool,
     /// The names of the steps that were begun and have no result.
@@ -72,7 +75,7 @@ impl Record<'_> {
             select
                 asked.at as asked,
                 case when record.token is null then pg_catalog.pg_try_advisory_xact_lock($4::int8) end as mine,
-                mode, fingerprint, token, attempt, last_error, ", readable!("claimed_at"), " as claimed_at,
+                mode, fingerprint, token, attempt, last_error, trace, ", readable!("claimed_at"), " as claimed_at,
                 ", claimed_here!("token"), " as claimed_by_this_transaction,
                 case when lease_until > pg_catalog.statement_timestamp()
                     then extract(epoch from (", readable!("lease_until"), ") - pg_catalog.statement_timestamp())::float8
@@ -118,6 +121,7 @@ impl Found {
             state: statement::state(row)?,
             lease_left: lease_left.map(|left| Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX)),
             response: Response::of(row)?,
+            trace: row.try_get("trace")?,
             last_error: row.try_get("last_error")?,
             has_steps: row.try_get("has_steps")?,
             steps_in_doubt: in_doubt(row)?,

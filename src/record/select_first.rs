@@ -5,6 +5,7 @@ use sqlx::{PgConnection, Row as _};
 use super::claim::Terms;
 use super::statement::Record;
 use crate::fingerprint::Comparison;
+use crate::observe;
 use crate::response::Response;
 
 impl Record<'_> {
@@ -22,7 +23,7 @@ impl Record<'_> {
         let row = self
             .query(
                 "
-                select fingerprint, response_status, response_headers::text as response_headers, response_body
+                select fingerprint, response_status, response_headers::text as response_headers, response_body, trace
                 from idempotency.record
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and mode = $4::text
@@ -36,7 +37,10 @@ impl Record<'_> {
             .fetch_optional(conn)
             .await
             .ok()??;
-        let comparison = terms.fingerprint?.compare(row.try_get("fingerprint").ok()?);
-        if comparison == Comparison::Same { Response::of(&row).ok() } else { None }
+        if terms.fingerprint?.compare(row.try_get("fingerprint").ok()?) != Comparison::Same {
+            return None;
+        }
+        observe::replaying(row.try_get("trace").ok()?);
+        Response::of(&row).ok()
     }
 }

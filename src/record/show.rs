@@ -45,6 +45,8 @@ pub struct Shown {
     /// operation took effect. `None` outside lease mode. Each step of an operation in steps has
     /// [its own](ShownStep::downstream_key).
     pub downstream_key: Option<String>,
+    /// The `traceparent` of its last claim, if that call [passed one on](Key::with_trace).
+    pub trace: Option<String>,
     /// Why the last attempt failed.
     pub last_error: Option<String>,
     /// The steps of an unfinished operation in steps, the earliest first, without their results.
@@ -81,6 +83,7 @@ impl Shown {
             lease_left: lease_seconds_left.and_then(|left| Duration::try_from_secs_f64(left).ok()),
             response_bytes: response_bytes.map(|bytes| u64::from(bytes.unsigned_abs())),
             downstream_key: mode.is_leased().then(|| downstream_key("")),
+            trace: row.try_get("trace")?,
             last_error: row.try_get("last_error")?,
             steps: ShownStep::all(row, downstream_key)?,
             resumable: row.try_get("resumable")?,
@@ -94,7 +97,7 @@ macro_rules! shown {
     () => {
         concat! {
             "
-                mode, fingerprint, token, attempt, last_error,
+                mode, fingerprint, token, attempt, trace, last_error,
                 ", readable!("claimed_at"), " as claimed_at, ", readable!("completed_at"), " as completed_at,
                 ", readable!("expires_at"), " as expires_at,
                 steps::text as steps, request is not null as resumable,

@@ -35,7 +35,8 @@ macro_rules! take_over_free {
                 expires_at = pg_catalog.statement_timestamp() + $6::interval,
                 response_status = null, response_headers = null, response_body = null,
                 last_error = case when $11::int4 > 1 then last_error end,
-                steps = case when $11::int4 > 1 then steps end, request = case when $11::int4 > 1 then request end
+                steps = case when $11::int4 > 1 then steps end, request = case when $11::int4 > 1 then request end,
+                trace = $12::text
             from free
             where scope = $1::text and operation = $2::text and value = $3::text
                 and record.token = $9::int8
@@ -70,7 +71,7 @@ impl Record<'_> {
                         select case when exists (
                             select from idempotency.record
                             where scope = $1::text and operation = $2::text and value = $3::text and token = $9::int8
-                        ) then pg_catalog.pg_try_advisory_xact_lock($12::int8) end as mine
+                        ) then pg_catalog.pg_try_advisory_xact_lock($13::int8) end as mine
                     ),
                     -- A row that a sweep is deleting is skipped: no call waits for a row.
                     free as materialized (
@@ -90,7 +91,7 @@ impl Record<'_> {
                 found_token,
                 claim,
             )
-            .bind(self.key.lock_id()) // $12
+            .bind(self.key.lock_id()) // $13
             .try_map(|row| Ok((row.try_get("mine")?, row.try_get("free")?, row.try_get("taken")?)))
             .fetch_one(conn)
             .await
@@ -121,5 +122,6 @@ impl Record<'_> {
             .bind(found_token) // $9
             .bind(asked) // $10
             .bind(claim.attempt) // $11
+            .bind(self.key.trace()) // $12
     }
 }

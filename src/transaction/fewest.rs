@@ -44,13 +44,14 @@ pub(super) async fn complete_and_chain(
 pub(crate) fn claiming(record: Record<'_>, terms: &Terms) -> Result<(Claim, Opening), Error> {
     let token = draw_token()?;
     let message = format!(
-        "select idempotency.claim({key}, '{token}', {fingerprint}, {retention}, {lease}, {mode}, '{lock_id}'); begin",
+        "select idempotency.claim({key}, '{token}', {fingerprint}, {retention}, {lease}, {mode}, '{lock_id}', {trace}); begin",
         key = key(record.key),
         fingerprint = bytes(terms.fingerprint.as_ref().map(Fingerprint::as_bytes)),
         retention = interval(Some(terms.retention)),
         lock_id = record.key.lock_id(),
         lease = interval(terms.lease),
         mode = text(Some(terms.mode.as_str())),
+        trace = text(record.key.trace()),
     );
     Ok((Claim { token, attempt: 1 }, Opening::Claiming(AssertSqlSafe(message).into_sql_str())))
 }

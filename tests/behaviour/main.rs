@@ -54,6 +54,7 @@ mod record {
     mod operator;
     mod pinned;
     mod rules;
+    mod traces;
 }
 
 mod session {

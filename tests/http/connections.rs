@@ -144,7 +144,7 @@ async fn pipelined_and_chunked_requests_are_answered_in_order(pool: PgPool) {
     let answers = read_until(&mut client, "\r\n\r\nend").await;
     let statuses: Vec<_> = answers.split("HTTP/1.1 ").skip(1).map(|answer| &answer[..3]).collect();
     assert_eq!(statuses, ["201", "201", "200", "200"]);
-    assert_eq!(answers.matches("idempotency-replayed: true").count(), 1);
+    assert_eq!(answers.matches("idempotent-replayed: true").count(), 1);
     assert!(answers.contains("\r\n\r\nabc"), "{answers}");
     assert_eq!(answers.matches("content-length: 8").count(), 2, "a replay has a length too: {answers}");
     server.end().await;
@@ -165,7 +165,7 @@ async fn http_2_behaves_like_http_1(pool: PgPool) {
     assert_eq!((first.version(), first.status().as_u16()), (reqwest::Version::HTTP_2, 201));
     let first = first.bytes().await.expect("a body");
     let repeat = post().await;
-    assert_eq!(repeat.headers()["idempotency-replayed"], "true");
+    assert_eq!(repeat.headers()["idempotent-replayed"], "true");
     assert_eq!(repeat.bytes().await.expect("a body"), first);
     drop(client);
     server.end().await;

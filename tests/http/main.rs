@@ -17,9 +17,12 @@ mod requests;
 mod rules;
 mod settings;
 mod stack;
+mod standards;
 mod steps;
 #[path = "../support/strict.rs"]
 mod strict;
 mod support;
+mod tool_calls;
+mod traces;
 mod transactional;
 mod vanished;

@@ -11,7 +11,7 @@ async fn the_first_request_performs_and_a_repeat_gets_its_answer(pool: PgPool) {
     let app = app(transactional(&pool));
     let first = post_to(&app, "/effects", "key-1", "x").await;
     assert_eq!(first.status, StatusCode::CREATED);
-    assert!(!first.headers.contains_key("idempotency-replayed"));
+    assert!(!first.headers.contains_key("idempotent-replayed"));
     for _ in 0..3 {
         let repeat = post_to(&app, "/effects", "key-1", "x").await;
         assert!(repeat.is_replayed());

@@ -7,7 +7,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use pg_idempotency::http::{IDEMPOTENCY_KEY, IDEMPOTENCY_REPLAYED};
+use pg_idempotency::http::{IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED};
 use pg_idempotency::testing::PATIENCE;
 use sqlx::PgPool;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -27,7 +27,7 @@ fn around(app: Router, limit: Duration) -> Router {
         .allow_origin(Any)
         .allow_methods([Method::GET, Method::POST])
         .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, IDEMPOTENCY_KEY])
-        .expose_headers([IDEMPOTENCY_REPLAYED, header::RETRY_AFTER]);
+        .expose_headers([IDEMPOTENT_REPLAYED, header::RETRY_AFTER]);
     app.layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, limit))
         .layer(CatchPanicLayer::new())
         .layer(CompressionLayer::new())
@@ -62,7 +62,7 @@ async fn a_page_may_send_the_key_and_see_the_replay(pool: PgPool) {
         let answer = send(&app, post).await;
         assert_eq!((answer.status, answer.is_replayed()), (StatusCode::CREATED, replayed));
         let headers = answer.headers["access-control-expose-headers"].to_str().expect("text");
-        assert!(headers.contains("idempotency-replayed"), "{headers}");
+        assert!(headers.contains("idempotent-replayed"), "{headers}");
     }
     assert_eq!(send(&app, request("POST", "/effects", Some("key-1"), "x")).await.status, StatusCode::UNAUTHORIZED);
     assert_eq!(effects(&pool).await, 1);

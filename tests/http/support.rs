@@ -207,7 +207,7 @@ pub(crate) struct Answer {
 
 impl Answer {
     pub(crate) fn is_replayed(&self) -> bool {
-        self.headers.get("idempotency-replayed").is_some_and(|value| value == "true")
+        self.headers.get("idempotent-replayed").is_some_and(|value| value == "true")
     }
 
     /// The last part of the problem's type.

@@ -37,7 +37,7 @@ impl Answer {
         let text = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let answer = Self {
             status: Some(response.status().as_u16()),
-            replayed: text("idempotency-replayed").is_some_and(|value| value == "true"),
+            replayed: text("idempotent-replayed").is_some_and(|value| value == "true"),
             retry_after: text("retry-after").and_then(|seconds| seconds.parse().ok()),
             etag: text("etag"),
             text: String::new(),

@@ -38,6 +38,7 @@ fn in_json(shown: &Shown) -> serde_json::Value {
         "lease_seconds_left": shown.lease_left.map(|left| left.as_secs_f64()),
         "response_bytes": shown.response_bytes,
         "downstream_key": shown.downstream_key,
+        "trace": shown.trace,
         "last_error": shown.last_error,
         "resumable": shown.resumable,
         "steps": shown.steps.iter().map(step_in_json).collect::<Vec<_>>(),
@@ -73,6 +74,7 @@ pub(crate) fn in_text(shown: &Shown) -> String {
     lines.extend(shown.response_bytes.map(|bytes| ("response", format!("{bytes} bytes"))));
     let each = if shown.mode == Mode::InSteps { "; each step has its own" } else { "" };
     lines.extend(shown.downstream_key.as_ref().map(|key| ("downstream key", format!("{key}{each}"))));
+    lines.extend(shown.trace.as_deref().map(|trace| ("trace", printable(trace))));
     lines.extend(shown.last_error.as_deref().map(|error| ("last error", printable(error))));
     lines.extend(shown.resumable.then(|| ("request", "stored: a resumer may finish the operation".to_owned())));
     let lines = lines.into_iter().map(|(name, value)| format!("{name:<14} {value}\n"));

@@ -31,7 +31,8 @@ impl IdempotencyLayer {
     }
 
     /// Takes the value of the key from another place than `Idempotency-Key`: from another header, or from a field of
-    /// the body. `Ok(None)` means that the key is missing. If the function returns an error, that is the response.
+    /// the body. `Ok(None)` means that the key is missing. If the function returns an error, that is the response. No
+    /// response echoes such a key.
     pub fn with_key_from(
         self,
         value: impl Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync + 'static,

@@ -16,12 +16,13 @@ pub(crate) async fn claim(record: Record<'_>, conn: &mut PgConnection, terms: &T
         .query(
             "
             insert into idempotency.record
-                (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at)
+                (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at, trace)
             values (
                 $8::text, $1::text, $2::text, $3::text, $5::bytea, $4::int8,
                 pg_catalog.statement_timestamp() + $6::interval,
                 pg_catalog.statement_timestamp() + $7::interval,
-                case when $8::text = 'mark' then pg_catalog.statement_timestamp() end
+                case when $8::text = 'mark' then pg_catalog.statement_timestamp() end,
+                $9::text
             )
             on conflict (scope, operation, value) do nothing
             ",
@@ -30,7 +31,8 @@ pub(crate) async fn claim(record: Record<'_>, conn: &mut PgConnection, terms: &T
         .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes)) // $5
         .bind(interval(terms.retention)) // $6
         .bind(terms.lease.map(interval)) // $7
-        .bind(terms.mode.as_str()); // $8
+        .bind(terms.mode.as_str()) // $8
+        .bind(record.key.trace()); // $9
     if !changes_a_row(&mut *conn, insert).await? {
         return Ok(None);
     }

@@ -26,7 +26,7 @@ pub(crate) async fn look(
         .query(concat! {
             "
             select
-                mode, fingerprint, token, attempt, last_error, ", readable!("claimed_at"), " as claimed_at,
+                mode, fingerprint, token, attempt, last_error, trace, ", readable!("claimed_at"), " as claimed_at,
                 ", has_steps!(), " as has_steps, ", steps_in_doubt!(), "::text as steps_in_doubt,
                 ", settled_by_an_operator!(), " as settled_by_an_operator,
                 completed_at is not null as completed,
@@ -92,6 +92,7 @@ impl Found {
             state,
             lease_left,
             response: Response::of(row)?,
+            trace: row.try_get("trace")?,
             last_error: row.try_get("last_error")?,
             has_steps: row.try_get("has_steps")?,
             steps_in_doubt,

@@ -87,7 +87,8 @@ impl ByHand {
             .bind(DAY)
             .bind(None::<PgInterval>)
             .bind("transaction")
-            .bind(lock_of(key)?);
+            .bind(lock_of(key)?)
+            .bind(None::<String>);
         Ok((token, query.execute(conn).await?.rows_affected() == 1))
     }
 }

@@ -33,6 +33,24 @@ async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) ->
     Ok(())
 }
 
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn show_names_the_trace_of_the_work(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    for (value, trace) in [("a", trace), ("b", "")] {
+        let key = Key::new("user:1", "POST /orders", value)?.with_trace(trace);
+        let perform = async |_: &mut sqlx::PgConnection| Ok::<_, pg_idempotency::Error>(1);
+        let _ = pg_idempotency::Idempotency::new().run(&pool, &key, "body", perform).await?;
+    }
+    let show = |value| text(&janitor_on(&options, &["show", "user:1", "POST /orders", value]).stdout);
+    assert!(show("a").contains(&format!("trace          {trace}\n")), "{}", show("a"));
+    assert!(!show("b").contains("trace"), "{}", show("b"));
+    let shown =
+        |value| json(&janitor_on(&options, &["show", "--json", "user:1", "POST /orders", value]))["trace"].clone();
+    assert_eq!((shown("a"), shown("b")), (trace.into(), ().into()));
+    Ok(())
+}
+
 /// The step in doubt is looked up at the gateway by its own downstream key.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn show_lists_the_steps_without_their_results(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {

@@ -12,7 +12,7 @@ use axum::routing::post;
 use axum::{Json, Router};
 use demos::server::Server;
 use pg_idempotency::Idempotency;
-use pg_idempotency::http::{IDEMPOTENCY_REPLAYED, IdempotencyLayer, IdempotentTx};
+use pg_idempotency::http::{IDEMPOTENT_REPLAYED, IdempotencyLayer, IdempotentTx};
 use sqlx::PgPool;
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -98,7 +98,7 @@ async fn fail_at_first(State(plan): State<Arc<Plan>>, request: Request, next: Ne
         _ => {}
     }
     let response = next.run(request).await;
-    let replayed = response.headers().contains_key(IDEMPOTENCY_REPLAYED);
+    let replayed = response.headers().contains_key(IDEMPOTENT_REPLAYED);
     answered(if replayed { Answered::Replayed } else { Answered::With(response.status().as_u16()) });
     // The third answer was the refusal of a duplicate, so the order can be finished.
     plan.may_finish.notify_one();

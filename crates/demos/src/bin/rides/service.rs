@@ -54,7 +54,7 @@ async fn create(State(rides): State<Rides>, headers: HeaderMap, Json(new): Json<
     let booked = tokio::spawn(async move { rides.book(&key, &new).await });
     let panicked = |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal-error", "ask again with the same key");
     let outcome = booked.await.map_err(panicked)?.map_err(problem)?;
-    let replayed = [("idempotency-replayed", outcome.is_replayed().to_string())];
+    let replayed = [("idempotent-replayed", outcome.is_replayed().to_string())];
     Ok((StatusCode::CREATED, replayed, Json(outcome.into_inner())).into_response())
 }
 

@@ -90,7 +90,7 @@ async fn receive(State(endpoint): State<Endpoint>, headers: HeaderMap, body: Byt
     pg_idempotency::commit(tx).await?;
     // Only now: the sender does not deliver an acknowledged event again.
     let duplicate = marked == Marked::Duplicate;
-    Ok(([("idempotency-replayed", duplicate.to_string())], Json(json!({ "received": event.id }))))
+    Ok(([("idempotent-replayed", duplicate.to_string())], Json(json!({ "received": event.id }))))
 }
 
 /// Events arrive in any order, so nothing here may depend on an earlier one. A sum does not.

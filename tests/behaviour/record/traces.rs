@@ -1,0 +1,75 @@
+//! The trace that a call passes on with its key.
+
+use std::time::Duration;
+
+use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::mark::{Marked, mark, mark_many};
+use pg_idempotency::operator::show;
+use pg_idempotency::testing::{expire, lapse};
+use pg_idempotency::{Error, Idempotency};
+use sqlx::PgPool;
+
+use crate::support::{DEPLOYMENTS, WAYS, key};
+
+const ONE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+const TWO: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
+
+async fn kept(pool: &PgPool, value: &str) -> anyhow::Result<Option<String>> {
+    Ok(show(pool, &key(value)).await?.expect("a record").trace)
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_record_has_the_trace_of_the_call_that_performed(pool: PgPool) -> anyhow::Result<()> {
+    let ways = WAYS.into_iter().chain(DEPLOYMENTS.iter().map(|of| Idempotency::new().with_deployment(*of)));
+    for (n, way) in ways.enumerate() {
+        let value = n.to_string();
+        let call = async |trace| {
+            let key = key(&value).with_trace(trace);
+            anyhow::Ok(way.run(&pool, &key, "body", async |_| Ok::<_, Error>(1)).await?.is_replayed())
+        };
+        assert!(!call(ONE).await?, "{way:?}");
+        assert!(call(TWO).await?, "{way:?}: the trace is no part of the key");
+        assert_eq!(kept(&pool, &value).await?.as_deref(), Some(ONE), "{way:?}");
+        // After the retention the next call takes the record over.
+        for (next, has) in [(TWO, Some(TWO)), ("", None)] {
+            expire(&pool, &key(&value)).await?;
+            assert!(!call(next).await?, "{way:?}");
+            assert_eq!(kept(&pool, &value).await?.as_deref(), has, "{way:?}");
+        }
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_lease_that_is_taken_over_has_the_trace_of_the_last_attempt(pool: PgPool) -> anyhow::Result<()> {
+    let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(40) })?;
+    let acquire = async |trace| leasing.acquire::<i64, _>(&pool, &key("a").with_trace(trace), "body").await;
+    let Acquired::Owner(first) = acquire(ONE).await? else { panic!("the key is new") };
+    assert_eq!(kept(&pool, "a").await?.as_deref(), Some(ONE), "while it runs, too");
+    drop(first);
+    lapse(&pool, &key("a")).await?;
+    let Acquired::Owner(second) = acquire(TWO).await? else { panic!("lapsed") };
+    second.complete(&1).await?;
+    assert!(matches!(acquire(ONE).await?, Acquired::Replayed(1)));
+    let shown = show(&pool, &key("a")).await?.expect("a record");
+    assert_eq!((shown.attempt, shown.trace.as_deref()), (2, Some(TWO)));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_mark_has_the_trace_of_the_first_and_a_batch_has_none(pool: PgPool) -> anyhow::Result<()> {
+    let window = Duration::from_secs(60);
+    let mut tx = pool.begin().await?;
+    let [one, two] = [ONE, TWO].map(|trace| key("a").with_trace(trace));
+    assert_eq!(mark(&mut tx, &one, window).await?, Marked::First);
+    assert_eq!(mark(&mut tx, &two, window).await?, Marked::Duplicate);
+    tx.commit().await?;
+    assert_eq!(kept(&pool, "a").await?.as_deref(), Some(ONE));
+    expire(&pool, &one).await?;
+    let mut tx = pool.begin().await?;
+    let batch = [two, key("b").with_trace(ONE)];
+    assert_eq!(mark_many(&mut tx, &batch, window).await?, [Marked::First, Marked::First]);
+    tx.commit().await?;
+    assert_eq!((kept(&pool, "a").await?, kept(&pool, "b").await?), (None, None), "nothing of the old record remains");
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! The lines of the table in `src/guide/standards.md` that no other test shows. The table names a test for each line.
+
+use axum::Router;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::routing::post;
+use pg_idempotency::Key;
+use pg_idempotency::http::{IDEMPOTENCY_KEY, IdempotentTx};
+use pg_idempotency::testing::{Gate, expire};
+use sqlx::PgPool;
+
+use crate::support::{Answer, app, create_effects, effects, post_to, records, request, send, stops_at, transactional};
+
+fn echoed(answer: &Answer) -> Vec<&str> {
+    answer.headers.get_all(IDEMPOTENCY_KEY).iter().map(|key| key.to_str().expect("ASCII")).collect()
+}
+
+/// In the form in which the request had it, whatever the answer is. The record does not have it.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn every_answer_to_a_request_with_a_key_echoes_the_key(pool: PgPool) {
+    create_effects(&pool).await;
+    let gate = Gate::new();
+    let app = stops_at(&gate).layer(transactional(&pool)).merge(app(transactional(&pool)));
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { post_to(&app, "/gate", "\"key-1\"", "x").await }
+    });
+    gate.reached().await;
+    let in_flight = post_to(&app, "/gate", "key-1", "x").await;
+    assert_eq!((&*in_flight.problem(), echoed(&in_flight)), ("in-flight", vec!["key-1"]));
+    gate.open();
+    assert_eq!(echoed(&first.await.expect("joined")), ["\"key-1\""]);
+    let replay = post_to(&app, "/gate", "key-1", "x").await;
+    assert_eq!((replay.is_replayed(), echoed(&replay)), (true, vec!["key-1"]), "this request's form of the key");
+    for (uri, key, body, status) in [
+        ("/gate", "key-1", "y", StatusCode::UNPROCESSABLE_ENTITY),
+        ("/status/402", "key-2", "x", StatusCode::PAYMENT_REQUIRED),
+        ("/effects", "a b", "x", StatusCode::BAD_REQUEST),
+    ] {
+        let answer = post_to(&app, uri, key, body).await;
+        assert_eq!((answer.status, echoed(&answer)), (status, vec![key]));
+    }
+    let mut refused_by_the_scope = request("POST", "/effects", Some("key-3"), "x");
+    refused_by_the_scope.headers_mut().insert("x-user", HeaderValue::from_static("nobody"));
+    let refused = send(&app, refused_by_the_scope).await;
+    assert_eq!((refused.status, echoed(&refused)), (StatusCode::UNAUTHORIZED, vec!["key-3"]));
+
+    let stored: bool =
+        sqlx::query_scalar("select bool_or(response_headers::text like '%idempotency%') from idempotency.record")
+            .fetch_one(&pool)
+            .await
+            .expect("records");
+    assert!(!stored);
+    let mut several = request("POST", "/effects", Some("key-4"), "x");
+    several.headers_mut().append(IDEMPOTENCY_KEY, HeaderValue::from_static("key-5"));
+    for without_a_key in [request("POST", "/effects", None, "x"), several] {
+        assert!(echoed(&send(&app, without_a_key).await).is_empty());
+    }
+    // The layer does not cover the method.
+    assert!(echoed(&send(&app, request("GET", "/effects", Some("key-1"), "")).await).is_empty());
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_key_from_another_place_is_not_echoed_and_a_handlers_own_header_remains(pool: PgPool) {
+    let own =
+        async |_: IdempotentTx, headers: HeaderMap| ([(IDEMPOTENCY_KEY, "of the handler")], headers.len().to_string());
+    let router = || Router::new().route("/own", post(own)).route("/none", post(async |_: IdempotentTx| "done"));
+    let of_header = router().layer(transactional(&pool));
+    assert_eq!(echoed(&post_to(&of_header, "/own", "key-1", "x").await), ["of the handler"]);
+    let of_body = router().layer(transactional(&pool).with_key_from(|_, _| Ok(Some("of the body".to_owned()))));
+    assert!(echoed(&post_to(&of_body, "/none", "key-1", "x").await).is_empty());
+}
+
+/// The agentic-commerce protocol scopes keys to the path. The default scopes them to the matched route, and then another
+/// path is another request.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn with_the_path_as_operation_the_same_key_on_another_path_is_independent(pool: PgPool) {
+    create_effects(&pool).await;
+    let by_path = transactional(&pool).with_operation(|parts| Some(format!("{} {}", parts.method, parts.uri.path())));
+    for (app, other) in
+        [(app(transactional(&pool)), StatusCode::UNPROCESSABLE_ENTITY), (app(by_path), StatusCode::CREATED)]
+    {
+        assert_eq!(post_to(&app, "/accounts/1/effects", "key-1", "x").await.status, StatusCode::CREATED);
+        assert_eq!(post_to(&app, "/accounts/2/effects", "key-1", "x").await.status, other);
+        assert!(post_to(&app, "/accounts/1/effects", "key-1", "x").await.is_replayed());
+    }
+    assert_eq!(effects(&pool).await, 3);
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn in_canonical_json_trailing_zeros_are_equal_and_null_is_not_absent(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool).with_canonical_json([]).expect("no pointer"));
+    assert_eq!(post_to(&app, "/effects", "key-1", r#"{"a":1.0,"b":[1,2]}"#).await.status, StatusCode::CREATED);
+    for same in [r#"{"a":1,"b":[1,2]}"#, r#"{ "b": [1.00, 2e0], "a": 1 }"#] {
+        assert!(post_to(&app, "/effects", "key-1", same).await.is_replayed(), "{same}");
+    }
+    for other in [r#"{"a":1,"b":[2,1]}"#, r#"{"a":1,"b":[1,2],"c":null}"#, r#"{"a":"1","b":[1,2]}"#] {
+        assert_eq!(post_to(&app, "/effects", "key-1", other).await.problem(), "key-reused", "{other}");
+    }
+    assert_eq!(effects(&pool).await, 1);
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_key_lives_for_a_day_and_is_then_a_new_request(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool));
+    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
+    let a_day: bool = sqlx::query_scalar(
+        "select expires_at - claimed_at between interval '24 h' and interval '24 h 5 min' from idempotency.record",
+    )
+    .fetch_one(&pool)
+    .await
+    .expect("a record");
+    assert!(a_day);
+    let key = Key::new("ada", "POST /effects", "key-1").expect("a key");
+    expire(&pool, &key).await.expect("expired");
+    let new = post_to(&app, "/effects", "key-1", "another body").await;
+    assert_eq!((new.status, new.is_replayed()), (StatusCode::CREATED, false));
+    assert_eq!((effects(&pool).await, records(&pool).await), (2, 1));
+}
