@@ -1,6 +1,7 @@
 //! Records that an earlier call would have left, in any state. The rules of `migrations/strict.sql` refuse a state that no
 //! call leaves behind.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pg_idempotency::lease::Policy;
@@ -31,7 +32,8 @@ pub(crate) struct Fixture {
     expired: bool,
     response: Option<Vec<u8>>,
     last_error: Option<String>,
-    steps_in_doubt: Vec<String>,
+    /// The result of each step; a step without one is in doubt.
+    steps: BTreeMap<String, Option<String>>,
     request: Option<Vec<u8>>,
 }
 
@@ -60,7 +62,7 @@ impl Fixture {
         Ok(Self { deadline: Deadline::Passed, ..Self::leased(key, body, policy)? })
     }
 
-    /// In transaction mode.
+    /// In transaction mode, unless `with_mode` says otherwise.
     pub(crate) fn released<B: Body + ?Sized>(key: &Key, body: &B) -> Result<Self, Error> {
         Ok(Self { deadline: Deadline::Released, ..Self::indeterminate(key, body)? })
     }
@@ -86,9 +88,13 @@ impl Fixture {
             expired: false,
             response: None,
             last_error: None,
-            steps_in_doubt: Vec::new(),
+            steps: BTreeMap::new(),
             request: None,
         }
+    }
+
+    pub(crate) fn with_mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
     }
 
     /// A live lease still protects the record.
@@ -104,8 +110,13 @@ impl Fixture {
         Self { last_error: Some(reason.into()), ..self }
     }
 
+    pub(crate) fn with_step<T: Serialize + ?Sized>(mut self, name: &str, result: &T) -> Self {
+        self.steps.insert(name.to_owned(), Some(serde_json::to_string(result).expect("a result with a JSON form")));
+        self
+    }
+
     pub(crate) fn with_step_in_doubt(mut self, name: &str) -> Self {
-        self.steps_in_doubt.push(name.to_owned());
+        self.steps.insert(name.to_owned(), None);
         self
     }
 
@@ -114,9 +125,15 @@ impl Fixture {
     }
 
     fn steps_as_json(&self) -> Option<String> {
-        let step = json!({"begun": Utc::now().to_rfc3339(), "attempt": self.attempt});
-        let steps = self.steps_in_doubt.iter().map(|name| (name.clone(), step.clone()));
-        (!self.steps_in_doubt.is_empty()).then(|| serde_json::Value::Object(steps.collect()).to_string())
+        let at = Utc::now().to_rfc3339();
+        let steps = self.steps.iter().map(|(name, result)| {
+            let step = match result {
+                Some(result) => json!({"result": result, "attempt": self.attempt, "at": at}),
+                None => json!({"begun": at, "attempt": self.attempt}),
+            };
+            (name.clone(), step)
+        });
+        (!self.steps.is_empty()).then(|| serde_json::Value::Object(steps.collect()).to_string())
     }
 
     /// Writes the record in place of any other record of the key.

@@ -6,7 +6,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
 use axum::{Json, Router};
-use pg_idempotency::http::{Denied, IDEMPOTENCY_REPLAYED, IdempotencyLayer, IdempotentTx};
+use pg_idempotency::http::{Denied, IDEMPOTENT_REPLAYED, IdempotencyLayer, IdempotentTx};
 use pg_idempotency::{Idempotency, Key, OnEscape, Outcome, ensure_idempotent};
 use sea_orm::{ActiveModelTrait as _, ConnectionTrait as _, EntityTrait as _, PaginatorTrait as _};
 use sea_orm::{ActiveValue::Set, DatabaseConnection, DbErr, RuntimeErr};
@@ -131,7 +131,7 @@ async fn an_entity_is_written_once_through_the_transaction_of_the_layer(pool: Pg
     let send = async |key: &str, body: &'static str| -> anyhow::Result<_> {
         let request = Request::post("/orders").header("idempotency-key", key).body(Body::from(body))?;
         let response = app.clone().oneshot(request).await?;
-        let (status, replayed) = (response.status(), response.headers().contains_key(IDEMPOTENCY_REPLAYED));
+        let (status, replayed) = (response.status(), response.headers().contains_key(IDEMPOTENT_REPLAYED));
         Ok((status, replayed, to_bytes(response.into_body(), usize::MAX).await?))
     };
     assert_eq!(send("a", "fail").await?.0, StatusCode::SERVICE_UNAVAILABLE);
