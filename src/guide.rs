@@ -22,6 +22,7 @@ pages! {
     words: "The glossary.";
     axum: "Add the layer to an existing axum service.", "layers";
     http: "Choose the settings of the HTTP layer.", "http";
+    by_reference: "Rebuild an answer in place of storing it.";
     clients: "Tell clients how to retry.";
     events: "Webhooks, queues and nonces.", "lease";
     steps: "Charge a card, and write rows around it.", "steps";
