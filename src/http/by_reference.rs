@@ -66,7 +66,7 @@ impl<T: Serialize> axum::response::IntoResponseParts for AnswerBy<T> {
 }
 
 impl Reference {
-    pub(super) fn to_record(self, status: StatusCode) -> Stored {
+    pub(super) fn into_record(self, status: StatusCode) -> Stored {
         // `StatusCode` is at most 999.
         let status = Some(status.as_u16().cast_signed());
         Stored { status, headers: Some(IS_REFERENCE.to_owned()), body: Some(self.0) }

@@ -62,7 +62,7 @@ async fn judge<R: ResponseBody>(
     // An upgraded connection cannot be replayed.
     let storable = parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
     if let Some(reference) = reference.filter(|_| storable) {
-        let stored = reference.to_record(status);
+        let stored = reference.into_record(status);
         return Ok(Conclusion::Store {
             stored,
             response: Response::from_parts(parts, LayerBody::untouched(body)),
