@@ -28,7 +28,7 @@ const IS_REFERENCE: &str = "\"reference\"";
 /// the response as the handler made it. A repeat gets one that the layer's [`Replay`] makes of the reference.
 ///
 /// With axum: `(StatusCode::CREATED, AnswerBy(order.id), Json(order))`. A reference that has no JSON form makes the
-/// response a 500. The [guide](crate::guide::by_reference) has examples.
+/// response a 500. The guide's page `by_reference` has examples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AnswerBy<T>(pub T);
 
