@@ -27,6 +27,7 @@ pages! {
     words: "The glossary.";
     axum: "Add the layer to an existing axum service.", "layers";
     http: "Choose the settings of the HTTP layer.", "http";
+    by_reference: "Rebuild an answer in place of storing it.";
     events: "Webhooks, queues and nonces.", "lease";
     steps: "Charge a card, and write rows around it.", "steps";
     orms: "SeaORM, other versions of sqlx, and other libraries." with "sea_orm.rs";

@@ -47,7 +47,9 @@
 //! 8. Its outcome is unknown, or it failed as often as it may: 409 `indeterminate`, 409 `exhausted`.
 //! 9. The first request was answered: **the same answer**, with the same status, the [allowed
 //!    headers](IdempotencyLayer::with_replayed_header), the same bytes, and `Idempotent-Replayed: true`. If the
-//!    response was not stored (too large, a stream, a secret): 409 `not-replayable`.
+//!    response was not stored (too large, a stream, a secret): 409 `not-replayable`. If the record has a
+//!    [reference](AnswerBy), the answer is [rebuilt](IdempotencyLayer::with_replay); if the reference no longer resolves:
+//!    410 `gone`.
 //! 10. Otherwise the handler runs. A response
 //!     - **below 400** is stored with the key, committed, and then sent. A commit that fails is a 500 if the database
 //!       refuses it (a deferred constraint), and a 503 if a retry may succeed or the connection was lost.
@@ -109,6 +111,7 @@
 //! compares the layer with the draft, requirement by requirement.
 
 mod body;
+mod by_reference;
 mod conclusion;
 mod fingerprint_choice;
 mod handler;
@@ -125,6 +128,7 @@ mod service;
 mod transactional;
 
 pub use body::LayerBody;
+pub use by_reference::{AnswerBy, Replay};
 pub use conclusion::NoStore;
 pub use idempotent_tx::{IdempotentTx, NoTransaction};
 pub use key_header::{IDEMPOTENCY_KEY, MalformedKey};

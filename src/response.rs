@@ -5,7 +5,8 @@ use sqlx::postgres::PgRow;
 
 /// A body of JSON text, or, over HTTP, a status, headers and a body.
 ///
-/// If the service chose not to store an HTTP response, the record has its status, and no body.
+/// If the service chose not to store an HTTP response, the record has its status, and no body. If it chose a reference,
+/// the body is that reference, from which a replay rebuilds the response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Response {
     pub(crate) status: Option<i16>,

@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::{Response, header};
 
 use super::body::{LayerBody, ResponseBody};
+use super::by_reference::Reference;
 use super::handler::Unanswered;
 use super::layer::IdempotencyLayer;
 use super::rejection::Misconfigured;
@@ -56,9 +57,18 @@ async fn judge<R: ResponseBody>(
     if content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc")) {
         return Err(Misconfigured::Grpc);
     }
-    let (parts, body) = response.into_parts();
+    let (mut parts, body) = response.into_parts();
+    let reference = parts.extensions.remove::<Reference>();
     // An upgraded connection cannot be replayed.
     let storable = parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
+    if let Some(reference) = reference.filter(|_| storable) {
+        let stored = reference.into_record(status);
+        return Ok(Conclusion::Store {
+            stored,
+            response: Response::from_parts(parts, LayerBody::untouched(body)),
+            undo,
+        });
+    }
     let body = if keyed && storable { read(body, layer.response_limit).await? } else { LayerBody::untouched(body) };
     let stored_body = body.as_whole().filter(|data| data.len() <= layer.response_limit).map(|data| data.to_vec());
     let stored = to_record(&parts, stored_body, &layer.replayed_headers);

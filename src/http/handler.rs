@@ -4,6 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{Extensions, Request, Response};
 use tokio::time::timeout;
 use tower_service::Service;
@@ -47,6 +48,9 @@ pub(super) trait Handler: Send + 'static {
 
     fn extensions_mut(&mut self) -> &mut Extensions;
 
+    /// The request without its body, for a handler that is not called.
+    fn into_parts(self) -> Parts;
+
     /// Calls the handler. If it takes longer than `limit`, drops it with everything that it has not given back.
     fn call(
         self,
@@ -70,6 +74,10 @@ where
 
     fn extensions_mut(&mut self) -> &mut Extensions {
         self.request.extensions_mut()
+    }
+
+    fn into_parts(self) -> Parts {
+        self.request.into_parts().0
     }
 
     async fn call(mut self, limit: Duration) -> Result<Response<R>, Unanswered<S::Error>> {

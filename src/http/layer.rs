@@ -12,6 +12,7 @@ use http::{HeaderName, Method, Response, StatusCode};
 use sqlx::PgPool;
 use tower_layer::Layer;
 
+use super::by_reference::Rebuild;
 use super::fingerprint_choice::FingerprintChoice;
 use super::local_in_flight::LocalInFlight;
 use super::rejection::{Rejection, problem};
@@ -59,6 +60,7 @@ pub struct IdempotencyLayer {
     // The response.
     pub(super) stored_errors: Vec<StatusCode>,
     pub(super) replayed_headers: Vec<HeaderName>,
+    pub(super) replay: Option<Arc<dyn Rebuild>>,
     pub(super) rejection: Arc<ResponseOf>,
     // The bounds.
     pub(super) local: LocalInFlight,
@@ -148,6 +150,7 @@ impl IdempotencyLayer {
             fingerprint: FingerprintChoice::default(),
             stored_errors: Vec::new(),
             replayed_headers: REPLAYED.to_vec(),
+            replay: None,
             rejection: Arc::new(problem),
             local: LocalInFlight::default(),
             request_limit: BODY_LIMIT,

@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use http::Extensions;
 
+use super::by_reference::answer_again;
 use super::conclusion::{Conclusion, conclude};
 use super::handler::{Handler, Reply, Unanswered};
 use super::layer::IdempotencyLayer;
 use super::rejection::Rejection;
-use super::replay::replay;
 use super::request::Ticket;
 use crate::claim::Asked;
 use crate::lease::{Acquired, Lease, Leasing, unless_lost};
@@ -26,7 +26,7 @@ pub(super) async fn run<H: Handler>(
     let acquired = options.waiting(ticket.wait).acquire_stored(&layer.pool, key, ticket.fingerprint, None, asked);
     let owner = match acquired.await? {
         Acquired::Owner(owner) => owner,
-        Acquired::Replayed(stored) => return Ok(replay(stored)?),
+        Acquired::Replayed(stored) => return answer_again(layer, stored, handler).await,
     };
     handler.extensions_mut().insert(Lease::clone(&owner));
     let _registered = layer.local.register(key, ticket.fingerprint);

@@ -80,6 +80,9 @@ pub enum Rejection {
         /// The status of the first response, if it is known.
         status: Option<StatusCode>,
     },
+    /// `gone`, 410: the operation is done, and what the record [refers to](super::AnswerBy) is no longer there.
+    #[error("the operation was completed before, and its result no longer exists; do not repeat it")]
+    Gone,
     /// `unavailable`, 503 with `Retry-After`: the database is unreachable, the connection or the lease was lost, or the
     /// transaction lost against a concurrent one. **If the connection was lost at COMMIT, it is unknown whether the
     /// operation took effect; a retry with the same key gives the answer.**
@@ -136,8 +139,11 @@ pub enum Misconfigured {
     /// A statement of the handler failed, and the handler still answered with a success.
     #[error("a statement of the handler failed, but the handler answered with a success; let it answer with an error")]
     TransactionAborted(#[source] Error),
-    /// The body of the handler's response failed.
-    #[error("the handler's response could not be read to its end: {0}")]
+    /// The record has a reference, and the layer no [`Replay`](super::Replay) that rebuilds the answer.
+    #[error("the record has a reference in place of a response; add IdempotencyLayer::with_replay, which rebuilds it")]
+    NoReplay,
+    /// The body of the handler's response failed, or that of a rebuilt one.
+    #[error("the response could not be read to its end: {0}")]
     BrokenResponse(String),
     /// The handler answered in gRPC, whose calls have the status 200 even if they fail.
     #[error("the layer cannot judge a gRPC response; call ensure_idempotent in the method, without the layer")]
@@ -146,7 +152,7 @@ pub enum Misconfigured {
     /// a missing privilege (42501), a key with characters outside the database's encoding (22P05).
     #[error("the database refused a statement or the commit, and would refuse it again")]
     DatabaseRefused(#[source] Error),
-    /// Any other error of this crate: the table is missing, or the stored fingerprint is of an unknown version or
+    /// Any other error of this crate: the table is missing, a stored reference does not decode, or the stored fingerprint is of an unknown version or
     /// choice.
     #[error(transparent)]
     Refused(#[from] Error),
@@ -183,6 +189,7 @@ impl Rejection {
             Self::Indeterminate { .. } => ("indeterminate", StatusCode::CONFLICT),
             Self::Exhausted { .. } => ("exhausted", StatusCode::CONFLICT),
             Self::NotReplayable { .. } => ("not-replayable", StatusCode::CONFLICT),
+            Self::Gone => ("gone", StatusCode::GONE),
             Self::Unavailable(_) => ("unavailable", StatusCode::SERVICE_UNAVAILABLE),
             Self::Overloaded { .. } => ("overloaded", StatusCode::SERVICE_UNAVAILABLE),
             Self::TimedOut { .. } => ("timed-out", StatusCode::SERVICE_UNAVAILABLE),
@@ -239,7 +246,7 @@ impl Rejection {
             Self::KeyReused => "key_reused",
             Self::InFlight { .. } => "in_flight",
             Self::Indeterminate { .. } => "indeterminate",
-            Self::NotReplayable { .. } => observe::REPLAYED,
+            Self::NotReplayable { .. } | Self::Gone => observe::REPLAYED,
             Self::Misconfigured(mistake) if matches!(**mistake, Misconfigured::Refused(Error::OtherMode { .. })) => {
                 "other_mode"
             }

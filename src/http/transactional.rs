@@ -7,12 +7,12 @@ use sqlx::{PgConnection, PgTransaction};
 use tokio::time::{Instant, timeout};
 
 use super::body::LayerBody;
+use super::by_reference::answer_again;
 use super::conclusion::{Conclusion, conclude};
 use super::handler::{Handler, Reply, Unanswered};
 use super::idempotent_tx::{Lent, Loan, Loaned};
 use super::layer::IdempotencyLayer;
 use super::rejection::{Misconfigured, Rejection};
-use super::replay::replay;
 use super::request::Ticket;
 use crate::claim::Claimed;
 use crate::observe::{call_span, spanned};
@@ -75,7 +75,8 @@ impl Transactional<'_> {
         let (transaction, won) = match claimed? {
             Claimed::Won(holding) => holding,
             Claimed::Replayed(stored) => {
-                return Ok(Ran { outcome: observe::REPLAYED, response: replay(stored)? });
+                let response = answer_again(self.layer, stored, handler).await?;
+                return Ok(Ran { outcome: observe::REPLAYED, response });
             }
         };
         let _registered = self.layer.local.register(key, ticket.fingerprint);

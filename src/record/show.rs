@@ -38,7 +38,7 @@ pub struct Shown {
     pub retention_left: Duration,
     /// The rest of a live lease.
     pub lease_left: Option<Duration>,
-    /// The size of its response.
+    /// The size of its response, or of the reference that stands for it.
     pub response_bytes: Option<u64>,
     /// The key under which the next service saw the operation: see
     /// [`Lease::downstream_key`](crate::lease::Lease::downstream_key). With it, look up at that service whether the

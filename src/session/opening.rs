@@ -14,6 +14,9 @@ pub(crate) enum Opening {
     /// ([`protect`](crate::protect())).
     #[cfg(feature = "http")]
     Exempt,
+    /// For code of the service that may not write.
+    #[cfg(feature = "http")]
+    ReadOnly,
     /// With `synchronous_commit = on`, if the session has a weaker setting. For a claim that guards an effect
     /// elsewhere: if the server lost the claim, a second caller could repeat the effect.
     ///
@@ -51,6 +54,8 @@ macro_rules! check {
 const BEGIN: &str = concat!(check!(), "; begin");
 #[cfg(feature = "http")]
 const BEGIN_EXEMPT: &str = concat!(check!(), ", pg_catalog.set_config('idempotency.claim', 'exempt', true); begin");
+#[cfg(feature = "http")]
+const BEGIN_READ_ONLY: &str = concat!(check!(), "; begin read only");
 const BEGIN_DURABLE: &str = concat!(
     check!(),
     ", case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
@@ -84,6 +89,8 @@ impl Opening {
             Self::Plain => BEGIN.into_sql_str(),
             #[cfg(feature = "http")]
             Self::Exempt => BEGIN_EXEMPT.into_sql_str(),
+            #[cfg(feature = "http")]
+            Self::ReadOnly => BEGIN_READ_ONLY.into_sql_str(),
             Self::Durable => BEGIN_DURABLE.into_sql_str(),
             Self::DurableOnWorkers => BEGIN_DURABLE_ON_WORKERS.into_sql_str(),
             Self::Claiming(message) => message.clone(),

@@ -2,6 +2,7 @@
 
 mod bodies;
 mod bounds;
+mod by_reference;
 mod cancellation;
 mod connections;
 mod failures;

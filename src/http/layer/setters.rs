@@ -9,6 +9,7 @@ use http::{HeaderName, Method, Response, StatusCode};
 
 use super::{IdempotencyLayer, InvalidSetting};
 use crate::fingerprint::pointer::Pointer;
+use crate::http::by_reference::Replay;
 use crate::http::fingerprint_choice::Compared;
 use crate::http::rejection::Rejection;
 use crate::http::replay::NEVER_REPLAYED;
@@ -114,6 +115,14 @@ impl IdempotencyLayer {
         }
         self.replayed_headers.push(name);
         Ok(self)
+    }
+
+    /// Rebuilds the answers of which the record keeps a [reference](crate::http::AnswerBy) and no body: for answers that
+    /// hold credentials, are large, or must show the present state. Stored bodies are replayed as without this setting.
+    /// One layer has one type of reference. A layer without this setting that meets a reference answers 500
+    /// `misconfigured`.
+    pub fn with_replay(self, replay: impl Replay) -> Self {
+        Self { replay: Some(Arc::new(replay)), ..self }
     }
 
     /// The function that makes a response of a rejection. The default is [`problem`](crate::http::problem). The function

@@ -1,0 +1,468 @@
+//! Answers by reference: the record keeps what identifies the answer, and a replay builds the answer anew.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::Path;
+use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse as _, Redirect, Response};
+use axum::routing::post;
+use axum::{Extension, Json, Router};
+use pg_idempotency::http::{
+    AnswerBy, IdempotencyLayer, IdempotentTx, Misconfigured, NoStore, NoTransaction, Rejection, Replay,
+};
+use pg_idempotency::lease::Policy;
+use pg_idempotency::testing::Gate;
+use pg_idempotency::{Error, InFlight, Key, RoundTrips, operator};
+use serde::{Deserialize, Serialize};
+use sqlx::{PgConnection, PgPool};
+
+use crate::support::{
+    Answer, app, calls, create_effects, effects, insert, leased, outside, post_to, request, saving, send,
+    transactional, user,
+};
+
+const LEASE: Policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
+
+/// Both constructors, and every way to find the record.
+fn layers(pool: &PgPool) -> [IdempotencyLayer; 5] {
+    [
+        transactional(pool),
+        saving(pool, RoundTrips::Plain),
+        saving(pool, RoundTrips::SelectFirst),
+        saving(pool, RoundTrips::Fewest),
+        leased(pool, LEASE),
+    ]
+}
+
+// The first caller: an order by its id, as it is now.
+
+#[derive(Serialize, sqlx::FromRow)]
+struct Order {
+    id: i64,
+    note: String,
+}
+
+#[derive(Clone, Default)]
+struct OrdersById {
+    replays: Arc<AtomicUsize>,
+}
+
+impl Replay for OrdersById {
+    type Reference = i64;
+    type Body = Body;
+
+    async fn replay(&self, id: i64, _: &Parts, conn: &mut PgConnection) -> Result<Option<Response>, Error> {
+        self.replays.fetch_add(1, Ordering::Relaxed);
+        let order: Option<Order> =
+            sqlx::query_as("select id, note from effect where id = $1").bind(id).fetch_optional(conn).await?;
+        Ok(order.map(|order| Json(order).into_response()))
+    }
+}
+
+/// Under a lease the effect is written elsewhere, here by the pool.
+async fn new_effect(tx: Result<IdempotentTx, NoTransaction>, pool: &PgPool, note: &str) -> i64 {
+    match tx {
+        Ok(mut tx) => insert(&mut tx, note).await,
+        Err(_) => {
+            outside(pool, "insert into effect (note) values ('paper')").await;
+            sqlx::query_scalar("select max(id) from effect").fetch_one(pool).await.expect("an id")
+        }
+    }
+}
+
+fn orders(pool: &PgPool) -> Router {
+    let pool = pool.clone();
+    let place = async move |tx: Result<IdempotentTx, NoTransaction>| {
+        let id = new_effect(tx, &pool, "paper").await;
+        let order = Order { id, note: "paper".to_owned() };
+        let once = [(header::SET_COOKIE, "session=1"), (header::ETAG, "\"first\"")];
+        (StatusCode::CREATED, AnswerBy(order.id), once, Json(order))
+    };
+    Router::new().route("/orders", post(place))
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_order_is_shown_as_it_is_now(pool: PgPool) {
+    create_effects(&pool).await;
+    for (case, layer) in layers(&pool).into_iter().enumerate() {
+        outside(&pool, "delete from idempotency.record; delete from effect").await;
+        let app = orders(&pool).layer(layer.with_replay(OrdersById::default()));
+        let first = post_to(&app, "/orders", "key-1", "x").await;
+        assert_eq!((first.status, first.is_replayed()), (StatusCode::CREATED, false), "{case}: {first:?}");
+        assert_eq!(first.headers["set-cookie"], "session=1", "the first answer is the handler's");
+        outside(&pool, "update effect set note = 'pencils'").await;
+        let repeat = post_to(&app, "/orders", "key-1", "x").await;
+        assert_eq!((repeat.status, repeat.is_replayed()), (StatusCode::CREATED, true), "{case}: {repeat:?}");
+        assert_eq!(repeat.headers["content-type"], "application/json");
+        assert!(!repeat.headers.contains_key("etag") && !repeat.headers.contains_key("set-cookie"), "{repeat:?}");
+        let order: serde_json::Value = serde_json::from_slice(&repeat.body).expect("JSON");
+        assert_eq!(order["note"], "pencils");
+        assert_eq!(effects(&pool).await, 1);
+    }
+}
+
+// The second caller: a signed URL that expires.
+
+#[derive(Serialize, Deserialize)]
+struct Object {
+    bucket: String,
+    name: String,
+}
+
+struct SignedAnew {
+    signatures: AtomicUsize,
+}
+
+impl Replay for SignedAnew {
+    type Reference = Object;
+    type Body = Body;
+
+    async fn replay(&self, object: Object, _: &Parts, _: &mut PgConnection) -> Result<Option<Response>, Error> {
+        let signature = self.signatures.fetch_add(1, Ordering::Relaxed) + 1;
+        let url = format!("https://{}.example/{}?signature={signature}", object.bucket, object.name);
+        Ok(Some(Redirect::to(&url).into_response()))
+    }
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_url_is_signed_anew(pool: PgPool) {
+    create_effects(&pool).await;
+    for layer in layers(&pool) {
+        outside(&pool, "delete from idempotency.record").await;
+        let handler = async |_tx: Result<IdempotentTx, NoTransaction>| {
+            let object = Object { bucket: "exports".to_owned(), name: "a'\\.csv".to_owned() };
+            (AnswerBy(object), Redirect::to("https://exports.example/first?signature=secret"))
+        };
+        let replay = SignedAnew { signatures: AtomicUsize::new(0) };
+        let app = Router::new().route("/exports", post(handler)).layer(layer.with_replay(replay));
+        assert_eq!(post_to(&app, "/exports", "key-1", "x").await.status, StatusCode::SEE_OTHER);
+        for signature in ["1", "2"] {
+            let repeat = post_to(&app, "/exports", "key-1", "x").await;
+            let location = repeat.headers["location"].to_str().expect("a URL");
+            assert_eq!((repeat.status, repeat.is_replayed()), (StatusCode::SEE_OTHER, true), "{repeat:?}");
+            assert!(location.ends_with(&format!("?signature={signature}")), "{location}");
+        }
+        let record: String = sqlx::query_scalar(
+            "select record::text || convert_from(response_body, 'utf8') from idempotency.record record",
+        )
+        .fetch_one(&pool)
+        .await
+        .expect("a record");
+        assert!(!record.contains("secret") && record.contains("exports"), "{record}");
+    }
+}
+
+// The third caller: a report of 64 KB, which a table of the service has anyway.
+
+struct Reports;
+
+impl Replay for Reports {
+    type Reference = i64;
+    type Body = Body;
+
+    async fn replay(&self, id: i64, request: &Parts, conn: &mut PgConnection) -> Result<Option<Response>, Error> {
+        // The run puts the key into the request, so that the reader sees whose request it is.
+        let account = request.extensions.get().map(Key::scope);
+        let text: Option<String> = sqlx::query_scalar("select content from report where id = $1 and account = $2")
+            .bind(id)
+            .bind(account)
+            .fetch_optional(conn)
+            .await?;
+        Ok(text.map(|text| ([(header::CONTENT_TYPE, "text/csv")], text).into_response()))
+    }
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_record_of_a_large_report_is_small(pool: PgPool) {
+    let create = "create table report (id bigint, account text, content text)";
+    sqlx::raw_sql(create).execute(&pool).await.expect("a table");
+    // Not compressible, so that no compression hides a body in the record.
+    let report = Arc::new(
+        (0..)
+            .map(|n: u64| format!("{:016x}\n", n.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+            .take(64 * 1024 / 17)
+            .collect::<String>(),
+    );
+    sqlx::query("insert into report values (7, 'ada', $1)").bind(&**report).execute(&pool).await.expect("a report");
+    for layer in layers(&pool) {
+        outside(&pool, "delete from idempotency.record").await;
+        let content = report.clone();
+        let handler = async move |_tx: Result<IdempotentTx, NoTransaction>| {
+            (AnswerBy(7), [(header::CONTENT_TYPE, "text/csv")], content.to_string())
+        };
+        // The limit is that of a stored body, and no body is stored.
+        let layer = layer.with_replay(Reports).with_response_limit(1000);
+        let app = Router::new().route("/reports", post(handler)).layer(layer);
+        for replayed in [false, true] {
+            let answer = post_to(&app, "/reports", "b5b6a1e0-8a1c-4c6e-9f63-0e9f5a3d6c11", "x").await;
+            assert_eq!((answer.status, answer.is_replayed()), (StatusCode::OK, replayed));
+            assert_eq!(answer.headers["content-type"], "text/csv");
+            assert_eq!(answer.body, report.as_bytes());
+        }
+        let record = "select pg_column_size(record), value from idempotency.record record";
+        let (bytes, value): (i32, String) = sqlx::query_as(record).fetch_one(&pool).await.expect("a record");
+        assert!(bytes < 400, "{bytes} bytes");
+        let key = Key::new("ada", "POST /reports", value).expect("a key");
+        let shown = operator::show(&pool, &key).await.expect("shown").expect("a record");
+        assert_eq!(shown.response_bytes, Some(1), "an operator sees the size of the reference");
+    }
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_reference_that_does_not_resolve_is_gone_and_never_performed_again(pool: PgPool) {
+    create_effects(&pool).await;
+    for layer in layers(&pool) {
+        outside(&pool, "delete from idempotency.record; delete from effect").await;
+        let app = orders(&pool).layer(layer.with_replay(OrdersById::default()));
+        post_to(&app, "/orders", "key-1", "x").await;
+        outside(&pool, "update effect set id = default").await;
+        for _ in 0..2 {
+            let gone = post_to(&app, "/orders", "key-1", "x").await;
+            assert_eq!((gone.status, &*gone.problem()), (StatusCode::GONE, "gone"));
+            assert!(!gone.is_replayed() && !gone.headers.contains_key("retry-after"), "{gone:?}");
+        }
+        assert_eq!(effects(&pool).await, 1);
+    }
+}
+
+fn mistake(answer: &Answer) -> &Misconfigured {
+    match &answer.rejection {
+        Some(Rejection::Misconfigured(mistake)) => mistake,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_reference_of_another_type_is_a_500_and_never_performed_again(pool: PgPool) {
+    create_effects(&pool).await;
+    for layer in layers(&pool) {
+        outside(&pool, "delete from idempotency.record; delete from effect").await;
+        let app = orders(&pool).layer(layer.with_replay(SignedAnew { signatures: AtomicUsize::new(0) }));
+        post_to(&app, "/orders", "key-1", "x").await;
+        let repeat = post_to(&app, "/orders", "key-1", "x").await;
+        assert_eq!((repeat.status, &*repeat.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+        assert!(matches!(mistake(&repeat), Misconfigured::Refused(Error::Undecodable { .. })), "{repeat:?}");
+        assert_eq!(effects(&pool).await, 1);
+    }
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_layer_that_cannot_rebuild_answers_500_and_never_performs_again(pool: PgPool) {
+    create_effects(&pool).await;
+    for layer in layers(&pool) {
+        outside(&pool, "delete from idempotency.record; delete from effect").await;
+        let app = orders(&pool).layer(layer.clone());
+        assert_eq!(post_to(&app, "/orders", "key-1", "x").await.status, StatusCode::CREATED);
+        let repeat = post_to(&app, "/orders", "key-1", "x").await;
+        assert_eq!((repeat.status, &*repeat.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+        assert!(matches!(mistake(&repeat), Misconfigured::NoReplay), "{repeat:?}");
+        assert_eq!(effects(&pool).await, 1);
+        // The next deployment repairs it.
+        let repaired = orders(&pool).layer(layer.with_replay(OrdersById::default()));
+        assert!(post_to(&repaired, "/orders", "key-1", "x").await.is_replayed());
+    }
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_stored_body_is_replayed_as_it_is(pool: PgPool) {
+    create_effects(&pool).await;
+    let replay = OrdersById::default();
+    let app = app(transactional(&pool).with_replay(replay.clone()));
+    let first = post_to(&app, "/effects", "key-1", "x").await;
+    let repeat = post_to(&app, "/effects", "key-1", "x").await;
+    assert_eq!((repeat.is_replayed(), &repeat.body), (true, &first.body));
+    assert_eq!(replay.replays.load(Ordering::Relaxed), 0);
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn nobody_gets_the_answer_of_another_request(pool: PgPool) {
+    create_effects(&pool).await;
+    for layer in layers(&pool) {
+        outside(&pool, "delete from idempotency.record; delete from effect").await;
+        let replay = OrdersById::default();
+        let app = orders(&pool).layer(layer.with_replay(replay.clone()));
+        post_to(&app, "/orders", "key-1", "x").await;
+        assert_eq!(post_to(&app, "/orders", "key-1", "y").await.problem(), "key-reused");
+        let mut other = request("POST", "/orders", Some("key-1"), "x");
+        other.headers_mut().insert("x-user", "bob".parse().expect("a name"));
+        let other = send(&app, other).await;
+        assert_eq!((other.status, other.is_replayed()), (StatusCode::CREATED, false));
+        assert_eq!((effects(&pool).await, replay.replays.load(Ordering::Relaxed)), (2, 0));
+    }
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_duplicate_that_waits_gets_the_rebuilt_answer(pool: PgPool) {
+    create_effects(&pool).await;
+    let gate = Gate::new();
+    let route = {
+        let gate = gate.clone();
+        let handler = async move |mut tx: IdempotentTx| {
+            let id = insert(&mut tx, "gated").await;
+            gate.pass().await;
+            (AnswerBy(id), "the first answer")
+        };
+        Router::new().route("/gate", post(handler))
+    };
+    // Two layers are two processes: one duplicate waits in its process, the other one in the database.
+    let wait = calls().with_in_flight(InFlight::Wait(Duration::from_secs(30))).expect("a wait");
+    let layer = || IdempotencyLayer::transactional(pool.clone(), wait, user).with_replay(OrdersById::default());
+    let (here, elsewhere) = (route.clone().layer(layer()), route.layer(layer()));
+    let first = tokio::spawn({
+        let here = here.clone();
+        async move { post_to(&here, "/gate", "key-1", "x").await }
+    });
+    gate.reached().await;
+    let duplicates =
+        async { tokio::join!(post_to(&here, "/gate", "key-1", "x"), post_to(&elsewhere, "/gate", "key-1", "x")) };
+    let opens = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        gate.open();
+    };
+    let ((here, elsewhere), ()) = tokio::join!(duplicates, opens);
+    assert_eq!(first.await.expect("no panic").body, "the first answer");
+    for duplicate in [here, elsewhere] {
+        assert!(duplicate.is_replayed() && duplicate.body.starts_with(b"{\"id\":"), "{duplicate:?}");
+    }
+    assert_eq!(effects(&pool).await, 1);
+}
+
+/// What can go wrong in the service's code.
+struct Failing;
+
+impl Replay for Failing {
+    type Reference = String;
+    type Body = Body;
+
+    async fn replay(&self, how: String, _: &Parts, conn: &mut PgConnection) -> Result<Option<Response>, Error> {
+        match &*how {
+            "writes" => {
+                // No trigger protects this table.
+                sqlx::query("update idempotency.record set last_error = 'written'").execute(conn).await?;
+            }
+            "cancelled" => {
+                sqlx::raw_sql("set local statement_timeout = '50ms'").execute(&mut *conn).await?;
+                sqlx::query("select pg_sleep(60)").execute(conn).await?;
+            }
+            "panics" => panic!("on purpose"),
+            "hangs" => {
+                sqlx::query("select pg_sleep(3)").execute(conn).await?;
+            }
+            "refuses" => return Ok(Some(StatusCode::FORBIDDEN.into_response())),
+            "breaks" => {
+                let parts = [Ok("half of it"), Err(std::io::Error::other("the disk is gone"))];
+                return Ok(Some(Body::from_stream(futures_util::stream::iter(parts)).into_response()));
+            }
+            other => return Ok(Some(other.to_owned().into_response())),
+        }
+        Ok(Some("never seen".into_response()))
+    }
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_replay_that_fails_leaves_nothing_open_and_performs_nothing(pool: PgPool) {
+    create_effects(&pool).await;
+    for layer in layers(&pool) {
+        outside(&pool, "delete from idempotency.record; delete from effect").await;
+        let layer = layer.with_replay(Failing).with_run_timeout(Duration::from_secs(1)).expect("a time");
+        let effect_pool = pool.clone();
+        let handler = async move |Path(how): Path<String>, tx: Result<IdempotentTx, NoTransaction>| {
+            new_effect(tx, &effect_pool, "performed").await;
+            (AnswerBy(how), "the first answer")
+        };
+        let app = Router::new().route("/{how}", post(handler)).layer(layer);
+        let cases = [
+            ("writes", 500, "misconfigured"),
+            ("breaks", 500, "misconfigured"),
+            ("cancelled", 503, "unavailable"),
+            ("hangs", 503, "timed-out"),
+            ("panics", 0, ""),
+            ("refuses", 403, ""),
+        ];
+        for (how, status, problem) in cases {
+            let uri = format!("/{how}");
+            assert_eq!(post_to(&app, &uri, how, "x").await.body, "the first answer", "{how}");
+            let repeat = tokio::spawn({
+                let app = app.clone();
+                async move { post_to(&app, &uri, how, "x").await }
+            });
+            match repeat.await {
+                Ok(repeat) => {
+                    assert_eq!((repeat.status.as_u16(), repeat.is_replayed()), (status, false), "{how}: {repeat:?}");
+                    assert!(problem.is_empty() || repeat.problem() == problem, "{how}: {repeat:?}");
+                }
+                Err(panicked) => assert!(panicked.is_panic() && how == "panics", "{how}: {panicked}"),
+            }
+        }
+        assert_eq!(effects(&pool).await, cases.len() as i64);
+    }
+    // Only the statement that hangs is still there, until the server ends it.
+    crate::support::until(
+        &pool,
+        "select not exists (
+            select from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
+                and (state like 'idle in transaction%' or state = 'active')
+        )",
+    )
+    .await;
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_reference_follows_the_rules_of_a_response(pool: PgPool) {
+    create_effects(&pool).await;
+    let route = Router::new()
+        .route(
+            "/declined",
+            post(async |mut tx: IdempotentTx| {
+                insert(&mut tx, "undone").await;
+                (StatusCode::PAYMENT_REQUIRED, AnswerBy("declined"), "no money")
+            }),
+        )
+        .route("/refused", post(async |_: IdempotentTx| (StatusCode::BAD_REQUEST, AnswerBy("x"), "freed")))
+        .route("/secret", post(async |_: IdempotentTx| (Extension(NoStore), AnswerBy("x"), "secret")))
+        .route(
+            "/no-json",
+            post(async |mut tx: IdempotentTx| {
+                insert(&mut tx, "undone").await;
+                (AnswerBy(std::collections::BTreeMap::from([((1, 2), 3)])), "a key of JSON is a text")
+            }),
+        );
+    let layer = transactional(&pool).with_optional_key(true).with_replay(Failing);
+    let app = route.layer(layer.with_stored_errors([StatusCode::PAYMENT_REQUIRED]).expect("a client error"));
+    assert_eq!(post_to(&app, "/declined", "key-1", "x").await.body, "no money");
+    let declined = post_to(&app, "/declined", "key-1", "x").await;
+    assert_eq!((declined.status, declined.is_replayed()), (StatusCode::PAYMENT_REQUIRED, true));
+    assert_eq!(declined.body, "declined");
+    for _ in 0..2 {
+        assert_eq!(post_to(&app, "/refused", "key-2", "x").await.body, "freed");
+        let no_json = post_to(&app, "/no-json", "key-3", "x").await;
+        assert_eq!((no_json.status, &no_json.body[..]), (StatusCode::INTERNAL_SERVER_ERROR, &b""[..]));
+    }
+    assert_eq!(post_to(&app, "/secret", "key-4", "x").await.body, "secret");
+    assert_eq!(post_to(&app, "/secret", "key-4", "x").await.problem(), "not-replayable");
+    assert_eq!(send(&app, request("POST", "/secret", None, "x")).await.body, "secret", "without a key");
+    assert_eq!(effects(&pool).await, 0);
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_replay_does_with_one_connection(pool: PgPool) {
+    create_effects(&pool).await;
+    let one = sqlx::postgres::PgPoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(Duration::from_secs(20))
+        .connect_with((*pool.connect_options()).clone())
+        .await
+        .expect("a pool");
+    for layer in layers(&one) {
+        outside(&pool, "delete from idempotency.record; delete from effect").await;
+        let app = orders(&pool).layer(layer.with_replay(OrdersById::default()));
+        post_to(&app, "/orders", "key-1", "x").await;
+        for _ in 0..3 {
+            assert!(post_to(&app, "/orders", "key-1", "x").await.is_replayed());
+        }
+    }
+}
