@@ -14,7 +14,7 @@ use super::body::LayerBody;
 use super::handler::{Handler, Reply, Unanswered};
 use super::layer::IdempotencyLayer;
 use super::rejection::{Misconfigured, Rejection};
-use super::replay::{IDEMPOTENCY_REPLAYED, replay};
+use super::replay::{IDEMPOTENT_REPLAYED, replay};
 use crate::caught::caught;
 use crate::outcome::to_json;
 use crate::response::Response as Stored;
@@ -90,7 +90,7 @@ pub trait Replay: Send + Sync + 'static {
     /// Rebuilds the answer. `request` is the repeat, and its extensions have the [`Key`](crate::Key). The connection is in a
     /// read-only transaction of its own.
     ///
-    /// - A response below 400 gets the status of the first answer, and `Idempotency-Replayed: true`. Its headers are sent as
+    /// - A response below 400 gets the status of the first answer, and `Idempotent-Replayed: true`. Its headers are sent as
     ///   they are.
     /// - Another response is sent as it is: for example a 403 for an account that may no longer see the order.
     /// - `None` means that the reference no longer resolves: 410 [`gone`](Rejection::Gone).
@@ -146,7 +146,7 @@ pub(super) async fn answer_again<H: Handler>(layer: &IdempotencyLayer, stored: S
         *response.status_mut() = status;
     }
     if response.status() == status {
-        response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+        response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
     }
     Ok(response.map(LayerBody::whole))
 }
