@@ -26,57 +26,6 @@ async fn acquired(pool: &PgPool, key: &Key, policy: Policy) -> anyhow::Result<Le
     }
 }
 
-#[tokio::test]
-async fn a_lease_is_claimed_completed_and_replayed() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    for policy in [REPEATS, NEVER_REPEATS] {
-        for _ in 0..7 {
-            let key = key("lease");
-            let work = async |_: &Lease| Ok::<_, Error>("done".to_owned());
-            let first = leasing(policy).ensure(&citus.pool, &key, "body", work).await?;
-            let second = leasing(policy).ensure(&citus.pool, &key, "body", work).await?;
-            assert_eq!((first.is_replayed(), second.is_replayed()), (false, true));
-            let reused = leasing(policy).ensure(&citus.pool, &key, "other", work).await;
-            assert!(matches!(reused, Err(Error::KeyReused { .. })), "{reused:?}");
-        }
-    }
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_heartbeat_prolongs_the_lease_and_the_retention() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let key = key("renewed");
-    let short = Policy::AtLeastOnce { lease: Duration::from_millis(600) };
-    let options = leasing(short).with_retention(Duration::from_millis(1200))?;
-    let done = options
-        .ensure(&citus.pool, &key, "body", async |lease| {
-            // Longer than the lease and the retention, which are as short as they may be.
-            tokio::time::sleep(Duration::from_secs(2)).await;
-            assert!(!lease.is_lost());
-            Ok::<_, Error>("done".to_owned())
-        })
-        .await?;
-    assert!(!done.is_replayed());
-    Ok(())
-}
-
-#[tokio::test]
-async fn of_eight_callers_one_takes_over_what_lapsed() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    for _ in 0..5 {
-        let key = key("lapsed race");
-        Fixture::lapsed(&key, "body", REPEATS)?.write(&citus.pool).await?;
-        let answers =
-            testing::race(&citus.pool, 8, async |pool| leasing(REPEATS).acquire::<String, _>(pool, &key, "body").await)
-                .await?;
-        let won = answers.iter().filter(|answer| matches!(answer, Ok(Acquired::Owner(_)))).count();
-        let in_flight = answers.iter().filter(|answer| matches!(answer, Err(Error::InFlight { .. }))).count();
-        assert_eq!((won, in_flight), (1, 7), "{answers:?}");
-    }
-    Ok(())
-}
-
 /// A transaction by hand has locked the record on its worker.
 #[tokio::test]
 async fn an_operator_waits_for_a_locked_record_as_long_as_the_session_allows() -> anyhow::Result<()> {

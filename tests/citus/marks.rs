@@ -25,53 +25,6 @@ fn firsts(marked: &[Marked]) -> usize {
 }
 
 #[tokio::test]
-async fn a_mark_is_first_once() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let mut conn = citus.pool.acquire().await?;
-    for _ in 0..7 {
-        let key = key("mark");
-        for expected in [Marked::First, Marked::Duplicate] {
-            let mut tx = sqlx::Connection::begin(&mut *conn).await?;
-            assert_eq!(marking().mark(&mut tx, &key).await?, expected);
-            assert_eq!(marking().mark(&mut tx, &key).await?, Marked::Duplicate, "by this transaction");
-            pg_idempotency::commit(tx).await?;
-        }
-        testing::expire(&mut *conn, &key).await?;
-        let mut tx = sqlx::Connection::begin(&mut *conn).await?;
-        assert_eq!(marking().mark(&mut tx, &key).await?, Marked::First, "after the window");
-        tx.commit().await?;
-    }
-    let outside = marking().mark(&mut conn, &key("mark")).await;
-    assert!(matches!(outside, Err(Error::NotInTransaction)), "{outside:?}");
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_mark_that_is_not_committed_is_in_flight() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let key = key("in flight");
-    let mut first = citus.pool.begin().await?;
-    assert_eq!(marking().mark(&mut first, &key).await?, Marked::First);
-    let mut second = citus.pool.begin().await?;
-    let rejected = marking().with_in_flight(InFlight::Reject)?.mark(&mut second, &key).await;
-    assert!(matches!(rejected, Err(Error::InFlight { .. })), "{rejected:?}");
-    let waiter = tokio::spawn({
-        let (pool, key) = (citus.pool.clone(), key.clone());
-        async move {
-            let mut tx = pool.begin().await?;
-            let marked = marking().mark(&mut tx, &key).await?;
-            tx.commit().await?;
-            anyhow::Ok(marked)
-        }
-    });
-    crate::a_moment().await;
-    first.rollback().await?;
-    assert_eq!(waiter.await??, Marked::First);
-    assert_eq!(marking().mark(&mut second, &key).await?, Marked::Duplicate, "usable");
-    Ok(())
-}
-
-#[tokio::test]
 async fn batches_of_any_size_over_any_number_of_scopes_mark_each_key_once() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
     for (count, scopes) in [(1, 1), (5, 5), (100, 1), (100, 20), (100, 100)] {

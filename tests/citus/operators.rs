@@ -91,26 +91,6 @@ async fn stats_are_those_of_the_shards() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_record_is_shown_listed_and_forgotten() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let mut conn = citus.pool.acquire().await?;
-    let key = key("operator");
-    assert!(operator::show(&citus.pool, &key).await?.is_none());
-    Fixture::indeterminate(&key, "body")?.with_last_error("why").write(&mut *conn).await?;
-    let shown = operator::show(&citus.pool, &key).await?.expect("a record");
-    assert_eq!((shown.state.as_str(), shown.last_error.as_deref()), ("indeterminate", Some("why")));
-    let unsettled = operator::unsettled(&citus.pool, 1000, std::num::NonZeroU32::new(1)).await?;
-    assert!(unsettled.iter().any(|record| record.key == key));
-    let mut other = shown.clone();
-    other.token += 1;
-    let wrong = operator::forget(&citus.pool, &other).await;
-    assert!(matches!(wrong, Err(Error::Changed)), "{wrong:?}");
-    operator::forget(&citus.pool, &shown).await?;
-    assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
-    Ok(())
-}
-
-#[tokio::test]
 async fn health_looks_at_the_distribution_and_the_workers() -> anyhow::Result<()> {
     let Some(citus) = citus_alone().await else { return Ok(()) };
     let mut conn = citus.pool.acquire().await?;

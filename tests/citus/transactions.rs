@@ -2,31 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use pg_idempotency::testing::{self, Gate, assert_performed_once};
-use pg_idempotency::{Error, InFlight};
+use pg_idempotency::Error;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
-use crate::fixture::Fixture;
 use crate::{calls, citus, citus_alone, effect, effects, key, once, options, rejecting, waiting};
-
-/// Plans change after some executions of a prepared statement: these go past that.
-#[tokio::test]
-async fn a_first_call_performs_and_repeats_replay_on_one_connection() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let mut conn = citus.pool.acquire().await?;
-    for _ in 0..10 {
-        let key = key("first");
-        for repeat in 0..3 {
-            let outcome = calls().run(&citus.pool, &key, "body", async |conn| effect(conn, &key).await).await?;
-            assert_eq!(outcome.is_replayed(), repeat > 0);
-            assert_eq!(outcome.into_inner(), 1);
-        }
-        let reused = calls().run(&citus.pool, &key, "other", async |conn| effect(conn, &key).await).await;
-        assert!(matches!(reused, Err(Error::KeyReused { .. })), "{reused:?}");
-        assert_eq!(effects(&mut conn, &key).await?, 1);
-    }
-    Ok(())
-}
 
 #[tokio::test]
 async fn a_first_call_is_one_commit_on_one_shard() -> anyhow::Result<()> {
@@ -77,85 +56,6 @@ async fn statements_of_one_shard(conn: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar("select query_execution_single_shard from citus_stat_counters where name = current_database()")
         .fetch_one(conn)
         .await
-}
-
-#[tokio::test]
-async fn a_duplicate_is_rejected_or_waits_for_the_owner() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    for commits in [true, false] {
-        let key = key("in flight");
-        let mut owner = citus.pool.begin().await?;
-        let _ = calls().ensure(&mut owner, &key, "body", async |conn| effect(conn, &key).await).await?;
-        let mut other = citus.pool.begin().await?;
-        let rejected = rejecting().ensure(&mut other, &key, "body", async |conn| effect(conn, &key).await).await;
-        assert!(matches!(rejected, Err(Error::InFlight { .. })), "{rejected:?}");
-        let started = Instant::now();
-        let limit = Duration::from_millis(300);
-        let late = waiting(limit).ensure(&mut other, &key, "body", async |conn| effect(conn, &key).await).await;
-        assert!(matches!(late, Err(Error::InFlight { .. })), "{late:?}");
-        assert!((limit..limit * 5).contains(&started.elapsed()), "{:?}", started.elapsed());
-        // The transaction is usable.
-        assert_eq!(effects(&mut other, &key).await?, 0);
-        other.commit().await?;
-        let waiter = tokio::spawn({
-            let (pool, key) = (citus.pool.clone(), key.clone());
-            async move { once(&pool, &key, "body").await }
-        });
-        crate::a_moment().await;
-        if commits {
-            owner.commit().await?
-        } else {
-            owner.rollback().await?
-        }
-        let outcome = waiter.await??;
-        assert_eq!((outcome.is_replayed(), outcome.into_inner()), (commits, 1));
-    }
-    Ok(())
-}
-
-async fn race(pool: &PgPool, key: &pg_idempotency::Key, body: &str) -> anyhow::Result<i64> {
-    let answers =
-        testing::race(pool, 8, async |pool| calls().run(pool, key, body, async |conn| effect(conn, key).await).await)
-            .await?;
-    Ok(assert_performed_once(answers))
-}
-
-#[tokio::test]
-async fn of_eight_callers_one_performs_a_new_an_expired_or_a_released_operation() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    for _ in 0..5 {
-        let key = key("race");
-        assert_eq!(race(&citus.pool, &key, "first").await?, 1);
-        testing::expire(&citus.pool, &key).await?;
-        assert_eq!(race(&citus.pool, &key, "second").await?, 2);
-        Fixture::released(&key, "third")?.write(&citus.pool).await?;
-        assert_eq!(race(&citus.pool, &key, "third").await?, 3);
-    }
-    Ok(())
-}
-
-#[tokio::test]
-async fn an_effect_stays_one_though_owners_roll_back() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let key = key("roll-backs");
-    let failures = std::sync::atomic::AtomicU32::new(4);
-    let answers = testing::race(&citus.pool, 8, async |pool| {
-        calls()
-            .run(pool, &key, "body", async |conn| -> anyhow::Result<i64> {
-                let count = effect(conn, &key).await?;
-                let less = |left: u32| left.checked_sub(1);
-                let order = std::sync::atomic::Ordering::Relaxed;
-                anyhow::ensure!(failures.fetch_update(order, order, less).is_err(), "rolled back");
-                Ok(count)
-            })
-            .await
-    })
-    .await?;
-    let failed = answers.iter().filter(|answer| answer.is_err()).count();
-    assert_eq!(failed, 4);
-    assert_eq!(assert_performed_once(answers.into_iter().filter(Result::is_ok)), 1);
-    assert_eq!(effects(&mut *citus.pool.acquire().await?, &key).await?, 1);
-    Ok(())
 }
 
 /// A sweep or an operator locks a row without the key's lock.
@@ -226,39 +126,6 @@ async fn a_claim_in_doubt_is_waited_for_as_long_as_the_sessions_lock_timeout_all
     }
     worker.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("rollback prepared '{name}'")))).await?;
     assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
-    Ok(())
-}
-
-/// A duplicate that asked before the record expired gets its answer, however long it waits.
-#[tokio::test]
-async fn a_duplicate_is_judged_as_of_when_it_asked() -> anyhow::Result<()> {
-    let Some(citus) = citus().await else { return Ok(()) };
-    let key = key("asked");
-    let short = calls()
-        .with_retention(Duration::from_millis(700))?
-        .with_in_flight(InFlight::Wait(Duration::from_millis(600)))?;
-    let gate = Gate::new();
-    let owner = tokio::spawn({
-        let (pool, key, gate) = (citus.pool.clone(), key.clone(), gate.clone());
-        async move {
-            short
-                .run(&pool, &key, "body", async |conn| {
-                    gate.pass().await;
-                    effect(conn, &key).await
-                })
-                .await
-        }
-    });
-    gate.reached().await;
-    let waiter = tokio::spawn({
-        let (pool, key) = (citus.pool.clone(), key.clone());
-        async move { short.run(&pool, &key, "body", async |conn: &mut PgConnection| effect(conn, &key).await).await }
-    });
-    // The waiter asks before the record expires, and gets its answer after that.
-    tokio::time::sleep(Duration::from_millis(400)).await;
-    gate.open();
-    assert!(!owner.await??.is_replayed());
-    assert!(waiter.await??.is_replayed());
     Ok(())
 }
 
