@@ -63,7 +63,7 @@ impl Deployment {
         self.distributed
     }
 
-    /// Whether a look before BEGIN, or messages that begin and commit, can take the place of usual statements.
+    /// Whether [`SelectFirst`](crate::RoundTrips::SelectFirst) and [`Fewest`](crate::RoundTrips::Fewest) take effect.
     pub(crate) fn saves_round_trips(self) -> bool {
         !self.distributed
     }

@@ -75,14 +75,14 @@ impl Key {
         &self.value
     }
 
-    /// Passes on the trace of this call, as a `traceparent` of W3C Trace Context, in place of an earlier one. A text that is
-    /// not valid by that standard counts as none.
+    /// Sets the trace of this call, a `traceparent` of W3C Trace Context, and replaces an earlier one. A text that is not
+    /// valid by that standard counts as none.
     ///
     /// **The trace is no part of the key.** A claim keeps it in the record, and a take-over replaces it. So the record of a
     /// completed operation has the trace of the call that did the work:
     /// [`operator::show`](crate::operator::show) returns it, and the span of each replay
     /// [names it](crate::guide::metrics#from-a-replay-to-the-trace-of-the-work). The HTTP layer passes on the request's
-    /// header. [`mark_many`](crate::mark::mark_many) and a [resumer](crate::lease::Resumer) pass on none.
+    /// header. A batch of marks on one server and a [resumer](crate::lease::Resumer) pass on none.
     ///
     /// ```
     /// # use pg_idempotency::Key;

@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 /// The length of a `traceparent` of version 00, and of the known part of a later version.
 const LENGTH: usize = 55;
 
-/// The trace that a key takes into its record, or none. It is no part of the key: all traces are equal.
+/// The trace of the call, if it has one. All traces compare as equal, so that the trace does not distinguish keys.
 #[derive(Clone, Default)]
 pub(crate) struct Trace(Option<Box<str>>);
 

@@ -1,6 +1,7 @@
 //! Answers by reference: the record keeps what identifies an answer, and a replay builds the answer anew.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -21,19 +22,20 @@ use crate::response::Response as Stored;
 use crate::session::{Opening, in_pooled_transaction, or_closed};
 use crate::{BoxError, Error};
 
-/// In the place of the headers. No list of headers looks like this.
+/// Stored in place of the headers. A list of headers is a JSON array, so it never equals this string.
 const IS_REFERENCE: &str = "\"reference\"";
 
 /// A part of a response whose record keeps this reference and the status, but neither headers nor body. The client gets
-/// the response as the handler made it. A repeat gets one that the layer's [`Replay`] makes of the reference.
+/// the response as the handler made it. A retry gets one that the layer's [`Replay`] makes of the reference. A
+/// transactional layer that could not replay the reference undoes everything, and answers 500.
 ///
 /// With axum: `(StatusCode::CREATED, AnswerBy(order.id), Json(order))`. A reference that has no JSON form makes the
 /// response a 500. The guide's page `by_reference` has examples.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 pub struct AnswerBy<T>(pub T);
 
-/// In the extensions of a response. It has no type parameter, so a reference of the wrong type is still a reference, and
-/// the body is not stored.
+/// The handler's reference, in the response's extensions. It has no type parameter, so the layer finds a reference of any
+/// type, and does not store the body.
 #[derive(Clone)]
 pub(super) struct Reference(Vec<u8>);
 
@@ -66,9 +68,18 @@ impl<T: Serialize> axum::response::IntoResponseParts for AnswerBy<T> {
 }
 
 impl Reference {
-    pub(super) fn into_record(self, status: StatusCode) -> Stored {
+    /// Fails if a replay could not read this reference.
+    pub(super) fn check(&self, layer: &IdempotencyLayer) -> Result<(), Misconfigured> {
+        layer.replay.as_deref().ok_or(Misconfigured::NoReplay)?.check(&self.0)
+    }
+
+    /// Above the limit of a response, the reference is not stored either.
+    pub(super) fn into_record(self, status: StatusCode, limit: usize) -> Stored {
         // `StatusCode` is at most 999.
         let status = Some(status.as_u16().cast_signed());
+        if self.0.len() > limit {
+            return Stored { status, headers: None, body: None };
+        }
         Stored { status, headers: Some(IS_REFERENCE.to_owned()), body: Some(self.0) }
     }
 
@@ -80,15 +91,15 @@ impl Reference {
     }
 }
 
-/// Makes the answer to a repeat of a reference: for [`with_replay`](IdempotencyLayer::with_replay).
+/// Rebuilds the answer to a retry from the stored reference: for [`with_replay`](IdempotencyLayer::with_replay).
 pub trait Replay: Send + Sync + 'static {
     /// What the handlers give to [`AnswerBy`]. Keep it able to read older values.
     type Reference: DeserializeOwned + Send;
     /// The body of the answer, which is read to its end before the transaction ends.
     type Body: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send;
 
-    /// Rebuilds the answer. `request` is the repeat, and its extensions have the [`Key`](crate::Key). The connection is in a
-    /// read-only transaction of its own.
+    /// Rebuilds the answer. `request` is the retry, and its extensions contain the [`Key`](crate::Key). The connection is in
+    /// a read-only transaction of its own, which is rolled back.
     ///
     /// - A response below 400 gets the status of the first answer, and `Idempotent-Replayed: true`. Its headers are sent as
     ///   they are.
@@ -97,9 +108,9 @@ pub trait Replay: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// A transient error is a 503, which the client retries, and any other is a 500. A panic continues as one of the
-    /// handler does. The time is that of [`with_run_timeout`](IdempotencyLayer::with_run_timeout). The handler does not run
-    /// in any of these cases.
+    /// A transient error is a 503, which the client retries, and any other is a 500. A panic is treated as one of
+    /// the handler. [`with_run_timeout`](IdempotencyLayer::with_run_timeout) limits the time. The handler does not run in
+    /// any of these cases.
     fn replay(
         &self,
         reference: Self::Reference,
@@ -112,16 +123,31 @@ type Rebuilding<'r> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, Reject
 
 /// [`Replay`] without its types.
 pub(super) trait Rebuild: Send + Sync {
+    fn check(&self, reference: &[u8]) -> Result<(), Misconfigured>;
+
     fn rebuild<'r>(&'r self, reference: &'r [u8], request: &'r Parts, conn: &'r mut PgConnection) -> Rebuilding<'r>;
 }
 
+/// The text of serde_json's error would quote the reference, which may be confidential.
+fn decoded<T: DeserializeOwned>(reference: &[u8]) -> Result<T, Misconfigured> {
+    serde_json::from_slice(reference).map_err(|error| {
+        let source = format!("{:?} error at column {}", error.classify(), error.column()).into();
+        Misconfigured::Refused(Error::Undecodable { step: None, source })
+    })
+}
+
 impl<R: Replay> Rebuild for R {
+    fn check(&self, reference: &[u8]) -> Result<(), Misconfigured> {
+        decoded::<R::Reference>(reference).map(drop)
+    }
+
     fn rebuild<'r>(&'r self, reference: &'r [u8], request: &'r Parts, conn: &'r mut PgConnection) -> Rebuilding<'r> {
         Box::pin(async move {
-            // A mistake of the service, and not a response that was not stored.
-            let reference = serde_json::from_slice(reference)
-                .map_err(|error| Misconfigured::Refused(Error::Undecodable { step: None, source: error.into() }))?;
-            let rebuilt = self.replay(reference, request, conn).await.map_err(Rejection::of)?;
+            let reference = decoded(reference)?;
+            let rebuilt = self.replay(reference, request, conn).await.map_err(|error| match error.is_transient() {
+                true => Rejection::Unavailable(Arc::new(error)),
+                false => Misconfigured::Refused(error).into(),
+            })?;
             let (parts, body) = rebuilt.ok_or(Rejection::Gone)?.into_parts();
             let body = body.collect().await;
             let body = body.map_err(|error| Misconfigured::BrokenResponse(error.into().to_string()))?;
@@ -130,22 +156,22 @@ impl<R: Replay> Rebuild for R {
     }
 }
 
-/// The answer to a repeat: the stored response, or one that is rebuilt of the stored reference.
+/// The answer to a retry: the stored response, or one that is rebuilt of the stored reference.
 pub(super) async fn answer_again<H: Handler>(layer: &IdempotencyLayer, stored: Stored, handler: H) -> Reply<H> {
     let Some((status, reference)) = Reference::of(&stored) else { return Ok(replay(stored)?) };
     let rebuild = layer.replay.as_deref().ok_or(Misconfigured::NoReplay)?;
     let (request, limit) = (handler.into_parts(), layer.run_timeout);
-    // Read only, because a repeat has no effect.
+    // Read only and rolled back, because a retry has no effect.
     let rebuilding = in_pooled_transaction(&layer.pool, Opening::ReadOnly, async |conn| {
         let rebuilt = caught(rebuild.rebuild(reference, &request, conn)).await;
         Ok::<_, Unanswered<H::Error>>(rebuilt.map_err(Unanswered::Panicked)??)
     });
     let rebuilt = or_closed(limit, rebuilding).await;
     let mut response = rebuilt.unwrap_or_else(|| Err(Rejection::TimedOut { limit }.into()))?;
+    // `replay` may pass on a response that another service has replayed.
+    response.headers_mut().remove(IDEMPOTENT_REPLAYED);
     if response.status().as_u16() < 400 {
         *response.status_mut() = status;
-    }
-    if response.status() == status {
         response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
     }
     Ok(response.map(LayerBody::whole))

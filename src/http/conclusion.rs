@@ -7,7 +7,7 @@ use http::{Response, header};
 use super::body::{LayerBody, ResponseBody};
 use super::by_reference::Reference;
 use super::handler::Unanswered;
-use super::layer::IdempotencyLayer;
+use super::layer::{IdempotencyLayer, Protection};
 use super::rejection::Misconfigured;
 use super::replay::to_record;
 use crate::caught::caught;
@@ -62,7 +62,11 @@ async fn judge<R: ResponseBody>(
     // An upgraded connection cannot be replayed.
     let storable = parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
     if let Some(reference) = reference.filter(|_| storable) {
-        let stored = reference.into_record(status);
+        // A response that cannot be replayed must not commit. Under a lease the effect has happened already.
+        if keyed && matches!(layer.protection, Protection::Transactional(_)) {
+            reference.check(layer)?;
+        }
+        let stored = reference.into_record(status, layer.response_limit);
         return Ok(Conclusion::Store {
             stored,
             response: Response::from_parts(parts, LayerBody::untouched(body)),

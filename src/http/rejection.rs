@@ -152,8 +152,8 @@ pub enum Misconfigured {
     /// a missing privilege (42501), a key with characters outside the database's encoding (22P05).
     #[error("the database refused a statement or the commit, and would refuse it again")]
     DatabaseRefused(#[source] Error),
-    /// Any other error of this crate: the table is missing, a stored reference does not decode, or the stored fingerprint is of an unknown version or
-    /// choice.
+    /// Any other error of this crate: the table is missing, a stored reference does not decode, or the stored fingerprint
+    /// is of an unknown version or choice.
     #[error(transparent)]
     Refused(#[from] Error),
 }

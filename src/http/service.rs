@@ -53,7 +53,10 @@ where
         let unpolled = self.inner.clone();
         let mut service = std::mem::replace(&mut self.inner, unpolled);
         let layer = self.layer.clone();
-        let key = layer.key_from.is_none().then(|| only_line(request.headers(), &IDEMPOTENCY_KEY).cloned()).flatten();
+        let mut key =
+            layer.key_from.is_none().then(|| only_line(request.headers(), &IDEMPOTENCY_KEY).cloned()).flatten();
+        // No log of response headers may show it.
+        key.iter_mut().for_each(|key| key.set_sensitive(true));
         Box::pin(async move {
             let reply = match admit(&layer, request).await {
                 Ok(Admission::NotCovered(request)) => {
@@ -73,8 +76,8 @@ where
                 Err(Unanswered::Panicked(panic)) => resume_unwind(panic),
             };
             if let Some(key) = key {
-                // Each response echoes its own request's key. What the service has set remains.
-                response.headers_mut().entry(IDEMPOTENCY_KEY).or_insert(key);
+                // Also over the echo of another service, which a handler has passed on.
+                response.headers_mut().insert(IDEMPOTENCY_KEY, key);
             }
             Ok(response)
         })

@@ -113,7 +113,7 @@ impl Transactional<'_> {
                 let won = call.won(&mut transaction, claim).await?;
                 return Ok(Some(Claimed::Won((transaction, won))));
             }
-        } else if self.options.round_trips != RoundTrips::SelectFirst {
+        } else if self.options.round_trips != RoundTrips::SelectFirst || !self.options.deployment.saves_round_trips() {
             return Ok(None);
         }
         let stored = call.record.select_first(&mut *pool.acquire().await?, &call.terms).await;

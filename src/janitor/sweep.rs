@@ -63,12 +63,13 @@ impl Janitor {
     ) -> Result<Swept, Error> {
         let mut swept = Swept::default();
         let looking = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| -> Result<_, Error> {
-            Ok((record::leaves(conn).await?, record::is_distributed(conn).await?))
+            match record::is_distributed(conn).await? {
+                true => Ok(vec![None]),
+                false => Ok(record::leaves(conn).await?.into_iter().map(Some).collect()),
+            }
         });
-        let (leaves, distributed) = looking.await?;
-        for leaf in leaves {
-            let leaf = (!distributed).then_some(&*leaf);
-            self.sweep_leaf(leaf, limit, batch_size, shutdown, &mut swept).await?;
+        for leaf in looking.await? {
+            self.sweep_leaf(leaf.as_deref(), limit, batch_size, shutdown, &mut swept).await?;
             if swept.limited {
                 break;
             }

@@ -8,7 +8,8 @@ use super::{Marked, Marking};
 use crate::claim::{Asked, RETRY_AFTER};
 use crate::limits::Patience;
 use crate::observe::spanned;
-use crate::record::{Awaited, MarkBatch, MarkOf, Record, wait_for_row};
+use crate::record::{Awaited, MarkBatch, MarkOf, Record, draw_token, wait_for_row};
+use crate::session::Savepoint;
 use crate::{Error, InFlight, Key, Mode, observe};
 
 /// The most keys of a batch. Each takes an advisory lock until the end of the transaction, in the server's lock table,
@@ -152,21 +153,25 @@ impl<'k> Batch<'k> {
         Ok(())
     }
 
-    /// For a distributed table, where one statement cannot look, lock and write. All keys together wait for as long as one
-    /// would.
+    /// For a distributed table, where one statement cannot look, lock and write. The wait of the whole batch has the limit of
+    /// a single mark. The savepoint makes the batch all or nothing, as the one statement does: without it, a caller that
+    /// goes on after *in flight* would commit marks of events that nobody has processed.
     async fn mark_one_by_one(&mut self, conn: &mut PgConnection, patience: &Patience) -> Result<(), Error> {
         let mut asked = Asked::now();
-        for place in std::mem::take(&mut self.open) {
+        let savepoint = Savepoint::set(conn, draw_token()?).await?;
+        for place in self.open.clone() {
             let in_flight = patience.left().map_or(InFlight::Reject, InFlight::Wait);
             match self.options.claim_or_look(conn, &self.keys[place], in_flight, &mut asked).await {
-                Err(Error::InFlight { .. }) => {
-                    self.open.push(place);
-                    break;
+                Ok(marked) => self.marked[place] = marked,
+                Err(error) => {
+                    let undone = savepoint.undo(conn).await;
+                    // The caller needs the first error. After a failed undo the transaction is aborted.
+                    return if matches!(error, Error::InFlight { .. }) { undone } else { Err(error) };
                 }
-                marked => self.marked[place] = marked?,
             }
         }
-        Ok(())
+        self.open.clear();
+        savepoint.release(conn).await
     }
 
     /// Closes the keys that are decided, and returns what is in the way of the others, with its place: a key that is held,

@@ -19,7 +19,8 @@ pub enum Warning {
     NotDurable {
         /// The value: `off` or `local`.
         value: String,
-        /// For whom: for this connection, for a role or a database by `alter role` or `alter database`, or on a worker.
+        /// Where the value applies: for this connection, for a role or a database by `alter role` or `alter database`, or
+        /// on a worker.
         whose: String,
     },
     /// A worker does not answer the coordinator: every call with a key on it fails.
@@ -88,7 +89,8 @@ impl std::fmt::Display for Warning {
                 let event = if value == "local" { "a fail-over to a synchronous standby" } else { "a crash of the server" };
                 write!(
                     f,
-                    "synchronous_commit is {value} {whose}: {event} loses acknowledged effects; set it to on there"
+                    "synchronous_commit is {value} {whose}: {event} loses acknowledged effects; \
+                     set it to on there, or reset it with alter role or alter database"
                 )
             }
             Self::WorkerDown { worker, error } => {

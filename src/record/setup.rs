@@ -66,6 +66,7 @@ pub(crate) async fn commit_settings(conn: &mut PgConnection) -> Result<Vec<Commi
         where setting.option_name = 'synchronous_commit'
             and (per.setrole = 0 or role.rolcanlogin)
             and (per.setdatabase = 0 or base.datname = current_database())
+        order by whose
         ",
     )
     .persistent(false)

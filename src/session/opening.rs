@@ -14,7 +14,7 @@ pub(crate) enum Opening {
     /// ([`protect`](crate::protect())).
     #[cfg(feature = "http")]
     Exempt,
-    /// For code of the service that may not write.
+    /// For code of the service that must not write. It is never committed, because a NOTIFY or a SET is not a write.
     #[cfg(feature = "http")]
     ReadOnly,
     /// With `synchronous_commit = on`, if the session has a weaker setting. For a claim that guards an effect
@@ -82,6 +82,15 @@ impl Opening {
     /// [`Durable`](Self::Durable), on every server of this deployment.
     pub(crate) fn durable(deployment: Deployment) -> Self {
         if deployment.commits_on_workers() { Self::DurableOnWorkers } else { Self::Durable }
+    }
+
+    /// Whether the transaction commits if its work succeeds.
+    pub(super) fn commits(&self) -> bool {
+        match self {
+            #[cfg(feature = "http")]
+            Self::ReadOnly => false,
+            _ => true,
+        }
     }
 
     pub(super) fn sql(&self) -> SqlStr {

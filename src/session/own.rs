@@ -93,7 +93,7 @@ impl Session {
             }
         };
         let worked = work(&mut transaction).await;
-        if worked.is_err() {
+        if worked.is_err() || !opening.commits() {
             // A ROLLBACK fails only if the connection is broken, and then the server rolls back. The caller needs the
             // first error.
             let _ = transaction.rollback().await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy};
+use pg_idempotency::lease::{Acquired, LeaseOwner, Leasing, Policy};
 use pg_idempotency::operator::{release, resolve};
 use pg_idempotency::testing;
 use pg_idempotency::{Error, Key};

@@ -10,7 +10,7 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::fixture::Fixture;
-use crate::{citus, citus_alone, key, once, options};
+use crate::{citus_alone, key, options};
 
 const LEASE: Duration = Duration::from_secs(40);
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pg_idempotency::Error;
+use pg_idempotency::{Error, testing};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::{calls, citus, citus_alone, effect, effects, key, once, options, rejecting, waiting};

@@ -27,6 +27,9 @@ use crate::support::{
 
 const LEASE: Policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
 
+/// The place of the leased layer in [`layers`].
+const LEASED: usize = 4;
+
 /// Both constructors, and every way to find the record.
 fn layers(pool: &PgPool) -> [IdempotencyLayer; 5] {
     [
@@ -237,26 +240,39 @@ fn mistake(answer: &Answer) -> &Misconfigured {
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_reference_of_another_type_is_a_500_and_never_performed_again(pool: PgPool) {
+async fn a_reference_of_another_type_commits_nothing_or_is_never_performed_again(pool: PgPool) {
     create_effects(&pool).await;
-    for layer in layers(&pool) {
+    for (case, layer) in layers(&pool).into_iter().enumerate() {
         outside(&pool, "delete from idempotency.record; delete from effect").await;
         let app = orders(&pool).layer(layer.with_replay(SignedAnew { signatures: AtomicUsize::new(0) }));
-        post_to(&app, "/orders", "key-1", "x").await;
+        let first = post_to(&app, "/orders", "key-1", "x").await;
+        if case != LEASED {
+            assert!(matches!(mistake(&first), Misconfigured::Refused(Error::Undecodable { .. })), "{first:?}");
+            assert_eq!(effects(&pool).await, 0);
+            continue;
+        }
+        assert_eq!(first.status, StatusCode::CREATED);
         let repeat = post_to(&app, "/orders", "key-1", "x").await;
         assert_eq!((repeat.status, &*repeat.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
         assert!(matches!(mistake(&repeat), Misconfigured::Refused(Error::Undecodable { .. })), "{repeat:?}");
+        assert!(!format!("{repeat:?}").contains("type: integer"), "no log shows the reference");
         assert_eq!(effects(&pool).await, 1);
     }
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_layer_that_cannot_rebuild_answers_500_and_never_performs_again(pool: PgPool) {
+async fn a_layer_that_cannot_rebuild_commits_nothing_or_never_performs_again(pool: PgPool) {
     create_effects(&pool).await;
-    for layer in layers(&pool) {
+    for (case, layer) in layers(&pool).into_iter().enumerate() {
         outside(&pool, "delete from idempotency.record; delete from effect").await;
         let app = orders(&pool).layer(layer.clone());
-        assert_eq!(post_to(&app, "/orders", "key-1", "x").await.status, StatusCode::CREATED);
+        let first = post_to(&app, "/orders", "key-1", "x").await;
+        if case != LEASED {
+            assert!(matches!(mistake(&first), Misconfigured::NoReplay), "{first:?}");
+            assert_eq!(effects(&pool).await, 0);
+            continue;
+        }
+        assert_eq!(first.status, StatusCode::CREATED);
         let repeat = post_to(&app, "/orders", "key-1", "x").await;
         assert_eq!((repeat.status, &*repeat.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
         assert!(matches!(mistake(&repeat), Misconfigured::NoReplay), "{repeat:?}");
@@ -348,6 +364,10 @@ impl Replay for Failing {
                 sqlx::raw_sql("set local statement_timeout = '50ms'").execute(&mut *conn).await?;
                 sqlx::query("select pg_sleep(60)").execute(conn).await?;
             }
+            "notifies" => {
+                // It is permitted in a read-only transaction.
+                sqlx::raw_sql("notify replayed; set application_name = 'replayed'").execute(conn).await?;
+            }
             "panics" => panic!("on purpose"),
             "hangs" => {
                 sqlx::query("select pg_sleep(3)").execute(conn).await?;
@@ -399,6 +419,13 @@ async fn a_replay_that_fails_leaves_nothing_open_and_performs_nothing(pool: PgPo
             }
         }
         assert_eq!(effects(&pool).await, cases.len() as i64);
+        let mut listener = sqlx::postgres::PgListener::connect_with(&pool).await.expect("a listener");
+        listener.listen("replayed").await.expect("listening");
+        for replayed in [false, true] {
+            assert_eq!(post_to(&app, "/notifies", "notifies", "x").await.is_replayed(), replayed);
+        }
+        outside(&pool, "notify replayed, 'the only one'").await;
+        assert_eq!(listener.recv().await.expect("a notification").payload(), "the only one");
     }
     // Only the statement that hangs is still there, until the server ends it.
     crate::support::until(
@@ -423,6 +450,7 @@ async fn the_reference_follows_the_rules_of_a_response(pool: PgPool) {
             }),
         )
         .route("/refused", post(async |_: IdempotentTx| (StatusCode::BAD_REQUEST, AnswerBy("x"), "freed")))
+        .route("/long", post(async |_: IdempotentTx| (AnswerBy("x".repeat(2 << 20)), "too long")))
         .route("/secret", post(async |_: IdempotentTx| (Extension(NoStore), AnswerBy("x"), "secret")))
         .route(
             "/no-json",
@@ -444,6 +472,8 @@ async fn the_reference_follows_the_rules_of_a_response(pool: PgPool) {
     }
     assert_eq!(post_to(&app, "/secret", "key-4", "x").await.body, "secret");
     assert_eq!(post_to(&app, "/secret", "key-4", "x").await.problem(), "not-replayable");
+    assert_eq!(post_to(&app, "/long", "key-5", "x").await.body, "too long");
+    assert_eq!(post_to(&app, "/long", "key-5", "x").await.problem(), "not-replayable");
     assert_eq!(send(&app, request("POST", "/secret", None, "x")).await.body, "secret", "without a key");
     assert_eq!(effects(&pool).await, 0);
 }
