@@ -81,7 +81,7 @@ impl Key {
     /// **The trace is no part of the key.** A claim keeps it in the record, and a take-over replaces it. So the record of a
     /// completed operation has the trace of the call that did the work:
     /// [`operator::show`](crate::operator::show) returns it, and the span of each replay
-    /// [names it](crate::guide::metrics#from-a-replay-to-the-trace-of-the-work). The HTTP layer passes on the request's
+    /// names it (the guide's page `metrics`). The HTTP layer passes on the request's
     /// header. A batch of marks on one server and a [resumer](crate::lease::Resumer) pass on none.
     ///
     /// ```
