@@ -2,13 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::stream::{self, StreamExt as _};
 use reqwest::{Client, RequestBuilder};
 use serde_json::Value;
-use tokio::task::JoinSet;
 
 /// Far longer than any service here needs, so only a mistake takes this long.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
@@ -79,14 +77,20 @@ pub struct Tally {
     bodies: BTreeSet<String>,
 }
 
-impl Tally {
-    pub fn count(&mut self, answer: &Answer) {
-        *self.counts.entry(answer.to_string()).or_default() += 1;
-        if answer.status.is_some_and(|status| status < 300) {
-            self.bodies.insert(answer.text.clone());
+impl FromIterator<Answer> for Tally {
+    fn from_iter<T: IntoIterator<Item = Answer>>(answers: T) -> Self {
+        let mut tally = Self::default();
+        for answer in answers {
+            *tally.counts.entry(answer.to_string()).or_default() += 1;
+            if answer.status.is_some_and(|status| status < 300) {
+                tally.bodies.insert(answer.text);
+            }
         }
+        tally
     }
+}
 
+impl Tally {
     /// How many different successful answers there were.
     pub fn different(&self) -> usize {
         self.bodies.len()
@@ -106,31 +110,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Performs the numbers from 0 on, several at a time, and returns the results in their order.
-pub async fn storm<T: Send + 'static, F: Future<Output = T> + Send>(
-    count: usize,
-    at_a_time: usize,
-    perform: impl Fn(usize) -> F + Clone + Send + Sync + 'static,
-) -> anyhow::Result<Vec<T>> {
-    let next = Arc::new(AtomicUsize::new(0));
-    let mut tasks = JoinSet::new();
-    for _ in 0..at_a_time {
-        let (next, perform) = (next.clone(), perform.clone());
-        tasks.spawn(async move {
-            let mut results = Vec::new();
-            loop {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                if number >= count {
-                    return results;
-                }
-                results.push((number, perform(number).await));
-            }
-        });
-    }
-    let mut results = Vec::new();
-    while let Some(ended) = tasks.join_next().await {
-        results.extend(ended?);
-    }
-    results.sort_by_key(|(number, _)| *number);
-    Ok(results.into_iter().map(|(_, result)| result).collect())
+/// Performs all of them, several at a time.
+pub async fn storm<T>(at_a_time: usize, all: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    stream::iter(all).buffer_unordered(at_a_time).collect().await
 }

@@ -1,6 +1,7 @@
 //! Worker processes: the same program again, with arguments. None of them outlives this process.
 
 use std::env;
+use std::pin::pin;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,9 +11,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{interval, timeout};
 
-use crate::dice;
 use crate::gateway::Gateway;
-use crate::queue::Queue;
 use crate::schema::Schema;
 
 const LOOK: Duration = Duration::from_millis(50);
@@ -23,8 +22,9 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 /// Longer than a worker may take to finish what it has begun.
 const EXIT_LIMIT: Duration = Duration::from_secs(30);
 
+/// It is killed when this is dropped.
 pub struct Worker {
-    pub id: u32,
+    id: u32,
     /// The line that the worker has printed first. It is the worker's URL if it serves requests.
     pub url: String,
     process: Child,
@@ -51,20 +51,15 @@ impl Worker {
         Ok(Self { id, url, _alive: process.stdin.take(), process })
     }
 
-    /// SIGKILL: the worker gets no chance to say anything.
-    pub async fn kill(mut self) -> anyhow::Result<()> {
-        self.process.kill().await.context("cannot kill a worker")
-    }
-
-    /// SIGTERM: the worker may finish what it has begun.
-    pub async fn terminate(&self) -> anyhow::Result<()> {
-        let status = Command::new("kill").args(["-TERM", &self.id.to_string()]).status().await?;
-        ensure!(status.success(), "cannot terminate a worker");
+    /// After `KILL` the worker does nothing more. After `TERM` it may finish what it has begun.
+    pub async fn signal(&self, signal: &str) -> anyhow::Result<()> {
+        let status = Command::new("kill").args(["-s", signal, &self.id.to_string()]).status().await?;
+        ensure!(status.success(), "cannot send {signal} to a worker");
         Ok(())
     }
 
     /// Waits for the end of a worker that was terminated.
-    pub async fn ended(mut self) -> anyhow::Result<()> {
+    pub async fn ended(&mut self) -> anyhow::Result<()> {
         let status = timeout(EXIT_LIMIT, self.process.wait()).await.context("a worker did not end after SIGTERM")??;
         ensure!(status.success(), "after SIGTERM a worker ended with {status}");
         Ok(())
@@ -105,50 +100,37 @@ impl<'a> Crew<'a> {
     }
 
     /// Kills the worker with this process id.
-    pub async fn kill(&mut self, id: u32) -> anyhow::Result<()> {
+    async fn kill(&mut self, id: u32) -> anyhow::Result<()> {
         let at = self.workers.iter().position(|worker| worker.id == id);
-        let worker = self.workers.swap_remove(at.with_context(|| format!("{id} is not a worker of this crew"))?);
-        worker.kill().await?;
+        let mut worker = self.workers.swap_remove(at.with_context(|| format!("{id} is not a worker of this crew"))?);
+        worker.process.kill().await.context("cannot kill a worker")?;
         self.publish();
         self.killed += 1;
         self.start_one().await
     }
 
-    /// Kills a random worker.
-    pub async fn kill_any(&mut self) -> anyhow::Result<()> {
-        self.kill(self.workers[dice::below(self.workers.len())].id).await
-    }
-
-    /// Kills the workers that the gateway names, until no message waits any more.
-    pub async fn deliver(&mut self, queue: &Queue, gateway: &mut Gateway) -> anyhow::Result<()> {
-        let mut look = interval(LOOK);
+    /// Kills the workers that the gateway names, until the work is done.
+    pub async fn work<T>(
+        &mut self,
+        gateway: &mut Gateway,
+        work: impl Future<Output = anyhow::Result<T>>,
+    ) -> anyhow::Result<T> {
+        let (mut work, mut look) = (pin!(work), interval(LOOK));
         loop {
             tokio::select! {
                 Some(worker) = gateway.deaths.recv() => self.kill(worker).await?,
-                _ = look.tick() => {
-                    self.must_be_alive()?;
-                    if queue.in_state("waiting").await?.is_empty() {
-                        return Ok(());
-                    }
-                }
+                _ = look.tick() => self.must_be_alive()?,
+                done = &mut work => return done,
             }
         }
     }
 
     /// A worker ends only by a kill. Any other end is a mistake, and would look like one more kill.
-    pub fn must_be_alive(&mut self) -> anyhow::Result<()> {
+    fn must_be_alive(&mut self) -> anyhow::Result<()> {
         for worker in &mut self.workers {
             if let Some(status) = worker.process.try_wait()? {
                 bail!("worker {} ended by itself: {status}", worker.id);
             }
-        }
-        Ok(())
-    }
-
-    /// Kills all workers.
-    pub async fn end(self) -> anyhow::Result<()> {
-        for worker in self.workers {
-            worker.kill().await?;
         }
         Ok(())
     }

@@ -14,11 +14,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::sleep;
 
-use crate::dice;
-use crate::server::Server;
+use crate::service::serve;
 
-/// The longest time from an effect to its answer. A worker that is killed meanwhile never learns of the effect.
-const DELAY: Duration = Duration::from_millis(60);
+/// The time from an effect to its answer. A worker that is killed meanwhile never learns of the effect.
+const DELAY: Duration = Duration::from_millis(30);
 
 /// The gateway sends no texts to phones that begin with this.
 pub const REFUSED: &str = "refused";
@@ -27,6 +26,8 @@ pub const REFUSED: &str = "refused";
 pub(crate) struct ChargeOrder {
     pub(crate) card: String,
     pub(crate) cents: i64,
+    /// The caller's process id, so that a demo can kill it.
+    pub(crate) worker: u32,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -34,7 +35,7 @@ pub(crate) struct TextOrder {
     /// The caller's name for this request, by which an operator can ask for it. Each attempt has another one.
     pub(crate) reference: String,
     pub(crate) phone: String,
-    /// The caller's process id, so that a demo can kill it.
+    /// As for a charge.
     pub(crate) worker: u32,
 }
 
@@ -51,12 +52,12 @@ pub enum Mishap {
     Busy,
     /// The gateway answers 504, so the caller cannot know whether it is done.
     NoAnswer { done: bool },
-    /// The gateway never answers, and names the caller in [`Gateway::deaths`].
+    /// The gateway never answers this caller again, and names it in [`Gateway::deaths`].
     CallerDies { done: bool },
 }
 
 pub struct Gateway {
-    pub server: Server,
+    pub url: String,
     /// The process ids of callers that have to be killed.
     pub deaths: UnboundedReceiver<u32>,
     shared: Arc<Shared>,
@@ -65,13 +66,11 @@ pub struct Gateway {
 struct Shared {
     books: Mutex<Books>,
     deaths: UnboundedSender<u32>,
-    /// One request in so many fails.
-    fails_one_in: Option<usize>,
 }
 
 #[derive(Default)]
 struct Books {
-    requests: usize,
+    /// Charges whose key the gateway had seen before.
     deduplicated: i64,
     /// The card and the receipt of each charge, by idempotency key.
     charges: HashMap<String, (String, Receipt)>,
@@ -80,33 +79,36 @@ struct Books {
     /// By reference.
     sent: HashMap<String, Receipt>,
     withdrawn: HashSet<String>,
+    /// For the next charges.
+    charge_mishaps: VecDeque<Mishap>,
     /// For the next texts.
-    mishaps: VecDeque<Mishap>,
+    text_mishaps: VecDeque<Mishap>,
+    /// The callers that have to be killed.
+    dying: HashSet<u32>,
 }
 
 impl Gateway {
-    pub async fn start(fails_one_in: Option<usize>) -> anyhow::Result<Self> {
+    pub async fn start() -> anyhow::Result<Self> {
         let (sender, deaths) = unbounded_channel();
-        let shared = Arc::new(Shared { books: Mutex::default(), deaths: sender, fails_one_in });
+        let shared = Arc::new(Shared { books: Mutex::default(), deaths: sender });
         let router = Router::new()
             .route("/charges", post(charge))
             .route("/texts", post(send))
             .route("/texts/{reference}", delete(withdraw))
             .with_state(shared.clone());
-        Ok(Self { server: Server::start(router).await?, deaths, shared })
+        Ok(Self { url: serve(router).await?, deaths, shared })
+    }
+
+    /// Lets the next charges fail, each in one of these ways.
+    pub fn fail_next_charges(&self, mishaps: impl IntoIterator<Item = Mishap>) {
+        self.shared.books().charge_mishaps.extend(mishaps);
     }
 
     /// Lets the next texts fail, each in one of these ways.
     pub fn fail_next_texts(&self, mishaps: impl IntoIterator<Item = Mishap>) {
-        self.shared.books().mishaps.extend(mishaps);
+        self.shared.books().text_mishaps.extend(mishaps);
     }
 
-    /// The number of requests so far.
-    pub fn requests(&self) -> usize {
-        self.shared.books().requests
-    }
-
-    /// The number of charges whose key the gateway had seen before.
     pub fn deduplicated(&self) -> i64 {
         self.shared.books().deduplicated
     }
@@ -125,40 +127,39 @@ impl Shared {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn random_mishap(&self) -> Option<Mishap> {
-        (dice::below(self.fails_one_in?) == 0).then(|| match dice::below(3) {
-            0 => Mishap::Busy,
-            1 => Mishap::NoAnswer { done: true },
-            _ => Mishap::NoAnswer { done: false },
-        })
-    }
-
-    /// Does it, unless the mishap prevents that, and answers after a while.
-    async fn answer(
+    /// Does it, unless the next mishap prevents that. `None` is never answered.
+    fn perform(
         &self,
-        mishap: Option<Mishap>,
+        mishaps: impl FnOnce(&mut Books) -> &mut VecDeque<Mishap>,
         worker: u32,
         perform: impl FnOnce(&mut Books) -> Result<Receipt, StatusCode>,
-    ) -> Result<Json<Receipt>, StatusCode> {
-        let done = match mishap {
-            Some(Mishap::Busy) => return Err(StatusCode::SERVICE_UNAVAILABLE),
-            Some(Mishap::NoAnswer { done } | Mishap::CallerDies { done }) => done,
-            None => true,
-        };
-        let performed = if done { perform(&mut self.books()) } else { Err(StatusCode::GATEWAY_TIMEOUT) };
-        match mishap {
-            Some(Mishap::CallerDies { .. }) => {
+    ) -> Option<Result<Receipt, StatusCode>> {
+        let mut books = self.books();
+        if books.dying.contains(&worker) {
+            return None;
+        }
+        match mishaps(&mut books).pop_front() {
+            None => Some(perform(&mut books)),
+            Some(Mishap::Busy) => Some(Err(StatusCode::SERVICE_UNAVAILABLE)),
+            Some(Mishap::NoAnswer { done }) => {
+                let _ = done.then(|| perform(&mut books));
+                Some(Err(StatusCode::GATEWAY_TIMEOUT))
+            }
+            Some(Mishap::CallerDies { done }) => {
+                let _ = done.then(|| perform(&mut books));
+                books.dying.insert(worker);
                 // The receiver is gone only when the demo has ended.
                 let _ = self.deaths.send(worker);
-                pending().await
-            }
-            Some(_) => Err(StatusCode::GATEWAY_TIMEOUT),
-            None => {
-                sleep(dice::duration(Duration::ZERO, DELAY)).await;
-                performed.map(Json)
+                None
             }
         }
     }
+}
+
+async fn answer(performed: Option<Result<Receipt, StatusCode>>) -> Result<Json<Receipt>, StatusCode> {
+    let Some(performed) = performed else { return pending().await };
+    sleep(DELAY).await;
+    performed.map(Json)
 }
 
 async fn charge(
@@ -167,7 +168,6 @@ async fn charge(
     Json(order): Json<ChargeOrder>,
 ) -> Result<Json<Receipt>, StatusCode> {
     let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok()).ok_or(StatusCode::BAD_REQUEST)?;
-    gateway.books().requests += 1;
     let charge = |books: &mut Books| {
         if let Some((_, receipt)) = books.charges.get(key).cloned() {
             books.deduplicated += 1;
@@ -177,16 +177,13 @@ async fn charge(
         books.charges.insert(key.to_owned(), (order.card, receipt));
         Ok(receipt)
     };
-    gateway.answer(gateway.random_mishap(), 0, charge).await
+    answer(gateway.perform(|books| &mut books.charge_mishaps, order.worker, charge)).await
 }
 
 async fn send(State(gateway): State<Arc<Shared>>, Json(order): Json<TextOrder>) -> Result<Json<Receipt>, StatusCode> {
-    gateway.books().requests += 1;
     if order.phone.starts_with(REFUSED) {
         return Err(StatusCode::INTERNAL_SERVER_ERROR);
     }
-    let planned = gateway.books().mishaps.pop_front();
-    let mishap = planned.or_else(|| gateway.random_mishap());
     let send = |books: &mut Books| {
         if books.withdrawn.contains(&order.reference) {
             return Err(StatusCode::GONE);
@@ -196,19 +193,15 @@ async fn send(State(gateway): State<Arc<Shared>>, Json(order): Json<TextOrder>) 
         books.sent.insert(order.reference, receipt);
         Ok(receipt)
     };
-    gateway.answer(mishap, order.worker, send).await
+    answer(gateway.perform(|books| &mut books.text_mishaps, order.worker, send)).await
 }
 
-/// Returns what was sent under this reference. If nothing was sent, nothing will be: a request may still
-/// arrive.
-async fn withdraw(
-    State(gateway): State<Arc<Shared>>,
-    Path(reference): Path<String>,
-) -> Result<Json<Receipt>, StatusCode> {
+/// Returns what was sent under this reference. If nothing was sent, nothing will be: a request may still arrive.
+async fn withdraw(State(gateway): State<Arc<Shared>>, Path(reference): Path<String>) -> Json<Option<Receipt>> {
     let mut books = gateway.books();
-    if let Some(receipt) = books.sent.get(&reference) {
-        return Ok(Json(*receipt));
+    let sent = books.sent.get(&reference).copied();
+    if sent.is_none() {
+        books.withdrawn.insert(reference);
     }
-    books.withdrawn.insert(reference);
-    Err(StatusCode::NOT_FOUND)
+    Json(sent)
 }

@@ -2,6 +2,10 @@
 //! check their own books. Each program exits with 0 only if every count is right. `examples/` in the root has the code
 //! to copy.
 //!
+//! ```sh
+//! cargo run -p demos --bin rides # on a temporary PostgreSQL, unless DATABASE_URL names one
+//! ```
+//!
 //! # Layout
 //!
 //! This library contains the tools that the programs share:
@@ -13,19 +17,17 @@
 //! - `escape`: the writes of a run, once more through the pool.
 //! - [`crew`]: worker processes that are killed and replaced.
 //! - [`gate`]: stops a service in the middle of its work.
-//! - [`server`]: an HTTP service on a socket of this process.
+//! - [`service`]: an HTTP service on a socket of this process, and the user of a request.
 //! - [`client`]: requests, the answers to them, and storms of them.
 //! - [`gateway`] and [`outside`]: a gateway that charges cards and sends texts, and its client.
 //! - [`problem`]: the error responses of the services.
 //! - [`signature`]: signed request bodies.
-//! - [`dice`]: random numbers and durations.
 
 #![allow(missing_docs, reason = "the programs beside it are its only users; names that need no comment have none")]
 
 pub mod books;
 pub mod client;
 pub mod crew;
-pub mod dice;
 mod escape;
 pub mod gate;
 pub mod gateway;
@@ -34,5 +36,5 @@ pub mod problem;
 pub mod program;
 pub mod queue;
 pub mod schema;
-pub mod server;
+pub mod service;
 pub mod signature;

@@ -4,6 +4,7 @@ use std::process;
 
 use pg_idempotency::Error;
 use reqwest::{Client, RequestBuilder, StatusCode};
+use serde::de::DeserializeOwned;
 
 use crate::client::client;
 use crate::gateway::{ChargeOrder, Receipt, TextOrder};
@@ -45,27 +46,23 @@ impl Outside {
     }
 
     pub async fn charge(&self, card: &str, cents: i64, key: &str) -> Result<Receipt, Failure> {
-        let order = ChargeOrder { card: card.to_owned(), cents };
+        let order = ChargeOrder { card: card.to_owned(), cents, worker: process::id() };
         let request = self.client.post(format!("{}/charges", self.url)).header("idempotency-key", key);
-        receipt(request.json(&order)).await?.map_err(failure)
+        answer(request.json(&order)).await
     }
 
     pub async fn text(&self, reference: String, phone: &str) -> Result<Receipt, Failure> {
         let order = TextOrder { reference, phone: phone.to_owned(), worker: process::id() };
-        receipt(self.client.post(format!("{}/texts", self.url)).json(&order)).await?.map_err(failure)
+        answer(self.client.post(format!("{}/texts", self.url)).json(&order)).await
     }
 
     /// The text that was sent under this reference. If it is `None`, none will be sent.
     pub async fn withdraw(&self, reference: &str) -> Result<Option<Receipt>, Failure> {
-        match receipt(self.client.delete(format!("{}/texts/{reference}", self.url))).await? {
-            Ok(receipt) => Ok(Some(receipt)),
-            Err(StatusCode::NOT_FOUND) => Ok(None),
-            Err(status) => Err(failure(status)),
-        }
+        answer(self.client.delete(format!("{}/texts/{reference}", self.url))).await
     }
 }
 
-async fn receipt(request: RequestBuilder) -> Result<Result<Receipt, StatusCode>, Failure> {
+async fn answer<T: DeserializeOwned>(request: RequestBuilder) -> Result<T, Failure> {
     let answer = match request.send().await {
         Ok(answer) => answer,
         // Without a connection there was no request. Any other error may have happened on the way back.
@@ -73,15 +70,8 @@ async fn receipt(request: RequestBuilder) -> Result<Result<Receipt, StatusCode>,
         Err(error) => return Err(Failure::Unknown(error.to_string())),
     };
     match answer.status() {
-        StatusCode::OK => answer.json().await.map(Ok).map_err(|error| Failure::Unknown(error.to_string())),
-        status => Ok(Err(status)),
-    }
-}
-
-fn failure(status: StatusCode) -> Failure {
-    let answered = format!("it answered {status}");
-    match status {
-        StatusCode::SERVICE_UNAVAILABLE | StatusCode::GONE => Failure::NotDone(answered),
-        _ => Failure::Unknown(answered),
+        StatusCode::OK => answer.json().await.map_err(|error| Failure::Unknown(error.to_string())),
+        status @ (StatusCode::SERVICE_UNAVAILABLE | StatusCode::GONE) => Err(Failure::NotDone(status.to_string())),
+        status => Err(Failure::Unknown(status.to_string())),
     }
 }

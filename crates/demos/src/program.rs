@@ -13,14 +13,16 @@ use tokio::time::timeout;
 use crate::books::Books;
 use crate::schema::Schema;
 
+/// Ten times what the longest demo takes. A demo that waits for something that does not come ends too.
+const LIMIT: Duration = Duration::from_secs(300);
+
 /// Runs a demo on the server of `DATABASE_URL`, in a schema of its own with these tables, which it drops at the end.
 /// Without `DATABASE_URL`, the program starts again with a temporary server.
 ///
-/// The result is a failure if a count is wrong, if the demo fails, or if it needs longer than `limit`.
+/// The result is a failure if a count is wrong, if the demo fails, or if it needs longer than five minutes.
 pub fn run(
     program: &'static str,
     tables: &'static str,
-    limit: Duration,
     demo: impl AsyncFnOnce(&Schema, &mut Books) -> anyhow::Result<()>,
 ) -> ExitCode {
     let Some(url) = database_url() else {
@@ -33,9 +35,9 @@ pub fn run(
             demo(&schema, &mut books).await?;
             schema.check_protected(&mut books).await
         };
-        let ended = timeout(limit, played).await;
+        let ended = timeout(LIMIT, played).await;
         let dropped = schema.drop().await;
-        ended.with_context(|| format!("the demo did not end within {limit:?}"))??;
+        ended.with_context(|| format!("the demo did not end within {LIMIT:?}"))??;
         dropped
     });
     // The counts so far may explain the error.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use sqlx::PgPool;
+use tokio::time::sleep;
 
 /// The queue's table, for a demo's schema.
 pub const TABLES: &str = "
@@ -20,6 +21,9 @@ pub const TABLES: &str = "
 
 /// How long a message is invisible after a delivery: the delay after a crash where nothing else stops the next worker.
 const VISIBILITY: Duration = Duration::from_millis(300);
+
+/// Between two looks into the queue.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// A queue in the tables of a run.
 pub struct Queue {
@@ -44,7 +48,7 @@ impl Queue {
     }
 
     /// Delivers the message that has been visible for the longest time.
-    pub async fn take(&self) -> sqlx::Result<Option<Message>> {
+    async fn take(&self) -> sqlx::Result<Option<Message>> {
         let sql = "
             update message
             set visible_at = statement_timestamp() + make_interval(secs => $1::float8)
@@ -81,6 +85,25 @@ impl Queue {
     pub async fn in_state(&self, state: &str) -> sqlx::Result<Vec<Message>> {
         let sql = "select number, request_id from message where state = $1::text order by number";
         sqlx::query_as(sql).bind(state).fetch_all(&self.pool).await
+    }
+
+    /// Handles one message after the other. Ends only with an error, or with the process.
+    pub async fn work(&self, handle: impl AsyncFn(&Message) -> anyhow::Result<()>) -> anyhow::Result<()> {
+        println!("ready");
+        loop {
+            match self.take().await? {
+                Some(message) => handle(&message).await?,
+                None => sleep(PAUSE).await,
+            }
+        }
+    }
+
+    /// Returns when no message waits any more.
+    pub async fn handled(&self) -> anyhow::Result<()> {
+        while !self.in_state("waiting").await?.is_empty() {
+            sleep(PAUSE).await;
+        }
+        Ok(())
     }
 
     /// Makes an acknowledged message wait again.

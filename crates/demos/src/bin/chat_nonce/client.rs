@@ -6,8 +6,8 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::net::TcpStream;
+use tokio_tungstenite::client_async;
 use tokio_tungstenite::tungstenite::{ClientRequestBuilder, Message as Frame};
-use tokio_tungstenite::{WebSocketStream, client_async};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Transport {
@@ -20,37 +20,24 @@ pub(crate) struct Client {
     pub(crate) http: reqwest::Client,
 }
 
-/// One author's connection.
-pub(crate) enum Line {
-    Http(Box<reqwest::RequestBuilder>),
-    Socket(Box<WebSocketStream<TcpStream>>),
-}
-
 impl Client {
-    pub(crate) async fn open(&self, transport: Transport, author: &str) -> anyhow::Result<Line> {
+    /// Sends this JSON as a message, over a new connection. It is text, because no encoder would write all that this demo
+    /// sends.
+    pub(crate) async fn ask(&self, transport: Transport, author: &str, message: String) -> anyhow::Result<Answer> {
         match transport {
             Transport::Http => {
                 let request = self.http.post(format!("{}/messages", self.url)).header("X-User-ID", author);
-                Ok(Line::Http(Box::new(request.header("Content-Type", "application/json"))))
+                Ok(Answer::to(request.header("Content-Type", "application/json").body(message)).await)
             }
-            Transport::Socket => {
-                let address = self.url.trim_start_matches("http://");
-                let request = ClientRequestBuilder::new(format!("ws://{address}/socket").parse()?);
-                let stream = TcpStream::connect(address).await?;
-                let (socket, _) = client_async(request.with_header("X-User-ID", author), stream).await?;
-                Ok(Line::Socket(Box::new(socket)))
-            }
+            Transport::Socket => self.ask_socket(author, message).await,
         }
     }
-}
 
-impl Line {
-    /// Sends this JSON as a message. It is text, because no encoder would write all that this demo sends.
-    pub(crate) async fn ask(self, message: String) -> anyhow::Result<Answer> {
-        let mut socket = match self {
-            Self::Http(request) => return Ok(Answer::to(request.body(message)).await),
-            Self::Socket(socket) => *socket,
-        };
+    async fn ask_socket(&self, author: &str, message: String) -> anyhow::Result<Answer> {
+        let address = self.url.trim_start_matches("http://");
+        let request = ClientRequestBuilder::new(format!("ws://{address}/socket").parse()?);
+        let stream = TcpStream::connect(address).await?;
+        let (mut socket, _) = client_async(request.with_header("X-User-ID", author), stream).await?;
         socket.send(Frame::text(message)).await?;
         let Frame::Text(json) = socket.next().await.context("the server has closed the socket")?? else {
             bail!("the server has not sent text");

@@ -3,13 +3,13 @@
 
 use axum::body::Bytes;
 use axum::extract::ws::{Message as Frame, WebSocket, WebSocketUpgrade};
-use axum::extract::{DefaultBodyLimit, FromRequestParts, State};
-use axum::http::StatusCode;
-use axum::http::request::Parts;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, post};
 use axum::{Json, Router};
 use demos::problem::Problem;
+use demos::service::user;
 use serde::Serialize;
 use sqlx::PgPool;
 
@@ -26,28 +26,19 @@ pub(crate) fn router(pool: PgPool) -> Router {
         .with_state(pool)
 }
 
-/// The scope of the key. **A real service takes it from the authenticated session**: if anybody could write this header,
-/// anybody could get another author's message by guessing its nonce.
-struct Author(String);
-
-impl<S: Sync> FromRequestParts<S> for Author {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let author = parts.headers.get("x-user-id").and_then(|author| author.to_str().ok());
-        let missing = || Problem::new(StatusCode::UNAUTHORIZED, "no-author", "send an X-User-ID");
-        Ok(Self(author.ok_or_else(missing)?.to_owned()))
-    }
-}
-
-async fn over_http(State(pool): State<PgPool>, Author(author): Author, body: Bytes) -> Result<Response, Problem> {
-    let outcome = message::create(&pool, &author, &body).await?;
+async fn over_http(State(pool): State<PgPool>, headers: HeaderMap, body: Bytes) -> Result<Response, Problem> {
+    let outcome = message::create(&pool, &user(&headers)?, &body).await?;
     Ok((message::status(&outcome), Json(outcome.into_inner())).into_response())
 }
 
 /// The author is checked once, when the socket opens. A real service closes the socket when the session ends.
-async fn open_socket(State(pool): State<PgPool>, Author(author): Author, upgrade: WebSocketUpgrade) -> Response {
-    upgrade.max_message_size(BODY_LIMIT).on_upgrade(async move |socket| serve(socket, &pool, &author).await)
+async fn open_socket(
+    State(pool): State<PgPool>,
+    headers: HeaderMap,
+    upgrade: WebSocketUpgrade,
+) -> Result<Response, Problem> {
+    let author = user(&headers)?;
+    Ok(upgrade.max_message_size(BODY_LIMIT).on_upgrade(async move |socket| serve(socket, &pool, &author).await))
 }
 
 /// An open socket holds no connection to the database. Only a message that is being created does.

@@ -1,17 +1,12 @@
 //! Proves that every message of a queue with acknowledgements ends completed or set aside, with one stored result, while
 //! its workers are killed in the middle of their work, and that every effect belongs to an attempt.
 //!
-//! ```sh
-//! cargo run -p demos --bin event_consumer # on a temporary PostgreSQL, unless DATABASE_URL names one
-//! ```
-//!
 //! The [`worker`] uses the crate. Its effect is a text through a gateway that does not recognise repeats. The gateway
 //! gives some requests no answer until their worker is killed, and answers others with an error after the effect.
 
 mod worker;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use demos::books::Books;
 use demos::crew::Crew;
@@ -20,8 +15,6 @@ use demos::queue::{self, Queue};
 use demos::schema::{Schema, count};
 
 const NAME: &str = "event_consumer";
-/// It takes five seconds on an idle machine.
-const LIMIT: Duration = Duration::from_secs(60);
 const WORKERS: usize = 4;
 const REQUESTS: usize = 240;
 /// One message in so many comes twice.
@@ -32,13 +25,12 @@ const KILLS: usize = 12;
 const FAILURES: usize = 12;
 
 fn main() -> ExitCode {
-    demos::program::run_worker(NAME, worker::work)
-        .unwrap_or_else(|| demos::program::run(NAME, queue::TABLES, LIMIT, demo))
+    demos::program::run_worker(NAME, worker::work).unwrap_or_else(|| demos::program::run(NAME, queue::TABLES, demo))
 }
 
 async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
     let queue = Queue { pool: schema.pool(2).await? };
-    let mut gateway = Gateway::start(None).await?;
+    let mut gateway = Gateway::start().await?;
     gateway.fail_next_texts([Mishap::CallerDies { done: true }; KILLS]);
     gateway.fail_next_texts([Mishap::NoAnswer { done: true }; FAILURES]);
     books.scene(&format!("{REQUESTS} requests, some of them sent twice, {POISON} that always fail, {WORKERS} workers"));
@@ -52,17 +44,13 @@ async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
     for number in 0..POISON {
         queue.send(&format!("{REFUSED} {number}")).await?;
     }
-    let url = gateway.server.url.clone();
+    let url = gateway.url.clone();
     let mut crew = Crew::start(schema, WORKERS, &[&url]).await?;
-    crew.deliver(&queue, &mut gateway).await?;
+    crew.work(&mut gateway, queue.handled()).await?;
     books.check("SIGKILLs to a worker, after its effect and before its result", crew.killed, KILLS);
-    crew.end().await?;
-    let [performed, replayed, poison] = ["performed", "replayed", "poison"].map(|state| queue.in_state(state));
-    let (performed, replayed) = (performed.await?.len(), replayed.await?.len());
-    books.note("messages performed", performed);
-    books.note("messages replayed", replayed);
-    books.check("messages completed", performed + replayed, REQUESTS + REQUESTS.div_ceil(TWICE));
-    books.check("messages set aside as poison", poison.await?.len(), POISON);
+    let completed = queue.in_state("completed").await?.len();
+    books.check("messages completed", completed, REQUESTS + REQUESTS.div_ceil(TWICE));
+    books.check("messages set aside as poison", queue.in_state("poison").await?.len(), POISON);
 
     books.scene("The books");
     let effects: Vec<usize> = (0..REQUESTS).map(|number| gateway.texts_to(&request(number))).collect();
@@ -81,7 +69,7 @@ async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
         select count(*)
         from message
         left join records on records.value = message.request_id
-        where (state in ('performed', 'replayed')) is distinct from (completed_at is not null)
+        where (state = 'completed') is distinct from (completed_at is not null)
     ";
     books.check("messages whose state differs from their record's", count(&queue.pool, differing).await?, 0);
     Ok(())

@@ -7,8 +7,7 @@ use demos::outside::{Failure, Outside, reference};
 use demos::queue::{Message, Queue};
 use demos::schema::Schema;
 use pg_idempotency::lease::{Leasing, Policy};
-use pg_idempotency::{Error, Key, Outcome};
-use tokio::time::sleep;
+use pg_idempotency::{Error, Key};
 
 /// How long a request waits after its worker's death. 40 seconds are usual. This one has to be watched.
 const LEASE: Duration = Duration::from_secs(1);
@@ -16,7 +15,7 @@ const LEASE: Duration = Duration::from_secs(1);
 /// A killed worker counts as an attempt too, because a message may be what kills it.
 const ATTEMPTS: NonZeroU32 = NonZeroU32::new(3).expect("3 is not 0");
 
-/// Between two attempts of failing work, and between two looks into an empty queue.
+/// Between two attempts of failing work.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The queue, a claim and its renewal can each need a connection at the same time.
@@ -27,15 +26,12 @@ pub(crate) async fn work(schema: &Schema, arguments: &[String]) -> anyhow::Resul
     let [gateway] = arguments else { anyhow::bail!("a worker gets the gateway's URL") };
     let (queue, outside) = (Queue { pool: schema.pool(CONNECTIONS).await? }, Outside::new(gateway));
     let leasing = Leasing::new(Policy::AtLeastOnce { lease: LEASE })?.with_max_attempts(ATTEMPTS);
-    println!("ready");
-    loop {
-        let Some(message) = queue.take().await? else {
-            sleep(PAUSE).await;
-            continue;
-        };
-        let key = Key::new(schema.scope("queue"), "message.handled", &message.request_id)?;
-        handle(&queue, &leasing, &key, &outside, &message).await?;
-    }
+    queue
+        .work(async |message| {
+            let key = Key::new(schema.scope("queue"), "message.handled", &message.request_id)?;
+            handle(&queue, &leasing, &key, &outside, message).await
+        })
+        .await
 }
 
 async fn handle(
@@ -53,8 +49,7 @@ async fn handle(
         .await;
     match handled {
         // It is done, here or elsewhere.
-        Ok(Outcome::Performed(_)) => queue.ack(message, "performed").await?,
-        Ok(Outcome::Replayed(_)) => queue.ack(message, "replayed").await?,
+        Ok(_) => queue.ack(message, "completed").await?,
         // Another worker handles it, or did when it died. Unless it is renewed, that lease has lapsed after this time.
         Err(Failure::Idempotency(Error::InFlight { retry_after, .. })) => queue.nack(message, retry_after).await?,
         // No delivery will change these: the attempts are used up, or the request id came with another body.

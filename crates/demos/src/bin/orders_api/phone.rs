@@ -1,11 +1,10 @@
 //! A passenger's phone: it signs its requests, and remembers the list of orders that it has seen.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use demos::client::Answer;
 use demos::signature::{HEADER, Secret};
 use reqwest::{Client, Method, RequestBuilder, header};
-use tokio::time::sleep;
 
 use crate::api::{SECRET, signed};
 
@@ -42,17 +41,6 @@ impl Phone {
     pub(crate) async fn order_if(&self, seen: &Answer, key: &str, destination: &str) -> Answer {
         let request = self.request(Method::POST, "/orders", key, &ride(destination));
         Answer::to(request.header(header::IF_MATCH, seen.etag.as_deref().unwrap_or_default())).await
-    }
-
-    /// Asks again for as long as the service says when to.
-    pub(crate) async fn order_patiently(&self, key: &str, destination: &str) -> Answer {
-        loop {
-            let answer = self.order(key, destination).await;
-            match answer.retry_after {
-                Some(seconds) => sleep(Duration::from_secs(seconds)).await,
-                None => return answer,
-            }
-        }
     }
 
     pub(crate) async fn list(&self) -> Answer {

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
-use axum::http::request::Parts;
 use axum::routing::post;
 use axum::{Extension, Json, Router};
 use demos::problem::Problem;
 use demos::schema::Schema;
-use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, InvalidSetting};
+use demos::service::user;
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, InvalidSetting};
 use pg_idempotency::{Idempotency, InFlight, Key};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
@@ -34,9 +34,6 @@ pub(crate) const TABLES: &str = "
 /// PostgreSQL accepts 100 connections by default, and a deployment runs several of these processes.
 const CONNECTIONS: u32 = 16;
 
-/// Shorter keys are counters and dates, which two devices of one user can both invent.
-const SHORTEST_KEY: usize = 8;
-
 /// A payment takes milliseconds, and the client prefers the payment to a request to ask again.
 const WAIT: Duration = Duration::from_secs(5);
 
@@ -46,18 +43,9 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 /// Everything that the service says about idempotency.
 fn idempotency(pool: PgPool) -> Result<IdempotencyLayer, InvalidSetting> {
     let calls = Idempotency::new().with_in_flight(InFlight::Wait(WAIT))?;
-    IdempotencyLayer::transactional(pool, calls, user)
-        .with_shortest_key(SHORTEST_KEY)
+    IdempotencyLayer::transactional(pool, calls, |parts| Ok(user(&parts.headers)?))
         // White space and the order of members do not make another request.
         .with_canonical_json([])
-}
-
-/// The scope of the key. **A real service takes the user from the authenticated session**: if anybody could write this
-/// header, anybody could read another user's payments.
-fn user(parts: &Parts) -> Result<String, Denied> {
-    let user = parts.headers.get("x-user-id").and_then(|user| user.to_str().ok()).filter(|user| !user.is_empty());
-    let denied = || Problem::new(StatusCode::UNAUTHORIZED, "no-user", "send an X-User-ID");
-    Ok(user.ok_or_else(denied)?.to_owned())
 }
 
 /// Serves requests until SIGTERM, and then finishes the payments that have begun.

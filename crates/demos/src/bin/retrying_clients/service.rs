@@ -1,7 +1,7 @@
 //! A service whose first three answers are failures. They come from a layer in front of the idempotency layer.
 
 use std::panic::resume_unwind;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::extract::{Request, State};
@@ -10,7 +10,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use demos::server::Server;
+use demos::service::serve;
 use pg_idempotency::Idempotency;
 use pg_idempotency::http::{IDEMPOTENT_REPLAYED, IdempotencyLayer, IdempotentTx};
 use sqlx::PgPool;
@@ -20,23 +20,9 @@ use tokio::time::timeout;
 /// Shorter than the time-out of the loops, and longer than they wait before their third attempt.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Answered {
-    With(u16),
-    Replayed,
-    /// The order was being placed, and the connection was cut.
-    Cut,
-}
-
-pub(crate) struct Service {
-    pub(crate) url: String,
-    plan: Arc<Plan>,
-    _server: Server,
-}
-
 #[derive(Default)]
-struct Plan {
-    answers: Mutex<Vec<Answered>>,
+pub(crate) struct Service {
+    answers: Mutex<Vec<String>>,
     /// The order is in the transaction, which is open.
     begun: Notify,
     may_finish: Notify,
@@ -48,24 +34,24 @@ struct NewOrder {
 }
 
 impl Service {
-    pub(crate) async fn start(pool: PgPool, customer: String) -> anyhow::Result<Self> {
-        let plan = Arc::new(Plan::default());
+    /// Returns the URL of its orders.
+    pub(crate) async fn start(self: &Arc<Self>, pool: PgPool, customer: String) -> anyhow::Result<String> {
         let router = Router::new()
             .route("/orders", post(place))
-            .with_state(plan.clone())
+            .with_state(self.clone())
             .route_layer(IdempotencyLayer::transactional(pool, Idempotency::new(), move |_| Ok(customer.clone())))
-            .route_layer(middleware::from_fn_with_state(plan.clone(), fail_at_first));
-        let server = Server::start(router).await?;
-        Ok(Self { url: format!("{}/orders", server.url), plan, _server: server })
+            .route_layer(middleware::from_fn_with_state(self.clone(), fail_at_first));
+        Ok(format!("{}/orders", serve(router).await?))
     }
 
-    pub(crate) fn answers(&self) -> Vec<Answered> {
-        self.plan.answers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The service's answers until now.
+    pub(crate) fn answers(&self) -> MutexGuard<'_, Vec<String>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 async fn place(
-    State(plan): State<Arc<Plan>>,
+    State(service): State<Arc<Service>>,
     mut tx: IdempotentTx,
     Json(new): Json<NewOrder>,
 ) -> Result<(StatusCode, Json<i64>), StatusCode> {
@@ -74,33 +60,30 @@ async fn place(
         .fetch_one(&mut *tx)
         .await
         .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
-    plan.begun.notify_one();
+    service.begun.notify_one();
     // A client that takes a new key would wait here for ever.
-    let _ = timeout(PATIENCE, plan.may_finish.notified()).await;
+    let _ = timeout(PATIENCE, service.may_finish.notified()).await;
     Ok((StatusCode::CREATED, Json(id)))
 }
 
-async fn fail_at_first(State(plan): State<Arc<Plan>>, request: Request, next: Next) -> Response {
-    let answered = |answer| plan.answers.lock().unwrap_or_else(PoisonError::into_inner).push(answer);
-    let before = plan.answers.lock().unwrap_or_else(PoisonError::into_inner).len();
-    match before {
-        0 => {
-            answered(Answered::With(503));
-            return StatusCode::SERVICE_UNAVAILABLE.into_response();
-        }
-        1 => {
-            tokio::spawn(next.run(request));
-            plan.begun.notified().await;
-            answered(Answered::Cut);
-            // Ends the task of the connection, without a message.
-            resume_unwind(Box::new("the connection is cut"));
-        }
-        _ => {}
+async fn fail_at_first(State(service): State<Arc<Service>>, request: Request, next: Next) -> Response {
+    let before = service.answers().len();
+    if before == 0 {
+        service.answers().push("503".to_owned());
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
+    if before == 1 {
+        tokio::spawn(next.run(request));
+        service.begun.notified().await;
+        service.answers().push("a cut".to_owned());
+        // Ends the task of the connection, without a message.
+        resume_unwind(Box::new("the connection is cut"));
     }
     let response = next.run(request).await;
     let replayed = response.headers().contains_key(IDEMPOTENT_REPLAYED);
-    answered(if replayed { Answered::Replayed } else { Answered::With(response.status().as_u16()) });
+    let status = response.status();
+    service.answers().push(if replayed { "a replay" } else { status.as_str() }.to_owned());
     // The third answer was the refusal of a duplicate, so the order can be finished.
-    plan.may_finish.notify_one();
+    service.may_finish.notify_one();
     response
 }

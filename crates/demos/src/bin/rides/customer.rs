@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use demos::client::Answer;
-use demos::dice;
 use reqwest::Client;
 use tokio::time::{sleep, timeout};
 
@@ -12,9 +11,7 @@ use crate::ride::NewRide;
 
 /// After this time, the customer asks another worker.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(300)];
-/// Clients that never come back wait this long.
-const PATIENCE: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(150)];
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A customer, and the one ride that they want.
 #[derive(Clone)]
@@ -34,19 +31,13 @@ impl Customer {
         Self { number, ride, scope, client, urls }
     }
 
-    pub(crate) fn comes_back(&self) -> bool {
-        self.number % 4 != 1
-    }
-
     /// Returns the answers that this customer gets.
     pub(crate) async fn behave(self) -> Vec<Answer> {
         match self.number % 4 {
-            0 => {
-                let (first, second) = tokio::join!(self.ask_until_answered(), self.ask_until_answered());
-                vec![first, second]
-            }
+            0 => <[Answer; 2]>::from(tokio::join!(self.ask_until_answered(), self.ask_until_answered())).to_vec(),
             1 => {
-                let _ = timeout(dice::duration(PATIENCE[0], PATIENCE[1]), self.ask()).await;
+                // Hangs up at once, or some time later.
+                let _ = timeout(Duration::from_millis(self.number as u64), self.ask(0)).await;
                 Vec::new()
             }
             _ => vec![self.ask_until_answered().await],
@@ -55,21 +46,24 @@ impl Customer {
 
     /// Asks with the same key until the ride is booked.
     pub(crate) async fn ask_until_answered(&self) -> Answer {
+        let mut attempt = 0;
         loop {
-            if let Ok(answer) = timeout(ANSWER_LIMIT, self.ask()).await
+            if let Ok(answer) = timeout(ANSWER_LIMIT, self.ask(attempt)).await
                 && answer.status == Some(201)
             {
                 return answer;
             }
-            sleep(dice::duration(PAUSES[0], PAUSES[1])).await;
+            sleep(PAUSE).await;
+            attempt += 1;
         }
     }
 
-    async fn ask(&self) -> Answer {
+    /// Each attempt asks another worker.
+    async fn ask(&self, attempt: usize) -> Answer {
         let url = {
             let urls = self.urls.lock().unwrap_or_else(PoisonError::into_inner);
             // A killed worker is missing here until another one has taken its place.
-            urls.get(dice::below(urls.len().max(1))).cloned().unwrap_or_default()
+            urls.get((self.number + attempt) % urls.len().max(1)).cloned().unwrap_or_default()
         };
         let request = self.client.post(format!("{url}/rides")).json(&self.ride);
         let request = request.header("x-user-id", &self.scope);

@@ -1,6 +1,6 @@
 //! The operator: asks the gateway whether a text in doubt was sent, and settles its ride.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::convert::Infallible;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -17,12 +17,12 @@ const AT_ONCE: u32 = 100;
 /// How many texts in doubt were sent and were not.
 #[derive(Default)]
 pub(crate) struct Decided {
-    pub(crate) resolved: AtomicI64,
-    pub(crate) released: AtomicI64,
+    pub(crate) resolved: i64,
+    pub(crate) released: i64,
 }
 
 /// Settles each ride with a text in doubt. Ends only with an error.
-pub(crate) async fn settle(rides: &Rides, decided: &Decided) -> anyhow::Result<()> {
+pub(crate) async fn settle(rides: &Rides, decided: &mut Decided) -> anyhow::Result<Infallible> {
     loop {
         let found = unsettled(&rides.pool, AT_ONCE, Some(ATTEMPTS)).await?;
         for found in found.iter().filter(|found| found.key.operation() == rides.operation) {
@@ -36,7 +36,7 @@ pub(crate) async fn settle(rides: &Rides, decided: &Decided) -> anyhow::Result<(
     }
 }
 
-async fn settle_one(rides: &Rides, found: &Shown, decided: &Decided) -> anyhow::Result<()> {
+async fn settle_one(rides: &Rides, found: &Shown, decided: &mut Decided) -> anyhow::Result<()> {
     // A ride has one step that can be in doubt: the text.
     let steps = found.steps_in_doubt();
     let [step] = &steps[..] else { bail!("a ride has used up its attempts") };
@@ -47,12 +47,12 @@ async fn settle_one(rides: &Rides, found: &Shown, decided: &Decided) -> anyhow::
     match rides.outside.withdraw(&reference(downstream_key, found.attempt)).await? {
         Some(receipt) => {
             resolve_step(&rides.pool, key, found.token, step, &receipt).await?;
-            decided.resolved.fetch_add(1, Ordering::Relaxed);
+            decided.resolved += 1;
         }
         None => {
             let reason = "the gateway has not sent the text, and will not";
             release_step(&rides.pool, key, found.token, step, reason).await?;
-            decided.released.fetch_add(1, Ordering::Relaxed);
+            decided.released += 1;
         }
     }
     Ok(())

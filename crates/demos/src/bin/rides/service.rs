@@ -12,9 +12,9 @@ use axum::{Json, Router};
 use demos::outside::{Failure, Outside};
 use demos::problem::Problem;
 use demos::schema::Schema;
+use demos::service::{serve, user};
 use pg_idempotency::Key;
 use pg_idempotency::lease::{Lease, Resumer};
-use tokio::net::TcpListener;
 
 use crate::ride::{NewRide, Rides, leasing};
 
@@ -34,22 +34,14 @@ pub(crate) async fn work(schema: &Schema, arguments: &[String]) -> anyhow::Resul
     let [gateway] = arguments else { anyhow::bail!("a worker gets the gateway's URL") };
     let rides = rides(schema, gateway).await?;
     let resumer = Resumer::new(leasing()?, &rides.operation)?.with_interval(INTERVAL)?;
-    let resumed = rides.clone();
-    tokio::spawn(async move {
-        let work = async |lease: &Lease, new: NewRide| resumed.perform(lease, &new).await;
-        resumer.run(&resumed.pool, pending(), work).await
-    });
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    println!("http://{}", listener.local_addr()?);
-    axum::serve(listener, Router::new().route("/rides", post(create)).with_state(rides)).await?;
+    println!("{}", serve(Router::new().route("/rides", post(create)).with_state(rides.clone())).await?);
+    resumer.run(&rides.pool, pending(), async |lease: &Lease, new: NewRide| rides.perform(lease, &new).await).await;
     Ok(())
 }
 
 async fn create(State(rides): State<Rides>, headers: HeaderMap, Json(new): Json<NewRide>) -> Result<Response, Problem> {
-    // A real service takes the user from the authenticated session.
-    let [user, value] = ["x-user-id", "idempotency-key"]
-        .map(|name| headers.get(name).and_then(|line| line.to_str().ok()).unwrap_or_default().to_owned());
-    let key = Key::new(user, &rides.operation, value)?;
+    let value = headers.get("idempotency-key").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let key = Key::new(user(&headers)?, &rides.operation, value)?;
     // In a task of its own: a client that hangs up must not put a text in doubt.
     let booked = tokio::spawn(async move { rides.book(&key, &new).await });
     let panicked = |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal-error", "ask again with the same key");

@@ -1,13 +1,8 @@
 //! Proves that no text is sent twice although workers die between the request to the gateway and its answer, and that
 //! an operator can decide every text that is in doubt.
 //!
-//! ```sh
-//! cargo run -p demos --bin sms_at_most_once # on a temporary PostgreSQL, unless DATABASE_URL names one
-//! ```
-//!
-//! First the worker that has sent ten texts to one customer, then the same under a lease at most once. Both are in
-//! [`worker`]. The gateway gives some requests no answer until their worker is killed. A message's request id is the
-//! customer's phone.
+//! The [`worker`] uses the crate. The gateway gives some requests no answer until their worker is killed. A message's
+//! request id is the customer's phone.
 
 mod worker;
 
@@ -24,11 +19,7 @@ use demos::schema::Schema;
 use pg_idempotency::operator::{release, resolve, show};
 
 const NAME: &str = "sms_at_most_once";
-const LIMIT: Duration = Duration::from_secs(60);
 const TEXTS: usize = 40;
-
-/// How often the first scene's worker dies. It survives the tenth text.
-const DEATHS: usize = 9;
 
 /// The retention that a worker's response would have by default.
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
@@ -46,42 +37,23 @@ const IN_DOUBT_AND_SENT: usize = 7;
 const IN_DOUBT_AND_NOT_SENT: usize = 5;
 
 fn main() -> ExitCode {
-    demos::program::run_worker(NAME, worker::work)
-        .unwrap_or_else(|| demos::program::run(NAME, queue::TABLES, LIMIT, demo))
+    demos::program::run_worker(NAME, worker::work).unwrap_or_else(|| demos::program::run(NAME, queue::TABLES, demo))
 }
 
 async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
     let queue = Queue { pool: schema.pool(3).await? };
-    without_the_crate(schema, &queue, books).await?;
-    at_most_once(schema, &queue, books).await
-}
-
-async fn without_the_crate(schema: &Schema, queue: &Queue, books: &mut Books) -> anyhow::Result<()> {
-    books.scene("Without the crate: one text, and a worker that dies after each attempt");
-    queue.send("the customer").await?;
-    let mut gateway = Gateway::start(None).await?;
-    gateway.fail_next_texts([Mishap::CallerDies { done: true }; DEATHS]);
-    let url = gateway.server.url.clone();
-    let mut crew = Crew::start(schema, 1, &["naive", &url]).await?;
-    crew.deliver(queue, &mut gateway).await?;
-    books.check("SIGKILLs to a worker", crew.killed, DEATHS);
-    books.check("texts to the one customer", gateway.texts_to("the customer"), DEATHS + 1);
-    crew.end().await
-}
-
-async fn at_most_once(schema: &Schema, queue: &Queue, books: &mut Books) -> anyhow::Result<()> {
-    books.scene("At most once: the same under a lease, for 40 texts");
+    books.scene(&format!("{TEXTS} texts, some of whose workers die"));
     for number in 0..TEXTS {
         queue.send(&format!("phone {number}")).await?;
     }
-    let mut gateway = Gateway::start(None).await?;
+    let mut gateway = Gateway::start().await?;
     for (count, mishap) in MISHAPS {
         gateway.fail_next_texts(vec![mishap; count]);
     }
-    let url = gateway.server.url.clone();
+    let url = gateway.url.clone();
     let outside = Outside::new(&url);
-    let mut crew = Crew::start(schema, 3, &["at-most-once", &url]).await?;
-    crew.deliver(queue, &mut gateway).await?;
+    let mut crew = Crew::start(schema, 3, &[&url]).await?;
+    crew.work(&mut gateway, queue.handled()).await?;
     books.check("SIGKILLs to a worker", crew.killed, KILLED);
     let in_doubt = queue.in_state("in doubt").await?.len();
     books.check("texts in doubt", in_doubt, IN_DOUBT_AND_SENT + IN_DOUBT_AND_NOT_SENT);
@@ -89,17 +61,16 @@ async fn at_most_once(schema: &Schema, queue: &Queue, books: &mut Books) -> anyh
     books.check("customers with one text", customers(&gateway, 1), TEXTS - IN_DOUBT_AND_NOT_SENT);
 
     books.scene("The operator decides each text in doubt");
-    let (resolved, released) = decide(schema, queue, &outside).await?;
+    let (resolved, released) = decide(schema, &queue, &outside).await?;
     books.check("resolved, because the gateway has sent the text", resolved, IN_DOUBT_AND_SENT);
     books.check("released, because it has not, and will not", released, IN_DOUBT_AND_NOT_SENT);
-    crew.deliver(queue, &mut gateway).await?;
-    crew.end().await?;
+    crew.work(&mut gateway, queue.handled()).await?;
     books.check("customers with one text", customers(&gateway, 1), TEXTS);
 
     books.scene("Each text is requested once more, as by a queue that has lost its marks");
     let mut replayed = 0;
-    for message in queue.in_state("sent").await?.iter().skip(1) {
-        replayed += usize::from(worker::send(schema, queue, &outside, message).await?.is_replayed());
+    for message in queue.in_state("sent").await? {
+        replayed += usize::from(worker::send(schema, &queue, &outside, &message).await?.is_replayed());
     }
     books.check("replayed", replayed, TEXTS);
     books.check("customers with one text", customers(&gateway, 1), TEXTS);

@@ -1,4 +1,4 @@
-//! A worker, in two ways: the first has sent ten texts to one customer, and the second sends no text twice.
+//! A worker: takes a message, and sends its text under a lease at most once.
 
 use std::time::Duration;
 
@@ -8,13 +8,9 @@ use demos::queue::{Message, Queue};
 use demos::schema::Schema;
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::{Error, InvalidKey, Key, Outcome};
-use tokio::time::sleep;
 
 /// After this long, a text whose worker died is left to the operator. 40 seconds are usual. This one has to be watched.
 const LEASE: Duration = Duration::from_secs(2);
-
-/// Between two looks into an empty queue.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// The queue, a claim and its renewal can each need a connection at the same time.
 const CONNECTIONS: u32 = 3;
@@ -25,23 +21,9 @@ pub(crate) fn key(schema: &Schema, message: &Message) -> Result<Key, InvalidKey>
 
 /// Ends only with an error, or with the process.
 pub(crate) async fn work(schema: &Schema, arguments: &[String]) -> anyhow::Result<()> {
-    let [way, gateway] = arguments else { anyhow::bail!("a worker gets its way and the gateway's URL") };
+    let [gateway] = arguments else { anyhow::bail!("a worker gets the gateway's URL") };
     let (queue, outside) = (Queue { pool: schema.pool(CONNECTIONS).await? }, Outside::new(gateway));
-    println!("ready");
-    loop {
-        match queue.take().await? {
-            Some(message) if way == "naive" => naive(&queue, &outside, &message).await?,
-            Some(message) => at_most_once(schema, &queue, &outside, &message).await?,
-            None => sleep(PAUSE).await,
-        }
-    }
-}
-
-/// This looks right: a message is done when it is marked, and is tried again until then.
-async fn naive(queue: &Queue, outside: &Outside, message: &Message) -> anyhow::Result<()> {
-    outside.text(message.request_id.clone(), &message.request_id).await?;
-    // If the worker dies before this line, nothing in the database tells of the text.
-    Ok(queue.ack(message, "sent").await?)
+    queue.work(async |message| handle(schema, &queue, &outside, message).await).await
 }
 
 /// Sends the text under a lease, or returns the receipt of the text that was sent.
@@ -65,7 +47,7 @@ pub(crate) async fn send(
         .await
 }
 
-async fn at_most_once(schema: &Schema, queue: &Queue, outside: &Outside, message: &Message) -> anyhow::Result<()> {
+async fn handle(schema: &Schema, queue: &Queue, outside: &Outside, message: &Message) -> anyhow::Result<()> {
     match send(schema, queue, outside, message).await {
         Ok(_) => queue.ack(message, "sent").await?,
         // Another worker is sending it, or was when it died.

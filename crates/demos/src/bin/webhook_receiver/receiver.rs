@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Json, Router};
 use demos::problem::Problem;
-use demos::signature::{HEADER, Secret, Unsigned};
+use demos::signature::Secret;
 use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::{Error, InFlight, Key};
 use serde::{Deserialize, Serialize};
@@ -65,8 +65,10 @@ type Received = ([(&'static str, String); 1], Json<Value>);
 
 async fn receive(State(endpoint): State<Endpoint>, headers: HeaderMap, body: Bytes) -> Result<Received, Problem> {
     // Before anything is marked: a forged event under a real one's id would make the real one a duplicate.
-    let signature = headers.get(HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    endpoint.secret.verify(signature, &body, SystemTime::now()).map_err(unsigned)?;
+    if !endpoint.secret.has_signed(&headers, &body, SystemTime::now()) {
+        let detail = "the signature is not of this body and time";
+        return Err(Problem::new(StatusCode::UNAUTHORIZED, "unsigned", detail));
+    }
     let malformed =
         |error: serde_json::Error| Problem::new(StatusCode::BAD_REQUEST, "malformed-event", error.to_string());
     let event: Event = serde_json::from_slice(&body).map_err(malformed)?;
@@ -117,14 +119,6 @@ async fn process(conn: &mut PgConnection, event: &Event) -> sqlx::Result<()> {
     .execute(conn)
     .await
     .map(drop)
-}
-
-fn unsigned(unsigned: Unsigned) -> Problem {
-    let kind = match unsigned {
-        Unsigned::Forged => "forged",
-        Unsigned::Stale => "stale",
-    };
-    Problem::new(StatusCode::UNAUTHORIZED, kind, "the signature is not of this body and time")
 }
 
 /// Not a 409: some senders treat every 4xx as final. The first delivery may still fail, so there is nothing to
