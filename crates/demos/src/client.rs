@@ -22,8 +22,6 @@ pub struct Answer {
     /// `None` if no answer arrived.
     pub status: Option<u16>,
     pub replayed: bool,
-    /// In seconds.
-    pub retry_after: Option<u64>,
     pub etag: Option<String>,
     /// The body as it arrived. A replay is equal byte by byte.
     pub text: String,
@@ -36,7 +34,6 @@ impl Answer {
         let answer = Self {
             status: Some(response.status().as_u16()),
             replayed: text("idempotent-replayed").is_some_and(|value| value == "true"),
-            retry_after: text("retry-after").and_then(|seconds| seconds.parse().ok()),
             etag: text("etag"),
             text: String::new(),
         };

@@ -105,10 +105,4 @@ impl Queue {
         }
         Ok(())
     }
-
-    /// Makes an acknowledged message wait again.
-    pub async fn requeue(&self, message: &Message) -> sqlx::Result<()> {
-        let sql = "update message set state = 'waiting', visible_at = statement_timestamp() where number = $1::int8";
-        sqlx::query(sql).bind(message.number).execute(&self.pool).await.map(drop)
-    }
 }

@@ -99,7 +99,6 @@ async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
     let api = Worker::start(schema, &[]).await?;
     script.duplicate_storm(books, &api.url).await?;
     script.another_body(books, &api.url).await?;
-    script.two_users(books, &api.url).await?;
     for disturbance in DISTURBANCES {
         script.disturbed(books, disturbance, &api.url).await?;
     }
@@ -108,9 +107,9 @@ async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
 
 impl Script<'_> {
     /// A payment under a key of its own, which the books will expect once.
-    fn intent(&mut self, user: &str) -> Intent {
+    fn intent(&mut self) -> Intent {
         self.expected += 1;
-        Intent { user: self.schema.scope(user), key: Uuid::new_v4().to_string(), body: BODY }
+        Intent { user: self.schema.scope("ada"), key: Uuid::new_v4().to_string(), body: BODY }
     }
 
     fn request(&self, url: &str, intent: &Intent) -> RequestBuilder {
@@ -129,7 +128,7 @@ impl Script<'_> {
 
     async fn duplicate_storm(&mut self, books: &mut Books, url: &str) -> anyhow::Result<()> {
         books.scene(&format!("{STORM} requests, {AT_A_TIME} at a time, one key"));
-        let intent = self.intent("ada");
+        let intent = self.intent();
         let tally: Tally = storm(AT_A_TIME, (0..STORM).map(|_| self.ask(url, &intent))).await.into_iter().collect();
         books.check("answers", &tally, format!("1 × 201, {} × 201 replayed", STORM - 1));
         books.check("different answers", tally.different(), 1);
@@ -139,7 +138,7 @@ impl Script<'_> {
 
     async fn another_body(&mut self, books: &mut Books, url: &str) -> anyhow::Result<()> {
         books.scene("Other bodies under one key");
-        let intent = self.intent("ada");
+        let intent = self.intent();
         let with = |body| Intent { body, ..intent.clone() };
         books.check("without an amount", self.ask(url, &with(NO_AMOUNT)).await, "422 invalid-payment");
         books.check("12.50 euros, because the key is still free", self.ask(url, &intent).await, "201");
@@ -149,21 +148,10 @@ impl Script<'_> {
         Ok(())
     }
 
-    async fn two_users(&mut self, books: &mut Books, url: &str) -> anyhow::Result<()> {
-        books.scene("One key, two users");
-        let adas = self.intent("ada");
-        let bobs = Intent { key: adas.key.clone(), ..self.intent("bob") };
-        for intent in [&adas, &bobs] {
-            books.check("the answer", self.ask(url, intent).await, "201");
-            books.check("payments", self.payments(intent).await?, 1);
-        }
-        Ok(())
-    }
-
     /// The request goes to a process of its own, and the retry elsewhere.
     async fn disturbed(&mut self, books: &mut Books, scene: Disturbance, elsewhere: &str) -> anyhow::Result<()> {
         books.scene(scene.title);
-        let (intent, mut api) = (self.intent("ada"), Worker::start(self.schema, &[]).await?);
+        let (intent, mut api) = (self.intent(), Worker::start(self.schema, &[]).await?);
         let gate = Gate::shut(&self.pool, "payment").await?;
         let request = tokio::spawn(Answer::to(self.request(&api.url, &intent)));
         gate.reached_by(1).await?;

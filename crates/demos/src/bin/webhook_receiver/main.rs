@@ -31,7 +31,7 @@ const STRIDE: usize = 1009;
 const TWICE: usize = 20;
 /// One event in so many comes again at the end.
 const LATE: usize = 3;
-const AT_A_TIME: usize = 8;
+const AT_A_TIME: usize = 16;
 /// Few enough that events of one account meet.
 const ACCOUNTS: usize = 100;
 /// One event in so many fails when it is first processed.

@@ -15,7 +15,6 @@ const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Beyond the five minutes of the receiver's tolerance, with room for a slow run.
 const OFF: Duration = Duration::from_secs(360);
 
-#[derive(Clone)]
 pub(crate) struct Sender {
     pub(crate) url: String,
     pub(crate) http: Client,
@@ -29,12 +28,11 @@ impl Sender {
         loop {
             let answer = self.deliver_once(event).await;
             let again = answer.status.is_none_or(|status| status >= 500);
-            let after = answer.retry_after.map_or(AGAIN_AFTER, Duration::from_secs);
             answers.push(answer);
             if !again {
                 return answers;
             }
-            sleep(after).await;
+            sleep(AGAIN_AFTER).await;
         }
     }
 
