@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::books::Books;
 use crate::schema::Schema;
 
-/// Ten times what the longest demo takes. A demo that waits for something that does not come ends too.
+/// Far longer than any demo takes, so that one which waits for something that does not come ends too.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs a demo on the server of `DATABASE_URL`, in a schema of its own with these tables, which it drops at the end.

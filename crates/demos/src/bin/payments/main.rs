@@ -34,42 +34,33 @@ const NO_AMOUNT: &str = r#"{"amount":0,"currency":"EUR","customer_id":"c-17"}"#;
 /// What happens to a request in the middle, when its key is claimed and the payment waits at the gate.
 struct Disturbance {
     title: &'static str,
-    hang_up: bool,
     signal: Option<&'static str>,
-    answer: &'static str,
+    /// `None` means that the client hangs up.
+    answer: Option<&'static str>,
     retry: &'static str,
 }
 
 const DISTURBANCES: [Disturbance; 4] = [
     // The run goes on without its client, so the retry finds the response.
-    Disturbance {
-        title: "A hang-up in the middle, then a retry",
-        hang_up: true,
-        signal: None,
-        answer: "no answer",
-        retry: "201 replayed",
-    },
+    Disturbance { title: "A hang-up in the middle, then a retry", signal: None, answer: None, retry: "201 replayed" },
     // PostgreSQL notices that the other end is gone and rolls back. The retry waits for that, and then performs.
     Disturbance {
         title: "SIGKILL in the middle, then a retry",
-        hang_up: false,
         signal: Some("KILL"),
-        answer: "no answer",
+        answer: Some("no answer"),
         retry: "201",
     },
     Disturbance {
         title: "SIGTERM in the middle, then a retry",
-        hang_up: false,
         signal: Some("TERM"),
-        answer: "201",
+        answer: Some("201"),
         retry: "201 replayed",
     },
     // The process has no connection left, and still has to finish the payment.
     Disturbance {
         title: "A hang-up and SIGTERM, then a retry",
-        hang_up: true,
         signal: Some("TERM"),
-        answer: "no answer",
+        answer: None,
         retry: "201 replayed",
     },
 ];
@@ -78,10 +69,9 @@ fn main() -> ExitCode {
     demos::program::run_worker(NAME, api::serve).unwrap_or_else(|| demos::program::run(NAME, api::TABLES, demo))
 }
 
-/// A payment that a user wants to make once, however often the client asks.
+/// A payment that the user wants to make once, however often the client asks.
 #[derive(Clone)]
 struct Intent {
-    user: String,
     key: String,
     body: &'static str,
 }
@@ -90,12 +80,14 @@ struct Script<'a> {
     schema: &'a Schema,
     pool: PgPool,
     http: Client,
+    user: String,
     /// The payments that there should be at the end.
     expected: i64,
 }
 
 async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
-    let mut script = Script { schema, pool: schema.pool(3).await?, http: client(), expected: 0 };
+    let (pool, user) = (schema.pool(3).await?, schema.scope("ada"));
+    let mut script = Script { schema, pool, http: client(), user, expected: 0 };
     let api = Worker::start(schema, &[]).await?;
     script.duplicate_storm(books, &api.url).await?;
     script.another_body(books, &api.url).await?;
@@ -109,12 +101,12 @@ impl Script<'_> {
     /// A payment under a key of its own, which the books will expect once.
     fn intent(&mut self) -> Intent {
         self.expected += 1;
-        Intent { user: self.schema.scope("ada"), key: Uuid::new_v4().to_string(), body: BODY }
+        Intent { key: Uuid::new_v4().to_string(), body: BODY }
     }
 
     fn request(&self, url: &str, intent: &Intent) -> RequestBuilder {
         let request = self.http.post(format!("{url}/payments")).header("Content-Type", "application/json");
-        request.header("X-User-ID", &intent.user).header("Idempotency-Key", &intent.key).body(intent.body)
+        request.header("X-User-ID", &self.user).header("Idempotency-Key", &intent.key).body(intent.body)
     }
 
     async fn ask(&self, url: &str, intent: &Intent) -> Answer {
@@ -122,8 +114,8 @@ impl Script<'_> {
     }
 
     async fn payments(&self, intent: &Intent) -> sqlx::Result<i64> {
-        let sql = "select count(*) from payment where user_id = $1::text and idempotency_key = $2::text";
-        sqlx::query_scalar(sql).bind(&intent.user).bind(&intent.key).fetch_one(&self.pool).await
+        let sql = "select count(*) from payment where idempotency_key = $1::text";
+        sqlx::query_scalar(sql).bind(&intent.key).fetch_one(&self.pool).await
     }
 
     async fn duplicate_storm(&mut self, books: &mut Books, url: &str) -> anyhow::Result<()> {
@@ -155,7 +147,7 @@ impl Script<'_> {
         let gate = Gate::shut(&self.pool, "payment").await?;
         let request = tokio::spawn(Answer::to(self.request(&api.url, &intent)));
         gate.reached_by(1).await?;
-        if scene.hang_up {
+        if scene.answer.is_none() {
             request.abort();
         }
         if let Some(signal) = scene.signal {
@@ -168,7 +160,9 @@ impl Script<'_> {
         if scene.signal == Some("TERM") {
             api.ended().await?;
         }
-        books.check("the request", request.await.unwrap_or_default(), scene.answer);
+        if let Some(answer) = scene.answer {
+            books.check("the request", request.await?, answer);
+        }
         books.check("the retry", self.ask(elsewhere, &intent).await, scene.retry);
         books.check("payments", self.payments(&intent).await?, 1);
         Ok(())

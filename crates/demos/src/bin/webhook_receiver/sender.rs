@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use crate::receiver::Event;
 
 /// A real sender has a schedule of minutes, then hours.
-const AGAIN_AFTER: Duration = Duration::from_secs(1);
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// Beyond the five minutes of the receiver's tolerance, with room for a slow run.
 const OFF: Duration = Duration::from_secs(360);
