@@ -17,12 +17,6 @@ use crate::setting::Setting;
 use crate::way::{Pending, Way};
 
 pub(crate) const NAME: &str = "citus";
-pub(crate) const MEASURES: &str = "\
-*A plain table* is in a database without Citus on the coordinator's server, and *Citus* a table with that many shards on all workers. Both \
-are reached over TCP, with `synchronous_commit` on. Coordinator, workers and clients share the cores. A first call inserts \
-one row into a business table with the column `scope`, on Citus next to the key, and stores 300 B of response. The *bare \
-insert* is that row alone, in a transaction. Replays ask for one of 1000 keys. A rate of marks counts keys, and a latency is \
-that of one call with all its keys.";
 
 const PLAIN: &str = "idempotency_bench_plain";
 /// The default of Citus comes first.

@@ -11,18 +11,6 @@ use crate::results::{MAIN, Table};
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "first_call";
-pub(crate) const MEASURES: &str = "\
-Each call inserts one business row in a transaction, and returns a response. Each alternative begins its turn with an \
-empty table of keys; the section on growth has larger ones. *The same SQL by hand* sends the crate's statements \
-through sqlx. *Usual hand-written code* is insert, catch the unique violation, select, update. It has no \
-retention, no fence and no wait with a limit. *Redis around it* is GET, SET NX PX, the transaction, SET, and a script \
-that releases the lock. Its Redis writes nothing to disk. If a process dies between COMMIT and SET, the business row is \
-inserted twice. *pg-idempotency* is called in a transaction of the caller, like the hand-written code. *Begun from the \
-pool* is the same call in a transaction that the caller begins from the client's pool. In the other lines the crate \
-begins and commits; its BEGIN checks that nobody else has begun a transaction. *By run* and *fewest round trips* use a \
-pool of two connections for each client, without sqlx's ping before the pool lends one. Their round trips include some \
-for which no call waits: the ping when a connection comes back, and a ROLLBACK after the commit of the fewest round \
-trips.";
 
 pub(crate) const BY_CLIENTS: &str = "First calls by the number of clients, 300 B of response, Unix socket";
 pub(crate) const BY_SIZE: &str = "First calls by the size of the response, 8 clients, Unix socket";

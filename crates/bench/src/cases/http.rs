@@ -23,13 +23,6 @@ use crate::results::{MAIN, Table};
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "http";
-pub(crate) const MEASURES: &str = "\
-The requests go over loopback to a service in the same process, with a pool of 10, the transactional layer and 300 B of \
-response. *Bare handler* begins, inserts and commits, on the same pool. The *hand-made handler* is idempotent without the \
-crate: it inserts, selects and updates in the crate's table, and checks the key and the body as the layer does. In the storm, 200 clients send the same key at once. \
-Their request takes as long as the \
-whole measurement of two other clients, which use their own keys. A client that gets a \
-409 asks again after a second. Both ends of all 202 connections run on the same cores.";
 
 pub(crate) const BARE: &str = "bare handler";
 pub(crate) const BY_HAND_REPLAY: &str = "hand-made handler, replay";

@@ -13,10 +13,6 @@ use crate::measure::{Sample, in_turns, sample, team};
 use crate::results::{MAIN, Table};
 
 pub(crate) const NAME: &str = "janitor";
-pub(crate) const MEASURES: &str = "\
-The table contains expired records. *Paced* is the default: a batch of 1000 rows, then a pause of 50 ms. It measures first \
-calls of 8 clients, with and without the sweep in turns. *Unpaced*, in batches of 10 000, measures how fast the sweep \
-deletes rows.";
 
 pub(crate) const WITHOUT: &str = "without the sweep";
 pub(crate) const BESIDE: &str = "beside the sweep, paced";

@@ -14,10 +14,6 @@ use crate::setting::Setting;
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "lease";
-pub(crate) const MEASURES: &str = "\
-Each call acquires a lease with the policy at least once, and completes it with 300 B of result. The effect costs nothing \
-here. *Two bare transactions* insert one row each. The transactions of a lease are durable whatever `synchronous_commit` \
-says. The crate's lease renews itself in a separate task. The round trips include sqlx's pings, two for each transaction.";
 
 pub(crate) const BARE: &str = "two bare transactions";
 const CLIENTS: usize = 8;

@@ -11,10 +11,6 @@ use crate::results::Table;
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "marks";
-pub(crate) const MEASURES: &str = "\
-The rate counts keys. Each key is new, and each call has its own transaction. *Bare insert* is `insert … on conflict do \
-nothing` into a table with one column. It has no retention and no wait with a limit, and cannot distinguish *duplicate* \
-from *in flight*. A latency is that of one call with all its keys.";
 
 pub(crate) const TITLE: &str = "8 clients";
 

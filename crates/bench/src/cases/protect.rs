@@ -13,10 +13,6 @@ use crate::measure::{Sample, compare, in_turns};
 use crate::results::{MAIN, NOT_DURABLE, Table};
 
 pub(crate) const NAME: &str = "protect";
-pub(crate) const MEASURES: &str = "\
-Every claim leaves a mark on its transaction, whether or not a table is protected: a setting, for which the trigger of a \
-protected table asks once a statement. *Without the mark* is the same SQL by hand without that setting. The trigger's cost is \
-that of one client's inserts into a protected and an unprotected table, in turns, in transactions with a claim.";
 
 pub(crate) const WITHOUT: &str = "the same SQL by hand, without the mark";
 pub(crate) const STATEMENTS: &str = "Inserts in a transaction with a claim, 1 client";

@@ -15,9 +15,6 @@ use crate::results::{MAIN, Table};
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "replay";
-pub(crate) const MEASURES: &str = "\
-All calls ask for one key; the section on growth has random keys. Each call uses a connection that is not in a \
-transaction. *Bare primary-key select* is the cost of one look at the record; it decides nothing.";
 
 pub(crate) const SELECT: &str = "bare primary-key select";
 pub(crate) const BY_CLIENTS: &str = "Replays by the number of clients, 300 B of response, Unix socket";

@@ -15,9 +15,6 @@ use crate::results::{Row, Table, rounded};
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "soak";
-pub(crate) const MEASURES: &str = "\
-8 clients make about 300 calls a second through a pool of 10, and each fourth call is a replay. The retention is one minute, and a janitor sweeps \
-every 10 seconds, so the table stops growing. Memory is that of the clients' process.";
 
 pub(crate) const MINUTES: &str = "Each minute of a steady load";
 pub(crate) const MEMORY: &str = "memory, MiB";

@@ -16,10 +16,6 @@ use crate::results::{Row, Table};
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "storm";
-pub(crate) const MEASURES: &str = "\
-32 calls, each on its own connection, request the same key at once. The call that performs takes half of the measured \
-time, in one statement. Under Wait the other calls wait in the database. Under Reject they get an error and ask again after \
-50 ms. At the same time 4 other clients make first calls with their own keys, one call in 5 ms.";
 
 pub(crate) const TITLE: &str = "Other keys beside 32 duplicates of one";
 pub(crate) const ALONE: &str = "alone";
