@@ -67,7 +67,8 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<String> {
     let mut tables = Vec::new();
     for case in CASES.iter().filter(|case| wanted(case.name)) {
         let began = std::time::Instant::now();
-        let measured = (case.run)(&bench).await?;
+        let mut measured = (case.run)(&bench).await?;
+        measured.iter_mut().for_each(|table| table.case = case.name.to_owned());
         eprintln!("{}\n", figures::tables(measured.iter()));
         eprintln!("== {} took {:.0} s\n", case.name, began.elapsed().as_secs_f64());
         tables.extend(measured);

@@ -31,7 +31,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
         }
         store(&mut conn, *records, 1).await?;
     }
-    let first = |_| library::first_call(response(300).into());
+    let first = |_| library::first_call(response(300));
     let replay = |records| library::replay(move |call| stored_key(call, records));
     let select = |records| select(move |call| stored_key(call, records));
     let cases: [(_, _, &dyn Fn(u64) -> Way); 3] =
@@ -40,7 +40,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     for (title, unit, way) in cases {
         let ways = databases.iter().map(|(name, database, records)| way(*records).on(database).named(name));
         let rows = compare(bench, bench.socket(), 8, &ways.collect::<Vec<_>>()).await?;
-        tables.push(Table::new(NAME, title, "8 clients, Unix socket", unit, rows));
+        tables.push(Table::new(title, "8 clients, Unix socket", unit, rows));
     }
     for (_, database, _) in &databases {
         bench.drop_database(database).await?;

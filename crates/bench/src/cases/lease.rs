@@ -23,11 +23,11 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     for setting in bench.settings() {
         bench.clear().await?;
         let rows = compare(bench, setting, CLIENTS, &ways(setting).await?).await?;
-        tables.push(Table::new(NAME, MAIN, setting.column(), "leases", rows));
+        tables.push(Table::new(MAIN, setting.column(), "leases", rows));
     }
     let counted = bench.counted()?;
     let counted_ways = ways(&counted.0).await?;
-    tables.push(footprints(bench, counted, NAME, "lease", &counted_ways).await?);
+    tables.push(footprints(bench, counted, "lease", &counted_ways).await?);
     bench.clear().await?;
     Ok(tables)
 }
@@ -49,5 +49,5 @@ async fn ways(setting: &Setting) -> anyhow::Result<Vec<Way>> {
         })
     };
     let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(60) })?;
-    Ok(vec![bare, library::lease(pool, leasing, response(300).into())])
+    Ok(vec![bare, library::lease(pool, leasing, response(300))])
 }

@@ -22,14 +22,14 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     for setting in bench.settings() {
         bench.clear().await?;
         let rows = compare(bench, setting, 8, &ways).await?;
-        tables.push(Table::new(NAME, TITLE, setting.column(), "keys", rows));
+        tables.push(Table::new(TITLE, setting.column(), "keys", rows));
     }
-    tables.push(footprints(bench, bench.counted()?, NAME, "key", &ways).await?);
+    tables.push(footprints(bench, bench.counted()?, "key", &ways).await?);
     bench.clear().await?;
     Ok(tables)
 }
 
-pub(crate) fn name(batch: usize) -> String {
+pub(crate) fn name(batch: u64) -> String {
     library::marks(batch).name
 }
 

@@ -1,6 +1,5 @@
 //! What it costs that the database refuses effects outside an idempotent operation.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pg_idempotency::OnEscape;
@@ -20,9 +19,9 @@ pub(crate) const GUARDED: &str = "into a protected table";
 pub(crate) const UNGUARDED: &str = "into an unprotected table";
 
 pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
-    let response: Arc<str> = response(300).into();
+    let response = response(300);
     bench.clear().await?;
-    let without = bench.by_hand.without_mark()?.first_call(response.clone()).named(WITHOUT);
+    let without = bench.by_hand.without_mark()?.first_call(response).named(WITHOUT);
     let calls = compare(bench, bench.plain(), 8, &[bench.by_hand.first_call(response), without]).await?;
 
     let pool = bench.plain().pool(1).await?;
@@ -48,8 +47,5 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     pool.execute("drop table guarded, unguarded").await?;
     pool.close().await;
     bench.clear().await?;
-    Ok(vec![
-        Table::new(NAME, MAIN, NOT_DURABLE, "calls", calls),
-        Table::new(NAME, STATEMENTS, NOT_DURABLE, "inserts", inserts),
-    ])
+    Ok(vec![Table::new(MAIN, NOT_DURABLE, "calls", calls), Table::new(STATEMENTS, NOT_DURABLE, "inserts", inserts)])
 }

@@ -41,11 +41,12 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
         rows.push(row);
     }
     sweeping.abort();
-    Ok(vec![Table::new(NAME, MINUTES, bench.socket().column(), "calls", rows)])
+    Ok(vec![Table::new(MINUTES, bench.socket().column(), "calls", rows)])
 }
 
 fn way(pool: PgPool) -> anyhow::Result<Way> {
     let (first, options) = (next_call(), Idempotency::new().with_retention(MINUTE)?);
+    let response = response(300);
     Ok(Way::new("a call or a replay", move |_, call| {
         let pool = pool.clone();
         Box::pin(async move {
@@ -53,7 +54,7 @@ fn way(pool: PgPool) -> anyhow::Result<Way> {
             let asked = key(if repeats { call - EARLIER } else { call })?;
             let perform = async |conn: &mut PgConnection| -> Result<String, Error> {
                 effect(conn).await?;
-                Ok(response(300))
+                Ok(response.to_owned())
             };
             let outcome = options.run(&pool, &asked, BODY, perform).await?;
             anyhow::ensure!(outcome.is_replayed() == repeats, "a repeat and nothing else is replayed");
