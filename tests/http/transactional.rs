@@ -11,7 +11,8 @@ use sqlx::{PgPool, Row as _};
 
 use crate::proxy::Proxy;
 use crate::support::{
-    app, create_effects, effects, insert, post_to, records, request, saving, send, transactional, until_nothing_is_open,
+    app, create_effects, effects, insert, post_to, records, request, saving, send, transactional, until,
+    until_nothing_is_open,
 };
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
@@ -211,4 +212,29 @@ async fn with_the_fewest_round_trips_a_first_call_takes_as_many_as_the_bare_hand
     }
     assert_eq!((effects(&direct).await, records(&direct).await), (4, 4));
     Ok(())
+}
+
+/// A dashboard that watches the ratio of rollbacks must not alarm because of the layer.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the workers count the effects, and publish them at their own pace")]
+async fn a_first_call_counts_no_rollback(_: PgPoolOptions, options: PgConnectOptions) {
+    let observer = PgPool::connect_with(options.clone()).await.expect("a pool");
+    create_effects(&observer).await;
+    let rollbacks = async || -> i64 {
+        let counted = "select xact_rollback from pg_stat_database where datname = current_database()";
+        sqlx::query_scalar(counted).fetch_one(&observer).await.expect("a count")
+    };
+    let before = rollbacks().await;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.expect("a pool");
+    for saved in [RoundTrips::Plain, RoundTrips::Fewest] {
+        let app = app(saving(&pool, saved));
+        for key in 0..10 {
+            let answer = post_to(&app, "/effects", &format!("{saved:?}-{key}"), "x").await;
+            assert_eq!(answer.status, StatusCode::CREATED);
+        }
+    }
+    // The server publishes all counts of a session at its end.
+    pool.close().await;
+    until(&observer, "select n_tup_ins = 20 from pg_stat_user_tables where relname = 'effect'").await;
+    assert_eq!(rollbacks().await - before, 0);
 }

@@ -13,7 +13,7 @@ use sqlx::{Connection as _, Executor as _, PgPool};
 use tokio::time::timeout;
 
 use crate::backend::until_blocked;
-use crate::lease::leases::WorkError;
+use crate::lease::leases::{self, WorkError};
 use crate::proxy::Proxy;
 use crate::support::{create_effects, effects, key, leave_effect, outside, wide_pool};
 
@@ -21,14 +21,11 @@ const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
 
 pub(crate) async fn acquire(pool: &PgPool, body: &str) -> Result<Acquired<String>, Error> {
-    Leasing::new(IN_STEPS)?.acquire(pool, &key("a"), body).await
+    leases::acquire(pool, IN_STEPS, body).await
 }
 
 pub(crate) async fn acquired(pool: &PgPool) -> LeaseOwner {
-    match acquire(pool, "body").await.expect("acquired") {
-        Acquired::Owner(lease) => lease,
-        Acquired::Replayed(response) => panic!("replayed {response}"),
-    }
+    leases::acquired(pool, IN_STEPS).await
 }
 
 /// The next attempt after a crash.
