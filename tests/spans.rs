@@ -155,29 +155,6 @@ async fn a_write_that_escapes_is_a_warning_under_warn(pool: PgPool) -> anyhow::R
     Ok(())
 }
 
-/// A client's mistake must not look like one of the database.
-#[cfg(feature = "axum")]
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_refusal_of_the_handler_is_failed_and_a_missing_table_is_an_error(pool: PgPool) -> anyhow::Result<()> {
-    use axum::http::StatusCode;
-
-    let (listener, _guard) = listen();
-    let refuse = || async { StatusCode::UNPROCESSABLE_ENTITY };
-    let app = axum::Router::new().route("/orders", axum::routing::post(refuse)).route_layer(transactional(&pool));
-    assert_eq!(post_to(&app, "/orders").await?, StatusCode::UNPROCESSABLE_ENTITY);
-    sqlx::raw_sql("drop table idempotency.record").execute(&pool).await?;
-    assert_eq!(post_to(&app, "/orders").await?, StatusCode::INTERNAL_SERVER_ERROR);
-
-    assert_eq!(
-        listener.spans(),
-        [
-            "http.transaction mode=transaction operation=POST /orders outcome=failed",
-            "http.transaction mode=transaction operation=POST /orders outcome=error",
-        ]
-    );
-    Ok(())
-}
-
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Result<()> {
     let (listener, _guard) = listen();
@@ -274,8 +251,7 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
 /// Those of a first call do not, because it is inside its own trace.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_span_of_a_replay_names_the_trace_of_the_work(pool: PgPool) -> anyhow::Result<()> {
-    let listener = Listener::default();
-    let _guard = tracing::subscriber::set_default(registry().with(listener.clone()));
+    let (listener, _guard) = listen();
     let [first, second] = [TRACE, ""].map(|trace| key("a").with_trace(trace));
     for trips in [RoundTrips::Plain, RoundTrips::SelectFirst, RoundTrips::Fewest] {
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
@@ -354,7 +330,8 @@ async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyh
     Ok(())
 }
 
-/// The layer logs the cause of a mistake in the set-up. The server's detail would quote the key.
+/// The layer logs the cause of a mistake in the set-up. The server's detail would quote the key. A client's mistake must not
+/// look like one of them.
 #[cfg(feature = "axum")]
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: PgPool) -> anyhow::Result<()> {
@@ -367,9 +344,11 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
     assert_eq!(mark(&mut tx, &key("POST /texts"), Duration::from_secs(60)).await?, Marked::First);
     tx.commit().await?;
     let app = axum::Router::new()
+        .route("/declined", post(async || StatusCode::UNPROCESSABLE_ENTITY))
         .route("/texts", post(async || StatusCode::CREATED))
         .route("/refused", post(async || StatusCode::CREATED))
         .layer(transactional(&pool));
+    assert_eq!(post_to(&app, "/declined").await?, StatusCode::UNPROCESSABLE_ENTITY);
     let refused = "alter table idempotency.record add check (operation <> 'POST /refused')";
     for (path, change, cause) in [
         ("/texts", "select 1", "the key belongs to mode mark"),
@@ -383,6 +362,13 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
         assert!(logged.last().is_some_and(|line| line.contains(cause)), "{cause}\n{logged:?}");
         assert!(!text.contains(SCOPE) && !text.contains(VALUE), "never the key or its scope\n{text}");
     }
+    let spans = listener.spans();
+    let of_a_request = "http.transaction mode=transaction operation=POST /";
+    let outcomes: Vec<_> = spans.iter().filter_map(|span| span.strip_prefix(of_a_request)).collect();
+    assert_eq!(
+        outcomes,
+        ["declined outcome=failed", "texts outcome=other_mode", "refused outcome=error", "texts outcome=error"]
+    );
     Ok(())
 }
 

@@ -21,7 +21,6 @@ mod transaction {
     mod ensure;
     mod handlers;
     mod isolated;
-    mod isolation_levels;
     mod perform;
     mod responses;
     mod round_trips;
@@ -47,7 +46,6 @@ mod claim {
     mod answers;
     mod claims;
     mod expiry;
-    mod noted;
 }
 
 mod record {
@@ -79,6 +77,5 @@ mod janitor {
 
 mod testing {
     mod assertions;
-    mod recipes;
     mod time;
 }

@@ -8,21 +8,20 @@ use axum::body::Body;
 use axum::extract::Path;
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse as _, Redirect, Response};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use axum::{Extension, Json, Router};
 use pg_idempotency::http::{
     AnswerBy, IdempotencyLayer, IdempotentTx, Misconfigured, NoStore, NoTransaction, Rejection, Replay,
 };
 use pg_idempotency::lease::Policy;
-use pg_idempotency::testing::Gate;
-use pg_idempotency::{Error, InFlight, Key, RoundTrips, operator};
-use serde::{Deserialize, Serialize};
+use pg_idempotency::{Error, Key, RoundTrips, operator};
+use serde::Serialize;
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgConnection, PgPool};
 
 use crate::support::{
-    Answer, app, calls, create_effects, effects, insert, leased, outside, post_to, request, saving, send,
-    transactional, user,
+    Answer, app, create_effects, effects, insert, leased, outside, post_to, request, saving, send, transactional,
 };
 
 const LEASE: Policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
@@ -88,78 +87,38 @@ fn orders(pool: &PgPool) -> Router {
     Router::new().route("/orders", post(place))
 }
 
+/// Nothing of the first answer is stored. A replay needs one connection, and the layer has no other.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_order_is_shown_as_it_is_now(pool: PgPool) {
     create_effects(&pool).await;
-    for (case, layer) in layers(&pool).into_iter().enumerate() {
+    let one = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(20));
+    let one = one.connect_with((*pool.connect_options()).clone()).await.expect("a pool");
+    for (case, layer) in layers(&one).into_iter().enumerate() {
         outside(&pool, "delete from idempotency.record; delete from effect").await;
         let app = orders(&pool).layer(layer.with_replay(OrdersById::default()));
         let first = post_to(&app, "/orders", "key-1", "x").await;
         assert_eq!((first.status, first.is_replayed()), (StatusCode::CREATED, false), "{case}: {first:?}");
         assert_eq!(first.headers["set-cookie"], "session=1", "the first answer is the handler's");
-        outside(&pool, "update effect set note = 'pencils'").await;
-        let repeat = post_to(&app, "/orders", "key-1", "x").await;
-        assert_eq!((repeat.status, repeat.is_replayed()), (StatusCode::CREATED, true), "{case}: {repeat:?}");
-        assert_eq!(repeat.headers["content-type"], "application/json");
-        assert!(!repeat.headers.contains_key("etag") && !repeat.headers.contains_key("set-cookie"), "{repeat:?}");
-        let order: serde_json::Value = serde_json::from_slice(&repeat.body).expect("JSON");
-        assert_eq!(order["note"], "pencils");
+        let stored: (Option<i16>, Option<String>) =
+            sqlx::query_as("select response_status, response_headers::text from idempotency.record")
+                .fetch_one(&pool)
+                .await
+                .expect("a record");
+        assert_eq!(stored, (Some(201), Some("\"reference\"".to_owned())), "{case}");
+        for note in ["pencils", "erasers"] {
+            outside(&pool, &format!("update effect set note = '{note}'")).await;
+            let repeat = post_to(&app, "/orders", "key-1", "x").await;
+            assert_eq!((repeat.status, repeat.is_replayed()), (StatusCode::CREATED, true), "{case}: {repeat:?}");
+            assert_eq!(repeat.headers["content-type"], "application/json");
+            assert!(!repeat.headers.contains_key("etag") && !repeat.headers.contains_key("set-cookie"), "{repeat:?}");
+            let order: serde_json::Value = serde_json::from_slice(&repeat.body).expect("JSON");
+            assert_eq!(order["note"], note);
+        }
         assert_eq!(effects(&pool).await, 1);
     }
 }
 
-// The second caller: a signed URL that expires.
-
-#[derive(Serialize, Deserialize)]
-struct Object {
-    bucket: String,
-    name: String,
-}
-
-struct SignedAnew {
-    signatures: AtomicUsize,
-}
-
-impl Replay for SignedAnew {
-    type Reference = Object;
-    type Body = Body;
-
-    async fn replay(&self, object: Object, _: &Parts, _: &mut PgConnection) -> Result<Option<Response>, Error> {
-        let signature = self.signatures.fetch_add(1, Ordering::Relaxed) + 1;
-        let url = format!("https://{}.example/{}?signature={signature}", object.bucket, object.name);
-        Ok(Some(Redirect::to(&url).into_response()))
-    }
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_url_is_signed_anew(pool: PgPool) {
-    create_effects(&pool).await;
-    for layer in layers(&pool) {
-        outside(&pool, "delete from idempotency.record").await;
-        let handler = async |_tx: Result<IdempotentTx, NoTransaction>| {
-            let object = Object { bucket: "exports".to_owned(), name: "a'\\.csv".to_owned() };
-            (AnswerBy(object), Redirect::to("https://exports.example/first?signature=secret"))
-        };
-        let replay = SignedAnew { signatures: AtomicUsize::new(0) };
-        let app = Router::new().route("/exports", post(handler)).layer(layer.with_replay(replay));
-        assert_eq!(post_to(&app, "/exports", "key-1", "x").await.status, StatusCode::SEE_OTHER);
-        for signature in ["1", "2"] {
-            let repeat = post_to(&app, "/exports", "key-1", "x").await;
-            let location = repeat.headers["location"].to_str().expect("a URL");
-            assert_eq!((repeat.status, repeat.is_replayed()), (StatusCode::SEE_OTHER, true), "{repeat:?}");
-            assert!(location.ends_with(&format!("?signature={signature}")), "{location}");
-        }
-        let record: String = sqlx::query_scalar(
-            "select record::text || convert_from(response_body, 'utf8') from idempotency.record record",
-        )
-        .fetch_one(&pool)
-        .await
-        .expect("a record");
-        assert!(!record.contains("secret") && record.contains("exports"), "{record}");
-    }
-}
-
-// The third caller: a report of 64 KB, which a table of the service has anyway.
+// The second caller: a report of 64 KB, which a table of the service has anyway.
 
 struct Reports;
 
@@ -232,50 +191,37 @@ async fn a_reference_that_does_not_resolve_is_gone_and_never_performed_again(poo
     }
 }
 
-fn mistake(answer: &Answer) -> &Misconfigured {
-    match &answer.rejection {
-        Some(Rejection::Misconfigured(mistake)) => mistake,
-        other => panic!("{other:?}"),
-    }
-}
-
+/// The reference has another type, or the layer cannot replay one. A transactional layer notices before it commits.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_reference_of_another_type_commits_nothing_or_is_never_performed_again(pool: PgPool) {
+async fn a_reference_that_cannot_be_replayed_commits_nothing_or_is_never_performed_again(pool: PgPool) {
     create_effects(&pool).await;
-    for (case, layer) in layers(&pool).into_iter().enumerate() {
+    let cases = layers(&pool)
+        .into_iter()
+        .enumerate()
+        .flat_map(|(case, layer)| [(case, layer.clone(), true), (case, layer, false)]);
+    for (case, layer, of_another_type) in cases {
         outside(&pool, "delete from idempotency.record; delete from effect").await;
-        let app = orders(&pool).layer(layer.with_replay(SignedAnew { signatures: AtomicUsize::new(0) }));
+        let refused = |answer: &Answer| {
+            let Some(Rejection::Misconfigured(mistake)) = &answer.rejection else { panic!("{answer:?}") };
+            match **mistake {
+                Misconfigured::Refused(Error::Undecodable { .. }) => assert!(of_another_type, "{answer:?}"),
+                Misconfigured::NoReplay => assert!(!of_another_type, "{answer:?}"),
+                _ => panic!("{answer:?}"),
+            }
+        };
+        let layered = if of_another_type { layer.clone().with_replay(Failing) } else { layer.clone() };
+        let app = orders(&pool).layer(layered);
         let first = post_to(&app, "/orders", "key-1", "x").await;
         if case != LEASED {
-            assert!(matches!(mistake(&first), Misconfigured::Refused(Error::Undecodable { .. })), "{first:?}");
+            refused(&first);
             assert_eq!(effects(&pool).await, 0);
             continue;
         }
         assert_eq!(first.status, StatusCode::CREATED);
         let repeat = post_to(&app, "/orders", "key-1", "x").await;
         assert_eq!((repeat.status, &*repeat.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
-        assert!(matches!(mistake(&repeat), Misconfigured::Refused(Error::Undecodable { .. })), "{repeat:?}");
+        refused(&repeat);
         assert!(!format!("{repeat:?}").contains("type: integer"), "no log shows the reference");
-        assert_eq!(effects(&pool).await, 1);
-    }
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_layer_that_cannot_rebuild_commits_nothing_or_never_performs_again(pool: PgPool) {
-    create_effects(&pool).await;
-    for (case, layer) in layers(&pool).into_iter().enumerate() {
-        outside(&pool, "delete from idempotency.record; delete from effect").await;
-        let app = orders(&pool).layer(layer.clone());
-        let first = post_to(&app, "/orders", "key-1", "x").await;
-        if case != LEASED {
-            assert!(matches!(mistake(&first), Misconfigured::NoReplay), "{first:?}");
-            assert_eq!(effects(&pool).await, 0);
-            continue;
-        }
-        assert_eq!(first.status, StatusCode::CREATED);
-        let repeat = post_to(&app, "/orders", "key-1", "x").await;
-        assert_eq!((repeat.status, &*repeat.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
-        assert!(matches!(mistake(&repeat), Misconfigured::NoReplay), "{repeat:?}");
         assert_eq!(effects(&pool).await, 1);
         // The next deployment repairs it.
         let repaired = orders(&pool).layer(layer.with_replay(OrdersById::default()));
@@ -309,42 +255,6 @@ async fn nobody_gets_the_answer_of_another_request(pool: PgPool) {
         assert_eq!((other.status, other.is_replayed()), (StatusCode::CREATED, false));
         assert_eq!((effects(&pool).await, replay.replays.load(Ordering::Relaxed)), (2, 0));
     }
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_duplicate_that_waits_gets_the_rebuilt_answer(pool: PgPool) {
-    create_effects(&pool).await;
-    let gate = Gate::new();
-    let route = {
-        let gate = gate.clone();
-        let handler = async move |mut tx: IdempotentTx| {
-            let id = insert(&mut tx, "gated").await;
-            gate.pass().await;
-            (AnswerBy(id), "the first answer")
-        };
-        Router::new().route("/gate", post(handler))
-    };
-    // Two layers are two processes: one duplicate waits in its process, the other one in the database.
-    let wait = calls().with_in_flight(InFlight::Wait(Duration::from_secs(30))).expect("a wait");
-    let layer = || IdempotencyLayer::transactional(pool.clone(), wait, user).with_replay(OrdersById::default());
-    let (here, elsewhere) = (route.clone().layer(layer()), route.layer(layer()));
-    let first = tokio::spawn({
-        let here = here.clone();
-        async move { post_to(&here, "/gate", "key-1", "x").await }
-    });
-    gate.reached().await;
-    let duplicates =
-        async { tokio::join!(post_to(&here, "/gate", "key-1", "x"), post_to(&elsewhere, "/gate", "key-1", "x")) };
-    let opens = async {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        gate.open();
-    };
-    let ((here, elsewhere), ()) = tokio::join!(duplicates, opens);
-    assert_eq!(first.await.expect("no panic").body, "the first answer");
-    for duplicate in [here, elsewhere] {
-        assert!(duplicate.is_replayed() && duplicate.body.starts_with(b"{\"id\":"), "{duplicate:?}");
-    }
-    assert_eq!(effects(&pool).await, 1);
 }
 
 /// What can go wrong in the service's code.
@@ -476,23 +386,4 @@ async fn the_reference_follows_the_rules_of_a_response(pool: PgPool) {
     assert_eq!(post_to(&app, "/long", "key-5", "x").await.problem(), "not-replayable");
     assert_eq!(send(&app, request("POST", "/secret", None, "x")).await.body, "secret", "without a key");
     assert_eq!(effects(&pool).await, 0);
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_replay_does_with_one_connection(pool: PgPool) {
-    create_effects(&pool).await;
-    let one = sqlx::postgres::PgPoolOptions::new()
-        .max_connections(1)
-        .acquire_timeout(Duration::from_secs(20))
-        .connect_with((*pool.connect_options()).clone())
-        .await
-        .expect("a pool");
-    for layer in layers(&one) {
-        outside(&pool, "delete from idempotency.record; delete from effect").await;
-        let app = orders(&pool).layer(layer.with_replay(OrdersById::default()));
-        post_to(&app, "/orders", "key-1", "x").await;
-        for _ in 0..3 {
-            assert!(post_to(&app, "/orders", "key-1", "x").await.is_replayed());
-        }
-    }
 }

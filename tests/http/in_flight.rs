@@ -13,8 +13,8 @@ use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{
-    app_without_layer, calls, create_effects, effects, leased, leasing, post_to, spawned_post, stops_at, transactional,
-    until, user,
+    app_without_layer, calls, create_effects, effects, leasing, post_to, spawned_post, stops_at, transactional, until,
+    user,
 };
 
 fn app(gate: &Gate, layer: IdempotencyLayer) -> Router {
@@ -58,21 +58,6 @@ async fn a_wait_ends_at_its_limit(pool: PgPool) {
     assert_eq!((duplicate.status, &*duplicate.problem()), (StatusCode::CONFLICT, "in-flight"));
     gate.open();
     assert_eq!(first.await.expect("joined").status, StatusCode::OK);
-}
-
-/// A different request under the same key is `key-reused` and not `in-flight`, as soon as the claim of the first is
-/// committed. Until then no other process can see it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn under_a_lease_a_reused_key_is_reported_before_in_flight(pool: PgPool) {
-    use pg_idempotency::lease::{Acquired, Leasing, Policy};
-    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
-    let layer = leased(&pool, policy);
-    let app = Router::new().route("/sms", axum::routing::post(async || "sent")).layer(layer);
-    let key = pg_idempotency::Key::new("ada", "POST /sms", "key-1").expect("a key");
-    let held = Leasing::new(policy).expect("a lease").acquire::<(), _>(&pool, &key, &1).await.expect("acquired");
-    assert_eq!(post_to(&app, "/sms", "key-1", "x").await.problem(), "key-reused");
-    let Acquired::Owner(lease) = held else { panic!("nothing is stored") };
-    lease.release("the test is over").await.expect("released");
 }
 
 /// The first request has the only connection. A duplicate in the same process needs none, even if it waits.

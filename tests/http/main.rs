@@ -17,7 +17,6 @@ mod replays;
 mod requests;
 mod rules;
 mod settings;
-mod stack;
 mod standards;
 mod steps;
 #[path = "../support/strict.rs"]

@@ -14,8 +14,8 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgPool};
 
 use crate::support::{
-    app, app_without_layer, calls, create_effects, effects, insert, outside, post_to, records, request, saving, send,
-    transactional, until, until_nothing_is_open,
+    app, calls, create_effects, effects, insert, outside, post_to, records, request, saving, send, transactional,
+    until, until_nothing_is_open,
 };
 
 /// A raw BEGIN, which sqlx does not count, or forgotten values of sqlx's `Transaction`, which leave its depth above 0.
@@ -158,18 +158,6 @@ async fn an_aborted_transaction_still_stores_a_chosen_error(pool: PgPool) {
     assert!(post_to(&app, "/declined", "key-1", "x").await.is_replayed());
     assert_eq!(post_to(&app, "/ends", "key-2", "x").await.problem(), "misconfigured");
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 1));
-}
-
-/// With `route_layer` an unknown path is a 404 and not a mistake of the service.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn behind_route_layer_an_unknown_path_stays_a_404(pool: PgPool) {
-    create_effects(&pool).await;
-    let app = app_without_layer().route_layer(transactional(&pool));
-    for key in [Some("key-1"), None] {
-        assert_eq!(send(&app, request("POST", "/nowhere", key, "x")).await.status, StatusCode::NOT_FOUND);
-    }
-    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
-    assert!(post_to(&app, "/effects", "key-1", "x").await.is_replayed());
 }
 
 /// A request that selects first waits for a connection once: if it gets none, it does not wait for a second one.

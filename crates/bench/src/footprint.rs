@@ -25,7 +25,6 @@ const BATCHES: usize = 3;
 pub(crate) async fn footprints(
     bench: &Bench,
     counted: (Setting, Proxy),
-    case: &str,
     unit: &str,
     ways: &[Way],
 ) -> anyhow::Result<Table> {
@@ -33,7 +32,7 @@ pub(crate) async fn footprints(
     for way in ways {
         rows.push(Row { way: way.name.clone(), speed: None, costs: footprint(bench, &counted, way).await? });
     }
-    Ok(Table::new(case, format!("What one {unit} takes"), "", "", rows))
+    Ok(Table::new(format!("What one {unit} takes"), "", "", rows))
 }
 
 async fn footprint(bench: &Bench, counted: &(Setting, Proxy), way: &Way) -> anyhow::Result<BTreeMap<String, f64>> {

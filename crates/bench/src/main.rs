@@ -16,6 +16,7 @@ mod proxy;
 mod redis;
 mod results;
 mod setting;
+mod template;
 mod way;
 
 use std::fs;
@@ -48,7 +49,7 @@ async fn main() -> anyhow::Result<()> {
         fs::write(beside.join(format!("{}.svg", chart.name)), chart.svg())?;
     }
     fs::write(directory.join("performance.md"), page::page(&results)?)?;
-    fs::write(directory.join("performance-figures.md"), figures::page(&results))?;
+    fs::write(directory.join("performance-figures.md"), figures::page(&results)?)?;
     println!("{}\nwritten to {}", figures::targets(&results), directory.display());
     Ok(())
 }
@@ -66,8 +67,9 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<String> {
     let mut tables = Vec::new();
     for case in CASES.iter().filter(|case| wanted(case.name)) {
         let began = std::time::Instant::now();
-        let measured = (case.run)(&bench).await?;
-        eprintln!("{}", figures::tables(&measured.iter().collect::<Vec<_>>()));
+        let mut measured = (case.run)(&bench).await?;
+        measured.iter_mut().for_each(|table| table.case = case.name.to_owned());
+        eprintln!("{}\n", figures::tables(measured.iter()));
         eprintln!("== {} took {:.0} s\n", case.name, began.elapsed().as_secs_f64());
         tables.extend(measured);
     }

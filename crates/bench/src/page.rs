@@ -3,33 +3,28 @@
 
 use std::fmt::Write as _;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 
 use crate::alternatives::{BARE, by_hand, handler, library, redis, usual};
-use crate::cases::{citus, first_call, growth, http, janitor, lease, marks, protect, replay, soak, storm, storm_adds};
+use crate::cases::{
+    CASES, citus, first_call, growth, http, janitor, lease, marks, protect, replay, soak, storm, storm_adds,
+};
 use crate::chart::{Chart, Drawing, Group};
-use crate::figures::{cell, missed, wrapped};
+use crate::figures::cell;
 use crate::results::{MAIN, NOT_DURABLE, ONE_MILLISECOND, Results, SOCKET, Speed, Table, figure};
+use crate::template::filled;
 
 const TEMPLATE: &str = include_str!("performance.template");
 
 pub(crate) fn page(results: &Results) -> anyhow::Result<String> {
     let charts = charts(results);
-    let mut text = String::new();
-    let mut rest = TEMPLATE;
-    while let Some((before, after)) = rest.split_once("{{") {
-        let (name, after) = after.split_once("}}").context("a placeholder has no end")?;
-        text += before;
-        text += &match name.split_once(' ') {
-            Some(("chart", name)) => match charts.iter().find(|chart| chart.name == name) {
-                Some(chart) => format!("![{}](performance/{name}.svg)", chart.title),
-                None => "*The chart follows with the next run.*".to_owned(),
-            },
-            _ => value(name, results)?,
-        };
-        rest = after;
-    }
-    Ok(wrapped(&(text + rest)))
+    filled(TEMPLATE, |name| match name.split_once(' ') {
+        Some(("chart", name)) => Ok(match charts.iter().find(|chart| chart.name == name) {
+            Some(chart) => format!("![{}](performance/{name}.svg)", chart.title),
+            None => "*The chart follows with the next run.*".to_owned(),
+        }),
+        _ => value(name, results),
+    })
 }
 
 /// The text for a placeholder.
@@ -70,7 +65,7 @@ fn value(name: &str, results: &Results) -> anyhow::Result<String> {
         }
         "soak p99" => soaked(results, |table, minute| Some(table.speed(minute)?.p99_ms)),
         "soak memory" => soaked(results, |table, minute| table.cost(minute, soak::MEMORY)),
-        "missed" => Some(missed(results)).filter(|missed| !missed.is_empty()).or(Some("Nothing.".to_owned())),
+        "missed" => Some(missed(results)),
         _ => bail!("nothing is known about the placeholder {name}"),
     };
     Ok(text.unwrap_or_else(|| "(not measured yet)".to_owned()))
@@ -85,6 +80,18 @@ fn runs(results: &Results) -> String {
         )
     };
     results.runs.iter().map(of_run).collect::<Vec<_>>().join("\n")
+}
+
+/// The targets that were missed, as a list.
+fn missed(results: &Results) -> String {
+    let mut missed = Vec::new();
+    for (case, target) in CASES.iter().flat_map(|case| case.targets.iter().map(move |target| (case, target))) {
+        for (column, value) in target.values(case, results).into_iter().filter(|(_, value)| !target.is_met(*value)) {
+            let (what, shown, wanted) = (target.what(), target.shown(value), target.wanted);
+            missed.push(format!("- {}, {column}: {what}: {shown}, wanted {wanted}.", case.title));
+        }
+    }
+    if missed.is_empty() { "Nothing.".to_owned() } else { missed.join("\n") }
 }
 
 /// The tables whose commits wait for the disk.

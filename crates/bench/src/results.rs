@@ -82,14 +82,9 @@ impl Speed {
 }
 
 impl Table {
-    pub(crate) fn new(
-        case: &str,
-        title: impl Into<String>,
-        column: impl Into<String>,
-        unit: &str,
-        rows: Vec<Row>,
-    ) -> Self {
-        Self { case: case.to_owned(), title: title.into(), column: column.into(), unit: unit.to_owned(), rows }
+    /// The program adds the name of the case.
+    pub(crate) fn new(title: impl Into<String>, column: impl Into<String>, unit: &str, rows: Vec<Row>) -> Self {
+        Self { case: String::new(), title: title.into(), column: column.into(), unit: unit.to_owned(), rows }
     }
 
     pub(crate) fn speed(&self, way: &str) -> Option<&Speed> {

@@ -1,7 +1,6 @@
 //! Steps in doubt: an operator's decision is about the steps that they saw, and each step is settled for itself.
 
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, Leasing};
@@ -122,37 +121,15 @@ async fn an_owners_release_keeps_the_doubt(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two steps side by side, or one after the other by code that goes on after an error. The order is that of the names,
-/// and neither that of `jsonb` (the shorter name first) nor that of the time.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn every_step_in_doubt_is_named(pool: PgPool) -> anyhow::Result<()> {
-    for side_by_side in [true, false] {
-        pool.execute("truncate idempotency.record").await?;
-        let lease = acquired(&pool).await;
-        Kind::AtLeastOnce.step(&lease, "ride", 1).await?;
-        let failing = async |name| Kind::AtMostOnce.failing(&lease, name).await;
-        let failed = if side_by_side {
-            tokio::join!(failing("text"), failing("email"))
-        } else {
-            (failing("text").await, failing("email").await)
-        };
-        assert!(failed.0.is_err() && failed.1.is_err());
-        drop(lease);
-        lapse(&pool, &key("a")).await?;
-        let (token, steps) = in_doubt(&pool).await;
-        assert_eq!(steps, ["email", "text"], "side by side: {side_by_side}");
-        let error = acquire(&pool, "body").await.expect_err("in doubt").to_string();
-        assert!(error.contains(r#"["email", "text"]"#), "{error}");
-        let [waiting] = &unsettled(&pool, 10, None).await?[..] else { panic!("one record") };
-        assert_eq!((waiting.token, waiting.steps_in_doubt()), (token, steps));
-    }
-    Ok(())
-}
-
-/// The email was sent and the text was not. An operator that knows of one step must not decide about the other.
+/// The email was sent and the text was not. An operator that knows of one step must not decide about the other. The caller
+/// and the operator learn of both, in the order of the names and not in that of `jsonb`, in which the shorter name is first.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_release_that_does_not_name_exactly_the_steps_in_doubt_changes_nothing(pool: PgPool) -> anyhow::Result<()> {
     let token = crash_in(&pool, &["email", "text"]).await;
+    assert_eq!(in_doubt(&pool).await, (token, names_of(["email", "text"])));
+    let error = acquire(&pool, "body").await.expect_err("in doubt").to_string();
+    assert!(error.contains(r#"["email", "text"]"#), "{error}");
+    assert_eq!(unsettled(&pool, 10, None).await?[0].steps_in_doubt(), ["email", "text"]);
     let before = record(&pool).await;
     for names in [vec![], names_of(["text"]), names_of(["email"]), names_of(["email", "text", "more"])] {
         assert_changed(release(&pool, &key("a"), token, &names, "not sent").await, &format!("{names:?}"));
@@ -190,51 +167,6 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> 
         assert_eq!(shown.steps.len(), 1, "{:?}", shown.steps);
         assert!(unsettled(&pool, 10, None).await?.is_empty());
         assert_eq!(performed_next(&pool, &["email", "text"]).await, ["text"]);
-    }
-    Ok(())
-}
-
-/// The owner was suspended, or the clock has jumped. The operator looks, the owner stores the result of the one step and
-/// begins another under the same token, and then the operator decides about what they saw.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_decision_is_not_about_a_step_that_a_resumed_owner_has_begun_since(pool: PgPool) -> anyhow::Result<()> {
-    let sent = AtomicU32::new(0);
-    let send = async |lease: &Lease, name: &str| {
-        lease
-            .step_at_most_once(name, async |_| {
-                sent.fetch_add(1, Ordering::SeqCst);
-                Err::<i64, _>(WorkError::Gateway)
-            })
-            .await
-    };
-    for stores_the_first in [true, false] {
-        pool.execute("truncate idempotency.record").await?;
-        sent.store(0, Ordering::SeqCst);
-        let owner = acquired(&pool).await;
-        let mut looked = None;
-        let first = owner.step_at_most_once("a", async |_| {
-            lapse(&pool, &key("a")).await?;
-            looked = Some(in_doubt(&pool).await);
-            if stores_the_first { Ok(1) } else { Err(WorkError::Gateway) }
-        });
-        assert_eq!(first.await.is_ok(), stores_the_first);
-        let (token, seen) = looked.expect("the operator has looked");
-        assert_eq!((token, &seen), (owner.token(), &names_of(["a"])));
-        assert!(send(&owner, "b").await.is_err());
-        assert_changed(release(&pool, &key("a"), token, &seen, "a was not sent").await, "b is in doubt, too");
-        if stores_the_first {
-            assert_changed(release_step(&pool, &key("a"), token, "a", "not sent").await, "it has a result");
-            assert_eq!(in_doubt(&pool).await, (token, names_of(["b"])));
-        } else {
-            release_step(&pool, &key("a"), token, "a", "not sent").await?;
-            assert_eq!(in_doubt(&pool).await.1, ["b"]);
-            // The decision has fenced the owner: it can begin nothing, and store nothing.
-            assert!(matches!(Kind::AtMostOnce.step(&owner, "c", 1).await, Err(Error::LeaseLost)));
-        }
-        assert_eq!(sent.load(Ordering::SeqCst), 1, "b was sent once");
-        for kind in [Kind::AtMostOnce, Kind::AtLeastOnce] {
-            assert!(kind.step(&owner, "b", 1).await.is_err());
-        }
     }
     Ok(())
 }

@@ -7,7 +7,6 @@ use pg_idempotency::{Error, Outcome};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
-use crate::backend::until_blocked;
 use crate::support::{janitor, key, until};
 
 /// Short, since these tests wait for real renewals.
@@ -139,37 +138,6 @@ async fn an_owner_without_a_connection_stops_before_its_lease_lapses(
         .await?;
     assert!(matches!(error, Error::LeaseLost), "{error:?}");
     assert!(live, "the owner's clock ran ahead of the database's");
-    Ok(())
-}
-
-/// The connection of a completion is killed before it commits: the result is stored all the same, once.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn a_completion_is_tried_again_while_the_lease_lasts(pool: PgPool) -> anyhow::Result<()> {
-    let lease = match (Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })?)
-        .acquire::<String, _>(&pool, &key("a"), "body")
-        .await?
-    {
-        Acquired::Owner(lease) => lease,
-        Acquired::Replayed(_) => panic!("nothing is stored"),
-    };
-    // Somebody holds the row, so that the completion waits, and can be met.
-    let mut blocker = crate::support::connect(&pool).await;
-    blocker.execute("begin; select from idempotency.record for update").await?;
-    let completion = tokio::spawn(async move { lease.complete(&"done".to_owned()).await });
-    until_blocked(&pool, 1).await?;
-    let killed: i64 = sqlx::query_scalar(
-        "select count(pg_terminate_backend(pid)) from pg_stat_activity
-         where datname = current_database() and wait_event_type = 'Lock'",
-    )
-    .fetch_one(&pool)
-    .await?;
-    assert_eq!(killed, 1);
-    blocker.execute("rollback").await?;
-    completion.await??;
-    let stored: String = sqlx::query_scalar("select convert_from(response_body, 'utf8') from idempotency.record")
-        .fetch_one(&pool)
-        .await?;
-    assert_eq!(stored, "\"done\"");
     Ok(())
 }
 

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy};
-use pg_idempotency::testing::{PATIENCE, cancel_after, expire, lapse};
-use pg_idempotency::{Error, Idempotency, InvalidStep, mark};
+use pg_idempotency::testing::{PATIENCE, cancel_after, lapse};
+use pg_idempotency::{Error, InvalidStep};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -13,7 +13,7 @@ use sqlx::{Connection as _, Executor as _, PgPool};
 use tokio::time::timeout;
 
 use crate::backend::until_blocked;
-use crate::lease::leases::WorkError;
+use crate::lease::leases::{self, WorkError};
 use crate::proxy::Proxy;
 use crate::support::{create_effects, effects, key, leave_effect, outside, wide_pool};
 
@@ -21,14 +21,11 @@ const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
 
 pub(crate) async fn acquire(pool: &PgPool, body: &str) -> Result<Acquired<String>, Error> {
-    Leasing::new(IN_STEPS)?.acquire(pool, &key("a"), body).await
+    leases::acquire(pool, IN_STEPS, body).await
 }
 
 pub(crate) async fn acquired(pool: &PgPool) -> LeaseOwner {
-    match acquire(pool, "body").await.expect("acquired") {
-        Acquired::Owner(lease) => lease,
-        Acquired::Replayed(response) => panic!("replayed {response}"),
-    }
+    leases::acquired(pool, IN_STEPS).await
 }
 
 /// The next attempt after a crash.
@@ -408,36 +405,6 @@ async fn an_answer_to_commit_that_is_lost_is_found_again(
     Ok(())
 }
 
-/// Nothing of an operation is left for another one under the same key.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn steps_end_with_their_operation(pool: PgPool) -> anyhow::Result<()> {
-    let unfinished = async || -> anyhow::Result<()> {
-        pool.execute("truncate idempotency.record").await?;
-        let lease = acquired(&pool).await;
-        Kind::AtLeastOnce.step(&lease, "ride", 1).await?;
-        assert!(Kind::AtMostOnce.failing(&lease, "text").await.is_err());
-        drop(lease);
-        lapse(&pool, &key("a")).await?;
-        expire(&pool, &key("a")).await?;
-        Ok(())
-    };
-    unfinished().await?;
-    let lease = acquired(&pool).await;
-    assert_eq!(lease.attempt(), 1);
-    for name in ["ride", "text"] {
-        assert_eq!(Kind::AtMostOnce.step(&lease, name, 2).await?, 2);
-    }
-    unfinished().await?;
-    let _ = Idempotency::new().run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
-    assert_eq!(steps(&pool).await, None);
-    unfinished().await?;
-    let mut tx = pool.begin().await?;
-    assert_eq!(mark::mark_many(&mut tx, &[key("a")], LEASE).await?, [mark::Marked::First]);
-    tx.commit().await?;
-    assert_eq!(steps(&pool).await, None);
-    Ok(())
-}
-
 fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> InvalidStep {
     match result {
         Err(Error::InvalidStep { problem, .. }) => problem,
@@ -596,35 +563,6 @@ async fn a_result_of_another_type_is_told_with_its_step(pool: PgPool) -> anyhow:
     let error = Kind::AtLeastOnce.step(&lease, "ride", 7).await.expect_err("a text is stored");
     assert!(matches!(&error, Error::Undecodable { step: Some(step), .. } if step == "ride"), "{error:?}");
     assert_eq!(Kind::AtLeastOnce.step(&lease, "ride", String::new()).await?, "seven");
-    Ok(())
-}
-
-/// A step and the renewal change the same record, and above READ COMMITTED the second of two changes fails.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn above_read_committed_two_steps_side_by_side_fail(pool: PgPool) -> anyhow::Result<()> {
-    pool.execute(
-        "do $$ begin
-            execute format('alter database %I set default_transaction_isolation = ''repeatable read''', current_database());
-        end $$",
-    )
-    .await?;
-    let pool = wide_pool(&pool.connect_options(), 5).await;
-    let lease = acquired(&pool).await;
-    let barrier = tokio::sync::Barrier::new(2);
-    let step = async |name| {
-        lease
-            .step(name, async |conn| -> Result<i64, Error> {
-                // Its snapshot is taken before the other's COMMIT.
-                let one: i32 = sqlx::query_scalar("select 1 from idempotency.record").fetch_one(conn).await?;
-                barrier.wait().await;
-                Ok(one.into())
-            })
-            .await
-    };
-    let (first, second) = tokio::join!(step("first"), step("second"));
-    assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
-    let error = first.err().or(second.err()).expect("one failed");
-    assert!(matches!(error, Error::Retryable(_)), "{error:?}");
     Ok(())
 }
 

@@ -99,14 +99,6 @@ async fn a_transaction_that_has_ended_is_not_committed(pool: PgPool) -> anyhow::
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_raw_commit_followed_by_a_begin_goes_unnoticed(pool: PgPool) -> anyhow::Result<()> {
-    let mut tx = pool.begin().await?;
-    tx.execute("commit and chain").await?;
-    commit(tx).await.expect("it looks like the caller's own");
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_error_of_the_commit_itself_comes_back(pool: PgPool) -> anyhow::Result<()> {
     pool.execute("create table deferred (n int unique deferrable initially deferred)").await?;
     let mut tx = pool.begin().await?;

@@ -13,22 +13,6 @@ fn hash(text: impl AsRef<[u8]>) -> Option<Fingerprint> {
     Fingerprint::of_json_without(text.as_ref(), []).ok()
 }
 
-#[test]
-fn amounts_that_an_f64_cannot_tell_apart_are_two_requests() {
-    for (one, other) in [
-        ("9007199254740993.0", "9007199254740992.0"),
-        ("0.1", "0.10000000000000000001"),
-        ("18446744073709551616", "18446744073709551617"),
-        ("-9223372036854775809", "-9223372036854775810"),
-        ("1e400", "1e401"),
-        ("[1e-400]", "[0]"),
-        ("[4.9e-324]", "[5e-324]"),
-    ] {
-        assert!(hash(one).is_some(), "{one}");
-        assert_ne!(hash(one), hash(other), "{one}");
-    }
-}
-
 /// `script/test` runs this with serde_json's `arbitrary_precision` too, because another crate may turn it on. A
 /// fingerprint that was stored before must still be the same.
 #[test]

@@ -3,8 +3,6 @@
 //! The texts are those that the crate has just prepared. The parameters are bound as in `src/record.rs` and
 //! `src/record/claim.rs`.
 
-use std::sync::Arc;
-
 use anyhow::{Context as _, ensure};
 use pg_idempotency::{Error, Fingerprint, Key, ensure_idempotent};
 use sha2::{Digest as _, Sha256};
@@ -54,9 +52,8 @@ impl ByHand {
         Ok(Self { claim: format!("{insert}returning $4::int8::text").leak(), ..self })
     }
 
-    pub(crate) fn first_call(self, response: Arc<str>) -> Way {
+    pub(crate) fn first_call(self, response: &'static str) -> Way {
         Way::new(NAME, move |client, call| {
-            let response = response.clone();
             Box::pin(async move {
                 let key = key(call)?;
                 let mut tx = client.conn.begin().await?;
@@ -64,7 +61,7 @@ impl ByHand {
                 ensure!(won, "every key is new");
                 effect(&mut tx).await?;
                 // The closure makes the same copy for the crate.
-                let response = response.to_string();
+                let response = response.to_owned();
                 let completed = of(&key, self.complete)
                     .bind(token)
                     .bind(serde_json::to_vec(&response)?)

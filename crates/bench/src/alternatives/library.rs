@@ -1,12 +1,11 @@
 //! The crate, as its users call it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
 use pg_idempotency::lease::{Acquired, Leasing};
-use pg_idempotency::mark::{Marked, mark, mark_many};
-use pg_idempotency::{Error, Idempotency, Key, RoundTrips};
+use pg_idempotency::mark::{Marked, Marking};
+use pg_idempotency::{Deployment, Error, Idempotency, InvalidKey, Key, RoundTrips};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
 use crate::client::{BODY, Client, effect, key};
@@ -49,11 +48,10 @@ enum Through {
 }
 
 impl Variant {
-    pub(crate) fn first_call(&'static self, response: Arc<str>) -> Way {
+    pub(crate) fn first_call(&'static self, response: &'static str) -> Way {
         Way::new(self.name, move |client, call| {
-            let response = response.clone();
             Box::pin(async move {
-                ensure!(!self.ensure(client, &key(call)?, &response).await?, "every key is new");
+                ensure!(!self.ensure(client, &key(call)?, response).await?, "every key is new");
                 Ok(())
             })
         })
@@ -96,7 +94,7 @@ impl Variant {
     }
 }
 
-pub(crate) fn first_call(response: Arc<str>) -> Way {
+pub(crate) fn first_call(response: &'static str) -> Way {
     VARIANTS[0].first_call(response)
 }
 
@@ -104,33 +102,44 @@ pub(crate) fn replay(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 's
     VARIANTS[0].replay(key)
 }
 
-pub(crate) fn lease(pool: PgPool, leasing: Leasing, response: Arc<str>) -> Way {
+pub(crate) fn lease(pool: PgPool, leasing: Leasing, response: &'static str) -> Way {
     Way::new(NAME, move |_, call| {
-        let (pool, response) = (pool.clone(), response.clone());
+        let pool = pool.clone();
         Box::pin(async move {
             let Acquired::Owner(lease) = leasing.acquire::<String, _>(&pool, &key(call)?, BODY).await? else {
                 bail!("every key is new");
             };
-            Ok(lease.complete(&response.to_string()).await?)
+            Ok(lease.complete(&response.to_owned()).await?)
         })
     })
     .filling(TABLE)
 }
 
-pub(crate) fn marks(batch: usize) -> Way {
-    Way::new(format!("{NAME}, {batch} at once"), move |client, call| {
+pub(crate) fn marks(batch: u64) -> Way {
+    let keys = marks_of(Deployment::new(), batch, |call, n| key(call << 16 | n));
+    keys.named(format!("{NAME}, {batch} at once")).filling(TABLE)
+}
+
+/// The numbers of a key are that of the call, and its place in the batch.
+pub(crate) fn marks_of(
+    deployment: Deployment,
+    batch: u64,
+    key: impl Fn(u64, u64) -> Result<Key, InvalidKey> + Send + Sync + 'static,
+) -> Way {
+    Way::new(NAME, move |client, call| {
+        let keys: Result<Vec<_>, _> = (0..batch).map(|n| key(call, n)).collect();
         Box::pin(async move {
-            let keys: Vec<_> = (0..batch as u64).map(|n| key(call << 16 | n)).collect::<Result<_, _>>()?;
+            let keys = keys?;
+            let marking = Marking::new(WINDOW)?.with_deployment(deployment);
             let mut tx = client.conn.begin().await?;
             let marked = match &keys[..] {
-                [one] => vec![mark(&mut tx, one, WINDOW).await?],
-                many => mark_many(&mut tx, many, WINDOW).await?,
+                [one] => vec![marking.mark(&mut tx, one).await?],
+                many => marking.mark_many(&mut tx, many).await?,
             };
             tx.commit().await?;
             ensure!(marked.iter().all(|marked| *marked == Marked::First), "every key is new");
             Ok(())
         })
     })
-    .of_units(batch)
-    .filling(TABLE)
+    .of_units(batch as usize)
 }

@@ -5,8 +5,6 @@
 //! lock. It also promises less: if a caller dies between COMMIT and the result, or outlives the lock, the business
 //! happens twice.
 
-use std::sync::Arc;
-
 use anyhow::{Context as _, ensure};
 
 use crate::client::{bare, key, spread};
@@ -17,9 +15,8 @@ pub(crate) const NAME: &str = "Redis around it";
 const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
 
-pub(crate) fn first_call(response: Arc<str>) -> Way {
+pub(crate) fn first_call(response: &'static str) -> Way {
     Way::new(NAME, move |client, call| {
-        let response = response.clone();
         Box::pin(async move {
             let key = key(call)?;
             let (result, lock, token) =
@@ -30,7 +27,7 @@ pub(crate) fn first_call(response: Arc<str>) -> Way {
             ensure!(locked.is_some(), "every key is new");
             bare(client).await?;
             let redis = client.redis.as_mut().context("no Redis")?;
-            redis.command(&["SET", &result, &serde_json::to_string(&*response)?, "PX", "86400000"]).await?;
+            redis.command(&["SET", &result, &serde_json::to_string(response)?, "PX", "86400000"]).await?;
             redis.command(&["EVAL", RELEASE, "1", &lock, &token]).await?;
             Ok(())
         })
@@ -38,14 +35,13 @@ pub(crate) fn first_call(response: Arc<str>) -> Way {
 }
 
 /// All replays ask for one key. The first one stores the result.
-pub(crate) fn replay(response: Arc<str>) -> Way {
+pub(crate) fn replay(response: &'static str) -> Way {
     Way::new(NAME, move |client, _| {
-        let response = response.clone();
         Box::pin(async move {
             let redis = client.redis.as_mut().context("no Redis")?;
             match redis.command(&["GET", "result:hot"]).await? {
                 Some(stored) => drop(serde_json::from_str::<String>(&stored)?),
-                None => drop(redis.command(&["SET", "result:hot", &serde_json::to_string(&*response)?]).await?),
+                None => drop(redis.command(&["SET", "result:hot", &serde_json::to_string(response)?]).await?),
             }
             Ok(())
         })

@@ -2,8 +2,6 @@
 //!
 //! It has no retention, no bounded wait and no fence, so it does less than the crate.
 
-use std::sync::Arc;
-
 use anyhow::{Context as _, ensure};
 use pg_idempotency::Key;
 use sha2::{Digest as _, Sha256};
@@ -25,11 +23,10 @@ pub(crate) const TABLE: &str = "
         primary key (account, operation, key)
     )";
 
-pub(crate) fn first_call(response: Arc<str>) -> Way {
+pub(crate) fn first_call(response: &'static str) -> Way {
     Way::new(NAME, move |client, call| {
-        let response = response.clone();
         Box::pin(async move {
-            ensure!(perform(client, &key(call)?, Some(&response)).await?.is_none(), "every key is new");
+            ensure!(perform(client, &key(call)?, Some(response)).await?.is_none(), "every key is new");
             Ok(())
         })
     })

@@ -1,34 +1,24 @@
 //! A table that Citus distributes beside a plain one, on the cluster whose coordinator `CITUS_DATABASE_URL` names.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use anyhow::{Context as _, ensure};
-use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::{Deployment, Error, Idempotency, Key};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
+use crate::alternatives::library;
 use crate::bench::Bench;
-use crate::client::{BODY, Client, response, spread};
+use crate::client::{BODY, response, spread};
 use crate::measure::compare;
 use crate::results::Table;
 use crate::setting::Setting;
-use crate::way::{Pending, Way};
+use crate::way::Way;
 
 pub(crate) const NAME: &str = "citus";
-pub(crate) const MEASURES: &str = "\
-*A plain table* is in a database without Citus on the coordinator's server, and *Citus* a table with that many shards on all workers. Both \
-are reached over TCP, with `synchronous_commit` on. Coordinator, workers and clients share the cores. A first call inserts \
-one row into a business table with the column `scope`, on Citus next to the key, and stores 300 B of response. The *bare \
-insert* is that row alone, in a transaction. Replays ask for one of 1000 keys. A rate of marks counts keys, and a latency is \
-that of one call with all its keys.";
 
 const PLAIN: &str = "idempotency_bench_plain";
 /// The default of Citus comes first.
 const SHARDS: [u32; 3] = [32, 8, 128];
 const REPLAYED: u64 = 1000;
-const WINDOW: Duration = Duration::from_secs(3600);
 
 pub(crate) const MAIN: &str = "32 shards";
 pub(crate) const FIRST_CALL: &str = "first call, 8 clients";
@@ -79,7 +69,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
         }
         for (operation, clients, way) in if usual { &OPERATIONS[..] } else { &OPERATIONS[..2] } {
             let rows = compare(bench, &setting, *clients, &[Side::Plain, Side::Citus].map(way)).await?;
-            tables.push(Table::new(NAME, title(shards), *operation, "operations", rows));
+            tables.push(Table::new(title(shards), *operation, "operations", rows));
         }
     }
     conn.execute(DROP).await?;
@@ -109,13 +99,10 @@ async fn distribute(server: &PgConnectOptions, conn: &mut PgConnection, shards: 
 }
 
 impl Side {
-    fn way<F>(self, call: F) -> Way
-    where
-        F: for<'c> Fn(&'c mut Client, u64) -> Pending<'c> + Send + Sync + 'static,
-    {
+    fn way(self, way: Way) -> Way {
         match self {
-            Self::Plain => Way::new(ON_PLAIN, call).on(PLAIN),
-            Self::Citus => Way::new(ON_CITUS, call),
+            Self::Plain => way.named(ON_PLAIN).on(PLAIN),
+            Self::Citus => way.named(ON_CITUS),
         }
     }
 
@@ -147,8 +134,9 @@ fn account(call: u64) -> String {
 }
 
 async fn use_keys(side: Side, conn: &mut PgConnection) -> anyhow::Result<()> {
+    let response = response(300);
     for n in 0..REPLAYED {
-        side.ensure(conn, &used_key(n)?, &response(300)).await?;
+        side.ensure(conn, &used_key(n)?, response).await?;
     }
     Ok(())
 }
@@ -158,51 +146,36 @@ fn used_key(call: u64) -> anyhow::Result<Key> {
 }
 
 fn bare(side: Side) -> Way {
-    side.way(|client, call| {
+    side.way(Way::new("bare", |client, call| {
         Box::pin(async move {
             let mut tx = client.conn.begin().await?;
             pay(&mut tx, &account(call)).await?;
             Ok(tx.commit().await?)
         })
-    })
+    }))
 }
 
 fn first_call(side: Side) -> Way {
-    let response: Arc<str> = response(300).into();
-    side.way(move |client, call| {
-        let response = response.clone();
+    let response = response(300);
+    side.way(Way::new("first call", move |client, call| {
         Box::pin(async move {
             let key = Key::new(account(call), "POST /payments", spread(call))?;
-            ensure!(!side.ensure(&mut client.conn, &key, &response).await?, "every key is new");
+            ensure!(!side.ensure(&mut client.conn, &key, response).await?, "every key is new");
             Ok(())
         })
-    })
+    }))
 }
 
 fn replay(side: Side) -> Way {
-    side.way(move |client, call| {
+    side.way(Way::new("replay", move |client, call| {
         Box::pin(async move {
             ensure!(side.ensure(&mut client.conn, &used_key(call)?, "").await?, "every key is there");
             Ok(())
         })
-    })
+    }))
 }
 
 fn marks(side: Side, keys: u64, scopes: u64) -> Way {
-    let marks = side.way(move |client, call| {
-        Box::pin(async move {
-            let key = |n| Key::new(account(call * scopes + n % scopes), "event", spread(call << 16 | n));
-            let keys: Vec<_> = (0..keys).map(key).collect::<Result<_, _>>()?;
-            let marking = Marking::new(WINDOW)?.with_deployment(side.deployment());
-            let mut tx = client.conn.begin().await?;
-            let marked = match &keys[..] {
-                [one] => vec![marking.mark(&mut tx, one).await?],
-                many => marking.mark_many(&mut tx, many).await?,
-            };
-            tx.commit().await?;
-            ensure!(marked.iter().all(|marked| *marked == Marked::First), "every key is new");
-            Ok(())
-        })
-    });
-    marks.of_units(keys as usize)
+    let key = move |call, n| Key::new(account(call * scopes + n % scopes), "event", spread(call << 16 | n));
+    side.way(library::marks_of(side.deployment(), keys, key))
 }

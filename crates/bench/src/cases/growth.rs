@@ -12,13 +12,6 @@ use crate::results::Table;
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "growth";
-pub(crate) const MEASURES: &str = "\
-There is one database for each size, on one server with 128 MB of shared buffers. So at best the largest table is in the \
-operating system's cache. 8 clients make first calls, and replays of random keys. A first call needs a random page of \
-the index, and a replay also one of the table. A *bare select* of the same rows shows the part of that time that the \
-server needs for its pages. The first change of a page after a checkpoint writes the whole page to the WAL. One database \
-has its million records in 16 hash partitions by `scope`. The targets compare mean times, which are the inverse of the \
-rates; the chart compares medians.";
 
 pub(crate) const FIRST_CALLS: &str = "First calls by the size of the table";
 pub(crate) const REPLAYS: &str = "Replays of random keys by the size of the table";
@@ -38,7 +31,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
         }
         store(&mut conn, *records, 1).await?;
     }
-    let first = |_| library::first_call(response(300).into());
+    let first = |_| library::first_call(response(300));
     let replay = |records| library::replay(move |call| stored_key(call, records));
     let select = |records| select(move |call| stored_key(call, records));
     let cases: [(_, _, &dyn Fn(u64) -> Way); 3] =
@@ -47,7 +40,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     for (title, unit, way) in cases {
         let ways = databases.iter().map(|(name, database, records)| way(*records).on(database).named(name));
         let rows = compare(bench, bench.socket(), 8, &ways.collect::<Vec<_>>()).await?;
-        tables.push(Table::new(NAME, title, "8 clients, Unix socket", unit, rows));
+        tables.push(Table::new(title, "8 clients, Unix socket", unit, rows));
     }
     for (_, database, _) in &databases {
         bench.drop_database(database).await?;

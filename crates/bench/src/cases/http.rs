@@ -1,7 +1,6 @@
 //! The HTTP layer beside a bare and a hand-made handler, on real sockets; and a storm through it.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -14,7 +13,7 @@ use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
-use super::storm::{Duplicate, storm};
+use super::storm::storm;
 use crate::alternatives::handler;
 use crate::bench::Bench;
 use crate::client::{effect, response, spread};
@@ -23,13 +22,6 @@ use crate::results::{MAIN, Table};
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "http";
-pub(crate) const MEASURES: &str = "\
-The requests go over loopback to a service in the same process, with a pool of 10, the transactional layer and 300 B of \
-response. *Bare handler* begins, inserts and commits, on the same pool. The *hand-made handler* is idempotent without the \
-crate: it inserts, selects and updates in the crate's table, and checks the key and the body as the layer does. In the storm, 200 clients send the same key at once. \
-Their request takes as long as the \
-whole measurement of two other clients, which use their own keys. A client that gets a \
-409 asks again after a second. Both ends of all 202 connections run on the same cores.";
 
 pub(crate) const BARE: &str = "bare handler";
 pub(crate) const BY_HAND_REPLAY: &str = "hand-made handler, replay";
@@ -61,21 +53,14 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
             service.way(REPLAY, |_| ("/reject", HOT.to_owned(), true)),
             service.way(SELECT_FIRST, |_| ("/select-first", HOT.to_owned(), true)),
         ];
-        tables.push(Table::new(NAME, MAIN, setting.column(), "requests", compare(bench, setting, 8, &ways).await?));
+        tables.push(Table::new(MAIN, setting.column(), "requests", compare(bench, setting, 8, &ways).await?));
         if !std::ptr::eq(setting, bench.socket()) {
             continue;
         }
         for (name, path) in [("Wait", "/wait"), ("Reject", "/reject")] {
-            let caller = service.clone();
-            let duplicate: Duplicate =
-                Arc::new(move |hot, work| Box::pin(caller.clone().insist(path, spread(hot), work)));
-            tables.push(Table::new(
-                NAME,
-                STORM,
-                name,
-                "requests",
-                storm(bench, bench.scale.slice * 2, DUPLICATES, duplicate, 2, &first).await?,
-            ));
+            let duplicate = |hot, work| service.clone().insist(path, spread(hot), work);
+            let rows = storm(bench, bench.scale.slice * 2, DUPLICATES, duplicate, 2, &first).await?;
+            tables.push(Table::new(STORM, name, "requests", rows));
         }
     }
     bench.clear().await?;
@@ -102,29 +87,26 @@ impl Service {
         let saving = |round_trips| layer(Idempotency::new().with_round_trips(round_trips));
         let waits = Idempotency::new().with_in_flight(InFlight::Wait(Duration::from_secs(20)))?;
         let answer = response(300);
-        let work = {
-            let answer = answer.clone();
-            async move |headers: HeaderMap, mut tx: IdempotentTx| {
-                effect(&mut tx).await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
-                // Only a storm's request sleeps, because the timer of a sleep rounds up to a millisecond.
-                if let Some(work) = headers.get("x-work-ms").and_then(|ms| ms.to_str().ok()?.parse().ok()) {
-                    sleep(Duration::from_millis(work)).await;
-                }
-                Ok::<_, StatusCode>(answer.clone())
+        let work = async move |headers: HeaderMap, mut tx: IdempotentTx| {
+            effect(&mut tx).await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+            // Only a storm's request sleeps, because the timer of a sleep rounds up to a millisecond.
+            if let Some(work) = headers.get("x-work-ms").and_then(|ms| ms.to_str().ok()?.parse().ok()) {
+                sleep(Duration::from_millis(work)).await;
             }
+            Ok::<_, StatusCode>(answer.to_owned())
         };
-        let shop = handler::Shop { pool: pool.clone(), answer: answer.clone() };
+        let shop = handler::Shop { pool: pool.clone(), answer: answer.to_owned() };
         let bare = async move |Extension(pool): Extension<PgPool>| {
             let unavailable = |_: sqlx::Error| StatusCode::SERVICE_UNAVAILABLE;
             let mut tx = pool.begin().await.map_err(unavailable)?;
             effect(&mut tx).await.map_err(unavailable)?;
             tx.commit().await.map_err(unavailable)?;
-            Ok::<_, StatusCode>(answer.clone())
+            Ok::<_, StatusCode>(answer.to_owned())
         };
         let app = Router::new()
-            .route("/fewest", post(work.clone()).layer(saving(RoundTrips::Fewest)))
-            .route("/select-first", post(work.clone()).layer(saving(RoundTrips::SelectFirst)))
-            .route("/reject", post(work.clone()).layer(layer(Idempotency::new())))
+            .route("/fewest", post(work).layer(saving(RoundTrips::Fewest)))
+            .route("/select-first", post(work).layer(saving(RoundTrips::SelectFirst)))
+            .route("/reject", post(work).layer(layer(Idempotency::new())))
             .route("/wait", post(work).layer(layer(waits)))
             .route("/by-hand", post(handler::handler).layer(Extension(shop)))
             .route("/bare", post(bare).layer(Extension(pool)));

@@ -13,10 +13,6 @@ use crate::measure::{Sample, in_turns, sample, team};
 use crate::results::{MAIN, Table};
 
 pub(crate) const NAME: &str = "janitor";
-pub(crate) const MEASURES: &str = "\
-The table contains expired records. *Paced* is the default: a batch of 1000 rows, then a pause of 50 ms. It measures first \
-calls of 8 clients, with and without the sweep in turns. *Unpaced*, in batches of 10 000, measures how fast the sweep \
-deletes rows.";
 
 pub(crate) const WITHOUT: &str = "without the sweep";
 pub(crate) const BESIDE: &str = "beside the sweep, paced";
@@ -38,7 +34,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let pool = setting.pool(2).await?;
     let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO);
     let mut team = team(setting, 8, None).await?;
-    let way = library::first_call(response(300).into());
+    let way = library::first_call(response(300));
     let calls = in_turns(bench.scale.rounds, [WITHOUT, BESIDE], async |beside| {
         if beside == 0 {
             return sample(&mut team, &way, slice).await;
@@ -57,8 +53,8 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let sweeps = in_turns(bench.scale.rounds, [UNPACED], async |_| sweep(&janitor, rows).await).await?;
     bench.clear().await?;
     Ok(vec![
-        Table::new(NAME, MAIN, setting.column(), "first calls", calls),
-        Table::new(NAME, SWEEPS, setting.column(), "rows", sweeps),
+        Table::new(MAIN, setting.column(), "first calls", calls),
+        Table::new(SWEEPS, setting.column(), "rows", sweeps),
     ])
 }
 

@@ -14,10 +14,6 @@ use crate::setting::Setting;
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "lease";
-pub(crate) const MEASURES: &str = "\
-Each call acquires a lease with the policy at least once, and completes it with 300 B of result. The effect costs nothing \
-here. *Two bare transactions* insert one row each. The transactions of a lease are durable whatever `synchronous_commit` \
-says. The crate's lease renews itself in a separate task. The round trips include sqlx's pings, two for each transaction.";
 
 pub(crate) const BARE: &str = "two bare transactions";
 const CLIENTS: usize = 8;
@@ -27,11 +23,11 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     for setting in bench.settings() {
         bench.clear().await?;
         let rows = compare(bench, setting, CLIENTS, &ways(setting).await?).await?;
-        tables.push(Table::new(NAME, MAIN, setting.column(), "leases", rows));
+        tables.push(Table::new(MAIN, setting.column(), "leases", rows));
     }
     let counted = bench.counted()?;
     let counted_ways = ways(&counted.0).await?;
-    tables.push(footprints(bench, counted, NAME, "lease", &counted_ways).await?);
+    tables.push(footprints(bench, counted, "lease", &counted_ways).await?);
     bench.clear().await?;
     Ok(tables)
 }
@@ -53,5 +49,5 @@ async fn ways(setting: &Setting) -> anyhow::Result<Vec<Way>> {
         })
     };
     let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(60) })?;
-    Ok(vec![bare, library::lease(pool, leasing, response(300).into())])
+    Ok(vec![bare, library::lease(pool, leasing, response(300))])
 }

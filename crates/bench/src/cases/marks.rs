@@ -11,10 +11,6 @@ use crate::results::Table;
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "marks";
-pub(crate) const MEASURES: &str = "\
-The rate counts keys. Each key is new, and each call has its own transaction. *Bare insert* is `insert … on conflict do \
-nothing` into a table with one column. It has no retention and no wait with a limit, and cannot distinguish *duplicate* \
-from *in flight*. A latency is that of one call with all its keys.";
 
 pub(crate) const TITLE: &str = "8 clients";
 
@@ -26,14 +22,14 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     for setting in bench.settings() {
         bench.clear().await?;
         let rows = compare(bench, setting, 8, &ways).await?;
-        tables.push(Table::new(NAME, TITLE, setting.column(), "keys", rows));
+        tables.push(Table::new(TITLE, setting.column(), "keys", rows));
     }
-    tables.push(footprints(bench, bench.counted()?, NAME, "key", &ways).await?);
+    tables.push(footprints(bench, bench.counted()?, "key", &ways).await?);
     bench.clear().await?;
     Ok(tables)
 }
 
-pub(crate) fn name(batch: usize) -> String {
+pub(crate) fn name(batch: u64) -> String {
     library::marks(batch).name
 }
 

@@ -27,8 +27,6 @@ pub(crate) struct Case {
     /// For `--only`.
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
-    /// What the case measures, for the page with the figures.
-    pub(crate) measures: &'static str,
     pub(crate) targets: &'static [Target],
     pub(crate) run: for<'b> fn(&'b Bench) -> Measuring<'b>,
 }
@@ -74,7 +72,6 @@ pub(crate) const CASES: [Case; 11] = [
     Case {
         name: first_call::NAME,
         title: "First call",
-        measures: first_call::MEASURES,
         targets: &[
             rate(library::NAME, usual::NAME, AtLeast(0.88)).goal(0.95).on(SOCKET),
             rate(library::NAME, usual::NAME, AtLeast(0.76)).goal(0.85).on(NOT_DURABLE),
@@ -100,7 +97,6 @@ pub(crate) const CASES: [Case; 11] = [
     Case {
         name: replay::NAME,
         title: "Replay",
-        measures: replay::MEASURES,
         targets: &[
             rate(library::SELECT_FIRST, replay::SELECT, AtLeast(0.85)),
             other("round trips, select first, one of them the ping of the pool", AtMost(2.0), |of, _| {
@@ -113,31 +109,22 @@ pub(crate) const CASES: [Case; 11] = [
     Case {
         name: marks::NAME,
         title: "Marks",
-        measures: marks::MEASURES,
         targets: &[
             other(HUNDRED, AtLeast(8.0), hundred_over_one).of(marks::TITLE).on(SOCKET),
             other(HUNDRED, AtLeast(8.0), hundred_over_one).of(marks::TITLE).on(NOT_DURABLE),
         ],
         run: |bench| Box::pin(marks::run(bench)),
     },
-    Case {
-        name: lease::NAME,
-        title: "Lease",
-        measures: lease::MEASURES,
-        targets: &[],
-        run: |bench| Box::pin(lease::run(bench)),
-    },
+    Case { name: lease::NAME, title: "Lease", targets: &[], run: |bench| Box::pin(lease::run(bench)) },
     Case {
         name: storm::NAME,
         title: "Storm on one key",
-        measures: storm::MEASURES,
         targets: &[other(STORM, AtMost(10.0), storm_adds).of(storm::TITLE)],
         run: |bench| Box::pin(storm::run(bench)),
     },
     Case {
         name: http::NAME,
         title: "HTTP layer",
-        measures: http::MEASURES,
         targets: &[
             rate(http::FIRST_CALL, handler::NAME, AtLeast(0.9)).on(SOCKET),
             rate(http::REPLAY, http::BY_HAND_REPLAY, AtLeast(1.0)).on(SOCKET),
@@ -153,7 +140,6 @@ pub(crate) const CASES: [Case; 11] = [
     Case {
         name: protect::NAME,
         title: "Protected tables",
-        measures: protect::MEASURES,
         targets: &[
             rate(by_hand::NAME, protect::WITHOUT, AtLeast(0.98)),
             other("µs that a statement on a protected table takes more", AtMost(10.0), |of, _| {
@@ -166,7 +152,6 @@ pub(crate) const CASES: [Case; 11] = [
     Case {
         name: janitor::NAME,
         title: "Janitor",
-        measures: janitor::MEASURES,
         targets: &[
             rate(janitor::BESIDE, janitor::WITHOUT, AtLeast(0.9)),
             other("rows that an unpaced sweep deletes a second", AtLeast(100_000.0), |of, _| {
@@ -179,7 +164,6 @@ pub(crate) const CASES: [Case; 11] = [
     Case {
         name: growth::NAME,
         title: "A growing table",
-        measures: growth::MEASURES,
         targets: &[
             other("time of a first call at 10 million records over that at 10 thousand", AtMost(1.3), grown)
                 .of(growth::FIRST_CALLS),
@@ -191,14 +175,12 @@ pub(crate) const CASES: [Case; 11] = [
     Case {
         name: soak::NAME,
         title: "Half an hour of steady load",
-        measures: soak::MEASURES,
         targets: &[],
         run: |bench| Box::pin(soak::run(bench)),
     },
     Case {
         name: citus::NAME,
         title: "On Citus",
-        measures: citus::MEASURES,
         targets: &[
             rate(citus::ON_CITUS, citus::ON_PLAIN, AtLeast(0.3)).of(citus::MAIN).on(citus::FIRST_CALL),
             rate(citus::ON_CITUS, citus::ON_PLAIN, AtLeast(0.25)).of(citus::MAIN).on(citus::REPLAY),

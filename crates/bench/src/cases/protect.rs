@@ -1,6 +1,5 @@
 //! What it costs that the database refuses effects outside an idempotent operation.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pg_idempotency::OnEscape;
@@ -13,10 +12,6 @@ use crate::measure::{Sample, compare, in_turns};
 use crate::results::{MAIN, NOT_DURABLE, Table};
 
 pub(crate) const NAME: &str = "protect";
-pub(crate) const MEASURES: &str = "\
-Every claim leaves a mark on its transaction, whether or not a table is protected: a setting, for which the trigger of a \
-protected table asks once a statement. *Without the mark* is the same SQL by hand without that setting. The trigger's cost is \
-that of one client's inserts into a protected and an unprotected table, in turns, in transactions with a claim.";
 
 pub(crate) const WITHOUT: &str = "the same SQL by hand, without the mark";
 pub(crate) const STATEMENTS: &str = "Inserts in a transaction with a claim, 1 client";
@@ -24,9 +19,9 @@ pub(crate) const GUARDED: &str = "into a protected table";
 pub(crate) const UNGUARDED: &str = "into an unprotected table";
 
 pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
-    let response: Arc<str> = response(300).into();
+    let response = response(300);
     bench.clear().await?;
-    let without = bench.by_hand.without_mark()?.first_call(response.clone()).named(WITHOUT);
+    let without = bench.by_hand.without_mark()?.first_call(response).named(WITHOUT);
     let calls = compare(bench, bench.plain(), 8, &[bench.by_hand.first_call(response), without]).await?;
 
     let pool = bench.plain().pool(1).await?;
@@ -52,8 +47,5 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     pool.execute("drop table guarded, unguarded").await?;
     pool.close().await;
     bench.clear().await?;
-    Ok(vec![
-        Table::new(NAME, MAIN, NOT_DURABLE, "calls", calls),
-        Table::new(NAME, STATEMENTS, NOT_DURABLE, "inserts", inserts),
-    ])
+    Ok(vec![Table::new(MAIN, NOT_DURABLE, "calls", calls), Table::new(STATEMENTS, NOT_DURABLE, "inserts", inserts)])
 }

@@ -15,9 +15,6 @@ use crate::results::{MAIN, Table};
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "replay";
-pub(crate) const MEASURES: &str = "\
-All calls ask for one key; the section on growth has random keys. Each call uses a connection that is not in a \
-transaction. *Bare primary-key select* is the cost of one look at the record; it decides nothing.";
 
 pub(crate) const SELECT: &str = "bare primary-key select";
 pub(crate) const BY_CLIENTS: &str = "Replays by the number of clients, 300 B of response, Unix socket";
@@ -28,10 +25,10 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let of_hot = move |_| Ok(key(hot)?);
     let text = response(300);
     let mut caller = team(bench.plain(), 1, None).await?;
-    for first in [library::first_call(text.as_str().into()), usual::first_call(text.as_str().into())] {
+    for first in [library::first_call(text), usual::first_call(text)] {
         first.call(&mut caller[0], hot).await?;
     }
-    let redis = bench.redis.as_ref().map(|_| redis::replay(text.as_str().into()));
+    let redis = bench.redis.as_ref().map(|_| redis::replay(text));
     if let Some(redis) = &redis {
         sample(&mut caller, redis, Duration::ZERO).await?;
     }
@@ -43,15 +40,15 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let mut tables = Vec::new();
     for setting in bench.settings() {
         let rows = compare(bench, setting, 8, &ways).await?;
-        tables.push(Table::new(NAME, MAIN, setting.column(), "replays", rows));
+        tables.push(Table::new(MAIN, setting.column(), "replays", rows));
     }
     let some = [usual::NAME, library::NAME, library::SELECT_FIRST];
     let some: Vec<_> = ways.into_iter().filter(|way| some.contains(&way.name.as_str())).collect();
     for clients in CLIENTS {
         let rows = compare(bench, bench.socket(), clients, &some).await?;
-        tables.push(Table::new(NAME, BY_CLIENTS, of_clients(clients), "replays", rows));
+        tables.push(Table::new(BY_CLIENTS, of_clients(clients), "replays", rows));
     }
-    tables.push(footprints(bench, bench.counted()?, NAME, "replay", &counted).await?);
+    tables.push(footprints(bench, bench.counted()?, "replay", &counted).await?);
     bench.clear().await?;
     Ok(tables)
 }

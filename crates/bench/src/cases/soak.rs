@@ -15,9 +15,6 @@ use crate::results::{Row, Table, rounded};
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "soak";
-pub(crate) const MEASURES: &str = "\
-8 clients make about 300 calls a second through a pool of 10, and each fourth call is a replay. The retention is one minute, and a janitor sweeps \
-every 10 seconds, so the table stops growing. Memory is that of the clients' process.";
 
 pub(crate) const MINUTES: &str = "Each minute of a steady load";
 pub(crate) const MEMORY: &str = "memory, MiB";
@@ -44,11 +41,12 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
         rows.push(row);
     }
     sweeping.abort();
-    Ok(vec![Table::new(NAME, MINUTES, bench.socket().column(), "calls", rows)])
+    Ok(vec![Table::new(MINUTES, bench.socket().column(), "calls", rows)])
 }
 
 fn way(pool: PgPool) -> anyhow::Result<Way> {
     let (first, options) = (next_call(), Idempotency::new().with_retention(MINUTE)?);
+    let response = response(300);
     Ok(Way::new("a call or a replay", move |_, call| {
         let pool = pool.clone();
         Box::pin(async move {
@@ -56,7 +54,7 @@ fn way(pool: PgPool) -> anyhow::Result<Way> {
             let asked = key(if repeats { call - EARLIER } else { call })?;
             let perform = async |conn: &mut PgConnection| -> Result<String, Error> {
                 effect(conn).await?;
-                Ok(response(300))
+                Ok(response.to_owned())
             };
             let outcome = options.run(&pool, &asked, BODY, perform).await?;
             anyhow::ensure!(outcome.is_replayed() == repeats, "a repeat and nothing else is replayed");

@@ -1,7 +1,5 @@
 //! Many duplicates of one slow request at once, and what they do to callers with other keys.
 
-use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use pg_idempotency::{Error, Idempotency, InFlight};
@@ -16,10 +14,6 @@ use crate::results::{Row, Table};
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "storm";
-pub(crate) const MEASURES: &str = "\
-32 calls, each on its own connection, request the same key at once. The call that performs takes half of the measured \
-time, in one statement. Under Wait the other calls wait in the database. Under Reject they get an error and ask again after \
-50 ms. At the same time 4 other clients make first calls with their own keys, one call in 5 ms.";
 
 pub(crate) const TITLE: &str = "Other keys beside 32 duplicates of one";
 pub(crate) const ALONE: &str = "alone";
@@ -29,40 +23,35 @@ const OTHERS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(5);
 const RETRY: Duration = Duration::from_millis(50);
 
-/// One of the duplicates. It requests the key with this number until it is answered, and says whether it performed. The call
-/// that performs takes this long.
-pub(crate) type Duplicate = Arc<dyn Fn(u64, Duration) -> Pin<Box<dyn Future<Output = anyhow::Result<bool>> + Send>>>;
-
 pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let mut tables = Vec::new();
     for (name, in_flight) in [("Wait", InFlight::Wait(Duration::from_secs(20))), ("Reject", InFlight::Reject)] {
         bench.clear().await?;
         let options = Idempotency::new().with_in_flight(in_flight)?;
         let pool = bench.socket().pool(DUPLICATES).await?;
-        let duplicate: Duplicate = Arc::new(move |hot, work| Box::pin(duplicate(pool.clone(), options, hot, work)));
-        let other = library::first_call(response(300).into());
-        tables.push(Table::new(
-            NAME,
-            TITLE,
-            name,
-            "first calls",
-            storm(bench, bench.scale.slice, DUPLICATES, duplicate, OTHERS, &other).await?,
-        ));
+        let duplicate = |hot, work| duplicate(pool.clone(), options, hot, work);
+        let other = library::first_call(response(300));
+        let rows = storm(bench, bench.scale.slice, DUPLICATES, duplicate, OTHERS, &other).await?;
+        tables.push(Table::new(TITLE, name, "first calls", rows));
     }
     bench.clear().await?;
     Ok(tables)
 }
 
-/// The calls of `others` clients, alone and beside the storm in turns, each for two slices. The call of the storm that
-/// performs takes as long as `work`.
-pub(crate) async fn storm(
+/// The calls of `others` clients, alone and beside the storm in turns, each for two slices. A duplicate requests the key with
+/// the number that it is given until it is answered, and says whether it performed. The one that performs takes as long as
+/// `work`.
+pub(crate) async fn storm<D>(
     bench: &Bench,
     work: Duration,
     duplicates: usize,
-    duplicate: Duplicate,
+    duplicate: impl Fn(u64, Duration) -> D,
     others: usize,
     other: &Way,
-) -> anyhow::Result<Vec<Row>> {
+) -> anyhow::Result<Vec<Row>>
+where
+    D: Future<Output = anyhow::Result<bool>> + Send + 'static,
+{
     let mut others = team(bench.socket(), others, None).await?;
     let length = bench.scale.slice * 2;
     in_turns(bench.scale.rounds, [ALONE, BESIDE], async |beside| {
