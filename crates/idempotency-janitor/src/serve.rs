@@ -16,17 +16,17 @@ use crate::failure::Failure;
 use crate::print;
 use crate::server::Server;
 
-/// As often as the exporter's own server does it.
+/// The exporter's own server uses the same interval.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// Below the time-outs of common probes.
+/// Shorter than the time-outs of common probes.
 const PROBE: Duration = Duration::from_secs(2);
 
-/// Prints where it serves, since port 0 is anybody's.
+/// Starts to serve, and prints the address, because port 0 is any free port.
 pub(crate) async fn metrics(address: SocketAddr, database: &Database) -> Result<Server, Failure> {
     let recorder = PrometheusBuilder::new().build_recorder();
     let (exported, kept_up) = (recorder.handle(), recorder.handle());
-    // There is one recorder in a process, and this is the only place that sets it.
+    // A process has one recorder, and only this function sets it.
     metrics::set_global_recorder(recorder)
         .map_err(|error| Failure::Listen { address, source: std::io::Error::other(error.to_string()) })?;
     let probe = Arc::new(Probe { database: database.clone(), kept: Mutex::new(None) });
@@ -40,7 +40,7 @@ pub(crate) async fn metrics(address: SocketAddr, database: &Database) -> Result<
     let server = Server::start(address, router).await?;
     print(&format!("metrics on http://{}/metrics\n", server.address))?;
     tokio::spawn(async move {
-        // Histograms grow until somebody drains them, and nobody may ever scrape.
+        // Histograms grow until they are drained, and perhaps no server ever scrapes them.
         loop {
             tokio::time::sleep(UPKEEP).await;
             kept_up.run_upkeep();
@@ -49,18 +49,18 @@ pub(crate) async fn metrics(address: SocketAddr, database: &Database) -> Result<
     Ok(server)
 }
 
-/// One connection for all probes, since each new one is a process of the server's. Not the sweep's: behind its batch a
-/// probe would wait, and take a busy janitor for a dead one. And not a pool's: a pool of sqlx asks each connection that
-/// it takes back, for as long as that takes, and after a silent loss of the network it would have none to give for a
-/// quarter of an hour.
+/// All probes share one connection, because each new one is a new process on the server. The probe does not use the
+/// connection of the sweep: it would wait behind a batch, and report a busy janitor as dead. It does not use a pool
+/// either: a pool pings each connection that comes back, and has none to give for a quarter of an hour after the network
+/// was lost without a word.
 struct Probe {
     database: Database,
     kept: Mutex<Option<PgConnection>>,
 }
 
 impl Probe {
-    /// Out of its place while it is asked: dropped with this future, a connection that does not answer is closed. One
-    /// that broke, as in a restart of the server, is replaced at once.
+    /// Takes the connection out of its place while it pings. So if this future is dropped, a connection that does not
+    /// answer is closed. A broken connection is replaced at once, for example after a restart of the server.
     async fn ask(&self) -> Result<(), Failure> {
         let mut kept = self.kept.lock().await;
         if let Some(mut conn) = kept.take()
