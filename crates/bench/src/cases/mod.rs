@@ -98,7 +98,7 @@ pub(crate) const CASES: [Case; 11] = [
         name: replay::NAME,
         title: "Replay",
         targets: &[
-            rate(library::SELECT_FIRST, replay::SELECT, AtLeast(0.85)),
+            rate(library::SELECT_FIRST, replay::SELECT_FROM_POOL, AtLeast(0.85)),
             other("round trips, select first, one of them the ping of the pool", AtMost(2.0), |of, _| {
                 of.cost(library::SELECT_FIRST, ROUND_TRIPS)
             })

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use pg_idempotency::Key;
+use sqlx::PgExecutor;
 
 use super::first_call::CLIENTS;
 use crate::alternatives::{library, redis, usual};
@@ -17,6 +18,7 @@ use crate::way::Way;
 pub(crate) const NAME: &str = "replay";
 
 pub(crate) const SELECT: &str = "bare primary-key select";
+pub(crate) const SELECT_FROM_POOL: &str = "bare primary-key select, from the pool";
 pub(crate) const BY_CLIENTS: &str = "Replays by the number of clients, 300 B of response, Unix socket";
 
 pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
@@ -32,7 +34,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     if let Some(redis) = &redis {
         sample(&mut caller, redis, Duration::ZERO).await?;
     }
-    let mut ways = vec![select(of_hot), usual::replay(of_hot)];
+    let mut ways = vec![select(of_hot), select_from_pool(of_hot), usual::replay(of_hot)];
     ways.extend(library::VARIANTS.iter().map(|variant| variant.replay(of_hot)));
     let counted = ways.clone();
     ways.extend(redis);
@@ -56,16 +58,25 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
 pub(crate) fn select(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 'static) -> Way {
     Way::new(SELECT, move |client, call| {
         let key = key(call);
-        Box::pin(async move {
-            let key = key?;
-            let query = sqlx::query_scalar(
-                "select response_body from idempotency.record where scope = $1 and operation = $2 and value = $3",
-            );
-            let query = query.bind(key.scope()).bind(key.operation()).bind(key.value());
-            let stored: Vec<u8> = query.fetch_one(&mut client.conn).await?;
-            let text: String = serde_json::from_slice(&stored)?;
-            ensure!(!text.is_empty(), "every key is there");
-            Ok(())
-        })
+        Box::pin(async move { stored(&mut client.conn, &key?).await })
     })
+}
+
+/// With select first, a call takes a connection of the pool, and so the pool's ping is a part of it.
+fn select_from_pool(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 'static) -> Way {
+    Way::new(SELECT_FROM_POOL, move |client, call| {
+        let key = key(call);
+        Box::pin(async move { stored(&client.pool, &key?).await })
+    })
+}
+
+async fn stored(executor: impl PgExecutor<'_>, key: &Key) -> anyhow::Result<()> {
+    let query = sqlx::query_scalar(
+        "select response_body from idempotency.record where scope = $1 and operation = $2 and value = $3",
+    );
+    let query = query.bind(key.scope()).bind(key.operation()).bind(key.value());
+    let stored: Vec<u8> = query.fetch_one(executor).await?;
+    let text: String = serde_json::from_slice(&stored)?;
+    ensure!(!text.is_empty(), "every key is there");
+    Ok(())
 }
