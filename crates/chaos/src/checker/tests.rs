@@ -117,70 +117,29 @@ fn concurrent_calls_may_be_answered_in_any_order() {
 }
 
 #[test]
-fn a_second_effect_is_caught() {
-    once().effect("b").must_be_caught("2 effects");
-}
-
-#[test]
-fn a_second_effect_of_the_same_call_is_caught() {
-    once().effect("a").must_be_caught("2 effects");
-}
-
-#[test]
-fn an_acknowledged_effect_that_is_gone_is_caught() {
-    World::default().invoked("a").performed("a").must_be_caught("which is not there");
-}
-
-#[test]
-fn an_effect_without_a_response_is_caught() {
-    World::default().invoked("a").performed("a").effect("a").must_be_caught("without its response");
-}
-
-#[test]
-fn a_response_without_an_effect_is_caught() {
-    World::default().stored(1, Some("a")).must_be_caught("without its effect");
-}
-
-#[test]
-fn another_response_than_the_stored_one_is_caught() {
-    once().invoked("b").replayed("b", "c").must_be_caught("not what is stored");
-    World::default().invoked("a").then("a", What::Performed("b".to_owned())).must_be_caught("got the response of b");
-}
-
-#[test]
-fn a_record_left_unfinished_is_caught() {
-    World::default().invoked("a").stored(1, None).must_be_caught("not completed");
-}
-
-#[test]
-fn a_refused_call_with_an_effect_is_caught() {
-    let refused = World::default().invoked("a").then("a", What::Refused("asked for".to_owned()));
-    refused.effect("a").stored(1, Some("a")).must_be_caught("was refused");
-}
-
-#[test]
-fn a_key_that_nobody_gets_an_answer_for_is_caught() {
-    World::default().invoked("a").then("a", What::Refused("in flight".to_owned())).must_be_caught("never answered");
-}
-
-#[test]
-fn a_call_that_performs_after_somebody_was_answered_is_caught() {
-    once().invoked("b").performed("b").must_be_caught("before it asked");
-}
-
-#[test]
-fn a_call_that_gets_another_answer_than_an_earlier_one_is_caught() {
-    once().invoked("b").replayed("b", "c").must_be_caught("did not get the response");
-}
-
-#[test]
-fn an_answer_that_must_not_be_given_is_caught() {
-    World::default().invoked("a").then("a", What::Wrong("indeterminate".to_owned())).must_be_caught("indeterminate");
-}
-
-#[test]
-fn two_records_of_one_key_are_caught() {
-    once().stored(2, Some("a")).must_be_caught("2 records");
+fn each_bad_history_is_caught() {
+    let asked = || World::default().invoked("a");
+    let performed = || asked().performed("a");
+    let refused = |why: &str| asked().then("a", What::Refused(why.to_owned()));
+    let wrong = What::Wrong("indeterminate".to_owned());
+    for (by, bad) in [
+        ("2 effects", once().effect("b")),
+        ("2 effects", once().effect("a")),
+        ("which is not there", performed()),
+        ("without its response", performed().effect("a")),
+        ("without its effect", World::default().stored(1, Some("a"))),
+        ("not what is stored", once().invoked("b").replayed("b", "c")),
+        ("did not get the response", once().invoked("b").replayed("b", "c")),
+        ("got the response of b", asked().then("a", What::Performed("b".to_owned()))),
+        ("before it asked", once().invoked("b").performed("b")),
+        ("not completed", asked().stored(1, None)),
+        ("was refused", refused("asked for").effect("a").stored(1, Some("a"))),
+        ("never answered", refused("in flight")),
+        ("indeterminate", asked().then("a", wrong)),
+        ("2 records", once().stored(2, Some("a"))),
+    ] {
+        bad.must_be_caught(by);
+    }
 }
 
 #[test]
@@ -212,37 +171,21 @@ fn a_double_outside_is_counted_at_least_once_and_caught_at_most_once() {
 }
 
 #[test]
-fn a_result_that_changes_is_caught() {
-    let changed = World::default().invoked("a").performed("a").effect("a").effect("b").stored(2, Some("b"));
-    changed.lease_must_be_caught(Promise::AtLeastOnce, "has changed");
-}
-
-#[test]
-fn a_result_that_is_gone_is_caught() {
-    World::default().invoked("a").performed("a").effect("a").lease_must_be_caught(Promise::AtLeastOnce, "0 results");
-}
-
-#[test]
-fn two_accepted_completions_are_caught() {
-    once().invoked("b").performed("b").effect("b").lease_must_be_caught(Promise::AtLeastOnce, "2 completions");
-}
-
-#[test]
-fn a_completion_with_a_stale_token_is_caught() {
+fn each_bad_history_of_a_lease_is_caught() {
+    let performed = || World::default().invoked("a").performed("a").effect("a");
     let stale = World::default().invoked("a").then("a", What::Claimed(7)).performed("a").effect("a");
-    stale.stored(8, Some("a")).lease_must_be_caught(Promise::AtLeastOnce, "not the claim's");
-}
-
-#[test]
-fn another_downstream_key_is_caught() {
-    let mut world = once().effect("b");
-    world.after.effects[1].downstream_key = Some("another".to_owned());
-    world.lease_must_be_caught(Promise::AtLeastOnce, "2 downstream keys");
-}
-
-#[test]
-fn a_result_without_the_effect_is_caught() {
-    World::default().stored(1, Some("a")).lease_must_be_caught(Promise::AtLeastOnce, "without an effect");
+    let mut another = once().effect("b");
+    another.after.effects[1].downstream_key = Some("another".to_owned());
+    for (by, bad) in [
+        ("has changed", performed().effect("b").stored(2, Some("b"))),
+        ("0 results", performed()),
+        ("2 completions", once().invoked("b").performed("b").effect("b")),
+        ("not the claim's", stale.stored(8, Some("a"))),
+        ("2 downstream keys", another),
+        ("without an effect", World::default().stored(1, Some("a"))),
+    ] {
+        bad.lease_must_be_caught(Promise::AtLeastOnce, by);
+    }
 }
 
 /// `a` was killed after two steps, and `b` has performed the others.
