@@ -16,6 +16,7 @@ mod tests;
 use std::collections::HashMap;
 
 use crate::history::{Call, What};
+use crate::request::INDETERMINATE;
 
 /// What the database contains when the fault is over.
 #[derive(Clone, Debug, Default)]
@@ -84,8 +85,7 @@ pub(crate) fn violations(calls: &[Call], after: &Aftermath) -> Vec<String> {
         for call in &one.calls {
             told_the_truth(call, &one, &mut say);
         }
-        somebody_was_answered(&one, &mut say);
-        later_calls_see_earlier_answers(&one.calls, &mut say);
+        answers_agree(&one, &mut say);
     }
     all.sort();
     all
@@ -133,6 +133,27 @@ fn told_the_truth(call: &Call, one: &OneKey<'_>, say: &mut impl FnMut(String)) {
         What::Wrong(why) | What::Barred(why) => say(format!("{name} was told: {why}")),
         What::Unfinished => say(format!("{name} has committed its claim without a response")),
         What::Refused(_) | What::Unknown(_) | What::Invoked | What::Claimed(_) => {}
+    }
+}
+
+/// Somebody was answered, and later callers got the same answer.
+fn answers_agree(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
+    somebody_was_answered(one, say);
+    later_calls_see_earlier_answers(&one.calls, say);
+}
+
+/// At most one call may be told that it has performed. An indeterminate operation is one for the operator.
+fn one_completion_and_no_wrong_answer(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
+    for call in &one.calls {
+        if let What::Wrong(why) | What::Barred(why) = &call.end
+            && why != INDETERMINATE
+        {
+            say(format!("{} was told: {why}", call.name));
+        }
+    }
+    let accepted = one.calls.iter().filter(|call| matches!(call.end, What::Performed(_))).count();
+    if accepted > 1 {
+        say(format!("{accepted} completions were accepted"));
     }
 }
 

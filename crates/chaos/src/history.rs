@@ -1,7 +1,7 @@
 //! The history of calls as the callers saw it: when each began, and what it returned. Nothing here reads the database.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
@@ -90,16 +90,16 @@ impl Call {
     }
 }
 
-/// Where the events go: into memory, or to standard output in a worker process.
-#[derive(Debug)]
-pub(crate) enum History {
-    Kept(Mutex<Vec<Event>>),
-    Printed,
+/// The events of a world. A worker process prints them, and keeps none.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    events: Mutex<Vec<Event>>,
+    prints: bool,
 }
 
 impl History {
-    pub(crate) fn new() -> Self {
-        Self::Kept(Mutex::default())
+    pub(crate) fn printed() -> Self {
+        Self { prints: true, ..Self::default() }
     }
 
     pub(crate) fn add(&self, call: &str, key: &str, what: What) {
@@ -107,37 +107,30 @@ impl History {
     }
 
     pub(crate) fn push(&self, event: Event) {
-        match self {
-            Self::Kept(events) => events.lock().unwrap_or_else(PoisonError::into_inner).push(event),
+        if self.prints {
             // One write for each line, so that SIGKILL leaves no half of one.
-            Self::Printed => println!("{}", event.line()),
+            println!("{}", event.line());
+        } else {
+            self.events().push(event);
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::Kept(events) => events.lock().unwrap_or_else(PoisonError::into_inner).len(),
-            Self::Printed => 0,
-        }
+        self.events().len()
     }
 
     /// The events of this key, one line each.
     pub(crate) fn of(&self, key: &str) -> Vec<String> {
-        match self {
-            Self::Kept(events) => {
-                let events = events.lock().unwrap_or_else(PoisonError::into_inner);
-                events.iter().filter(|event| event.key == key).map(Event::line).collect()
-            }
-            Self::Printed => Vec::new(),
-        }
+        self.events().iter().filter(|event| event.key == key).map(Event::line).collect()
     }
 
     /// Every call, in the order of invocation.
     pub(crate) fn calls(&self) -> Vec<Call> {
-        match self {
-            Self::Kept(events) => calls(&events.lock().unwrap_or_else(PoisonError::into_inner)),
-            Self::Printed => Vec::new(),
-        }
+        calls(&self.events())
+    }
+
+    fn events(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -143,7 +143,7 @@ impl World {
     /// The world as a worker process sees it, which runs until it is killed.
     pub(crate) fn of_worker(options: PgConnectOptions, mutant: Option<Mutant>, seed: u64, window: Window) -> Arc<Self> {
         let world = Self::of(options.clone(), pool(&options, 1), mutant, seed, Setup { window, ..Setup::default() });
-        Arc::new(Self { history: History::Printed, ..world })
+        Arc::new(Self { history: History::printed(), ..world })
     }
 
     /// Another world in the same database, with its own calls and faults. Its keys are those of operations in steps.
@@ -163,7 +163,7 @@ impl World {
         Self {
             options,
             observer,
-            history: History::new(),
+            history: History::default(),
             mutant,
             seed,
             until: Instant::now() + Duration::from_secs(24 * 60 * 60),

@@ -1,10 +1,7 @@
 //! The promise for callers that commit errors, and for a `perform` that ends its transaction: the call returns no
 //! response, and if its claim was committed, every later caller gets *indeterminate*.
 
-use super::{
-    Aftermath, OneKey, by_key, effect_and_record_agree, later_calls_see_earlier_answers, somebody_was_answered,
-    told_the_truth,
-};
+use super::{Aftermath, OneKey, answers_agree, by_key, effect_and_record_agree, told_the_truth};
 use crate::history::{Call, What};
 use crate::request::{APART, INDETERMINATE};
 
@@ -41,8 +38,7 @@ pub(crate) fn left_by_committed_errors(calls: &[Call], after: &Aftermath) -> Lef
         for call in &one.calls {
             told_the_truth(call, &one, &mut say);
         }
-        somebody_was_answered(&one, &mut say);
-        later_calls_see_earlier_answers(&one.calls, &mut say);
+        answers_agree(&one, &mut say);
     }
     left.violations.sort();
     left

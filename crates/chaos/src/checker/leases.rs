@@ -5,9 +5,8 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers, somebody_was_answered};
+use super::{Aftermath, OneKey, answers_agree, by_key, one_completion_and_no_wrong_answer};
 use crate::history::{Call, What};
-use crate::request::INDETERMINATE;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Promise {
@@ -29,14 +28,7 @@ pub(crate) fn check(calls: &[Call], after: &Aftermath, promise: Promise) -> Chec
     for (key, one) in by_key(calls, after) {
         let mut say = |what: String| checked.violations.push(format!("{key}: {what}"));
         one_result_is_stored(&one, &mut say);
-        for call in &one.calls {
-            // An indeterminate key is one for the operator.
-            if let What::Wrong(why) | What::Barred(why) = &call.end
-                && why != INDETERMINATE
-            {
-                say(format!("{} was told: {why}", call.name));
-            }
-        }
+        one_completion_and_no_wrong_answer(&one, &mut say);
         let downstream: HashSet<_> = one.effects.iter().map(|effect| &effect.downstream_key).collect();
         if downstream.len() > 1 {
             say(format!("{} downstream keys for one operation", downstream.len()));
@@ -47,8 +39,7 @@ pub(crate) fn check(calls: &[Call], after: &Aftermath, promise: Promise) -> Chec
                 say(format!("{} effects, under at most once", one.effects.len()));
             }
         }
-        somebody_was_answered(&one, &mut say);
-        later_calls_see_earlier_answers(&one.calls, &mut say);
+        answers_agree(&one, &mut say);
     }
     checked.violations.sort();
     checked
@@ -81,9 +72,5 @@ fn one_result_is_stored(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
         if !one.effects.iter().any(|effect| effect.call == response) {
             say(format!("{response} is stored, without an effect"));
         }
-    }
-    let accepted = one.calls.iter().filter(|call| matches!(call.end, What::Performed(_))).count();
-    if accepted > 1 {
-        say(format!("{accepted} completions were accepted"));
     }
 }

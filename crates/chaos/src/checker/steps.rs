@@ -3,9 +3,8 @@
 
 use std::collections::HashSet;
 
-use super::{Aftermath, OneKey, by_key, later_calls_see_earlier_answers, somebody_was_answered};
-use crate::history::{Call, What};
-use crate::request::INDETERMINATE;
+use super::{Aftermath, OneKey, answers_agree, by_key, one_completion_and_no_wrong_answer};
+use crate::history::Call;
 
 pub(crate) const ROW: &str = "row";
 pub(crate) const CHARGE: &str = "charge";
@@ -51,8 +50,8 @@ pub(crate) fn check(calls: &[Call], after: &Aftermath, parts: &[Part]) -> Checke
         }
         checked.deduplicated += of(CHARGE).len().saturating_sub(charges.len());
         one_answer_is_stored(&one, &of_key, &mut say);
-        somebody_was_answered(&one, &mut say);
-        later_calls_see_earlier_answers(&one.calls, &mut say);
+        one_completion_and_no_wrong_answer(&one, &mut say);
+        answers_agree(&one, &mut say);
     }
     checked.violations.sort();
     checked
@@ -74,18 +73,8 @@ fn one_answer_is_stored(one: &OneKey<'_>, parts: &[&Part], say: &mut impl FnMut(
         say(format!("{stored} is stored, and a result in it has no effect"));
     }
     for call in &one.calls {
-        // An indeterminate operation is one for the operator.
-        if let What::Wrong(why) | What::Barred(why) = &call.end
-            && why != INDETERMINATE
-        {
-            say(format!("{} was told: {why}", call.name));
-        }
         if let Some(response) = call.response().filter(|response| *response != stored) {
             say(format!("{} got {response}, and {stored} is stored: the answer has changed", call.name));
         }
-    }
-    let accepted = one.calls.iter().filter(|call| matches!(call.end, What::Performed(_))).count();
-    if accepted > 1 {
-        say(format!("{accepted} completions were accepted"));
     }
 }

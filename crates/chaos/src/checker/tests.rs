@@ -4,7 +4,7 @@
 use super::errors::left_by_committed_errors;
 use super::leases::{Promise, check};
 use super::steps::{CHARGE, Checked, EMAIL, OVERTAKEN, Part, ROW, TEXT};
-use super::{Aftermath, Effect, Stored, lost, steps, violations, violations_with_brief_retention};
+use super::{Aftermath, Effect, Stored, lost, marks, steps, violations, violations_with_brief_retention};
 use crate::history::{Event, What, calls};
 
 /// A world with one key in it.
@@ -49,6 +49,11 @@ impl World {
     fn stored(mut self, token: i64, response: Option<&str>) -> Self {
         let (completed, response) = (response.is_some(), response.map(str::to_owned));
         self.after.records.push(Stored { key: "k".to_owned(), token, completed, response });
+        self
+    }
+
+    fn marked(mut self) -> Self {
+        self.after.records.push(Stored { key: "k".to_owned(), token: 1, completed: true, response: None });
         self
     }
 
@@ -168,6 +173,22 @@ fn a_double_outside_is_counted_at_least_once_and_caught_at_most_once() {
     let checked = check(&calls(&world.events), &world.after, Promise::AtLeastOnce);
     assert_eq!((checked.violations.len(), checked.doubles), (0, 1));
     doubled().lease_must_be_caught(Promise::AtMostOnce, "under at most once");
+}
+
+#[test]
+fn each_bad_history_of_a_mark_is_caught() {
+    let performed = || World::default().invoked("a").performed("a");
+    let once = || performed().effect("a").marked();
+    let found = |world: World| marks::violations(&calls(&world.events), &world.after);
+    assert_eq!(found(once().invoked("b").replayed("b", "a")), [""; 0]);
+    for (by, bad) in [
+        ("2 effects of one mark", once().effect("b")),
+        ("which is not there", performed()),
+        ("0 effects and 1 marks", World::default().marked()),
+    ] {
+        let found = found(bad);
+        assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
+    }
 }
 
 #[test]
