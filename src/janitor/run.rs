@@ -1,6 +1,7 @@
 //! The loop around a sweep. It staggers and paces the sweeps, and goes on after an error.
 
 use std::pin::pin;
+use std::time::Instant;
 
 use super::Janitor;
 use crate::Error;
@@ -13,8 +14,9 @@ const SMALLEST_BATCH: u32 = 10;
 
 impl Janitor {
     /// Sweeps at every interval until `shutdown` is ready. Then it finishes at most the batch in progress, and ends.
-    /// Run one in each process of a fleet, or one for all. Each pause, and the first, is a random time between half of the
-    /// interval and the whole interval.
+    /// Run one in each process of a fleet, or one for all. Before the first sweep, and from the start of one sweep to the
+    /// start of the next, it waits for a random time between half of the interval and the whole interval. A sweep ends
+    /// after an interval at the latest, and then the next follows at once: so the lag of a slow janitor is reported too.
     ///
     /// After an error it logs the error and tries again, at first after a second. If a batch times out, later batches
     /// have half its size. The size grows back after sweeps that succeed.
@@ -35,13 +37,17 @@ impl Janitor {
         let mut rests = Rests::of(self.interval);
         let mut rest = rests.interval();
         while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
-            match self.sweep(u64::MAX, batch_size, &mut shutdown).await {
+            let started = Instant::now();
+            let sweep_end = pin!(async {
+                unless(&mut shutdown, tokio::time::sleep(self.interval)).await;
+            });
+            match self.sweep(u64::MAX, batch_size, &mut Shutdown::new(sweep_end)).await {
                 Ok(swept) => {
                     let (rows, batches) = (swept.rows(), swept.batches);
                     tracing::info!(rows, batches, unfinished = swept.unfinished, "swept");
                     self.observe_records().await;
                     batch_size = batch_size.saturating_mul(2).min(self.batch_size.get());
-                    rest = rests.interval();
+                    rest = rests.interval().saturating_sub(started.elapsed());
                 }
                 Err(error) => {
                     if is_timeout(&error) {
