@@ -14,12 +14,13 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use axum::body::to_bytes;
 use axum::extract::{Path, Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::{get, post};
-use axum::{Extension, Router};
+use axum::{Extension, Form, Router};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use chrono::Utc;
@@ -39,19 +40,24 @@ use crate::server::Server;
 use crate::settle::{Decision, json, look};
 use crate::sweep::{Signals, log};
 use crate::{Ending, print};
-use access::{Access, Posted, Visitor, guard};
+use access::{Access, Visitor, guard};
 use refusal::Refusal;
 
 /// A page uses one connection, and few people open a console at once.
 const CONNECTIONS: u32 = 4;
 /// How long a page waits for a connection before it reports that the database is lost.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// A browser sends a form in one piece. Without a limit, a client that does not end its form would keep its connection.
+const FORM_TIME: Duration = Duration::from_secs(5);
+/// In bytes. A response that a person types is smaller.
+const FORM_SIZE: usize = 1 << 21;
 /// How many opened keys the console remembers. Their links stay valid after they have left the list.
 const OPENED: usize = 1000;
 /// The list shows this many keys, the oldest: more than a person settles at once.
 const LISTED: u32 = 100;
 
 type App = State<Arc<Console>>;
+type Person = Extension<Visitor>;
 type Page = Result<Markup, Refusal>;
 
 struct Console {
@@ -107,21 +113,27 @@ pub(crate) async fn serve(
     Ok(server)
 }
 
-/// Gives up a page that only reads if the database does not answer. An action is never cut off.
+/// Gives up a page that only reads if the database does not answer, and a form that does not arrive. An action is never
+/// cut off.
 async fn in_time(request: Request, next: Next) -> Response {
     if request.method() != Method::GET {
-        return next.run(request).await;
+        let (parts, body) = request.into_parts();
+        let slow = "the form is too large, or took too long to arrive".to_owned();
+        return match timeout(FORM_TIME, to_bytes(body, FORM_SIZE)).await {
+            Ok(Ok(form)) => next.run(Request::from_parts(parts, form.into())).await,
+            _ => Refusal::Malformed(StatusCode::REQUEST_TIMEOUT, slow).into_response(),
+        };
     }
     let silence = |_| Refusal::from(Failure::Silence).into_response();
     timeout(CONNECT_TIMEOUT, next.run(request)).await.unwrap_or_else(silence)
 }
 
-async fn overview(State(console): App, Extension(visitor): Extension<Visitor>) -> Page {
+async fn overview(State(console): App) -> Page {
     let stats = operator::stats(&console.pool).await.map_err(of)?;
     let warnings = operator::health(&console.pool, console.max_lag).await.map_err(of)?;
     // It reads the whole table. The rest of the page does not wait for a large one, or for somebody else's list.
     let waiting = timeout(PATIENCE, console.waiting()).await.ok().and_then(Result::ok);
-    Ok(pages::overview(waiting.as_deref(), &stats, &warnings, console.read_only, &visitor))
+    Ok(pages::overview(waiting.as_deref(), &stats, &warnings, console.read_only))
 }
 
 async fn waiting(State(console): App) -> Page {
@@ -138,12 +150,12 @@ struct Parts {
 }
 
 /// Uses POST, because a GET would leave the value in the browser's history and in the logs of proxies.
-async fn find(State(console): App, Posted(parts, _): Posted<Parts>) -> Result<Redirect, Refusal> {
+async fn find(State(console): App, Form(parts): Form<Parts>) -> Result<Redirect, Refusal> {
     let key = Key::new(parts.scope, parts.operation, parts.value).map_err(Failure::from)?;
     Ok(Redirect::to(&format!("/key/{}", console.open(key))))
 }
 
-async fn key(State(console): App, Extension(visitor): Extension<Visitor>, Path(link): Path<String>) -> Page {
+async fn key(State(console): App, visitor: Person, Path(link): Path<String>) -> Page {
     let key = console.key(&link)?;
     console.open(key.clone());
     let shown = look(&console.pool, &key).await?;
@@ -165,12 +177,12 @@ struct Order {
     operator: String,
 }
 
-async fn confirm(State(console): App, Path(link): Path<String>, Posted(order, visitor): Posted<Order>) -> Page {
+async fn confirm(State(console): App, visitor: Person, Path(link): Path<String>, Form(order): Form<Order>) -> Page {
     let agreed = console.agree(&link, order, &visitor).await?;
-    Ok(pages::confirm(&link, &agreed, &visitor))
+    Ok(pages::confirm(&link, &agreed))
 }
 
-async fn settle(State(console): App, Path(link): Path<String>, Posted(order, visitor): Posted<Order>) -> Page {
+async fn settle(State(console): App, visitor: Person, Path(link): Path<String>, Form(order): Form<Order>) -> Page {
     // A task of its own: if the browser closes the connection, the decision must still get into the log.
     let done = tokio::spawn(async move {
         let Agreed { key, shown, decision, order } = console.agree(&link, order, &visitor).await?;
@@ -221,7 +233,7 @@ impl Console {
         if self.read_only {
             return Err(Refusal::ReadOnly);
         }
-        order.operator = visitor.name.as_deref().unwrap_or(order.operator.trim()).to_owned();
+        order.operator = visitor.0.as_deref().unwrap_or(order.operator.trim()).to_owned();
         order.reason = order.reason.trim().to_owned();
         // Browsers send each line break as two characters.
         order.response = order.response.replace("\r\n", "\n");

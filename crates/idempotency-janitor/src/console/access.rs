@@ -3,43 +3,33 @@
 use std::fs::read_to_string;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
-use axum::Form;
 use axum::body::to_bytes;
-use axum::extract::{FromRequest, Request, State};
-use axum::http::StatusCode;
+use axum::extract::{Request, State};
+use axum::http::Method;
 use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use axum::http::uri::Authority;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use base64::Engine as _;
-use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use base64::prelude::BASE64_STANDARD;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
-use tokio::time::timeout;
 
 use super::Console;
 use super::refusal::Refusal;
 use crate::arguments::ConsoleOptions;
 use crate::failure::Failure;
 
-const COOKIE: &str = "idempotency-console";
-/// A form is small, and a browser sends it in one piece. Without a limit, a client that does not end its form would keep
-/// its connection.
-const FORM_TIME: Duration = Duration::from_secs(5);
-
 /// A page loads only the style sheet, runs no script, sends forms only to the console, and cannot be framed.
-const HEADERS: [(HeaderName, &str); 7] = [
+const HEADERS: [(HeaderName, &str); 6] = [
     (
         header::CONTENT_SECURITY_POLICY,
         "default-src 'none'; style-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     ),
-    (header::X_FRAME_OPTIONS, "DENY"),
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    (header::REFERRER_POLICY, "no-referrer"),
+    // With `no-referrer` a browser would send `null` as the `Origin` of the console's own forms.
+    (header::REFERRER_POLICY, "same-origin"),
     (header::CACHE_CONTROL, "no-store"),
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
@@ -51,18 +41,11 @@ pub(super) struct Access {
     /// The digest of the token: a comparison of digests does not reveal the token's length.
     token: Option<[u8; 32]>,
     user_header: Option<HeaderName>,
-    /// Signs the forms of this process.
-    secret: String,
 }
 
-/// The person behind a request.
+/// The name of the person behind a request. It is `None` on loopback without a sign-in; the forms then ask for it.
 #[derive(Clone)]
-pub(super) struct Visitor {
-    /// `None` on loopback without a sign-in; the forms then ask for a name.
-    pub(super) name: Option<String>,
-    /// What the forms of this session of the browser carry.
-    pub(super) csrf: String,
-}
+pub(super) struct Visitor(pub(super) Option<String>);
 
 impl Access {
     /// Fails if the address is not loopback and nobody would have to sign in.
@@ -80,12 +63,15 @@ impl Access {
             }
         });
         let token = token.transpose()?;
-        Ok(Self { loopback, token, user_header: options.user_header.clone(), secret: random() })
+        Ok(Self { loopback, token, user_header: options.user_header.clone() })
     }
 
-    fn visitor(&self, headers: &HeaderMap, session: &str) -> Result<Visitor, Refusal> {
+    fn visitor(&self, method: &Method, headers: &HeaderMap) -> Result<Visitor, Refusal> {
         if self.loopback && !headers.get(header::HOST).is_some_and(is_loopback) {
             return Err(Refusal::Host);
+        }
+        if method == Method::POST && is_of_another_site(headers) {
+            return Err(Refusal::OtherSite);
         }
         let mut name = None;
         if let Some(token) = &self.token {
@@ -102,8 +88,7 @@ impl Access {
             let [user @ [_, ..]] = users[..] else { return Err(Refusal::NotOneUser(header.clone(), users.len())) };
             name = Some(String::from_utf8_lossy(user).into_owned());
         }
-        let csrf = Sha256::new_with_prefix(&self.secret).chain_update(session).finalize();
-        Ok(Visitor { name, csrf: BASE64_URL_SAFE_NO_PAD.encode(csrf) })
+        Ok(Visitor(name))
     }
 }
 
@@ -111,6 +96,18 @@ fn is_loopback(host: &HeaderValue) -> bool {
     let Ok(authority) = Authority::try_from(host.as_bytes()) else { return false };
     let host = authority.host().trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+/// Whether a browser sends this for a page of another site, with the sign-in of its user. Browsers tell it in
+/// `Sec-Fetch-Site`, or, to a server without TLS, in `Origin`. A client without both is no browser, so nobody else can make
+/// it send anything.
+fn is_of_another_site(headers: &HeaderMap) -> bool {
+    if let Some(site) = headers.get("sec-fetch-site") {
+        return site != "same-origin" && site != "none";
+    }
+    let Some(origin) = headers.get(header::ORIGIN) else { return false };
+    let own = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    origin.to_str().ok().and_then(|origin| Some(origin.split_once("://")?.1)) != own
 }
 
 /// The name and the password.
@@ -122,24 +119,9 @@ fn basic(headers: &HeaderMap) -> Option<(String, String)> {
     Some((name.trim().to_owned(), password.to_owned()))
 }
 
-/// The cookie of the browser's session. Its forms are valid only for this session.
-fn cookie(headers: &HeaderMap) -> Option<String> {
-    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-    let mut cookies = cookies.flat_map(|value| value.split(';')).filter_map(|cookie| cookie.trim().split_once('='));
-    cookies.find(|(name, value)| *name == COOKIE && value.len() == 22).map(|(_, value)| value.to_owned())
-}
-
-fn random() -> String {
-    let mut random = [0; 16];
-    getrandom::fill(&mut random).expect("the operating system provides random numbers");
-    BASE64_URL_SAFE_NO_PAD.encode(random)
-}
-
 /// Passes a request on, or answers with a page that explains the refusal. Errors of axum become pages too.
 pub(super) async fn guard(State(console): State<Arc<Console>>, mut request: Request, next: Next) -> Response {
-    let known = cookie(request.headers());
-    let session = known.clone().unwrap_or_else(random);
-    let mut response = match console.access.visitor(request.headers(), &session) {
+    let mut response = match console.access.visitor(request.method(), request.headers()) {
         Err(refusal) => refusal.into_response(),
         Ok(visitor) => {
             request.extensions_mut().insert(visitor);
@@ -156,34 +138,5 @@ pub(super) async fn guard(State(console): State<Arc<Console>>, mut request: Requ
     for (name, value) in HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
-    if known.is_none()
-        && let Ok(cookie) = HeaderValue::try_from(format!("{COOKIE}={session}; HttpOnly; SameSite=Strict; Path=/"))
-    {
-        response.headers_mut().insert(header::SET_COOKIE, cookie);
-    }
     response
-}
-
-/// A form that this console made for this session of the browser. Handlers accept forms only through this type.
-pub(super) struct Posted<T>(pub(super) T, pub(super) Visitor);
-
-#[derive(Deserialize)]
-struct Signed<T> {
-    csrf: String,
-    #[serde(flatten)]
-    form: T,
-}
-
-impl<T: DeserializeOwned> FromRequest<Arc<Console>> for Posted<T> {
-    type Rejection = Refusal;
-
-    async fn from_request(request: Request, console: &Arc<Console>) -> Result<Self, Refusal> {
-        let visitor = request.extensions().get::<Visitor>().cloned();
-        let slow = |_| Refusal::Malformed(StatusCode::REQUEST_TIMEOUT, "the form took too long to arrive".to_owned());
-        let form = timeout(FORM_TIME, Form::from_request(request, console)).await.map_err(slow)?;
-        let Form(Signed { csrf, form }) =
-            form.map_err(|rejection| Refusal::Malformed(StatusCode::BAD_REQUEST, rejection.body_text()))?;
-        let visitor = visitor.filter(|visitor| csrf.as_bytes().ct_eq(visitor.csrf.as_bytes()).into());
-        Ok(Self(form, visitor.ok_or(Refusal::Forged)?))
-    }
 }

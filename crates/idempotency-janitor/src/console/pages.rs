@@ -56,18 +56,8 @@ fn table(columns: &[&str], rows: impl Iterator<Item = Vec<Markup>>) -> Markup {
     }
 }
 
-fn hidden(fields: &[(&str, &str)]) -> Markup {
-    html! { @for (name, value) in fields { input type="hidden" name=(name) value=(value); } }
-}
-
 /// What asks for a person comes first, and what only informs comes last. `waiting` is `None` if it is not known.
-pub(super) fn overview(
-    waiting: Option<&[Shown]>,
-    stats: &Stats,
-    warnings: &[Warning],
-    read_only: bool,
-    visitor: &Visitor,
-) -> Markup {
+pub(super) fn overview(waiting: Option<&[Shown]>, stats: &Stats, warnings: &[Warning], read_only: bool) -> Markup {
     let well = warnings.is_empty() && waiting.is_some_and(<[_]>::is_empty);
     let about = if stats.exact { "" } else { "~" };
     let mut groups: BTreeMap<_, u64> = BTreeMap::new();
@@ -100,7 +90,6 @@ pub(super) fn overview(
             @else { ul { @for warning in warnings { li.alert { (lines(&warning.to_string())) } } } }
             h2 { "Look up a key" }
             form method="post" action="/find" {
-                (hidden(&[("csrf", &visitor.csrf)]))
                 @for (name, label) in [("scope", "Scope"), ("operation", "Operation"), ("value", "Value")] {
                     label { (label) input name=(name) required maxlength="255" autocomplete="off"; }
                 }
@@ -253,7 +242,7 @@ pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
     }
     html! {
         form method="post" action={ "/key/" (link) "/confirm" } {
-            (hidden(&[("csrf", &visitor.csrf), ("seen", &version(shown))]))
+            input type="hidden" name="seen" value=(version(shown));
             fieldset {
                 legend { "Look the key up at the service that the operation called. Then choose:" }
                 @for ((action, label), refused) in choices.iter().zip(&refused) {
@@ -270,7 +259,7 @@ pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
                 }
             }
             label { "Reason, for the log; callers may see it" input name="reason" required maxlength="500"; }
-            @if visitor.name.is_none() {
+            @if visitor.0.is_none() {
                 label { "Your name, for the log" input name="operator" required maxlength="100" autocomplete="name"; }
             }
             button { "Continue" }
@@ -278,11 +267,10 @@ pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
     }
 }
 
-pub(super) fn confirm(link: &str, agreed: &Agreed, visitor: &Visitor) -> Markup {
+pub(super) fn confirm(link: &str, agreed: &Agreed) -> Markup {
     let Agreed { key, shown, decision, order } = agreed;
     let fields = [
-        ("csrf", &*visitor.csrf),
-        ("seen", &order.seen),
+        ("seen", &*order.seen),
         ("action", &order.action),
         ("response", &order.response),
         ("reason", &order.reason),
@@ -301,7 +289,7 @@ pub(super) fn confirm(link: &str, agreed: &Agreed, visitor: &Visitor) -> Markup 
             }
             @if order.gives_json() { pre tabindex="0" { (lines(&order.response)) } }
             form method="post" action={ "/key/" (link) "/settle" } {
-                (hidden(&fields))
+                @for (name, value) in fields { input type="hidden" name=(name) value=(value); }
                 button { "Yes" }
                 " " a href={ "/key/" (link) } { "No, go back" }
             }

@@ -24,8 +24,8 @@ pub(super) enum Refusal {
              proxy, which has to overwrite the header and not to add its own"
     )]
     NotOneUser(HeaderName, usize),
-    #[error("nothing was done: this form is from another session of the browser; go back, reload its page, and repeat")]
-    Forged,
+    #[error("nothing was done: the form was sent from a page of another site; open the console itself, and repeat")]
+    OtherSite,
     #[error("nothing was done: this console is read-only; settle the key on the command line, or at another console")]
     ReadOnly,
     #[error("the console does not know this link, perhaps because it was restarted; look the key up by its parts")]
@@ -64,7 +64,7 @@ impl Refusal {
                 _ => StatusCode::INTERNAL_SERVER_ERROR,
             },
             Self::NotSignedIn => StatusCode::UNAUTHORIZED,
-            Self::Host | Self::NotOneUser(..) | Self::Forged | Self::ReadOnly => StatusCode::FORBIDDEN,
+            Self::Host | Self::NotOneUser(..) | Self::OtherSite | Self::ReadOnly => StatusCode::FORBIDDEN,
             Self::UnknownLink => StatusCode::NOT_FOUND,
             Self::Empty(_) => StatusCode::BAD_REQUEST,
             Self::Malformed(status, _) => *status,

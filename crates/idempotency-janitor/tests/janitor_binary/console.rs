@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use pg_idempotency::testing;
 use pg_idempotency::{Key, operator};
+use reqwest::header::HeaderName;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgPool};
 
@@ -64,38 +65,36 @@ impl Drop for Console {
     }
 }
 
-/// A browser without a window: it keeps the cookie.
+/// A browser without a window.
 struct Visitor {
     client: reqwest::Client,
     url: String,
-    cookie: String,
-    csrf: String,
 }
 
 type Page = (u16, String);
 
 impl Visitor {
-    async fn of(url: &str) -> anyhow::Result<Self> {
-        let client = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build()?;
-        let mut visitor = Self { client, url: url.to_owned(), cookie: String::new(), csrf: String::new() };
-        let overview = visitor.client.get(format!("{url}/")).send().await?;
-        let cookie = overview.headers()["set-cookie"].to_str()?.to_owned();
-        assert!(cookie.ends_with("; HttpOnly; SameSite=Strict; Path=/"), "{cookie}");
-        visitor.cookie = cookie.split(';').next().unwrap_or_default().to_owned();
-        visitor.csrf = field(&visitor.get("/").await?.1, "csrf");
-        Ok(visitor)
+    fn of(url: &str) -> anyhow::Result<Self> {
+        Self::with(url, &[])
+    }
+
+    /// With these headers in each request.
+    fn with(url: &str, headers: &[(&'static str, &str)]) -> anyhow::Result<Self> {
+        let header = |&(name, value): &(_, &str)| Ok((HeaderName::from_static(name), value.parse()?));
+        let headers = headers.iter().map(header).collect::<anyhow::Result<_>>()?;
+        let client = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none());
+        Ok(Self { client: client.default_headers(headers).build()?, url: url.to_owned() })
     }
 
     async fn get(&self, path: &str) -> anyhow::Result<Page> {
-        let response = self.client.get(format!("{}{path}", self.url)).header("cookie", &self.cookie).send().await?;
+        let response = self.client.get(format!("{}{path}", self.url)).send().await?;
         Ok((response.status().as_u16(), response.text().await?))
     }
 
     async fn post(&self, path: &str, fields: &[(&str, &str)]) -> anyhow::Result<Page> {
-        let fields = [&[("csrf", &*self.csrf)], fields].concat();
         let form =
             fields.iter().map(|(name, value)| format!("{name}={}", encoded(value))).collect::<Vec<_>>().join("&");
-        let request = self.client.post(format!("{}{path}", self.url)).header("cookie", &self.cookie);
+        let request = self.client.post(format!("{}{path}", self.url));
         let response = request.header("content-type", "application/x-www-form-urlencoded").body(form).send().await?;
         let status = response.status().as_u16();
         let target = response.headers().get("location").map(|to| to.to_str().map(str::to_owned)).transpose()?;
@@ -167,8 +166,8 @@ async fn every_answer_forbids_scripts_frames_and_other_names_of_the_host(
         ("GET", "/nowhere", "127.0.0.1", 404),
         ("GET", "/key/abc", "127.0.0.1", 404),
         ("GET", "/key/abc/settle", "127.0.0.1", 405),
-        ("POST", "/find", "127.0.0.1", 400),
-        ("POST", "/key/abc/confirm", "127.0.0.1", 400),
+        ("POST", "/find", "127.0.0.1", 415),
+        ("POST", "/key/abc/confirm", "127.0.0.1", 415),
         ("POST", "/", "127.0.0.1", 405),
     ] {
         let request = client.request(method.parse()?, format!("{}{path}", console.url));
@@ -201,7 +200,7 @@ async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgCo
         lapsed(&pool, &exhausted, AT_LEAST_ONCE).await?;
     }
     let console = Console::start(&options, &["--max-attempts", "3"]);
-    let visitor = Visitor::of(&console.url).await?;
+    let visitor = Visitor::of(&console.url)?;
     let (_, overview) = visitor.get("/").await?;
     let place = |part| overview.find(part).unwrap_or_else(|| panic!("{part}: {overview}"));
     assert!(place("5 keys wait; the oldest") < place("Health") && place("Health") < place("Table"), "{overview}");
@@ -259,7 +258,7 @@ async fn each_of_several_steps_in_doubt_is_settled_for_itself(
     // A browser changes line breaks.
     in_doubt_at(&pool, &key, &["text\nto <Bob>", "email"]).await?;
     let console = Console::start(&options, &[]);
-    let visitor = Visitor::of(&console.url).await?;
+    let visitor = Visitor::of(&console.url)?;
     let (_, list) = visitor.get("/waiting").await?;
     assert_eq!(list.matches("step in doubt: ").count(), 2, "{list}");
 
@@ -310,7 +309,7 @@ async fn a_key_shows_the_trace_of_its_work(_: PgPoolOptions, options: PgConnectO
         let perform = async |_: &mut sqlx::PgConnection| Ok::<_, pg_idempotency::Error>(1);
         let _ = pg_idempotency::Idempotency::new().run(&pool, &key, "body", perform).await?;
         let console = Console::start(&options, &[]);
-        let (_, (_, page)) = Visitor::of(&console.url).await?.look_up(&key).await?;
+        let (_, (_, page)) = Visitor::of(&console.url)?.look_up(&key).await?;
         let named = page.contains("<dt>Trace</dt>") && page.contains(trace);
         assert_eq!(named, shown, "{page}");
     }
@@ -331,7 +330,7 @@ async fn a_decision_that_was_made_is_shown_and_logged(
     command.args(["console", "--listen", "127.0.0.1:0"]).stderr(std::fs::File::create(&log)?);
     let mut console = Console::of(&mut command);
     drop(console.output.take());
-    let visitor = Visitor::of(&console.url).await?;
+    let visitor = Visitor::of(&console.url)?;
     let (link, (_, page)) = visitor.look_up(&released).await?;
     let (status, done) = visitor.settle(&link, &page, "no_effect", "").await?;
     assert_eq!((status, done.contains("released: scope")), (200, true), "{done}");
@@ -349,7 +348,7 @@ async fn a_decision_that_was_made_is_shown_and_logged(
 async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let console = Console::start(&options, &[]);
-    let (one, other) = (Visitor::of(&console.url).await?, Visitor::of(&console.url).await?);
+    let (one, other) = (Visitor::of(&console.url)?, Visitor::of(&console.url)?);
 
     let contested = key("two operators");
     lapsed(&pool, &contested, AT_MOST_ONCE).await?;
@@ -406,34 +405,50 @@ async fn bad_input_and_forged_forms_change_nothing(_: PgPoolOptions, options: Pg
     let waiting = key("waiting");
     lapsed(&pool, &waiting, AT_MOST_ONCE).await?;
     let console = Console::start(&options, &[]);
-    let mut visitor = Visitor::of(&console.url).await?;
+    let visitor = Visitor::of(&console.url)?;
     let (link, (_, page)) = visitor.look_up(&waiting).await?;
     let (status, refused) = visitor.settle(&link, &page, "took_effect", "{\"id\":").await?;
     assert_eq!((status, refused.contains("not valid JSON, see line 1, column 6")), (400, true), "{refused}");
     let (seen, unnamed) = (field(&page, "seen"), "the field &quot;Your name&quot; is empty");
-    for (fields, says) in [
-        (&[("seen", &*seen), ("action", "forget"), ("reason", "r"), ("operator", " ")][..], unnamed),
-        (&[("seen", &seen), ("action", "forget"), ("reason", " "), ("operator", "o")], "Reason"),
-        (&[("seen", &seen), ("action", "drop"), ("reason", "r")], "cannot answer this request"),
-        (&[("seen", &seen), ("reason", "r")], "cannot answer this request"),
+    for (fields, code, says) in [
+        (&[("seen", &*seen), ("action", "forget"), ("reason", "r"), ("operator", " ")][..], 400, unnamed),
+        (&[("seen", &seen), ("action", "forget"), ("reason", " "), ("operator", "o")], 400, "Reason"),
+        (&[("seen", &seen), ("action", "drop"), ("reason", "r")], 400, "cannot answer this request"),
+        (&[("seen", &seen), ("reason", "r")], 422, "cannot answer this request"),
     ] {
         for step in ["confirm", "settle"] {
             let (status, refused) = visitor.post(&format!("{link}/{step}"), fields).await?;
-            assert_eq!((status, refused.contains(says)), (400, true), "{says}: {refused}");
+            assert_eq!((status, refused.contains(says)), (code, true), "{says}: {refused}");
         }
     }
     let parts = [("scope", "s"), ("operation", "o"), ("value", "a\0b")];
     let (status, refused) = visitor.post("/find", &parts).await?;
     assert_eq!((status, refused.contains("control character U+0000")), (400, true), "{refused}");
 
-    for csrf in [String::new(), Visitor::of(&console.url).await?.csrf] {
-        visitor.csrf = csrf;
-        for path in ["/find".to_owned(), format!("{link}/confirm"), format!("{link}/settle")] {
-            let all = [("seen", &*seen), ("action", "forget"), ("reason", "r"), ("operator", "o")];
-            let all = [&all[..], &[("scope", "s"), ("operation", "o"), ("value", "v")]].concat();
-            let (status, refused) = visitor.post(&path, &all).await?;
-            assert_eq!((status, refused.contains("another session of the browser")), (403, true), "{path}: {refused}");
+    // What browsers send with a form of another site, of another port, and of a page that hides its address.
+    let all = [("seen", &*seen), ("action", "forget"), ("reason", "r"), ("operator", "o")];
+    let all = [&all[..], &[("scope", "s"), ("operation", "o"), ("value", "v")]].concat();
+    for foreign in [
+        ("sec-fetch-site", "cross-site"),
+        ("sec-fetch-site", "same-site"),
+        ("origin", "http://evil.example"),
+        ("origin", "http://127.0.0.1"),
+        ("origin", "null"),
+    ] {
+        let visitor = Visitor::with(&console.url, &[foreign])?;
+        for path in ["/find", &format!("{link}/confirm"), &format!("{link}/settle")] {
+            let (status, refused) = visitor.post(path, &all).await?;
+            assert_eq!(
+                (status, refused.contains("a page of another site")),
+                (403, true),
+                "{foreign:?} {path}: {refused}"
+            );
         }
+        assert_eq!(visitor.get(&link).await?.0, 200, "a link from another site only shows");
+    }
+    for own in [("sec-fetch-site", "same-origin"), ("origin", &*console.url)] {
+        let (status, asked) = Visitor::with(&console.url, &[own])?.post(&format!("{link}/confirm"), &all).await?;
+        assert_eq!((status, asked.contains("Are you sure?")), (200, true), "{own:?}: {asked}");
     }
     assert_eq!(state(&pool, &waiting).await?.as_deref(), Some("indeterminate"));
     assert_eq!(console.terminate(), "stopped\n");
@@ -489,14 +504,7 @@ async fn an_open_address_is_refused_and_a_token_or_a_proxy_signs_in(
     assert_eq!((response.status().as_u16(), response.text().await?.contains("x-user")), (403, true));
     let twice = client.get(&console.url).header("X-User", "a client's own").header("X-User", "grace").send().await?;
     assert_eq!((twice.status().as_u16(), twice.text().await?.contains("has 2 such headers")), (403, true));
-    let proxied = reqwest::header::HeaderMap::from_iter([("x-user".parse()?, "grace@example".parse()?)]);
-    let client =
-        reqwest::Client::builder().no_proxy().default_headers(proxied).redirect(reqwest::redirect::Policy::none());
-    let first = client.build()?;
-    let overview = first.get(&console.url).send().await?;
-    let cookie = overview.headers()["set-cookie"].to_str()?.split(';').next().unwrap_or_default().to_owned();
-    let mut visitor = Visitor { client: first, url: console.url.clone(), cookie, csrf: String::new() };
-    visitor.csrf = field(&visitor.get("/").await?.1, "csrf");
+    let visitor = Visitor::with(&console.url, &[("x-user", "grace@example")])?;
     let (link, (_, page)) = visitor.look_up(&waiting).await?;
     assert!(!page.contains("Your name"), "the proxy has said it: {page}");
     assert_eq!(visitor.settle(&link, &page, "no_effect", "").await?.0, 200);
@@ -523,7 +531,7 @@ async fn read_only_it_needs_the_janitors_grants_and_settles_nothing(
     sqlx::raw_sql(AssertSqlSafe(format!("create role {role} login; {grants}"))).execute(&mut *conn).await?;
     let console = Console::start(&options.clone().username(&role), &["--read-only"]);
     let seen = async {
-        let visitor = Visitor::of(&console.url).await?;
+        let visitor = Visitor::of(&console.url)?;
         let list = visitor.get("/waiting").await?;
         let (link, page) = visitor.look_up(&waiting).await?;
         let order = [("seen", "0"), ("action", "forget"), ("reason", "r"), ("operator", "o")];
@@ -569,7 +577,7 @@ async fn the_list_shows_the_oldest(_: PgPoolOptions, options: PgConnectOptions) 
         testing::age(&pool, &key, std::time::Duration::from_secs(60 * (200 - n))).await?;
     }
     let console = Console::start(&options, &[]);
-    let (_, page) = Visitor::of(&console.url).await?.get("/waiting").await?;
+    let (_, page) = Visitor::of(&console.url)?.get("/waiting").await?;
     let errors: Vec<u32> =
         page.split("error ").skip(1).filter_map(|rest| rest.split('.').next()?.parse().ok()).collect();
     assert_eq!(errors, (0..100).collect::<Vec<_>>(), "{page}");
@@ -588,12 +596,13 @@ async fn a_pinned_key_hides_no_other_and_can_be_settled(
     lapsed(&pool, &key("pinned"), AT_MOST_ONCE).await?;
     sqlx::query("update idempotency.record set expires_at = 'infinity'").execute(&pool).await?;
     lapsed(&pool, &key("waiting"), AT_MOST_ONCE).await?;
-    for arguments in [&["unsettled"][..], &["stats"], &["show", "user:1", "POST /texts", "pinned"], &["sweep"]] {
+    let show = &["show", "user:1", "POST /texts", "pinned"][..];
+    for (arguments, code) in [(&["unsettled"][..], 3), (&["stats"], 0), (show, 0), (&["sweep"], 0)] {
         let output = janitor_on(&options, arguments);
-        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
     }
     let console = Console::start(&options, &[]);
-    let visitor = Visitor::of(&console.url).await?;
+    let visitor = Visitor::of(&console.url)?;
     let (_, list) = visitor.get("/waiting").await?;
     assert!(list.contains("2 keys, the oldest claim first."), "{list}");
     let (link, page) = visitor.look_up(&key("pinned")).await?;
@@ -607,7 +616,7 @@ async fn the_daemon_serves_it_too(_: PgPoolOptions, options: PgConnectOptions) -
     let mut command = command_on(&options);
     command.args(["run", "--console-addr", "127.0.0.1:0"]);
     let console = Console::of(command.stderr(Stdio::null()));
-    assert_eq!(Visitor::of(&console.url).await?.get("/waiting").await?.0, 200);
+    assert_eq!(Visitor::of(&console.url)?.get("/waiting").await?.0, 200);
     assert_eq!(console.terminate(), "stopped\n");
     Ok(())
 }
