@@ -1,5 +1,5 @@
 -- Turns idempotency.record into a table with 16 hash partitions by scope, with its records, constraints and privileges.
--- `migrate` does not apply this file (src/guide/production.md). It locks the table while it copies the records. Run it in one
+-- `migrate` does not apply this file (src/guide/larger.md). It locks the table while it copies the records. Run it in one
 -- transaction, as the owner of the table.
 do $$
 declare

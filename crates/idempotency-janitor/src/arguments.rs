@@ -29,7 +29,11 @@ pub(crate) enum Command {
     /// Sweeps at every interval until SIGTERM or SIGINT
     Run(Run),
     /// Tells what is in the table
-    Stats(Stats),
+    Stats {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Checks the set-up; exits with 1 if it finds a problem
     Health {
         /// How long an expired record may wait for its sweep
@@ -39,7 +43,7 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Lists the keys that wait for an operator, the oldest claim first; it reads the whole table
+    /// Lists the keys that wait for an operator, the oldest claim first; exits with 3 if there are any; reads the whole table
     Unsettled(Unsettled),
     /// Shows the record of a key and its steps, with their downstream keys, and without the results of the steps
     Show {
@@ -172,16 +176,6 @@ pub(crate) struct Pace {
     /// How long an expired record is left alone: duplicates that asked before may still wait for it
     #[arg(long, env = "IDEMPOTENCY_GRACE", default_value = "10s", value_parser = duration)]
     pub(crate) grace: Duration,
-}
-
-#[derive(Args)]
-pub(crate) struct Stats {
-    /// Report as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Exit with 3 where an expired record has been due for longer
-    #[arg(long, env = "IDEMPOTENCY_FAIL_IF_OLDER_THAN", value_parser = duration)]
-    pub(crate) fail_if_older_than: Option<Duration>,
 }
 
 #[derive(Args)]

@@ -102,7 +102,8 @@ pub(crate) async fn unsettled(database: &Database, options: Unsettled) -> Result
         .map_err(of)?;
     let more_left = found.len() > limit as usize;
     found.truncate(limit as usize);
-    print(&if options.json { list_in_json(&found, more_left) } else { list_in_text(&found, more_left) })
+    print(&if options.json { list_in_json(&found, more_left) } else { list_in_text(&found, more_left) })?;
+    Ok(if found.is_empty() { Ending::Done } else { Ending::Limited })
 }
 
 fn list_in_json(found: &[Shown], more_left: bool) -> String {

@@ -31,7 +31,7 @@ use failure::Failure;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Done,
-    /// Stopped at a limit, or found what it was asked to find.
+    /// Stopped at a limit, or found keys that wait for a person.
     Limited,
 }
 
@@ -61,7 +61,7 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
         }
         Command::Sweep(options) => sweep::sweep(&database, options).await,
         Command::Run(options) => sweep::run(&database, options).await,
-        Command::Stats(options) => stats::stats(&database, options).await,
+        Command::Stats { json } => stats::stats(&database, json).await,
         Command::Health { max_lag, json } => health::health(&database, max_lag, json).await,
         Command::Protect { tables, warn } => protect::protect(&database, &tables, warn).await,
         Command::Unprotect { tables } => protect::unprotect(&database, &tables).await,

@@ -145,18 +145,17 @@ async fn a_partitioned_table_is_swept_leaf_by_leaf(pool: PgPool) -> anyhow::Resu
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_shutdown_ends_a_sweep_between_two_batches(pool: PgPool) -> anyhow::Result<()> {
+async fn an_interval_or_a_shutdown_ends_a_sweep_between_two_batches(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 5000).await;
-    // Without the shutdown, the sweep would take hours.
+    // Each sweep would take hours.
     let janitor = janitor(&pool)
         .with_interval(Duration::from_secs(1))?
         .with_batch_size(rows(10))
         .with_pause(Duration::from_secs(3600));
     let (stop, running) = run(janitor);
-    crate::support::until(&pool, "select count(*) = 4990 from idempotency.record").await;
+    crate::support::until(&pool, "select count(*) <= 4970 from idempotency.record").await;
     stop.send(()).expect("it listens");
     tokio::time::timeout(PATIENCE, running).await.expect("it stops")?;
-    assert_eq!(records(&pool).await, 4990);
     Ok(())
 }
 

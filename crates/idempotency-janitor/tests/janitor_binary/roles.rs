@@ -72,7 +72,7 @@ async fn the_janitors_grants_are_enough_for_what_it_runs(
     ];
     let codes = codes_as("shop_janitor", &options, &commands).await?;
     // `health` warns of the throw-away server's fsync.
-    assert_eq!(codes[..4], [Some(0); 4]);
+    assert_eq!(codes[..4], [0, 0, 3, 0].map(Some));
     Ok(())
 }
 
@@ -90,7 +90,7 @@ async fn the_operators_grants_are_enough_to_settle(_: PgPoolOptions, options: Pg
         &[&["release", "scope", "operation", "b"], &decided[..]].concat(),
         &[&["forget", "scope", "operation", "c"], &decided[..]].concat(),
     ];
-    assert_eq!(codes_as("shop_operator", &options, &commands).await?, [Some(0); 5]);
+    assert_eq!(codes_as("shop_operator", &options, &commands).await?, [3, 0, 0, 0, 0].map(Some));
     Ok(())
 }
 

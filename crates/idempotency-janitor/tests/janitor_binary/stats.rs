@@ -31,8 +31,6 @@ async fn stats_tell_what_is_in_the_table(_: PgPoolOptions, options: PgConnectOpt
         let found = groups.iter().find(|group| group["operation"] == operation && group["state"] == state);
         assert_eq!(found.expect(state)["records"], 1, "{report}");
     }
-    assert_eq!(janitor_on(&options, &["stats", "--fail-if-older-than", "0s"]).status.code(), Some(3));
-    assert_eq!(janitor_on(&options, &["stats", "--fail-if-older-than", "1h"]).status.code(), Some(0));
     Ok(())
 }
 
