@@ -12,8 +12,8 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::cluster::{free_ports, signal};
-use crate::keeper::{Keeper, User, processes_within, signal_all};
+use crate::cluster::{free_ports, on_port, signal};
+use crate::keeper::{Keeper, User, bury, processes_within, signal_all};
 
 /// Names the directory with the script, which script/citus uses too.
 const VARIABLE: &str = "CITUS_CLUSTER";
@@ -127,7 +127,7 @@ impl Nodes {
             ensure!(started.elapsed() < PATIENCE, "processes of {} do not end", node.name());
             sleep(PAUSE).await;
         }
-        bury(&directory.join("postmaster.pid")).await?;
+        bury(&directory.join("postmaster.pid"))?;
         self.run("up", node.name()).await
     }
 
@@ -144,11 +144,7 @@ impl Nodes {
     }
 
     pub(crate) fn options(&self, node: Node, database: &str) -> PgConnectOptions {
-        PgConnectOptions::new_without_pgpass()
-            .host("127.0.0.1")
-            .port(self.port(node))
-            .username("postgres")
-            .database(database)
+        on_port(self.port(node)).database(database)
     }
 
     /// Runs a statement on each node, in the database of this name.
@@ -175,18 +171,6 @@ impl Nodes {
         conn.close().await?;
         Ok(options)
     }
-}
-
-/// If init does not reap at once, a killed postmaster stays a zombie, which the next one takes for alive. The file must
-/// stay, because it names the shared memory. So it gets the number of another process that has ended.
-async fn bury(file: &Path) -> anyhow::Result<()> {
-    let text = std::fs::read_to_string(file)?;
-    let (_, rest) = text.split_once('\n').context("a postmaster.pid without lines")?;
-    let mut ended = Command::new("true").spawn()?;
-    let process = ended.id().context("a process")?;
-    ended.wait().await?;
-    std::fs::write(file, format!("{process}\n{rest}"))?;
-    Ok(())
 }
 
 /// Few, and both workers still have some.

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use tokio::time::sleep;
 
@@ -20,6 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Cluster {
     keeper: Mutex<Child>,
     directory: PathBuf,
+    /// The way to the database `postgres`, which no scenario uses.
     options: PgConnectOptions,
 }
 
@@ -48,11 +49,6 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The way to the database `postgres`, which no scenario uses.
-    pub(crate) fn options(&self) -> PgConnectOptions {
-        self.options.clone()
-    }
-
     pub(crate) fn data(&self) -> PathBuf {
         self.directory.join("data")
     }
@@ -68,9 +64,8 @@ impl Cluster {
         for old in old {
             conn.execute(AssertSqlSafe(format!("drop database \"{old}\" with (force)"))).await?;
         }
-        conn.execute(AssertSqlSafe(format!("create database \"{name}\""))).await?;
         conn.close().await?;
-        Ok(self.options().database(name))
+        create_database(&self.options, name).await
     }
 
     /// `alter system set`, with effect at once.
@@ -120,6 +115,23 @@ impl Drop for Cluster {
         drop(keeper.stdin.take());
         let _ = keeper.wait();
     }
+}
+
+pub(crate) async fn create_database(options: &PgConnectOptions, name: &str) -> anyhow::Result<PgConnectOptions> {
+    let mut conn = PgConnection::connect_with(options).await?;
+    conn.execute(AssertSqlSafe(format!("create database \"{name}\""))).await?;
+    conn.close().await?;
+    Ok(options.clone().database(name))
+}
+
+/// The way to the database `postgres` of the server, or of the proxy, at this port.
+pub(crate) fn on_port(port: u16) -> PgConnectOptions {
+    PgConnectOptions::new_without_pgpass()
+        .host("127.0.0.1")
+        .port(port)
+        .username("postgres")
+        .database("postgres")
+        .ssl_mode(PgSslMode::Disable)
 }
 
 pub(crate) fn root() -> &'static Path {

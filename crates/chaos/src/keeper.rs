@@ -132,3 +132,16 @@ pub(crate) fn signal_all(signal: &str, processes: &[u32]) -> anyhow::Result<()> 
     ensure!(sent.success(), "kill {signal}: {sent}");
     Ok(())
 }
+
+/// If init does not reap at once, a killed postmaster stays a zombie, which the next one takes for alive. The file must
+/// stay, because it names the shared memory. So it gets the number of another process that has ended.
+pub(crate) fn bury(file: &Path) -> anyhow::Result<()> {
+    // Without the file, the server has ended by itself.
+    let Ok(text) = std::fs::read_to_string(file) else { return Ok(()) };
+    let (_, rest) = text.split_once('\n').context("a postmaster.pid without lines")?;
+    let mut ended = Command::new("true").spawn()?;
+    let process = ended.id();
+    ended.wait()?;
+    std::fs::write(file, format!("{process}\n{rest}"))?;
+    Ok(())
+}

@@ -45,7 +45,6 @@ use clap::Parser;
 use clap::builder::PossibleValuesParser;
 
 use cluster::Cluster;
-use mutant::Mutant;
 use scenario::{SCENARIOS, Scenario, Servers};
 use stage::Stage;
 
@@ -78,9 +77,6 @@ struct Arguments {
     /// Plays the scenarios on Citus instead, if CITUS_CLUSTER names a directory as for script/citus.
     #[arg(long)]
     citus: bool,
-    /// Plays this broken variant of the protocol instead of the crate.
-    #[arg(long, value_name = "NAME")]
-    mutant: Option<Mutant>,
     /// Plays every broken variant, and fails if its scenario does not catch it.
     #[arg(long)]
     mutants: bool,
@@ -133,7 +129,7 @@ async fn start() -> anyhow::Result<bool> {
         let stage = Stage {
             name: scenario.name,
             cluster: cluster.clone(),
-            mutant: arguments.mutant,
+            mutant: None,
             seed,
             time: (Duration::from_secs(arguments.seconds) * scenario.weight / weights).max(LEAST),
             patience: if operations > 0 { PATIENCE_WITH_OPERATIONS } else { PATIENCE },

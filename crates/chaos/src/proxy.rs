@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use sqlx::postgres::{PgConnectOptions, PgSslMode};
+use sqlx::postgres::PgConnectOptions;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::sleep;
 
+use crate::cluster::on_port;
 use crate::entrance::Entrance;
 use crate::random::Random;
 use crate::world::World;
@@ -78,12 +79,9 @@ impl Proxy {
             }
         })
         .await?;
-        let options = PgConnectOptions::new_without_pgpass()
-            .host("127.0.0.1")
-            .port(entrance.port)
+        let options = on_port(entrance.port)
             .username(world.options.get_username())
-            .database(world.options.get_database().unwrap_or("postgres"))
-            .ssl_mode(PgSslMode::Disable);
+            .database(world.options.get_database().unwrap_or("postgres"));
         Ok(Self { options, cuts, _entrance: entrance })
     }
 

@@ -22,16 +22,6 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// The same stage on another server.
-    pub(crate) fn on(&self, cluster: Arc<Cluster>) -> Self {
-        Self { cluster, ..self.clone() }
-    }
-
-    /// Half of the time, for a scenario in two parts.
-    pub(crate) fn half(&self) -> Self {
-        Self { time: self.time / 2, ..self.clone() }
-    }
-
     /// Without a limit, for callers that are stopped when the faults are over.
     pub(crate) fn until_stopped(&self) -> Self {
         Self { time: Duration::from_secs(24 * 60 * 60), ..self.clone() }

@@ -30,10 +30,19 @@ begin
     return found;
 end $$;
 create function charge(the_key text, the_call text, the_step text, the_downstream_key text, the_attempt int)
-returns void
+returns boolean
 language plpgsql set idempotency.claim = 'exempt' as $$
 begin
     insert into part values (the_key, the_call, the_step, the_downstream_key, the_attempt);
+    return true;
+end $$;
+-- The row of a step in the database. The protection of the table holds.
+create function add(the_key text, the_call text, the_step text, the_downstream_key text, the_attempt int)
+returns boolean
+language plpgsql as $$
+begin
+    insert into part values (the_key, the_call, the_step, the_downstream_key, the_attempt);
+    return true;
 end $$;
 create function withdraw(the_key text, the_step text, the_attempt int) returns text
 language plpgsql as $$

@@ -101,11 +101,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) async fn create(stage: &Stage, least: Least) -> anyhow::Result<Arc<Self>> {
-        Self::create_with(stage, Setup { least, ..Setup::default() }).await
-    }
-
-    pub(crate) async fn create_with(stage: &Stage, setup: Setup) -> anyhow::Result<Arc<Self>> {
-        Self::on(stage.cluster.create_database(stage.name).await?, stage, setup).await
+        Self::on(stage.cluster.create_database(stage.name).await?, stage, Setup { least, ..Setup::default() }).await
     }
 
     /// Prepares a database that exists already.

@@ -67,6 +67,16 @@ impl Loads {
         self.transactions.stop().await
     }
 
+    /// Stops, and checks. The losses matter also if not all faults were `injected`.
+    pub(crate) async fn finding(mut self, injected: anyhow::Result<()>, answers: Answers) -> anyhow::Result<Finding> {
+        self.stop().await?;
+        let mut finding = self.check(answers).await?;
+        if let Err(error) = injected {
+            finding.violations.push(format!("not all faults were injected and survived: {error:#}"));
+        }
+        Ok(finding)
+    }
+
     /// Asks for every key once more, and compares all answers with the tables and with the outside.
     pub(crate) async fn check(&self, answers: Answers) -> anyhow::Result<Finding> {
         let mut finding = Finding::default();

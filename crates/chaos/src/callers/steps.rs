@@ -11,7 +11,7 @@ use pg_idempotency::lease::{Lease, Leasing, Step};
 use pg_idempotency::operator::{Shown, release, release_step, resolve_step, unsettled};
 use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Outcome};
-use sqlx::{PgConnection, PgExecutor, PgPool};
+use sqlx::{AssertSqlSafe, PgConnection, PgExecutor, PgPool};
 use tokio::time::{Instant, sleep};
 use tokio::try_join;
 
@@ -101,34 +101,24 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Adds a row or a charge. The outside counts a charge twice only if it has two downstream keys.
-    async fn add(self, db: impl PgExecutor<'_>, step: &str, downstream: Option<&str>) -> sqlx::Result<()> {
-        // A charge is outside.
-        let sql = match downstream {
-            Some(_) => "select charge($1, $2, $3, $4, $5::int4)",
-            None => "insert into part (key, call, step, downstream_key, attempt) values ($1, $2, $3, $4, $5::int4)",
-        };
-        sqlx::query(sql)
-            .bind(self.key)
-            .bind(self.call)
-            .bind(step)
-            .bind(downstream)
-            .bind(i32::try_from(self.number).unwrap_or(i32::MAX))
-            .execute(db)
-            .await
-            .map(drop)
-    }
-
-    /// Sends a text or an email. `false` means that the operator has withdrawn it.
-    async fn send(self, outside: &PgPool, step: &str, downstream: &str) -> sqlx::Result<bool> {
-        sqlx::query_scalar("select send($1::text, $2::text, $3::text, $4::text, $5::int4)")
-            .bind(self.key)
-            .bind(self.call)
-            .bind(step)
-            .bind(downstream)
-            .bind(i32::try_from(self.number).unwrap_or(i32::MAX))
-            .fetch_one(outside)
-            .await
+    /// Adds a row, a charge or a message by this function of the database, and returns what it says.
+    async fn affect(
+        self,
+        db: impl PgExecutor<'_>,
+        function: &str,
+        step: &str,
+        key: Option<&str>,
+    ) -> sqlx::Result<bool> {
+        sqlx::query_scalar(AssertSqlSafe(format!(
+            "select {function}($1::text, $2::text, $3::text, $4::text, $5::int4)"
+        )))
+        .bind(self.key)
+        .bind(self.call)
+        .bind(step)
+        .bind(key)
+        .bind(i32::try_from(self.number).unwrap_or(i32::MAX))
+        .fetch_one(db)
+        .await
     }
 }
 
@@ -150,14 +140,14 @@ async fn work(
             let writing = tokio::spawn(async move {
                 sleep(2 * plan.pause).await;
                 let attempt = Attempt { key: &key, call: &call, number: attempt.number };
-                attempt.add(&pool, ROW, None).await.map(|()| call)
+                attempt.affect(&pool, "add", ROW, None).await.map(|_| call)
             });
             return Ok(writing.await.expect("no panic")?);
         }
         lease
             .step(ROW, async |conn: &mut PgConnection| {
                 sleep(plan.pause).await;
-                attempt.add(conn, ROW, None).await?;
+                attempt.affect(conn, "add", ROW, None).await?;
                 sleep(plan.pause).await;
                 Ok(call.to_owned())
             })
@@ -166,7 +156,7 @@ async fn work(
     let charge = || {
         lease.step_at_least_once(CHARGE, async |step: &Step| {
             sleep(plan.pause).await;
-            attempt.add(outside, CHARGE, Some(&step.downstream_key())).await?;
+            attempt.affect(outside, "charge", CHARGE, Some(&step.downstream_key())).await?;
             sleep(plan.pause).await;
             Ok(call.to_owned())
         })
@@ -174,7 +164,7 @@ async fn work(
     let message = async |name: &'static str| {
         let send = async move |step: &Step| {
             sleep(plan.pause).await;
-            if !attempt.send(outside, name, &step.downstream_key()).await? {
+            if !attempt.affect(outside, "send", name, Some(&step.downstream_key())).await? {
                 return Err(step.not_performed(Failure::AskedFor));
             }
             sleep(plan.pause).await;

@@ -8,15 +8,15 @@ use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
+use sqlx::{Connection as _, PgConnection};
 use tokio::time::{Instant, sleep};
 
 use super::link::Link;
 use super::node::Node;
-use super::programs::{EtcdApi, Programs};
+use super::programs::Programs;
 use super::rest;
-use super::router::{Ports, Router, options};
-use crate::cluster::free_ports;
+use super::router::{Ports, Router};
+use crate::cluster::{create_database, free_ports, on_port};
 use crate::keeper::{Keeper, signal_all};
 
 /// A node that is copied anew takes seconds, and beside builds on two cores minutes.
@@ -68,11 +68,8 @@ impl Formation {
         let directory = keeper.directory("etcd")?;
         let url = |port: u16| format!("http://127.0.0.1:{port}");
         let log = File::create(directory.join("log"))?;
-        let mut etcd = programs.etcd();
-        if programs.api == EtcdApi::V2 {
-            etcd.arg("--enable-v2");
-        }
-        let etcd = etcd
+        let etcd = programs
+            .etcd()
             .args(["--name", "etcd", "--log-level", "error", "--initial-cluster"])
             .arg(format!("etcd={}", url(peer)))
             .args(["--listen-client-urls", &url(client), "--advertise-client-urls", &url(client)])
@@ -108,10 +105,7 @@ impl Formation {
     }
 
     pub(crate) async fn create_database(&self, name: &str) -> anyhow::Result<PgConnectOptions> {
-        let mut conn = PgConnection::connect_with(&self.options()).await?;
-        conn.execute(AssertSqlSafe(format!("create database \"{name}\""))).await?;
-        conn.close().await?;
-        Ok(self.options().database(name))
+        create_database(&self.options(), name).await
     }
 
     pub(crate) fn leader(&self) -> anyhow::Result<&Node> {
@@ -160,7 +154,7 @@ impl Formation {
     pub(crate) async fn stop_receivers(&self) -> anyhow::Result<Vec<u32>> {
         let mut receivers = Vec::new();
         for follower in self.followers()? {
-            let mut conn = PgConnection::connect_with(&options(follower.ports.sql)).await?;
+            let mut conn = PgConnection::connect_with(&on_port(follower.ports.sql)).await?;
             let receiver: i32 = sqlx::query_scalar("select pid from pg_stat_wal_receiver").fetch_one(&mut conn).await?;
             conn.close().await?;
             receivers.push(u32::try_from(receiver)?);

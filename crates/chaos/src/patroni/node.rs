@@ -1,7 +1,7 @@
 //! One node: a Patroni and the PostgreSQL that it runs.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Child;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -13,12 +13,10 @@ use tokio::time::{Instant, sleep};
 use super::link::Link;
 use super::programs::Programs;
 use super::router::Ports;
-use crate::keeper::{processes_within, signal_all};
+use crate::keeper::{bury, processes_within, signal_all};
 
 /// A killed process is gone as soon as its parent has reaped it.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// After this time, [`Node::bury`] handles a killed postmaster that no process has reaped.
-const UNREAPED: Duration = Duration::from_secs(5);
 
 pub(crate) struct Node {
     pub(crate) name: &'static str,
@@ -53,7 +51,7 @@ impl Node {
             "name": self.name,
             "restapi": { "listen": rest, "connect_address": rest },
             // Only this address. Otherwise Patroni would learn etcd's own from etcd, and bypass the link.
-            programs.api.section(): { "hosts": [format!("127.0.0.1:{}", self.link.port())], "use_proxies": true },
+            "etcd": { "hosts": [format!("127.0.0.1:{}", self.link.port())], "use_proxies": true },
             "bootstrap": {
                 "dcs": shared,
                 "initdb": [{ "auth": "trust" }, { "encoding": "UTF8" }, { "locale": "C" }],
@@ -111,29 +109,12 @@ impl Node {
         loop {
             let left = self.processes();
             if left.is_empty() {
-                return self.bury().await;
+                return bury(&self.directory.join("data/postmaster.pid"));
             }
             ensure!(started.elapsed() < PATIENCE, "processes of {} do not die: {left:?}", self.name);
             let _ = signal_all("-KILL", &left);
             sleep(Duration::from_millis(20)).await;
         }
-    }
-
-    /// If init does not reap, a killed postmaster stays a zombie, which the next one takes for alive.
-    async fn bury(&self) -> anyhow::Result<()> {
-        let file = self.directory.join("data/postmaster.pid");
-        let Ok(text) = std::fs::read_to_string(&file) else { return Ok(()) };
-        let Some(postmaster) = text.lines().next() else { return Ok(()) };
-        let started = Instant::now();
-        while Path::new("/proc").join(postmaster).exists() {
-            if started.elapsed() > UNREAPED {
-                // No process works in the directory, so none uses the shared memory that the file names.
-                std::fs::remove_file(&file)?;
-                break;
-            }
-            sleep(Duration::from_millis(20)).await;
-        }
-        Ok(())
     }
 
     /// SIGSTOP to every process of the node: a virtual machine that is suspended.

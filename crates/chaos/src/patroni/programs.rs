@@ -13,6 +13,11 @@ const SERVER_PROGRAMS: &[&str] =
 /// Where packages install programs, after `PATH`.
 const USUAL_PLACES: &str = "/usr/bin:/usr/local/bin:/usr/sbin:/usr/local/sbin:/opt/patroni/bin";
 
+/// Patroni talks to etcd through its older API. Through API 3, a leader of a Patroni before 3.0.3 that is paused for longer
+/// than its `ttl` can take the lock from its successor when it wakes. Then the answers of the successor are lost:
+/// <https://github.com/patroni/patroni/pull/2689>.
+const WITH_API_2: &str = "--enable-v2";
+
 #[derive(Clone, Debug)]
 pub(crate) struct Programs {
     patroni: PathBuf,
@@ -20,32 +25,7 @@ pub(crate) struct Programs {
     /// The directory of `postgres` and its tools.
     pub(crate) bindir: PathBuf,
     user: Option<User>,
-    pub(crate) api: EtcdApi,
 }
-
-/// How Patroni talks to etcd.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EtcdApi {
-    V2,
-    V3,
-}
-
-impl EtcdApi {
-    /// Patroni's name of it.
-    pub(crate) fn section(self) -> &'static str {
-        match self {
-            Self::V2 => "etcd",
-            Self::V3 => "etcd3",
-        }
-    }
-}
-
-/// Before this version, and through etcd's API 3 only, a leader that is paused for longer than its `ttl` can take the
-/// lock from its successor when it wakes. Then the answers of the successor are lost:
-/// <https://github.com/patroni/patroni/pull/2689>.
-const SAFE_WITH_V3: [u32; 3] = [3, 0, 3];
-/// `etcd` or `etcd3`, against the choice by version.
-const API_VARIABLE: &str = "PATRONI_ETCD_API";
 
 impl Programs {
     /// Returns the reason if something is missing.
@@ -54,25 +34,25 @@ impl Programs {
             return Err("there is no /proc here, which finds the processes of a node".to_owned());
         }
         let (patroni, etcd) = (program("patroni", "PATRONI_BIN")?, program("etcd", "ETCD_BIN")?);
-        let mut programs = Self { patroni, etcd, bindir: bindir()?, user: User::of_servers(), api: EtcdApi::V3 };
+        let programs = Self { patroni, etcd, bindir: bindir()?, user: User::of_servers() };
         for name in SERVER_PROGRAMS {
             let path = programs.bindir.join(name);
             if !path.exists() {
                 return Err(format!("{} is missing", path.display()));
             }
         }
-        programs.version(&programs.etcd)?;
-        programs.version(&programs.bindir.join("postgres"))?;
-        programs.api = api(&programs.version(&programs.patroni)?)?;
+        programs.runs(&programs.patroni, &["--version"])?;
+        programs.runs(&programs.etcd, &[WITH_API_2, "--version"])?;
+        programs.runs(&programs.bindir.join("postgres"), &["--version"])?;
         Ok(programs)
     }
 
     /// A program in root's home, or one whose Python lacks a module, does not start.
-    fn version(&self, program: &Path) -> Result<String, String> {
-        let output = self.command(program).arg("--version").stderr(Stdio::null()).output();
-        let output = output.ok().filter(|output| output.status.success());
-        let output = output.ok_or_else(|| format!("`{} --version` fails as the servers' user", program.display()))?;
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    fn runs(&self, program: &Path, arguments: &[&str]) -> Result<(), String> {
+        let output = self.command(program).args(arguments).output();
+        let runs = output.is_ok_and(|output| output.status.success());
+        let failed = || format!("`{} {}` fails as the servers' user", program.display(), arguments.join(" "));
+        runs.then_some(()).ok_or_else(failed)
     }
 
     pub(crate) fn user(&self) -> Option<User> {
@@ -84,7 +64,9 @@ impl Programs {
     }
 
     pub(crate) fn etcd(&self) -> Command {
-        self.command(&self.etcd)
+        let mut etcd = self.command(&self.etcd);
+        etcd.arg(WITH_API_2);
+        etcd
     }
 
     /// In a group of its own, so that Ctrl-C reaches the suite only, and without variables that would change Patroni,
@@ -103,21 +85,6 @@ impl Programs {
         }
         command
     }
-}
-
-fn api(patroni_version: &str) -> Result<EtcdApi, String> {
-    match std::env::var(API_VARIABLE).as_deref() {
-        Ok("etcd") => Ok(EtcdApi::V2),
-        Ok("etcd3") => Ok(EtcdApi::V3),
-        Ok(other) => Err(format!("{API_VARIABLE} is {other:?}, neither etcd nor etcd3")),
-        Err(_) => Ok(safe_api(patroni_version)),
-    }
-}
-
-fn safe_api(patroni_version: &str) -> EtcdApi {
-    let numbers = patroni_version.trim().rsplit(' ').next().unwrap_or_default().split('.');
-    let version: Vec<u32> = numbers.map_while(|number| number.parse().ok()).collect();
-    if version.as_slice() < SAFE_WITH_V3.as_slice() { EtcdApi::V2 } else { EtcdApi::V3 }
 }
 
 /// The program that `variable` names, or the first of that name in the usual places.
@@ -149,22 +116,5 @@ fn bindir() -> Result<PathBuf, String> {
         Ok(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
     } else {
         Err("script/postgres finds no PostgreSQL".to_owned())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{EtcdApi, safe_api};
-
-    #[test]
-    fn a_patroni_that_overwrites_the_leader_key_uses_the_older_api() {
-        for (version, api) in [
-            ("patroni 3.0.2\n", EtcdApi::V2),
-            ("patroni 2.1.7", EtcdApi::V2),
-            ("patroni 3.0.3", EtcdApi::V3),
-            ("patroni 4.1.5", EtcdApi::V3),
-        ] {
-            assert_eq!(safe_api(version), api, "{version}");
-        }
     }
 }

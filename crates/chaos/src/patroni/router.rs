@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sqlx::postgres::{PgConnectOptions, PgSslMode};
+use sqlx::postgres::PgConnectOptions;
 use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::rest;
+use crate::cluster::on_port;
 use crate::entrance::Entrance;
 
 /// `inter`: the time between two questions to a node. Patroni's documentation has 3 s for a `ttl` of 30 s. Here the `ttl`
@@ -49,7 +50,7 @@ impl Router {
     }
 
     pub(crate) fn options(&self) -> PgConnectOptions {
-        options(self.entrance.port)
+        on_port(self.entrance.port)
     }
 
     /// The leader to which the callers are led.
@@ -67,15 +68,6 @@ impl Drop for Router {
     fn drop(&mut self) {
         self.following.abort();
     }
-}
-
-pub(crate) fn options(port: u16) -> PgConnectOptions {
-    PgConnectOptions::new_without_pgpass()
-        .host("127.0.0.1")
-        .port(port)
-        .username("postgres")
-        .database("postgres")
-        .ssl_mode(PgSslMode::Disable)
 }
 
 /// Asks each node in a task of its own, because a node that is stopped does not answer, and must not delay the others.

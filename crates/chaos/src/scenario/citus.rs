@@ -89,7 +89,7 @@ async fn play_fault(stage: &Stage, nodes: &Nodes, fault: Fault) -> anyhow::Resul
     let (proxies, endless) = (RefCell::new(Vec::new()), stage.until_stopped());
     // A mutant is one of the other calls.
     let in_steps = stage.mutant.is_none() && fault != Fault::CutConnections;
-    let mut loads = Loads::start(stage, in_steps, async |name, setup| {
+    let loads = Loads::start(stage, in_steps, async |name, setup| {
         let setup = Setup { effects: Some(Effects::BesideTheKeys), ..setup };
         let world = World::on(nodes.create_database(name).await?, &endless, setup).await?;
         if fault == Fault::CutConnections {
@@ -101,23 +101,17 @@ async fn play_fault(stage: &Stage, nodes: &Nodes, fault: Fault) -> anyhow::Resul
     .await?;
     let proxies = proxies.into_inner();
     let until = Instant::now() + stage.time;
-    let mut ended = Ok(());
+    let mut injected = Ok(());
     for round in 0.. {
-        ended = fault.inject(nodes, &loads, &proxies, round).await;
-        if ended.is_err() || (round + 1 >= LEAST && Instant::now() >= until) {
+        injected = fault.inject(nodes, &loads, &proxies, round).await;
+        if injected.is_err() || (round + 1 >= LEAST && Instant::now() >= until) {
             break;
         }
     }
-    loads.stop().await?;
     if fault == Fault::CutConnections {
         sleep(PAST_ALL_HOLES).await;
     }
-    let mut finding = loads.check(Answers::All).await?;
-    // The losses matter also if the cluster did not recover.
-    if let Err(error) = ended {
-        finding.violations.push(format!("not all faults were injected and survived: {error:#}"));
-    }
-    Ok(finding)
+    loads.finding(injected, Answers::All).await
 }
 
 impl Fault {

@@ -18,7 +18,8 @@ const WINDOW: Window = Window { keys: 1, next: Next::Answers(CLIENTS as u64) };
 const LEAST: Least = &[("transaction leaked", 5)];
 
 pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create_with(stage, Setup { least: LEAST, window: WINDOW, ..Setup::default() }).await?;
+    let setup = Setup { least: LEAST, window: WINDOW, ..Setup::default() };
+    let world = World::on(stage.cluster.create_database(stage.name).await?, stage, setup).await?;
     let pool = pool(&world.options, CONNECTIONS);
     let way = Way::Transaction(|random, request| {
         request.door = random.of(SAFE_TO_DROP);

@@ -36,7 +36,8 @@ const LEAST: Least = &[("record purged", 20)];
 const LEAST_IN_STEPS: Least = &[("operation in steps forgotten", 3)];
 
 pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
-    let world = World::create_with(stage, Setup { least: LEAST, window: WINDOW, ..Setup::default() }).await?;
+    let setup = Setup { least: LEAST, window: WINDOW, ..Setup::default() };
+    let world = World::on(stage.cluster.create_database(stage.name).await?, stage, setup).await?;
     let steps = Callers::in_steps_beside(&world, LEAST_IN_STEPS);
     let pool = pool(&world.options, 10);
     let way = Way::Transaction(|random, request| {

@@ -10,11 +10,11 @@ use tokio::time::Instant;
 
 use crate::callers::loads::Loads;
 use crate::callers::{Answers, Callers, Pace, Way};
+use crate::cluster::on_port;
 use crate::finding::Finding;
 use crate::patroni::formation::{Formation, Replication};
 use crate::patroni::node::Node;
 use crate::patroni::programs::Programs;
-use crate::patroni::router;
 use crate::request::EVERY_DOOR;
 use crate::stage::Stage;
 use crate::world::World;
@@ -40,16 +40,11 @@ pub(super) async fn play(stage: &Stage, replication: Replication) -> anyhow::Res
     let formation = Formation::start(programs, replication).await?;
     // With asynchronous replication, the mark of a text can be lost like everything that was acknowledged, and the text
     // is sent twice. So nothing would be left to check.
-    let mut loads = start_loads(stage, &formation, replication == Replication::Strict).await?;
-    let least = if replication == Replication::Strict { 2 } else { 1 };
-    let ended = inject_all(&formation, &loads, least, stage.time).await;
-    loads.stop().await?;
-    let mut finding = loads.check(promised(replication)).await?;
-    // The losses matter also if the formation did not recover.
-    if let Err(error) = ended {
-        finding.violations.push(format!("not all faults were injected and survived: {error:#}"));
-    }
-    Ok(finding)
+    let strict = replication == Replication::Strict;
+    let loads = start_loads(stage, &formation, strict).await?;
+    let injected = inject_all(&formation, &loads, if strict { 2 } else { 1 }, stage.time).await;
+    // Asynchronous replication promises nothing about answers from before a failover.
+    loads.finding(injected, if strict { Answers::All } else { Answers::AfterTheFault }).await
 }
 
 /// Injects rounds of all faults until the time is over, and at least `least` rounds.
@@ -102,14 +97,6 @@ async fn start_loads(stage: &Stage, formation: &Formation, in_steps: bool) -> an
     let endless = stage.until_stopped();
     let world = async |name, setup| World::on(formation.create_database(name).await?, &endless, setup).await;
     Loads::start(stage, in_steps, world).await
-}
-
-/// Asynchronous replication promises nothing about answers from before a failover.
-fn promised(replication: Replication) -> Answers {
-    match replication {
-        Replication::Strict => Answers::All,
-        Replication::Asynchronous => Answers::AfterTheFault,
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,5 +181,5 @@ fn connected_to(node: &Node, world: &World) -> PgPool {
                 if standby { Err(sqlx::Error::Protocol("a standby".to_owned())) } else { conn.ping().await }
             })
         })
-        .connect_lazy_with(router::options(node.ports.sql).database(database))
+        .connect_lazy_with(on_port(node.ports.sql).database(database))
 }
