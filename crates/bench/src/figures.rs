@@ -47,14 +47,13 @@ pub(crate) fn targets(results: &Results) -> String {
     for case in CASES.iter().filter(|case| results.tables.iter().any(|table| table.case == case.name)) {
         for target in case.targets {
             let (what, wanted) = (format!("{}: {}", case.title, target.what()), target.wanted);
-            let goal = target.goal.map(|goal| format!(" (goal {goal})")).unwrap_or_default();
             let values = target.values(case, results);
             for (column, value) in &values {
                 let verdict = if target.is_met(*value) { "met" } else { "**not met**" };
-                let _ = write!(text, "\n| {what} | {column} | {wanted}{goal} | {} | {verdict} |", target.shown(*value));
+                let _ = write!(text, "\n| {what} | {column} | {wanted} | {} | {verdict} |", target.shown(*value));
             }
             if values.is_empty() {
-                let _ = write!(text, "\n| {what} | | {wanted}{goal} | | not measured |");
+                let _ = write!(text, "\n| {what} | | {wanted} | | not measured |");
             }
         }
     }

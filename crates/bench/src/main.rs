@@ -88,7 +88,6 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<String> {
         cores: std::thread::available_parallelism().map_or(0, usize::from),
         postgres,
         load: [before, load()],
-        note: None,
     };
     Ok(json(&run, &tables)?)
 }

@@ -11,7 +11,7 @@ use crate::cases::{
 };
 use crate::chart::{Chart, Drawing, Group};
 use crate::figures::cell;
-use crate::results::{MAIN, NOT_DURABLE, ONE_MILLISECOND, Results, SOCKET, Speed, Table, figure};
+use crate::results::{MAIN, NOT_DURABLE, ONE_MILLISECOND, Results, SOCKET, Speed, Table, figure, median};
 use crate::template::filled;
 
 const TEMPLATE: &str = include_str!("performance.template");
@@ -73,9 +73,8 @@ fn value(name: &str, results: &Results) -> anyhow::Result<String> {
 
 fn runs(results: &Results) -> String {
     let of_run = |run: &crate::results::Run| {
-        let note = run.note.as_ref().map(|note| format!(" {note}")).unwrap_or_default();
         format!(
-            "- `{}`: {}, {:.0} minutes, {} cores for clients and server.{note}",
+            "- `{}`: {}, {:.0} minutes, {} cores for clients and server.",
             run.command, run.day, run.minutes, run.cores
         )
     };
@@ -116,10 +115,12 @@ fn grown(results: &Results, title: &str) -> Option<String> {
     table.p50_over(&growth::name(10_000_000), &growth::name(10_000)).map(figure)
 }
 
-/// The last minute over the fifth one. By then pool, caches and table have reached their sizes.
+/// The median of the last ten minutes over that of the first ten.
 fn soaked(results: &Results, of: fn(&Table, &str) -> Option<f64>) -> Option<String> {
     let table = *results.titled(soak::NAME, soak::MINUTES).first()?;
-    Some(figure(of(table, &table.rows.last()?.way)? / of(table, "5")?))
+    let minutes: Vec<_> = table.rows.iter().filter_map(|row| of(table, &row.way)).collect();
+    let (first, last) = (minutes.first_chunk::<10>()?, minutes.last_chunk::<10>()?);
+    Some(figure(median(last.to_vec()) / median(first.to_vec())))
 }
 
 /// What each alternative costs and promises.

@@ -31,8 +31,6 @@ pub(crate) struct Run {
     pub(crate) postgres: String,
     /// The load average of the minute before the run and of its last minute, which includes the run's own work.
     pub(crate) load: [f64; 2],
-    /// A person may write into `figures.json` what a reader of an old run has to know.
-    pub(crate) note: Option<String>,
 }
 
 /// Alternatives that took turns. Tables with the same title are columns of one table on the page.
