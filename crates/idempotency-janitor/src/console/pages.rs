@@ -49,7 +49,7 @@ fn table(columns: &[&str], rows: impl Iterator<Item = Vec<Markup>>) -> Markup {
             thead { tr { @for column in columns { th scope="col" { (column) } } } }
             tbody {
                 @for row in rows {
-                    tr { @for (column, cell) in columns.iter().zip(row) { td data-label=(column) { (cell) } } }
+                    tr { @for (column, cell) in columns.iter().zip(row) { td data-label=(column) { div { (cell) } } } }
                 }
             }
         }
