@@ -41,7 +41,9 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
         _ => Comparison::Other,
     };
     match found.state {
-        State::Released if comparison != Comparison::Same && !found.has_steps => {
+        // Nothing took effect. In a mode that repeats, the failed attempt may have had an effect under the downstream key
+        // of its own body, which no other service would recognise under that of another body.
+        State::Released if comparison != Comparison::Same && !mode.repeats() => {
             return Ok(Answer::TakeOver { attempt: 1 });
         }
         // The owner is this transaction, which is not gone.

@@ -20,12 +20,13 @@ pub enum Policy {
     },
     /// The next caller continues after the last [step](super::Lease::step) that is stored. Work outside a step may
     /// repeat. If an [at-most-once step](super::Lease::step_at_most_once) is in doubt, nobody continues until an
-    /// operator settles it.
+    /// operator settles it, or the retention ends.
     InSteps {
         /// From 10 ms to 12 hours. 40 s is usual.
         lease: Duration,
     },
-    /// Nobody does the work again until an operator settles the key. For effects that must not repeat.
+    /// Nobody does the work again until an operator settles the key, or its retention ends. For effects that must not
+    /// repeat.
     AtMostOnce {
         /// From 10 ms to 12 hours. 40 s is usual.
         lease: Duration,

@@ -110,13 +110,6 @@ macro_rules! no_step_in_doubt {
     };
 }
 
-/// Some step is finished or in doubt. An operator may have said of all others that they took no effect.
-macro_rules! has_steps {
-    () => {
-        "pg_catalog.jsonb_path_exists(steps, '$.* ? (exists (@.result) || exists (@.begun))') is true"
-    };
-}
-
 /// An operator has settled a step since the last claim. Their statement has drawn this token, and the next claim draws
 /// another.
 macro_rules! settled_by_an_operator {
@@ -184,9 +177,9 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    claimed_here, expired_at, expired_when_asked, forget_claim, has_steps, may_be_retried, may_be_taken_over,
-    no_live_lease, no_step_in_doubt, note_claim, readable, readable_place, settled_by_an_operator, state,
-    steps_in_doubt, table_or_leaf,
+    claimed_here, expired_at, expired_when_asked, forget_claim, may_be_retried, may_be_taken_over, no_live_lease,
+    no_step_in_doubt, note_claim, readable, readable_place, settled_by_an_operator, state, steps_in_doubt,
+    table_or_leaf,
 };
 
 #[cfg(test)]

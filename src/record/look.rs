@@ -7,7 +7,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::distributed;
-use super::fragment::{claimed_here, has_steps, readable, settled_by_an_operator, state, steps_in_doubt};
+use super::fragment::{claimed_here, readable, settled_by_an_operator, state, steps_in_doubt};
 use super::statement::{self, Record, interval};
 use super::step::in_doubt;
 use crate::mode::UnknownMode;
@@ -49,7 +49,6 @@ pub(crate) struct Found {
     /// The trace of its claim.
     pub(crate) trace: Option<String>,
     pub(crate) last_error: Option<String>,
-    pub(crate) has_steps: bool,
     /// The names of the steps that were begun and have no result.
     pub(crate) steps_in_doubt: Vec<String>,
     /// An operator has settled a step of the last attempt.
@@ -81,7 +80,7 @@ impl Record<'_> {
                     then extract(epoch from (", readable!("lease_until"), ") - pg_catalog.statement_timestamp())::float8
                 end as lease_left,
                 ", state!("asked.at"), " as state,
-                ", has_steps!(), " as has_steps, ", steps_in_doubt!(), "::text as steps_in_doubt,
+                ", steps_in_doubt!(), "::text as steps_in_doubt,
                 ", settled_by_an_operator!(), " as settled_by_an_operator,
                 response_status, response_headers::text as response_headers, response_body
             -- The smaller, because the clock may have jumped back: a record must not expire before its time.
@@ -123,7 +122,6 @@ impl Found {
             response: Response::of(row)?,
             trace: row.try_get("trace")?,
             last_error: row.try_get("last_error")?,
-            has_steps: row.try_get("has_steps")?,
             steps_in_doubt: in_doubt(row)?,
             settled_by_an_operator: row.try_get("settled_by_an_operator")?,
         })

@@ -7,7 +7,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::coordinator::{Coordinator, ask, pass_on_lock_timeout};
-use crate::record::fragment::{has_steps, readable, settled_by_an_operator, steps_in_doubt};
+use crate::record::fragment::{readable, settled_by_an_operator, steps_in_doubt};
 use crate::record::look::{Found, Look, Standing};
 use crate::record::statement::Record;
 use crate::record::step::in_doubt;
@@ -27,7 +27,7 @@ pub(crate) async fn look(
             "
             select
                 mode, fingerprint, token, attempt, last_error, trace, ", readable!("claimed_at"), " as claimed_at,
-                ", has_steps!(), " as has_steps, ", steps_in_doubt!(), "::text as steps_in_doubt,
+                ", steps_in_doubt!(), "::text as steps_in_doubt,
                 ", settled_by_an_operator!(), " as settled_by_an_operator,
                 completed_at is not null as completed,
                 lease_until is not distinct from '-infinity' as released,
@@ -94,7 +94,6 @@ impl Found {
             response: Response::of(row)?,
             trace: row.try_get("trace")?,
             last_error: row.try_get("last_error")?,
-            has_steps: row.try_get("has_steps")?,
             steps_in_doubt,
             settled_by_an_operator: row.try_get("settled_by_an_operator")?,
         })

@@ -66,7 +66,7 @@ fn expected(state: State, asked: &str) -> Expected {
     if released && state.same_fingerprint && !in_doubt {
         return Expected::TakenOver { attempt: ATTEMPT + 1 };
     }
-    if released && !state.same_fingerprint && state.steps.is_none() {
+    if released && !state.same_fingerprint && ["transaction", "at_most_once"].contains(&state.mode) {
         return Expected::TakenOver { attempt: 1 };
     }
     if !state.same_fingerprint {

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, LeaseOwner, Leasing, Policy, ensure_leased};
+use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy, ensure_leased};
 use pg_idempotency::operator::{State, release, resolve, show};
 use pg_idempotency::testing::{Gate, lapse};
 use pg_idempotency::{Error, InFlight, Outcome};
@@ -89,6 +89,34 @@ async fn an_attempt_that_fails_keeps_its_reason_and_gets_a_new_token(pool: PgPoo
             }
             other => panic!("{policy:?} {ending:?}: {other:?}"),
         }
+    }
+    Ok(())
+}
+
+/// A gateway that has charged and did not answer would charge again for another body, under another downstream key.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn after_a_failure_another_body_is_refused_unless_nothing_took_effect(pool: PgPool) -> anyhow::Result<()> {
+    for (policy, not_performed) in
+        [(AT_LEAST_ONCE, false), (AT_LEAST_ONCE, true), (IN_STEPS, false), (AT_MOST_ONCE, true)]
+    {
+        pool.execute("truncate idempotency.record").await?;
+        let mut sent = Vec::new();
+        let mut charge = async |body: &str| {
+            let work = async |lease: &Lease| -> Result<String, WorkError> {
+                sent.push(lease.downstream_key());
+                Err(if not_performed { lease.not_performed(WorkError::Gateway) } else { WorkError::Gateway })
+            };
+            Leasing::new(policy).map_err(Error::from)?.ensure(&pool, &key("a"), body, work).await.map(drop)
+        };
+        assert!(matches!(charge("100").await, Err(WorkError::Gateway)), "{policy:?}");
+        let other = charge("200").await;
+        let refused = matches!(other, Err(WorkError::Idempotency(Error::KeyReused { .. })));
+        assert_eq!(refused, policy != AT_MOST_ONCE, "{policy:?}: {other:?}");
+        if refused {
+            assert!(matches!(charge("100").await, Err(WorkError::Gateway)), "{policy:?}: its own body is tried again");
+            assert_eq!(sent[0], sent[1], "{policy:?}: the gateway recognises it");
+        }
+        assert_eq!(sent.len(), 2, "{policy:?}");
     }
     Ok(())
 }
