@@ -73,10 +73,7 @@ fn value(name: &str, results: &Results) -> anyhow::Result<String> {
 
 fn runs(results: &Results) -> String {
     let of_run = |run: &crate::results::Run| {
-        format!(
-            "- `{}`: {}, {:.0} min, {} cores for clients and server.",
-            run.command, run.day, run.minutes, run.cores
-        )
+        format!("- `{}`: {}, {:.0} min, {} cores for clients and server.", run.command, run.day, run.minutes, run.cores)
     };
     results.runs.iter().map(of_run).collect::<Vec<_>>().join("\n")
 }
