@@ -58,6 +58,8 @@ impl Janitor {
                         batch_size,
                         "a sweep failed and is tried again"
                     );
+                    // If no sweep succeeds, the lag has to grow nevertheless. The error is already in the log.
+                    let _ = self.observe_lag().await;
                     rest = rests.after_error();
                 }
             }

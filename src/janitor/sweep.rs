@@ -1,7 +1,9 @@
 //! One bounded pass over the table.
 
 use std::pin::pin;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use sqlx::PgConnection;
 
 use super::{Janitor, Swept};
 use crate::error::sqlstate;
@@ -74,12 +76,17 @@ impl Janitor {
                 break;
             }
         }
-        swept.oldest_after =
-            in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record::oldest_due(conn, self.grace).await)
-                .await?;
+        swept.oldest_after = self.observe_lag().await?;
         swept.limited &= swept.oldest_after.is_some();
-        observe::oldest_expired(swept.oldest_after);
         Ok(swept)
+    }
+
+    /// How long the oldest record has been due.
+    pub(super) async fn observe_lag(&self) -> Result<Option<Duration>, Error> {
+        let looking = async |conn: &mut PgConnection| record::oldest_due(conn, self.grace).await;
+        let oldest = in_pooled_transaction(&self.pool, Opening::Plain, looking).await?;
+        observe::oldest_expired(oldest);
+        Ok(oldest)
     }
 
     /// Sweeps one leaf of the table, or a distributed table as a whole, until nothing more is due in it or the sweep is

@@ -2,7 +2,7 @@
 //! completes.
 //!
 //! A thin `main` over the library. Exit codes: 0 done, 1 ran and failed, 2 wrong usage, 3 stopped at its limit with
-//! work left (`sweep`) or past the age that was asked about (`stats`).
+//! work left (`sweep`), or a key waits for a person (`unsettled`).
 
 mod arguments;
 mod connection;

@@ -87,6 +87,32 @@ async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Resu
     Ok(())
 }
 
+/// Otherwise the alert about the lag would stay silent while no sweep succeeds.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_lag_of_a_sweep_that_always_fails_is_exported(pool: PgPool) -> anyhow::Result<()> {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let exported = recorder.handle();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    crate::support::expired(&pool, 1).await?;
+    sqlx::raw_sql(
+        "create function refuse() returns trigger language plpgsql as $$ begin raise 'on purpose'; end $$;
+         create trigger refuse before delete on idempotency.record for each row execute function refuse()",
+    )
+    .execute(&pool)
+    .await?;
+    let janitor = Janitor::new(pool).with_grace(Duration::ZERO).with_interval(Duration::from_secs(1))?;
+    let lags = async {
+        let is_lag = |line: &str| {
+            line.strip_prefix("idempotency_oldest_expired_age_seconds ").is_some_and(|age| !age.starts_with('0'))
+        };
+        while !exported.render().lines().any(is_lag) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(testing::PATIENCE, janitor.run(lags)).await?;
+    Ok(())
+}
+
 /// However a step ends in doubt, it is counted once for each time that it was asked for.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn steps_and_resumed_operations_are_counted(pool: PgPool) -> anyhow::Result<()> {
