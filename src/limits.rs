@@ -1,4 +1,5 @@
-//! Limits of durations: how long a key is remembered, and how long a call waits for another caller.
+//! Limits of durations: how long a key is remembered, and how long a call waits for another caller. Setters check them,
+//! because `lock_timeout` takes zero for no limit, and a retention of zero would protect nothing.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};

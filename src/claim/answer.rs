@@ -41,8 +41,8 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
         _ => Comparison::Other,
     };
     match found.state {
-        // Nothing took effect. In a mode that repeats, the failed attempt may have had an effect under the downstream key
-        // of its own body, which no other service would recognise under that of another body.
+        // Such a release says that nothing took effect. In a mode that repeats, the failed attempt may have had an effect
+        // under the downstream key of its own body. With another body, the other service would not recognise it.
         State::Released if comparison != Comparison::Same && !mode.repeats() => {
             return Ok(Answer::TakeOver { attempt: 1 });
         }

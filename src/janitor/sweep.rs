@@ -81,7 +81,7 @@ impl Janitor {
         Ok(swept)
     }
 
-    /// How long the oldest record has been due.
+    /// Exports how long the oldest record has been due, and returns it.
     pub(super) async fn observe_lag(&self) -> Result<Option<Duration>, Error> {
         let looking = async |conn: &mut PgConnection| record::oldest_due(conn, self.grace).await;
         let oldest = in_pooled_transaction(&self.pool, Opening::Plain, looking).await?;

@@ -1,4 +1,5 @@
 //! The passing of time: these functions move the times of a record by the database's clock, so that no test sleeps.
+//! A clock of the tests' own would hide a comparison with the wrong clock.
 //!
 //! All of them take a pool or a connection. They fail with [`sqlx::Error::RowNotFound`] if the key has no committed
 //! record of the kind that the function needs. A record of an open transaction cannot be moved.

@@ -43,7 +43,7 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Lists the keys that wait for an operator, the oldest claim first; exits with 3 if there are any; reads the whole table
+    /// Lists the keys that wait for an operator, the oldest claim first; exits with 3 if there are any
     Unsettled(Unsettled),
     /// Shows the record of a key and its steps, with their downstream keys, and without the results of the steps
     Show {

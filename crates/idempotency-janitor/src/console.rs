@@ -118,11 +118,12 @@ pub(crate) async fn serve(
 async fn in_time(request: Request, next: Next) -> Response {
     if request.method() != Method::GET {
         let (parts, body) = request.into_parts();
-        let slow = "the form is too large, or took too long to arrive".to_owned();
-        return match timeout(FORM_TIME, to_bytes(body, FORM_SIZE)).await {
-            Ok(Ok(form)) => next.run(Request::from_parts(parts, form.into())).await,
-            _ => Refusal::Malformed(StatusCode::REQUEST_TIMEOUT, slow).into_response(),
+        let (status, why) = match timeout(FORM_TIME, to_bytes(body, FORM_SIZE)).await {
+            Ok(Ok(form)) => return next.run(Request::from_parts(parts, form.into())).await,
+            Ok(Err(_)) => (StatusCode::PAYLOAD_TOO_LARGE, "the form is larger than 2 MiB"),
+            Err(_) => (StatusCode::REQUEST_TIMEOUT, "the form took too long to arrive"),
         };
+        return Refusal::Malformed(status, why.to_owned()).into_response();
     }
     let silence = |_| Refusal::from(Failure::Silence).into_response();
     timeout(CONNECT_TIMEOUT, next.run(request)).await.unwrap_or_else(silence)

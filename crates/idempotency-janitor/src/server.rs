@@ -1,5 +1,6 @@
 //! The HTTP server of the console, and of `/metrics` and `/healthz`. Clients that have not signed in can hold only a
 //! bounded number of its connections, and only for a bounded time: the rest of the process keeps its descriptors.
+//! `axum::serve` has no such bounds: a few hundred clients that never ended their requests took all descriptors.
 
 use std::net::SocketAddr;
 use std::pin::pin;

@@ -101,13 +101,14 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Adds a row, a charge or a message by this function of the database, and returns what it says.
+    /// Adds a row, a charge or a message by this function of tables.sql. `false` means that the operator has withdrawn
+    /// the message.
     async fn affect(
         self,
         db: impl PgExecutor<'_>,
         function: &str,
         step: &str,
-        key: Option<&str>,
+        downstream_key: Option<&str>,
     ) -> sqlx::Result<bool> {
         sqlx::query_scalar(AssertSqlSafe(format!(
             "select {function}($1::text, $2::text, $3::text, $4::text, $5::int4)"
@@ -115,7 +116,7 @@ impl Attempt<'_> {
         .bind(self.key)
         .bind(self.call)
         .bind(step)
-        .bind(key)
+        .bind(downstream_key)
         .bind(i32::try_from(self.number).unwrap_or(i32::MAX))
         .fetch_one(db)
         .await

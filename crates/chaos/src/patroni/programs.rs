@@ -13,8 +13,8 @@ const SERVER_PROGRAMS: &[&str] =
 /// Where packages install programs, after `PATH`.
 const USUAL_PLACES: &str = "/usr/bin:/usr/local/bin:/usr/sbin:/usr/local/sbin:/opt/patroni/bin";
 
-/// Patroni talks to etcd through its older API. Through API 3, a leader of a Patroni before 3.0.3 that is paused for longer
-/// than its `ttl` can take the lock from its successor when it wakes. Then the answers of the successor are lost:
+/// Patroni talks to etcd through its older API. Through API 3, a leader of a Patroni before 3.0.3 that is paused for
+/// longer than its `ttl` can take the lock from its successor when it wakes. Then the successor's answers are lost:
 /// <https://github.com/patroni/patroni/pull/2689>.
 const WITH_API_2: &str = "--enable-v2";
 

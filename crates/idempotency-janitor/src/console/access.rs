@@ -98,9 +98,9 @@ fn is_loopback(host: &HeaderValue) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Whether a browser sends this for a page of another site, with the sign-in of its user. Browsers tell it in
-/// `Sec-Fetch-Site`, or, to a server without TLS, in `Origin`. A client without both is no browser, so nobody else can make
-/// it send anything.
+/// Whether a browser sends this for a page of another site, with the sign-in of its user. Browsers say so in
+/// `Sec-Fetch-Site`, or, to a server without TLS, in `Origin`. A client without both is no browser, so no page can make
+/// it send a form.
 fn is_of_another_site(headers: &HeaderMap) -> bool {
     if let Some(site) = headers.get("sec-fetch-site") {
         return site != "same-origin" && site != "none";

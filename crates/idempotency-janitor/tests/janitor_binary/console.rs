@@ -425,6 +425,10 @@ async fn bad_input_and_forged_forms_change_nothing(_: PgPoolOptions, options: Pg
     let (status, refused) = visitor.post("/find", &parts).await?;
     assert_eq!((status, refused.contains("control character U+0000")), (400, true), "{refused}");
 
+    // Each character takes three bytes.
+    let (status, refused) = visitor.post("/find", &[("scope", &"x".repeat((2 << 20) / 3))]).await?;
+    assert_eq!((status, refused.contains("larger than 2 MiB")), (413, true), "{refused}");
+
     // What browsers send with a form of another site, of another port, and of a page that hides its address.
     let all = [("seen", &*seen), ("action", "forget"), ("reason", "r"), ("operator", "o")];
     let all = [&all[..], &[("scope", "s"), ("operation", "o"), ("value", "v")]].concat();
