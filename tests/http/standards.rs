@@ -1,14 +1,18 @@
 //! The lines of the table in `src/guide/standards.md` that no other test shows. The table names a test for each line.
 
 use axum::Router;
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
-use axum::routing::post;
+use axum::body::Bytes;
+use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use axum::routing::{post, put};
 use pg_idempotency::Key;
-use pg_idempotency::http::{IDEMPOTENCY_KEY, IdempotentTx};
+use pg_idempotency::http::{IDEMPOTENCY_KEY, IdempotentTx, Rejection, problem};
 use pg_idempotency::testing::{Gate, expire};
+use serde_json::json;
 use sqlx::PgPool;
 
-use crate::support::{Answer, app, create_effects, effects, post_to, records, request, send, stops_at, transactional};
+use crate::support::{
+    Answer, app, create_effects, effects, insert, post_to, records, request, send, stops_at, transactional,
+};
 
 fn echoed(answer: &Answer) -> Vec<&str> {
     answer.headers.get_all(IDEMPOTENCY_KEY).iter().map(|key| key.to_str().expect("ASCII")).collect()
@@ -120,4 +124,35 @@ async fn a_key_lives_for_a_day_and_is_then_a_new_request(pool: PgPool) {
     let new = post_to(&app, "/effects", "key-1", "another body").await;
     assert_eq!((new.status, new.is_replayed()), (StatusCode::CREATED, false));
     assert_eq!((effects(&pool).await, records(&pool).await), (2, 1));
+}
+
+/// The conformance suite of the Universal Commerce Protocol: the same answer for a repeat, and 409 for another body, on
+/// `POST /checkout-sessions` and on `PUT /checkout-sessions/{id}`.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_reused_key_can_be_a_409_on_post_and_put(pool: PgPool) {
+    create_effects(&pool).await;
+    let change = async |mut tx: IdempotentTx, body: String| insert(&mut tx, &body).await.to_string();
+    let layer = transactional(&pool).with_methods([Method::POST, Method::PUT]).with_rejection(|rejection| {
+        let mut response = problem(rejection);
+        if matches!(rejection, Rejection::KeyReused) {
+            response = Response::new(Bytes::from(json!({ "code": rejection.kind() }).to_string()));
+            *response.status_mut() = StatusCode::CONFLICT;
+        }
+        response
+    });
+    let sessions =
+        Router::new().route("/checkout-sessions", post(change)).route("/checkout-sessions/{id}", put(change));
+    let app = sessions.route_layer(layer);
+    for (method, uri) in [("POST", "/checkout-sessions"), ("PUT", "/checkout-sessions/7")] {
+        let first = send(&app, request(method, uri, Some("key-1"), "x")).await;
+        let repeat = send(&app, request(method, uri, Some("key-1"), "x")).await;
+        assert_eq!((repeat.status, &repeat.body, repeat.is_replayed()), (first.status, &first.body, true), "{method}");
+        let conflict = send(&app, request(method, uri, Some("key-1"), "y")).await;
+        assert_eq!(
+            (conflict.status, &*conflict.body),
+            (StatusCode::CONFLICT, &br#"{"code":"key-reused"}"#[..]),
+            "{method}"
+        );
+    }
+    assert_eq!(effects(&pool).await, 2);
 }
