@@ -47,7 +47,7 @@ pub(crate) use protect::{gaps, protect, protected, unprotect};
 pub(crate) use resume::Candidate;
 pub(crate) use setup::{CommitSetting, commit_settings, setup};
 pub use show::Shown;
-pub(crate) use show::unsettled;
+pub(crate) use show::{are_used_up, unsettled};
 pub(crate) use statement::{Record, draw_token};
 #[cfg(feature = "testing")]
 pub(crate) use statement::{changes_a_row, interval};

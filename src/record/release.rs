@@ -6,7 +6,7 @@ use sqlx::PgConnection;
 
 use super::claim::Claim;
 use super::distributed;
-use super::fragment::{forget_claim, no_live_lease, steps_in_doubt};
+use super::fragment::{forget_claim, may_be_retried, no_live_lease, steps_in_doubt};
 use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::Error;
 
@@ -69,30 +69,59 @@ impl Record<'_> {
         steps: &[String],
         reason: &str,
     ) -> Result<bool, Error> {
-        let new_token = draw_token()?;
-        let settled: serde_json::Map<_, _> =
-            steps.iter().map(|name| (name.clone(), serde_json::json!({ "settled": new_token }))).collect();
         let update = self
             .query(concat! {
                 "
                 update idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
-                    steps = nullif(coalesce(steps, '{}') || $7::text::jsonb, '{}')
+                    steps = nullif(steps - $7::text[], '{}'::jsonb),
+                    -- An operator who settles a step wants the operation to go on.
+                    granted_attempt = case when $7::text[] = '{}'::text[] then granted_attempt else attempt + 1 end
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
                     and ", no_live_lease!(), "
                     -- The same names, in any order.
-                    and coalesce(", steps_in_doubt!(), ", '[]') @> $8::text::jsonb
-                    and coalesce(", steps_in_doubt!(), ", '[]') <@ $8::text::jsonb
+                    and coalesce(", steps_in_doubt!(), ", '[]'::jsonb) @> $8::text::jsonb
+                    and coalesce(", steps_in_doubt!(), ", '[]'::jsonb) <@ $8::text::jsonb
+                ",
+            })
+            .bind(token) // $4
+            .bind(draw_token()?) // $5
+            .bind(storable(reason)) // $6
+            .bind(steps) // $7
+            .bind(serde_json::json!(steps).to_string()); // $8
+        changes_a_row(conn, update).await
+    }
+
+    /// Permits one more attempt of an operation that was released or has lapsed, as an operator, and stores the reason.
+    /// Returns the new token, which fences an owner that was only suspended. `None` means that the record has changed, or
+    /// that it does not wait for another attempt.
+    pub(crate) async fn grant_attempt(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        reason: &str,
+    ) -> Result<Option<i64>, Error> {
+        let new_token = draw_token()?;
+        let update = self
+            .query(concat! {
+                "
+                update idempotency.record
+                set granted_attempt = attempt + 1, lease_until = '-infinity', token = $5::int8, last_error = $6::text
+                where scope = $1::text and operation = $2::text and value = $3::text
+                    and token = $4::int8
+                    -- In transaction mode attempts are not limited, and after attempt 0 comes the first.
+                    and mode in ('at_least_once', 'in_steps', 'at_most_once')
+                    and attempt > 0
+                    and expires_at > pg_catalog.statement_timestamp()
+                    and ", may_be_retried!(), "
                 ",
             })
             .bind(token) // $4
             .bind(new_token) // $5
-            .bind(storable(reason)) // $6
-            .bind(serde_json::Value::Object(settled).to_string()) // $7
-            .bind(serde_json::json!(steps).to_string()); // $8
-        changes_a_row(conn, update).await
+            .bind(storable(reason)); // $6
+        Ok(changes_a_row(conn, update).await?.then_some(new_token))
     }
 
     /// Ends the lease now, because the operation failed and may have taken effect. Stores the reason, and remembers the
