@@ -29,6 +29,7 @@ mod transaction {
 
 mod lease {
     mod fencing;
+    mod granted;
     mod in_doubt;
     pub(crate) mod leases;
     mod panics;
