@@ -32,7 +32,8 @@ alter table idempotency.record
     add constraint fingerprint_is_versioned check (octet_length(fingerprint) between 2 and 255),
     -- A claim that never began does not count.
     add constraint attempts_count_from_one check (
-        attempt >= 1 or (attempt = 0 and completed_at is null and lease_until = '-infinity' and steps is null)
+        attempt >= 1
+        or (attempt = 0 and completed_at is null and lease_until = '-infinity' and steps is null and request is null)
     ),
     -- It permits the attempt after the one that the operator saw. That attempt keeps it.
     add constraint grant_only_to_repeat check (

@@ -44,6 +44,7 @@ pub(crate) use mark::{MarkBatch, MarkOf};
 pub(crate) use owners::{Stranger, strangers};
 pub use protect::OnEscape;
 pub(crate) use protect::{gaps, protect, protected, unprotect};
+pub(crate) use release::Unclaimed;
 pub(crate) use resume::Candidate;
 pub(crate) use setup::{CommitSetting, commit_settings, setup};
 pub use show::Shown;

@@ -24,17 +24,21 @@ pub(super) async fn run<H: Handler>(
     let key = &ticket.key;
     let asked = Asked::since(ticket.arrived);
     let acquired = options.waiting(ticket.wait).acquire_stored(&layer.pool, key, ticket.fingerprint, None, asked);
-    let owner = match acquired.await? {
+    let mut owner = match acquired.await? {
         Acquired::Owner(owner) => owner,
         Acquired::Replayed(stored) => return answer_again(layer, stored, handler).await,
     };
-    handler.extensions_mut().insert(Lease::clone(&owner));
+    let lease = Lease::clone(&owner);
+    handler.extensions_mut().insert(lease.clone());
     let _registered = layer.local.register(key, ticket.fingerprint);
 
     let started = Instant::now();
     // The response body is a part of the work, because it may have effects outside, too.
-    let work = async { conclude(layer, true, handler.call(layer.run_timeout).await?).await };
-    let concluded = unless_lost(&owner, work).await;
+    let work = async {
+        owner.begin();
+        conclude(layer, true, handler.call(layer.run_timeout).await?).await
+    };
+    let concluded = unless_lost(&lease, work).await;
     observe::performed(options.mode(), key.operation(), started.elapsed());
     let (reason, reply) = match concluded {
         None => return Err(owner.failed(Error::LeaseLost).into()),

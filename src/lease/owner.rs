@@ -15,6 +15,7 @@ use super::leasing::Leasing;
 use super::memory::remembered;
 use super::renewal::{Deadline, renew};
 use super::retry::{committed, within_a_lease};
+use super::unbegun::Unbegun;
 use crate::observe::{call_span, spanned};
 use crate::outcome::encode;
 use crate::record::{Actor, Claim, StoredSteps};
@@ -34,6 +35,16 @@ pub struct LeaseOwner {
     lease: Lease,
     renewal: AbortHandle,
     ended: bool,
+    unbegun: Unbegun,
+}
+
+/// A claim, and what its owner needs to begin.
+pub(super) struct Won {
+    pub(super) claim: Claim,
+    /// What earlier attempts have stored.
+    pub(super) steps: StoredSteps,
+    /// From the last statement before the COMMIT.
+    pub(super) unbegun: Unbegun,
 }
 
 impl Deref for LeaseOwner {
@@ -50,10 +61,10 @@ impl LeaseOwner {
         pool: &PgPool,
         key: &Key,
         fingerprint: Fingerprint,
-        claim: Claim,
+        won: Won,
         claimed_at: Instant,
-        steps: StoredSteps,
     ) -> Self {
+        let Won { claim, steps, unbegun } = won;
         let lease = Lease {
             leasing,
             pool: pool.clone(),
@@ -66,7 +77,12 @@ impl LeaseOwner {
             steps: Arc::new(Mutex::new(remembered(steps))),
         };
         let renewal = tokio::spawn(renew(lease.clone(), claimed_at)).abort_handle();
-        Self { lease, renewal, ended: false }
+        Self { lease, renewal, ended: false, unbegun }
+    }
+
+    /// The work begins at this moment. An owner that is dropped before is released, and does not count as an attempt.
+    pub(crate) fn begin(&mut self) {
+        self.unbegun.begin();
     }
 
     /// Stores the result. Every retry gets it, for the retention, counted from now.
@@ -190,7 +206,7 @@ impl Drop for LeaseOwner {
     fn drop(&mut self) {
         self.renewal.abort();
         self.deadline.end();
-        if !self.ended {
+        if !self.ended && self.unbegun.has_begun() {
             // An operator can find the record by the token, and the token is not a secret.
             tracing::warn!(
                 operation = self.key.operation(),

@@ -9,8 +9,9 @@ use tokio::time::Instant;
 
 use super::handle::Lease;
 use super::leasing::Leasing;
-use super::owner::LeaseOwner;
+use super::owner::{LeaseOwner, Won};
 use super::protocol::work_and_complete;
+use super::unbegun::Unbegun;
 use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{EXHAUSTED, FAILED, Failure, PERFORMED};
 use crate::record::{Candidate, Record};
@@ -78,7 +79,9 @@ impl Leasing {
         E: Display,
         F: AsyncFnOnce(&Lease, B) -> Result<T, E>,
     {
-        let Some((owner, request)) = self.take_one(pool, operation).await? else { return Ok(Resumed::Nothing) };
+        let Some((mut owner, request)) = self.take_one(pool, operation).await? else { return Ok(Resumed::Nothing) };
+        // Also a request whose decoding panics uses up an attempt.
+        owner.begin();
         let lease = Lease::clone(&owner);
         let worked = match serde_json::from_slice(&request) {
             Ok(request) => work_and_complete(owner, async |lease| work(lease, request).await).await,
@@ -154,9 +157,11 @@ impl Leasing {
                 return Err(changed());
             }
             let request = record.request(conn, claim.token).await?.ok_or_else(changed)?;
-            Ok((claim, self.earlier_steps(conn, record, claim).await?, request))
+            let steps = self.earlier_steps(conn, record, claim).await?;
+            let won = Won { unbegun: Unbegun::of(pool, record, claim.token, self.policy.lease()), claim, steps };
+            Ok((won, request))
         });
-        let (claim, steps, request) = answered(self.claim_limit(pool), claiming).await?;
-        Ok((LeaseOwner::new(self, pool, &candidate.key, candidate.fingerprint, claim, claimed_at, steps), request))
+        let (won, request) = answered(self.claim_limit(pool), claiming).await?;
+        Ok((LeaseOwner::new(self, pool, &candidate.key, candidate.fingerprint, won, claimed_at), request))
     }
 }

@@ -10,6 +10,14 @@ use super::fragment::{forget_claim, may_be_retried, no_live_lease, steps_in_doub
 use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::Error;
 
+/// What is known of a claim whose COMMIT got no answer.
+pub(crate) enum Unclaimed {
+    /// It is released, or it never was, or another call has it.
+    Decided { released: bool },
+    /// An open transaction holds the key: the COMMIT may still be on its way.
+    Held,
+}
+
 impl Record<'_> {
     /// Releases a claim in the transaction that claimed: the next caller may claim at once. The new token makes sure
     /// that no statement with the old token changes the record again.
@@ -53,6 +61,37 @@ impl Record<'_> {
             .bind(draw_token()?) // $5
             .bind(storable(reason)); // $6
         changes_a_row(conn, update).await
+    }
+
+    /// Releases a claim whose work has not begun, as if it had never been: it does not count as an attempt, and the record
+    /// keeps what earlier attempts have left. A first claim leaves attempt 0, after which any body may claim.
+    ///
+    /// The claiming transaction holds the key's lock until its COMMIT is decided. So this tries the lock first: if no row
+    /// is found under the lock, the claim never was. The update is a statement of its own, because its snapshot must be
+    /// younger than the lock. The transaction must be at READ COMMITTED
+    /// ([`Opening::ReadCommitted`](crate::session::Opening)), where each statement has a new snapshot.
+    pub(crate) async fn release_unbegun(self, conn: &mut PgConnection, token: i64) -> Result<Unclaimed, Error> {
+        let lock = sqlx::query_scalar("select pg_catalog.pg_try_advisory_xact_lock($1::int8)")
+            .persistent(self.deployment.prepared)
+            .bind(self.key.lock_id()); // $1
+        if !lock.fetch_one(&mut *conn).await.map_err(Error::of_statement)? {
+            return Ok(Unclaimed::Held);
+        }
+        let update = self
+            .query(
+                "
+                update idempotency.record
+                set lease_until = '-infinity', token = $5::int8, attempt = attempt - 1,
+                    steps = case when attempt > 1 then steps end, request = case when attempt > 1 then request end
+                where scope = $1::text and operation = $2::text and value = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    and lease_until > '-infinity'::timestamptz
+                ",
+            )
+            .bind(token) // $4
+            .bind(draw_token()?); // $5
+        Ok(Unclaimed::Decided { released: changes_a_row(conn, update).await? })
     }
 
     /// Releases the claim of an owner that is gone, as an operator, who says that the operation, or these steps of it,
