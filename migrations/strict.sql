@@ -30,10 +30,17 @@ alter table idempotency.record
     -- All marks of a key are alike.
     add constraint fingerprint_unless_mark check ((mode = 'mark') = (fingerprint is null)),
     add constraint fingerprint_is_versioned check (octet_length(fingerprint) between 2 and 255),
-    -- A claim that never began does not count.
+    -- A claim that never began does not count, and leaves nothing of its own.
     add constraint attempts_count_from_one check (
         attempt >= 1
-        or (attempt = 0 and completed_at is null and lease_until = '-infinity' and steps is null and request is null)
+        or (
+            attempt = 0
+            and mode in ('at_least_once', 'in_steps', 'at_most_once')
+            and completed_at is null
+            and lease_until = '-infinity'
+            and steps is null
+            and request is null
+        )
     ),
     -- It permits the attempt after the one that the operator saw. That attempt keeps it.
     add constraint grant_only_to_repeat check (

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use http::Extensions;
+use http::{Extensions, StatusCode};
 
 use super::by_reference::answer_again;
 use super::conclusion::{Conclusion, conclude};
@@ -47,12 +47,25 @@ pub(super) async fn run<H: Handler>(
             return Ok(response);
         }
         Some(Ok(Conclusion::Free { response })) => {
-            (format!("the handler answered {}", response.status()), Ok(response))
+            let (status, reason) = (response.status(), format!("the handler answered {}", response.status()));
+            if status.is_client_error() {
+                owner.refuse(&reason, is_final(status)).await;
+                return Ok(response);
+            }
+            (reason, Ok(response))
         }
         Some(Err(error)) => (reason(&error).to_owned(), Err(error)),
     };
     owner.fail(&reason).await;
     reply
+}
+
+/// Whether this 4xx says that the request is refused. The others ask the client to repeat it.
+fn is_final(status: StatusCode) -> bool {
+    !matches!(
+        status,
+        StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS
+    )
 }
 
 /// The `last_error` of a lease that was not completed.

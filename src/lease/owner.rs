@@ -160,11 +160,15 @@ impl LeaseOwner {
     /// # Cancellation
     ///
     /// The claim is released, or lapses.
-    pub async fn release(mut self, reason: &str) -> Result<(), Error> {
+    pub async fn release(self, reason: &str) -> Result<(), Error> {
+        self.release_and(reason, true).await
+    }
+
+    async fn release_and(mut self, reason: &str, keeps_request: bool) -> Result<(), Error> {
         // Another owner may work as soon as the release has committed, which this owner may learn later.
         self.deadline.end();
         let giving_up = committed(&self.pool, Opening::Plain, async |conn| {
-            self.record().release_lease(conn, self.token, reason).await
+            self.record().release_lease(conn, self.token, reason, keeps_request).await
         });
         let released = self.for_a_lease(giving_up).await;
         self.ended = released.is_ok() || matches!(released, Err(Error::LeaseLost));
@@ -173,18 +177,42 @@ impl LeaseOwner {
 
     /// Releases or ends the claim of work that failed, as the policy says. Ignores an error of this statement: the
     /// caller needs the error of the work, and the claim lapses.
-    pub(crate) async fn fail(mut self, reason: &str) {
+    pub(crate) async fn fail(self, reason: &str) {
+        self.fail_and(reason, true).await;
+    }
+
+    /// As [`fail`](Self::fail), for work that has refused its request with an answer of its own. If nobody is to repeat the
+    /// request after that answer (`is_final`), no resumer may do the work either.
+    ///
+    /// In steps, a first attempt that has asked for no step has done nothing that the crate guards. So the key is free for
+    /// any body, and the attempt does not count.
+    #[cfg(feature = "http")]
+    pub(crate) async fn refuse(mut self, reason: &str, is_final: bool) {
+        // Before the look at the steps: a task with a clone of the lease begins none after this.
+        self.deadline.end();
+        if self.mode() != crate::Mode::InSteps || self.attempt != 1 || !self.entries().is_empty() {
+            self.fail_and(reason, !is_final).await;
+            return;
+        }
+        observe::outcome(self.mode(), self.key.operation(), observe::FAILED);
+        let freeing =
+            committed(&self.pool, Opening::Plain, async |conn| self.record().free(conn, self.token, reason).await);
+        let freed = self.for_a_lease(freeing).await;
+        self.ended = freed.is_ok();
+    }
+
+    async fn fail_and(mut self, reason: &str, keeps_request: bool) {
         self.deadline.end();
         observe::outcome(self.leasing.policy.mode(), self.key.operation(), observe::FAILED);
         let may_repeat = self.mode().repeats() || self.not_performed.load(Ordering::Relaxed);
         // A step in doubt must be remembered for the whole retention.
         if may_repeat && self.lease.steps_in_doubt().is_empty() {
-            let _ = self.release(reason).await;
+            let _ = self.release_and(reason, keeps_request).await;
             return;
         }
         let retention = self.leasing.retention;
         let lapsing = committed(&self.pool, Opening::durable(self.leasing.deployment), async |conn| {
-            self.record().lapse(conn, self.token, reason, retention).await
+            self.record().lapse(conn, self.token, reason, retention, keeps_request).await
         });
         let lapsed = self.for_a_lease(lapsing).await;
         self.ended = lapsed.is_ok();

@@ -46,15 +46,45 @@ impl Record<'_> {
 
     /// Releases the claim of a lease, as its owner, and stores the reason. All steps stay, also those in doubt. Because
     /// of the new token, a heartbeat that is on its way cannot revive the claim. `false` means that the claim is gone.
-    pub(crate) async fn release_lease(self, conn: &mut PgConnection, token: i64, reason: &str) -> Result<bool, Error> {
+    /// The stored request goes if nobody may do the work without its caller any more.
+    pub(crate) async fn release_lease(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        reason: &str,
+        keeps_request: bool,
+    ) -> Result<bool, Error> {
         let update = self
             .query(
                 "
                 update idempotency.record
-                set lease_until = '-infinity', token = $5::int8, last_error = $6::text
+                set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
+                    request = case when $7::bool then request end
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
+                ",
+            )
+            .bind(token) // $4
+            .bind(draw_token()?) // $5
+            .bind(storable(reason)) // $6
+            .bind(keeps_request); // $7
+        changes_a_row(conn, update).await
+    }
+
+    /// Frees the key of a first attempt that was refused and did nothing, as its owner, and stores the reason. The next
+    /// call may have any body, and is the first attempt. `false` means that the claim is gone.
+    pub(crate) async fn free(self, conn: &mut PgConnection, token: i64, reason: &str) -> Result<bool, Error> {
+        let update = self
+            .query(
+                "
+                update idempotency.record
+                set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
+                    attempt = 0, granted_attempt = null, steps = null, request = null
+                where scope = $1::text and operation = $2::text and value = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    and attempt = 1
                 ",
             )
             .bind(token) // $4
@@ -172,13 +202,15 @@ impl Record<'_> {
         token: i64,
         reason: &str,
         retention: Duration,
+        keeps_request: bool,
     ) -> Result<bool, Error> {
         let update = self
             .query(
                 "
                 update idempotency.record
                 set lease_until = pg_catalog.statement_timestamp(), token = $5::int8, last_error = $6::text,
-                    expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $7::interval)
+                    expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $7::interval),
+                    request = case when $8::bool then request end
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -188,7 +220,8 @@ impl Record<'_> {
             .bind(token) // $4
             .bind(draw_token()?) // $5
             .bind(storable(reason)) // $6
-            .bind(interval(retention)); // $7
+            .bind(interval(retention)) // $7
+            .bind(keeps_request); // $8
         changes_a_row(conn, update).await
     }
 }

@@ -36,6 +36,7 @@ mod lease {
     mod renewal;
     pub(crate) mod resume;
     pub(crate) mod steps;
+    mod unbegun;
     mod vanished_network;
 }
 
