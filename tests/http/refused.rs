@@ -74,7 +74,9 @@ async fn in_steps_a_refusal_before_the_first_step_frees_the_key(pool: PgPool) ->
 async fn in_steps_any_other_end_keeps_the_body(pool: PgPool) -> anyhow::Result<()> {
     let app = app(&pool, IN_STEPS);
     for body in ["503", "panic", "stepped"] {
-        ask(&app, body).await;
+        // A panic goes on.
+        let asking = app.clone();
+        let _ = tokio::spawn(async move { ask(&asking, body).await }).await;
         assert_eq!(shown(&pool).await.attempt, 1, "{body}");
         assert_eq!(ask(&app, "404").await.problem(), "key-reused", "{body}");
         sqlx::raw_sql("truncate idempotency.record").execute(&pool).await?;

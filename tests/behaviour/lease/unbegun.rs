@@ -251,7 +251,12 @@ async fn a_further_claim_that_never_began_leaves_the_record_as_it_was(
 
 /// From the first poll of the work on, nobody knows whether it took effect.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_claim_whose_work_has_begun_is_not_released(pool: PgPool) -> anyhow::Result<()> {
+async fn a_claim_whose_work_has_begun_is_not_released(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    // One connection, which a release would take in turn between two looks.
+    let pool = wide_pool(&server, 1).await;
     let leasing = Leasing::new(AT_MOST_ONCE)?;
     let (first, begun) = (key("a"), Notify::new());
     let work = async |_: &Lease| -> Result<i64, Error> {
@@ -264,7 +269,7 @@ async fn a_claim_whose_work_has_begun_is_not_released(pool: PgPool) -> anyhow::R
     }
     let acquired = leasing.acquire::<i64, _>(&pool, &key("b"), "body").await?;
     drop(acquired);
-    for value in ["a", "b"] {
+    for value in ["a", "b"].repeat(20) {
         let shown = show(&pool, &key(value)).await?.expect("a record");
         assert_eq!((shown.state, shown.attempt), (State::InFlight, 1), "{value}");
     }
