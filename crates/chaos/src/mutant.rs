@@ -1,7 +1,7 @@
 //! Callers, or servers, with one broken part. They prove that the faults of this suite happen and are seen: if a
 //! scenario misses a broken variant, it would also miss the mistake in the crate. `script/interleave --mutants` tries
 //! each condition of the crate's own SQL. Calls in transaction mode are plain SQL (`plain_sql.rs`).
-//! Leases and steps are the crate's, used wrongly.
+//! Leases, steps and handlers over HTTP use the crate wrongly.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -42,12 +42,21 @@ pub(crate) enum Mutant {
     SynchronousCommitOff,
     /// sqlx's own `begin` where a future can be dropped.
     PlainBegin,
+    /// Over HTTP: the handler writes through the pool, and not in the layer's transaction.
+    WritesApart,
+    /// Over HTTP: the handler answers the client itself, before the layer commits.
+    AnswersBeforeCommit,
 }
 
 impl Mutant {
     /// Steps: whether only the fault of its scenario may reveal it. Then nothing else goes wrong in an attempt.
     pub(crate) fn needs_the_fault(self) -> bool {
         matches!(self, Self::RowOutside | Self::BegunNotWritten | Self::BegunNotDurable)
+    }
+
+    /// Whether the calls are the crate's, and a handler behind the layer is broken.
+    pub(crate) fn is_a_handler(self) -> bool {
+        matches!(self, Self::WritesApart | Self::AnswersBeforeCommit)
     }
 
     pub(crate) fn name(self) -> String {

@@ -47,7 +47,7 @@ impl Mutant {
                     true
                 };
                 if !won {
-                    return Err(Failure::Mutant("claimed elsewhere"));
+                    return Err(Failure::Refused("claimed elsewhere"));
                 }
                 let performed = self.in_transaction(&mut conn, request).await;
                 if self == AutocommitClaim && matches!(performed, Err(Failure::AskedFor)) {
@@ -87,7 +87,7 @@ impl Mutant {
                 Some(Some(response)) => return Ok(Outcome::Replayed(response)),
                 Some(_) if self != UnfinishedIsFree => return Err(Failure::Barred(INDETERMINATE)),
                 _ if self.take_over(conn, request).await? => {}
-                _ => return Err(Failure::Mutant("neither won nor found")),
+                _ => return Err(Failure::Refused("neither won nor found")),
             }
         }
         let response = match self {

@@ -24,7 +24,7 @@ const LEAST: Least = &[
 pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, LEAST).await?;
     let proxy = Proxy::before(&world).await?;
-    let way = Way::Transaction(|random, request| request.door = random.of(SAFE_TO_DROP));
+    let way = Way::Transaction(|random, request| request.enter(random, SAFE_TO_DROP));
     let mut callers = Callers::start(&world, way, pool(&proxy.options, CLIENTS), "c", CLIENTS as usize);
     callers.end().await?;
     sleep(PAST_ALL_HOLES).await;
