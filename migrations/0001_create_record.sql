@@ -16,7 +16,10 @@ create table idempotency.record (
     fingerprint      bytea,
     -- The fencing token of the claim. It is random: a counter would restart after a purge, and a stale owner would match.
     token            bigint not null,
+    -- 1 for the first claim, and one more for each take-over. 0 once a first claim has ended before its work began.
     attempt          integer not null default 1,
+    -- An operator permits attempts up to this number, however small the service's limit is.
+    granted_attempt  integer,
     -- The start of the claiming transaction. Completion requires that now() is still the same, which no COMMIT survives.
     claimed_at       timestamptz not null default now(),
     -- The deadline of a lease: null where the transaction itself is the lease, -infinity once the claim is released.
@@ -31,9 +34,7 @@ create table idempotency.record (
     -- Why the last attempt was released.
     last_error       text,
     -- In mode 'in_steps': {"<name>": {"result": "<JSON text>", "attempt": n, "at": time}}, or {"begun": time, "attempt": n} while
-    -- nobody knows whether the step took effect. The result is a string, because jsonb refuses \u0000 and loses -0.0. An operator
-    -- who settles a step leaves {"settled": token}, with a result or without one: while the record has this token, the next
-    -- attempt is permitted.
+    -- nobody knows whether the step took effect. The result is a string, because jsonb refuses \u0000 and loses -0.0.
     steps            jsonb,
     -- The JSON of the request, so that a resumer can do the work if no caller comes back.
     request          bytea,

@@ -11,6 +11,7 @@ alter table idempotency.record
     drop constraint if exists fingerprint_unless_mark,
     drop constraint if exists fingerprint_is_versioned,
     drop constraint if exists attempts_count_from_one,
+    drop constraint if exists grant_only_to_repeat,
     drop constraint if exists mark_is_complete,
     drop constraint if exists completed_has_no_lease,
     drop constraint if exists deadline_only_for_leases,
@@ -29,7 +30,27 @@ alter table idempotency.record
     -- All marks of a key are alike.
     add constraint fingerprint_unless_mark check ((mode = 'mark') = (fingerprint is null)),
     add constraint fingerprint_is_versioned check (octet_length(fingerprint) between 2 and 255),
-    add constraint attempts_count_from_one check (attempt >= 1),
+    -- A claim that never began does not count, and leaves nothing of its own.
+    add constraint attempts_count_from_one check (
+        attempt >= 1
+        or (
+            attempt = 0
+            and mode in ('at_least_once', 'in_steps', 'at_most_once')
+            and completed_at is null
+            and lease_until = '-infinity'
+            and steps is null
+            and request is null
+        )
+    ),
+    -- It permits the attempt after the one that the operator saw. That attempt keeps it.
+    add constraint grant_only_to_repeat check (
+        granted_attempt is null
+        or (
+            granted_attempt between 2 and attempt + 1
+            and completed_at is null
+            and mode in ('at_least_once', 'in_steps', 'at_most_once')
+        )
+    ),
     add constraint mark_is_complete check (mode <> 'mark' or completed_at is not null),
     add constraint completed_has_no_lease check (completed_at is null or lease_until is null),
     -- In transaction mode the transaction itself is the lease. A claim of any mode can be released.

@@ -254,7 +254,8 @@ pub enum Error {
     Changed,
 
     /// The operation has used up its attempts. All of them failed or lapsed, so it is a poison message. The operation
-    /// stays exhausted until an operator resolves or forgets it, or its retention ends.
+    /// stays exhausted until an operator [permits one more](crate::operator::grant_attempt()), resolves or forgets it, or its
+    /// retention ends.
     #[error("the operation was attempted {attempts} times without completing, which is the limit; set it aside")]
     #[non_exhaustive]
     Exhausted {

@@ -57,7 +57,8 @@
 //!     - of any other status undoes everything and frees the key, so that a corrected request may use it. So do an
 //!       error, a panic, and a handler that takes [too long](IdempotencyLayer::with_run_timeout).
 //!
-//! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. At least once, an error frees the key.
+//! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. In steps, a 4xx of the first attempt before its first
+//! step frees the key for any body. At least once, an error frees the key for the same body.
 //! **At most once, an error leaves the key indeterminate**, whatever its status, and even if an extractor has refused
 //! the request. There is one exception: the handler has declared that it did nothing, with
 //! [`Lease::not_performed`](crate::lease::Lease::not_performed). So let such a handler read the body itself, and not an

@@ -64,6 +64,7 @@ mod resumer;
 mod retry;
 mod step;
 mod steps;
+mod unbegun;
 
 pub use handle::Lease;
 pub use leasing::Leasing;

@@ -216,6 +216,8 @@ pub(crate) const FAILED: &str = "failed";
 /// The crate could not do its part: an error of the database or of the schema, an answer that does not decode, a mistake
 /// of the service.
 pub(crate) const ERROR: &str = "error";
+/// The operation has failed as often as it may.
+pub(crate) const EXHAUSTED: &str = "exhausted";
 const LEASE_LOST: &str = "lease_lost";
 
 impl<T> Outcome<T> {
@@ -230,7 +232,7 @@ impl Error {
             Self::KeyReused { .. } => "key_reused",
             Self::InFlight { .. } => "in_flight",
             Self::Indeterminate { .. } => "indeterminate",
-            Self::Exhausted { .. } => "exhausted",
+            Self::Exhausted { .. } => EXHAUSTED,
             Self::OtherMode { .. } => "other_mode",
             Self::LeaseLost => LEASE_LOST,
             _ => ERROR,

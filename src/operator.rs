@@ -19,5 +19,5 @@ pub use crate::record::{Group, Shown, ShownStep};
 pub use crate::state::State;
 pub use health::{Warning, health, protected};
 pub use records::{forget, show, unsettled};
-pub use settle::{release, release_step, resolve, resolve_step};
+pub use settle::{grant_attempt, release, release_step, resolve, resolve_step};
 pub use stats::{Stats, stats};

@@ -44,10 +44,11 @@ pub(crate) use mark::{MarkBatch, MarkOf};
 pub(crate) use owners::{Stranger, strangers};
 pub use protect::OnEscape;
 pub(crate) use protect::{gaps, protect, protected, unprotect};
+pub(crate) use release::Unclaimed;
 pub(crate) use resume::Candidate;
 pub(crate) use setup::{CommitSetting, commit_settings, setup};
 pub use show::Shown;
-pub(crate) use show::unsettled;
+pub(crate) use show::{are_used_up, unsettled};
 pub(crate) use statement::{Record, draw_token};
 #[cfg(feature = "testing")]
 pub(crate) use statement::{changes_a_row, interval};

@@ -5,7 +5,8 @@ use std::fmt;
 /// The state of a record, as of one moment. Callers, operators and the janitor's counts get it from one SQL expression.
 ///
 /// A record in lease mode whose attempts are used up is [`Lapsed`](Self::Lapsed) or [`Released`](Self::Released) here,
-/// because the record does not know the limit: [`Error::Exhausted`](crate::Error::Exhausted) is a call's.
+/// because the record does not know the service's limit. If you know it,
+/// [`Shown::is_exhausted`](crate::operator::Shown::is_exhausted) tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum State {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::fingerprint::Comparison;
-use crate::record::{Found, Terms};
+use crate::record::{Found, Terms, are_used_up};
 use crate::response::Response;
 use crate::state::State;
 use crate::{Error, Key, Mode};
@@ -41,6 +41,8 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
         _ => Comparison::Other,
     };
     match found.state {
+        // The first claim ended before its work began, so nothing of its body has taken effect.
+        State::Released if found.attempt == 0 => return Ok(Answer::TakeOver { attempt: 1 }),
         // Such a release says that nothing took effect. In a mode that repeats, the failed attempt may have had an effect
         // under the downstream key of its own body. With another body, the other service would not recognise it.
         State::Released if comparison != Comparison::Same && !mode.repeats() => {
@@ -82,11 +84,11 @@ fn may_follow(stored: Mode, completed: bool, asked: Mode) -> bool {
     }
 }
 
-/// An operator who settles a step wants the operation to go on. So the attempt that follows is always permitted.
+/// An operator may permit one attempt more than the limit.
 fn next_attempt(found: &Found, terms: &Terms) -> Result<Answer, Error> {
     let attempts = found.attempt.unsigned_abs();
     match terms.max_attempts {
-        Some(most) if attempts >= most.get() && !found.settled_by_an_operator => {
+        Some(most) if are_used_up(attempts, most, found.granted_attempt.map(i32::unsigned_abs)) => {
             Err(Error::Exhausted { attempts, last_error: found.last_error.clone(), token: found.token })
         }
         _ => Ok(Answer::TakeOver { attempt: found.attempt.saturating_add(1) }),

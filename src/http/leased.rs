@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use http::Extensions;
+use http::{Extensions, StatusCode};
 
 use super::by_reference::answer_again;
 use super::conclusion::{Conclusion, conclude};
@@ -24,17 +24,21 @@ pub(super) async fn run<H: Handler>(
     let key = &ticket.key;
     let asked = Asked::since(ticket.arrived);
     let acquired = options.waiting(ticket.wait).acquire_stored(&layer.pool, key, ticket.fingerprint, None, asked);
-    let owner = match acquired.await? {
+    let mut owner = match acquired.await? {
         Acquired::Owner(owner) => owner,
         Acquired::Replayed(stored) => return answer_again(layer, stored, handler).await,
     };
-    handler.extensions_mut().insert(Lease::clone(&owner));
+    let lease = Lease::clone(&owner);
+    handler.extensions_mut().insert(lease.clone());
     let _registered = layer.local.register(key, ticket.fingerprint);
 
     let started = Instant::now();
     // The response body is a part of the work, because it may have effects outside, too.
-    let work = async { conclude(layer, true, handler.call(layer.run_timeout).await?).await };
-    let concluded = unless_lost(&owner, work).await;
+    let work = async {
+        owner.begin();
+        conclude(layer, true, handler.call(layer.run_timeout).await?).await
+    };
+    let concluded = unless_lost(&lease, work).await;
     observe::performed(options.mode(), key.operation(), started.elapsed());
     let (reason, reply) = match concluded {
         None => return Err(owner.failed(Error::LeaseLost).into()),
@@ -43,12 +47,25 @@ pub(super) async fn run<H: Handler>(
             return Ok(response);
         }
         Some(Ok(Conclusion::Free { response })) => {
-            (format!("the handler answered {}", response.status()), Ok(response))
+            let (status, reason) = (response.status(), format!("the handler answered {}", response.status()));
+            if status.is_client_error() {
+                owner.refuse(&reason, is_final(status)).await;
+                return Ok(response);
+            }
+            (reason, Ok(response))
         }
         Some(Err(error)) => (reason(&error).to_owned(), Err(error)),
     };
     owner.fail(&reason).await;
     reply
+}
+
+/// Whether this 4xx says that the request is refused. The others ask the client to repeat it.
+fn is_final(status: StatusCode) -> bool {
+    !matches!(
+        status,
+        StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS
+    )
 }
 
 /// The `last_error` of a lease that was not completed.

@@ -42,7 +42,7 @@ impl Lease {
         &self.key
     }
 
-    /// 1 for the first claim, and one more for each take-over.
+    /// 1 for the first claim, and one more for each take-over. A claim whose work never began does not count.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.attempt.unsigned_abs()

@@ -15,6 +15,7 @@ use super::leasing::Leasing;
 use super::memory::remembered;
 use super::renewal::{Deadline, renew};
 use super::retry::{committed, within_a_lease};
+use super::unbegun::Unbegun;
 use crate::observe::{call_span, spanned};
 use crate::outcome::encode;
 use crate::record::{Actor, Claim, StoredSteps};
@@ -34,6 +35,16 @@ pub struct LeaseOwner {
     lease: Lease,
     renewal: AbortHandle,
     ended: bool,
+    unbegun: Unbegun,
+}
+
+/// A claim, and what its owner needs to begin.
+pub(super) struct Won {
+    pub(super) claim: Claim,
+    /// What earlier attempts have stored.
+    pub(super) steps: StoredSteps,
+    /// From the last statement before the COMMIT.
+    pub(super) unbegun: Unbegun,
 }
 
 impl Deref for LeaseOwner {
@@ -50,10 +61,10 @@ impl LeaseOwner {
         pool: &PgPool,
         key: &Key,
         fingerprint: Fingerprint,
-        claim: Claim,
+        won: Won,
         claimed_at: Instant,
-        steps: StoredSteps,
     ) -> Self {
+        let Won { claim, steps, unbegun } = won;
         let lease = Lease {
             leasing,
             pool: pool.clone(),
@@ -66,7 +77,12 @@ impl LeaseOwner {
             steps: Arc::new(Mutex::new(remembered(steps))),
         };
         let renewal = tokio::spawn(renew(lease.clone(), claimed_at)).abort_handle();
-        Self { lease, renewal, ended: false }
+        Self { lease, renewal, ended: false, unbegun }
+    }
+
+    /// The work begins at this moment. An owner that is dropped before is released, and does not count as an attempt.
+    pub(crate) fn begin(&mut self) {
+        self.unbegun.begin();
     }
 
     /// Stores the result. Every retry gets it, for the retention, counted from now.
@@ -144,11 +160,15 @@ impl LeaseOwner {
     /// # Cancellation
     ///
     /// The claim is released, or lapses.
-    pub async fn release(mut self, reason: &str) -> Result<(), Error> {
+    pub async fn release(self, reason: &str) -> Result<(), Error> {
+        self.release_and(reason, true).await
+    }
+
+    async fn release_and(mut self, reason: &str, keeps_request: bool) -> Result<(), Error> {
         // Another owner may work as soon as the release has committed, which this owner may learn later.
         self.deadline.end();
         let giving_up = committed(&self.pool, Opening::Plain, async |conn| {
-            self.record().release_lease(conn, self.token, reason).await
+            self.record().release_lease(conn, self.token, reason, keeps_request).await
         });
         let released = self.for_a_lease(giving_up).await;
         self.ended = released.is_ok() || matches!(released, Err(Error::LeaseLost));
@@ -157,18 +177,42 @@ impl LeaseOwner {
 
     /// Releases or ends the claim of work that failed, as the policy says. Ignores an error of this statement: the
     /// caller needs the error of the work, and the claim lapses.
-    pub(crate) async fn fail(mut self, reason: &str) {
+    pub(crate) async fn fail(self, reason: &str) {
+        self.fail_and(reason, true).await;
+    }
+
+    /// As [`fail`](Self::fail), for work that has refused its request with an answer of its own. If nobody is to repeat the
+    /// request after that answer (`is_final`), no resumer may do the work either.
+    ///
+    /// In steps, a first attempt that has asked for no step has done nothing that the crate guards. So the key is free for
+    /// any body, and the attempt does not count.
+    #[cfg(feature = "http")]
+    pub(crate) async fn refuse(mut self, reason: &str, is_final: bool) {
+        // Before the look at the steps: a task with a clone of the lease begins none after this.
+        self.deadline.end();
+        if self.mode() != crate::Mode::InSteps || self.attempt != 1 || !self.entries().is_empty() {
+            self.fail_and(reason, !is_final).await;
+            return;
+        }
+        observe::outcome(self.mode(), self.key.operation(), observe::FAILED);
+        let freeing =
+            committed(&self.pool, Opening::Plain, async |conn| self.record().free(conn, self.token, reason).await);
+        let freed = self.for_a_lease(freeing).await;
+        self.ended = freed.is_ok();
+    }
+
+    async fn fail_and(mut self, reason: &str, keeps_request: bool) {
         self.deadline.end();
         observe::outcome(self.leasing.policy.mode(), self.key.operation(), observe::FAILED);
         let may_repeat = self.mode().repeats() || self.not_performed.load(Ordering::Relaxed);
         // A step in doubt must be remembered for the whole retention.
         if may_repeat && self.lease.steps_in_doubt().is_empty() {
-            let _ = self.release(reason).await;
+            let _ = self.release_and(reason, keeps_request).await;
             return;
         }
         let retention = self.leasing.retention;
         let lapsing = committed(&self.pool, Opening::durable(self.leasing.deployment), async |conn| {
-            self.record().lapse(conn, self.token, reason, retention).await
+            self.record().lapse(conn, self.token, reason, retention, keeps_request).await
         });
         let lapsed = self.for_a_lease(lapsing).await;
         self.ended = lapsed.is_ok();
@@ -190,7 +234,7 @@ impl Drop for LeaseOwner {
     fn drop(&mut self) {
         self.renewal.abort();
         self.deadline.end();
-        if !self.ended {
+        if !self.ended && self.unbegun.has_begun() {
             // An operator can find the record by the token, and the token is not a secret.
             tracing::warn!(
                 operation = self.key.operation(),

@@ -11,8 +11,9 @@ use tokio::time::Instant;
 
 use super::handle::Lease;
 use super::leasing::Leasing;
-use super::owner::LeaseOwner;
+use super::owner::{LeaseOwner, Won};
 use super::policy::Policy;
+use super::unbegun::Unbegun;
 use crate::caught::caught;
 use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{Failure, call_span, spanned};
@@ -86,8 +87,9 @@ impl Leasing {
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped before the claim commits, nothing has happened. Later, the claim lapses: the next
-    /// caller takes it over, or finds it indeterminate.
+    /// If the future is dropped before the work begins, nothing has happened: if the claim commits all the same, it is
+    /// released in the background, and does not count as an attempt. This also holds if the answer of the COMMIT is lost.
+    /// Later, the claim lapses: the next caller takes it over, or finds it indeterminate.
     ///
     /// # Panics
     ///
@@ -117,7 +119,7 @@ impl Leasing {
         E: Display,
         F: AsyncFnOnce(&Lease) -> Result<T, E>,
     {
-        let owner = match self.acquire(pool, key, body).await? {
+        let owner = match self.acquire_unbegun(pool, key, body).await? {
             Acquired::Replayed(response) => return Ok(Outcome::Replayed(response)),
             Acquired::Owner(owner) => owner,
         };
@@ -136,8 +138,23 @@ impl Leasing {
     ///
     /// # Cancellation
     ///
-    /// Nothing has happened, or the claim is committed and lapses. It also lapses if the answer of its COMMIT is lost.
+    /// Nothing has happened: if the claim commits all the same, it is released in the background, and does not count as an
+    /// attempt. This also holds if the answer of its COMMIT is lost. The release is tried for the length of one lease. If
+    /// it does not succeed, or the process ends, the claim lapses.
     pub async fn acquire<T, B>(self, pool: &PgPool, key: &Key, body: &B) -> Result<Acquired<T>, Error>
+    where
+        T: DeserializeOwned,
+        B: Body + ?Sized,
+    {
+        let mut acquired = self.acquire_unbegun(pool, key, body).await?;
+        if let Acquired::Owner(owner) = &mut acquired {
+            owner.begin();
+        }
+        Ok(acquired)
+    }
+
+    /// [`acquire`](Self::acquire), for work that [begins](LeaseOwner::begin) later.
+    async fn acquire_unbegun<T, B>(self, pool: &PgPool, key: &Key, body: &B) -> Result<Acquired<T>, Error>
     where
         T: DeserializeOwned,
         B: Body + ?Sized,
@@ -150,7 +167,7 @@ impl Leasing {
         }
     }
 
-    /// [`acquire`](Self::acquire), with the response as it is stored.
+    /// [`acquire_unbegun`](Self::acquire_unbegun), with the response as it is stored.
     pub(crate) async fn acquire_stored(
         self,
         pool: &PgPool,
@@ -232,7 +249,9 @@ impl Leasing {
                 if let Some(request) = &request {
                     record.store_request(conn, claim.token, request).await?;
                 }
-                Ok(Claimed::Won((claim, self.earlier_steps(conn, record, claim).await?)))
+                let steps = self.earlier_steps(conn, record, claim).await?;
+                let unbegun = Unbegun::of(pool, record, claim.token, self.policy.lease());
+                Ok(Claimed::Won(Won { claim, steps, unbegun }))
             });
             let claimed = answered(self.claim_limit(pool), claiming).await;
             if !matches!(claimed, Err(Error::InFlight { .. })) || !polls.rest().await {
@@ -247,9 +266,7 @@ impl Leasing {
             Err(error) => observe::outcome(terms.mode, key.operation(), error.outcome()),
         }
         Ok(match claimed? {
-            Claimed::Won((claim, steps)) => {
-                Acquired::Owner(LeaseOwner::new(self, pool, key, fingerprint, claim, claimed_at, steps))
-            }
+            Claimed::Won(won) => Acquired::Owner(LeaseOwner::new(self, pool, key, fingerprint, won, claimed_at)),
             Claimed::Replayed(response) => Acquired::Replayed(response),
         })
     }
@@ -257,7 +274,7 @@ impl Leasing {
 
 /// Does the work, and stores its result or releases the claim.
 pub(super) async fn work_and_complete<T, E>(
-    owner: LeaseOwner,
+    mut owner: LeaseOwner,
     work: impl AsyncFnOnce(&Lease) -> Result<T, E>,
 ) -> Result<T, Failure<E>>
 where
@@ -265,7 +282,13 @@ where
     E: Display,
 {
     let started = Instant::now();
-    let worked = unless_lost(&owner, caught(work(&owner))).await;
+    let lease = Lease::clone(&owner);
+    // The lease may be lost before the work is polled.
+    let working = async {
+        owner.begin();
+        work(&lease).await
+    };
+    let worked = unless_lost(&lease, caught(working)).await;
     observe::performed(owner.mode(), owner.key().operation(), started.elapsed());
     match worked {
         None => Err(owner.failed(Error::LeaseLost).into()),

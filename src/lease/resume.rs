@@ -9,10 +9,11 @@ use tokio::time::Instant;
 
 use super::handle::Lease;
 use super::leasing::Leasing;
-use super::owner::LeaseOwner;
+use super::owner::{LeaseOwner, Won};
 use super::protocol::work_and_complete;
+use super::unbegun::Unbegun;
 use crate::claim::{Asked, Claimed, contend};
-use crate::observe::{Failure, PERFORMED};
+use crate::observe::{EXHAUSTED, FAILED, Failure, PERFORMED};
 use crate::record::{Candidate, Record};
 use crate::session::{Opening, answered, in_pooled_transaction};
 use crate::{Error, InFlight, NotResumable, observe};
@@ -78,7 +79,10 @@ impl Leasing {
         E: Display,
         F: AsyncFnOnce(&Lease, B) -> Result<T, E>,
     {
-        let Some((owner, request)) = self.take_one(pool, operation).await? else { return Ok(Resumed::Nothing) };
+        let Some((mut owner, request)) = self.take_one(pool, operation).await? else { return Ok(Resumed::Nothing) };
+        // Also a request whose decoding panics uses up an attempt.
+        owner.begin();
+        let lease = Lease::clone(&owner);
         let worked = match serde_json::from_slice(&request) {
             Ok(request) => work_and_complete(owner, async |lease| work(lease, request).await).await,
             Err(error) => {
@@ -86,8 +90,19 @@ impl Leasing {
                 Err(Failure::Crate(Error::Undecodable { step: None, source: error.into() }))
             }
         };
-        observe::resumed(operation, worked.as_ref().map_or_else(Failure::outcome, |_| PERFORMED));
+        let outcome = match &worked {
+            Ok(_) => PERFORMED,
+            // A step in doubt waits for an operator, who then permits another attempt.
+            Err(failure) if failure.outcome() == FAILED && self.was_the_last(&lease) => EXHAUSTED,
+            Err(failure) => failure.outcome(),
+        };
+        observe::resumed(operation, outcome);
         Ok(worked.map_or_else(Resumed::Failed, Resumed::Completed))
+    }
+
+    /// Whether this attempt was the last that is permitted. An operator's permission ends with its attempt.
+    fn was_the_last(&self, lease: &Lease) -> bool {
+        self.max_attempts.is_some_and(|most| lease.attempt() >= most.get()) && lease.steps_in_doubt().is_empty()
     }
 
     /// Whether these options allow to resume operations.
@@ -142,9 +157,11 @@ impl Leasing {
                 return Err(changed());
             }
             let request = record.request(conn, claim.token).await?.ok_or_else(changed)?;
-            Ok((claim, self.earlier_steps(conn, record, claim).await?, request))
+            let steps = self.earlier_steps(conn, record, claim).await?;
+            let won = Won { unbegun: Unbegun::of(pool, record, claim.token, self.policy.lease()), claim, steps };
+            Ok((won, request))
         });
-        let (claim, steps, request) = answered(self.claim_limit(pool), claiming).await?;
-        Ok((LeaseOwner::new(self, pool, &candidate.key, candidate.fingerprint, claim, claimed_at, steps), request))
+        let (won, request) = answered(self.claim_limit(pool), claiming).await?;
+        Ok((LeaseOwner::new(self, pool, &candidate.key, candidate.fingerprint, won, claimed_at), request))
     }
 }

@@ -9,8 +9,8 @@ use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, Key};
 
 /// Lists at most `limit` records that an operator has to settle, the oldest claim first. These are the indeterminate
-/// records. If `max_attempts` is given, the list also contains the records in lease mode with at least that many
-/// attempts ([exhausted](Error::Exhausted)).
+/// records. If `max_attempts` is given, the list also contains the records that a service with this limit refuses as
+/// [exhausted](Error::Exhausted).
 ///
 /// In transaction mode, such a record comes from a mistake in the service: a caller committed after an error.
 ///

@@ -45,7 +45,8 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
 
 /// Releases an [indeterminate](Error::Indeterminate) operation that did not take effect. The next caller may claim it
 /// at once, under any policy. `token` is the token in that error, and `steps` are the names in it: of an operation in
-/// steps, this decides that **none of these steps** took effect, so the next attempt performs them. Finished steps stay.
+/// steps, this decides that **none of these steps** took effect, so the next attempt performs them, and is permitted as by
+/// [`grant_attempt`]. Finished steps stay.
 /// If other steps are in doubt by now, nothing changes. To decide about one of several steps, call [`release_step`] or
 /// [`resolve_step`].
 ///
@@ -82,15 +83,14 @@ pub async fn release(pool: &PgPool, key: &Key, token: i64, steps: &[String], rea
 ///
 /// Done or not done.
 pub async fn release_step(pool: &PgPool, key: &Key, token: i64, step: &str, reason: &str) -> Result<i64, Error> {
-    decided(pool, async |conn| Record::unprepared(key).settle_step(conn, token, step, None, Some(reason)).await).await
+    decided(pool, async |conn| Record::unprepared(key).release_step(conn, token, step, reason).await).await
 }
 
 /// Stores the result of one at-most-once [step](Error::Indeterminate) that was begun and took effect: the next attempt
 /// continues after it. `token` is the token in that error. If the step took no effect, call [`release_step`].
 ///
 /// Other steps in doubt stay in doubt, and have to be settled too, with the token that this returns. After the last one
-/// the operation is released. The attempt that follows is permitted even if it exceeds
-/// [`with_max_attempts`](crate::lease::Leasing::with_max_attempts).
+/// the operation is released. The attempt that follows is permitted, as by [`grant_attempt`].
 ///
 /// ```rust,no_run
 /// # use pg_idempotency::operator;
@@ -126,7 +126,7 @@ where
 {
     let result = encode_result(step, result)?;
     decided(pool, async |conn| {
-        let settled = Record::unprepared(key).settle_step(conn, token, step, Some(&result), None).await?;
+        let settled = Record::unprepared(key).resolve_step(conn, token, step, &result).await?;
         // After the update, which has locked the record. An error rolls it back.
         if let Some(token) = settled
             && let Some(steps) = Record::unprepared(key).steps(conn, token).await?
@@ -137,6 +137,26 @@ where
         Ok(settled)
     })
     .await
+}
+
+/// Permits one more attempt of an operation that was released or has lapsed, even if it exceeds
+/// [`with_max_attempts`](crate::lease::Leasing::with_max_attempts): of an [exhausted](Error::Exhausted) one, when the cause
+/// of its failures is repaired. The next caller or a resumer makes the attempt. `token` is the token in that error. The
+/// record keeps `reason` for the next operator. Returns the new token, which fences an owner that was only suspended.
+///
+/// Finished steps stay. The permission ends with this attempt, but a claim that never began does not use it up.
+///
+/// # Errors
+///
+/// [`Error::Changed`] if the record has another token by now, or does not wait for another attempt: it is completed, under
+/// a live lease, [indeterminate](Error::Indeterminate), past its retention, in transaction mode, or its first claim never
+/// began; errors of the database.
+///
+/// # Cancellation
+///
+/// Done or not done.
+pub async fn grant_attempt(pool: &PgPool, key: &Key, token: i64, reason: &str) -> Result<i64, Error> {
+    decided(pool, async |conn| Record::unprepared(key).grant_attempt(conn, token, reason).await).await
 }
 
 /// Runs the statements of an operator's decision in their own transaction, which is durable on the workers too, if there

@@ -110,13 +110,11 @@ macro_rules! no_step_in_doubt {
     };
 }
 
-/// An operator has settled a step since the last claim. Their statement has drawn this token, and the next claim draws
-/// another.
-macro_rules! settled_by_an_operator {
-    () => {
-        "(steps is not null and pg_catalog.jsonb_path_exists(
-            steps, '$.*.settled ? (@ == $token)', pg_catalog.jsonb_build_object('token', token)
-        ))"
+/// Another attempt is permitted, by this limit of the service or by an operator. `greatest` ignores a null.
+/// `are_used_up` answers the same question.
+macro_rules! attempts_are_left {
+    ($most:literal) => {
+        concat!("attempt < greatest(", $most, "::int4, granted_attempt)")
     };
 }
 
@@ -177,9 +175,8 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    claimed_here, expired_at, expired_when_asked, forget_claim, may_be_retried, may_be_taken_over, no_live_lease,
-    no_step_in_doubt, note_claim, readable, readable_place, settled_by_an_operator, state, steps_in_doubt,
-    table_or_leaf,
+    attempts_are_left, claimed_here, expired_at, expired_when_asked, forget_claim, may_be_retried, may_be_taken_over,
+    no_live_lease, no_step_in_doubt, note_claim, readable, readable_place, state, steps_in_doubt, table_or_leaf,
 };
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set completed_at = pg_catalog.statement_timestamp(), lease_until = null, steps = null, request = null,
-                    response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
+                    granted_attempt = null, response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
                     expires_at = pg_catalog.statement_timestamp() + $8::interval
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8

@@ -7,7 +7,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::distributed;
-use super::fragment::{claimed_here, readable, settled_by_an_operator, state, steps_in_doubt};
+use super::fragment::{claimed_here, readable, state, steps_in_doubt};
 use super::statement::{self, Record, interval};
 use super::step::in_doubt;
 use crate::mode::UnknownMode;
@@ -51,8 +51,8 @@ pub(crate) struct Found {
     pub(crate) last_error: Option<String>,
     /// The names of the steps that were begun and have no result.
     pub(crate) steps_in_doubt: Vec<String>,
-    /// An operator has settled a step of the last attempt.
-    pub(crate) settled_by_an_operator: bool,
+    /// The attempt that an operator permits.
+    pub(crate) granted_attempt: Option<i32>,
 }
 
 impl Record<'_> {
@@ -74,14 +74,13 @@ impl Record<'_> {
             select
                 asked.at as asked,
                 case when record.token is null then pg_catalog.pg_try_advisory_xact_lock($4::int8) end as mine,
-                mode, fingerprint, token, attempt, last_error, trace, ", readable!("claimed_at"), " as claimed_at,
+                mode, fingerprint, token, attempt, granted_attempt, last_error, trace, ", readable!("claimed_at"), " as claimed_at,
                 ", claimed_here!("token"), " as claimed_by_this_transaction,
                 case when lease_until > pg_catalog.statement_timestamp()
                     then extract(epoch from (", readable!("lease_until"), ") - pg_catalog.statement_timestamp())::float8
                 end as lease_left,
                 ", state!("asked.at"), " as state,
                 ", steps_in_doubt!(), "::text as steps_in_doubt,
-                ", settled_by_an_operator!(), " as settled_by_an_operator,
                 response_status, response_headers::text as response_headers, response_body
             -- The smaller, because the clock may have jumped back: a record must not expire before its time.
             from (
@@ -123,7 +122,7 @@ impl Found {
             trace: row.try_get("trace")?,
             last_error: row.try_get("last_error")?,
             steps_in_doubt: in_doubt(row)?,
-            settled_by_an_operator: row.try_get("settled_by_an_operator")?,
+            granted_attempt: row.try_get("granted_attempt")?,
         })
     }
 }

@@ -6,9 +6,17 @@ use sqlx::PgConnection;
 
 use super::claim::Claim;
 use super::distributed;
-use super::fragment::{forget_claim, no_live_lease, steps_in_doubt};
+use super::fragment::{forget_claim, may_be_retried, no_live_lease, steps_in_doubt};
 use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::Error;
+
+/// What is known of a claim whose COMMIT got no answer.
+pub(crate) enum Unclaimed {
+    /// It is released, or it never was, or another call has it.
+    Decided { released: bool },
+    /// An open transaction holds the key: the COMMIT may still be on its way.
+    Held,
+}
 
 impl Record<'_> {
     /// Releases a claim in the transaction that claimed: the next caller may claim at once. The new token makes sure
@@ -38,12 +46,20 @@ impl Record<'_> {
 
     /// Releases the claim of a lease, as its owner, and stores the reason. All steps stay, also those in doubt. Because
     /// of the new token, a heartbeat that is on its way cannot revive the claim. `false` means that the claim is gone.
-    pub(crate) async fn release_lease(self, conn: &mut PgConnection, token: i64, reason: &str) -> Result<bool, Error> {
+    /// The stored request goes if nobody may do the work without its caller any more.
+    pub(crate) async fn release_lease(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        reason: &str,
+        keeps_request: bool,
+    ) -> Result<bool, Error> {
         let update = self
             .query(
                 "
                 update idempotency.record
-                set lease_until = '-infinity', token = $5::int8, last_error = $6::text
+                set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
+                    request = case when $7::bool then request end
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -51,8 +67,61 @@ impl Record<'_> {
             )
             .bind(token) // $4
             .bind(draw_token()?) // $5
+            .bind(storable(reason)) // $6
+            .bind(keeps_request); // $7
+        changes_a_row(conn, update).await
+    }
+
+    /// Frees the key of a first attempt that was refused and did nothing, as its owner, and stores the reason. The next
+    /// call may have any body, and is the first attempt. `false` means that the claim is gone.
+    pub(crate) async fn free(self, conn: &mut PgConnection, token: i64, reason: &str) -> Result<bool, Error> {
+        let update = self
+            .query(
+                "
+                update idempotency.record
+                set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
+                    attempt = 0, granted_attempt = null, steps = null, request = null
+                where scope = $1::text and operation = $2::text and value = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    and attempt = 1
+                ",
+            )
+            .bind(token) // $4
+            .bind(draw_token()?) // $5
             .bind(storable(reason)); // $6
         changes_a_row(conn, update).await
+    }
+
+    /// Releases a claim whose work has not begun, as if it had never been: it does not count as an attempt, and the record
+    /// keeps what earlier attempts have left. A first claim leaves attempt 0, after which any body may claim.
+    ///
+    /// The claiming transaction holds the key's lock until its COMMIT is decided. So this tries the lock first: if no row
+    /// is found under the lock, the claim never was. The update is a statement of its own, because its snapshot must be
+    /// younger than the lock. The transaction must be at READ COMMITTED
+    /// ([`Opening::ReadCommitted`](crate::session::Opening)), where each statement has a new snapshot.
+    pub(crate) async fn release_unbegun(self, conn: &mut PgConnection, token: i64) -> Result<Unclaimed, Error> {
+        let lock = sqlx::query_scalar("select pg_catalog.pg_try_advisory_xact_lock($1::int8)")
+            .persistent(self.deployment.prepared)
+            .bind(self.key.lock_id()); // $1
+        if !lock.fetch_one(&mut *conn).await.map_err(Error::of_statement)? {
+            return Ok(Unclaimed::Held);
+        }
+        let update = self
+            .query(
+                "
+                update idempotency.record
+                set lease_until = '-infinity', token = $5::int8, attempt = attempt - 1,
+                    steps = case when attempt > 1 then steps end, request = case when attempt > 1 then request end
+                where scope = $1::text and operation = $2::text and value = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    and lease_until > '-infinity'::timestamptz
+                ",
+            )
+            .bind(token) // $4
+            .bind(draw_token()?); // $5
+        Ok(Unclaimed::Decided { released: changes_a_row(conn, update).await? })
     }
 
     /// Releases the claim of an owner that is gone, as an operator, who says that the operation, or these steps of it,
@@ -69,30 +138,59 @@ impl Record<'_> {
         steps: &[String],
         reason: &str,
     ) -> Result<bool, Error> {
-        let new_token = draw_token()?;
-        let settled: serde_json::Map<_, _> =
-            steps.iter().map(|name| (name.clone(), serde_json::json!({ "settled": new_token }))).collect();
         let update = self
             .query(concat! {
                 "
                 update idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
-                    steps = nullif(coalesce(steps, '{}') || $7::text::jsonb, '{}')
+                    steps = nullif(steps - $7::text[], '{}'::jsonb),
+                    -- An operator who settles a step wants the operation to go on.
+                    granted_attempt = case when $7::text[] = '{}'::text[] then granted_attempt else attempt + 1 end
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
                     and ", no_live_lease!(), "
                     -- The same names, in any order.
-                    and coalesce(", steps_in_doubt!(), ", '[]') @> $8::text::jsonb
-                    and coalesce(", steps_in_doubt!(), ", '[]') <@ $8::text::jsonb
+                    and coalesce(", steps_in_doubt!(), ", '[]'::jsonb) @> $8::text::jsonb
+                    and coalesce(", steps_in_doubt!(), ", '[]'::jsonb) <@ $8::text::jsonb
+                ",
+            })
+            .bind(token) // $4
+            .bind(draw_token()?) // $5
+            .bind(storable(reason)) // $6
+            .bind(steps) // $7
+            .bind(serde_json::json!(steps).to_string()); // $8
+        changes_a_row(conn, update).await
+    }
+
+    /// Permits one more attempt of an operation that was released or has lapsed, as an operator, and stores the reason.
+    /// Returns the new token, which fences an owner that was only suspended. `None` means that the record has changed, or
+    /// that it does not wait for another attempt.
+    pub(crate) async fn grant_attempt(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        reason: &str,
+    ) -> Result<Option<i64>, Error> {
+        let new_token = draw_token()?;
+        let update = self
+            .query(concat! {
+                "
+                update idempotency.record
+                set granted_attempt = attempt + 1, lease_until = '-infinity', token = $5::int8, last_error = $6::text
+                where scope = $1::text and operation = $2::text and value = $3::text
+                    and token = $4::int8
+                    -- In transaction mode attempts are not limited, and after attempt 0 comes the first.
+                    and mode in ('at_least_once', 'in_steps', 'at_most_once')
+                    and attempt > 0
+                    and expires_at > pg_catalog.statement_timestamp()
+                    and ", may_be_retried!(), "
                 ",
             })
             .bind(token) // $4
             .bind(new_token) // $5
-            .bind(storable(reason)) // $6
-            .bind(serde_json::Value::Object(settled).to_string()) // $7
-            .bind(serde_json::json!(steps).to_string()); // $8
-        changes_a_row(conn, update).await
+            .bind(storable(reason)); // $6
+        Ok(changes_a_row(conn, update).await?.then_some(new_token))
     }
 
     /// Ends the lease now, because the operation failed and may have taken effect. Stores the reason, and remembers the
@@ -104,13 +202,15 @@ impl Record<'_> {
         token: i64,
         reason: &str,
         retention: Duration,
+        keeps_request: bool,
     ) -> Result<bool, Error> {
         let update = self
             .query(
                 "
                 update idempotency.record
                 set lease_until = pg_catalog.statement_timestamp(), token = $5::int8, last_error = $6::text,
-                    expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $7::interval)
+                    expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $7::interval),
+                    request = case when $8::bool then request end
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -120,7 +220,8 @@ impl Record<'_> {
             .bind(token) // $4
             .bind(draw_token()?) // $5
             .bind(storable(reason)) // $6
-            .bind(interval(retention)); // $7
+            .bind(interval(retention)) // $7
+            .bind(keeps_request); // $8
         changes_a_row(conn, update).await
     }
 }

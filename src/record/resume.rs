@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{may_be_retried, settled_by_an_operator};
+use super::fragment::{attempts_are_left, may_be_retried};
 use super::statement::{Record, changes_a_row, interval};
 use crate::{Deployment, Error, Fingerprint, Key, Mode};
 
@@ -40,7 +40,7 @@ impl Candidate {
                 and ", may_be_retried!(), "
                 -- After its retention the key is new, and its stored steps do not count.
                 and expires_at > pg_catalog.statement_timestamp()
-                and (attempt < $3::int4 or ", settled_by_an_operator!(), ")
+                and ", attempts_are_left!("$3"), "
                 and claimed_at <= pg_catalog.statement_timestamp() - $4::interval * pg_catalog.power(2, least(attempt - 1, 20))
             order by claimed_at
             limit $5::int8

@@ -1,12 +1,13 @@
 //! Records as an operator sees them, and the deletion of one by hand.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{may_be_retried, no_live_lease, readable, settled_by_an_operator, state};
+use super::fragment::{attempts_are_left, may_be_retried, no_live_lease, readable, state};
 use super::statement::{self, Record, changes_a_row, known_mode};
 use super::step::ShownStep;
 use crate::state::State;
@@ -25,8 +26,10 @@ pub struct Shown {
     /// The fencing token of its last claim, which [`resolve`](crate::operator::resolve()),
     /// [`release`](crate::operator::release()) and [`forget`](crate::operator::forget) require.
     pub token: i64,
-    /// How many times it was claimed.
+    /// How many times it was claimed. A claim that ended before its work began does not count.
     pub attempt: u32,
+    /// The attempt that an operator [permits](crate::operator::grant_attempt()), however small the service's limit is.
+    pub granted_attempt: Option<u32>,
     /// When it was last claimed.
     pub claimed_at: DateTime<Utc>,
     /// When it was completed.
@@ -64,6 +67,16 @@ impl Shown {
         names
     }
 
+    /// Whether a service with this [limit](crate::lease::Leasing::with_max_attempts) refuses the next attempt as
+    /// [exhausted](crate::Error::Exhausted). Then the operation waits for an operator:
+    /// [`grant_attempt`](crate::operator::grant_attempt()) permits one more attempt.
+    #[must_use]
+    pub fn is_exhausted(&self, max_attempts: NonZeroU32) -> bool {
+        self.mode.is_leased()
+            && matches!(self.state, State::Released | State::Lapsed)
+            && are_used_up(self.attempt, max_attempts, self.granted_attempt)
+    }
+
     fn of(row: &PgRow, key: Key) -> sqlx::Result<Self> {
         let mode = known_mode(row)?;
         let fingerprint: Option<Vec<u8>> = row.try_get("fingerprint")?;
@@ -75,6 +88,7 @@ impl Shown {
             state: statement::state(row)?,
             token: row.try_get("token")?,
             attempt: row.try_get::<i32, _>("attempt")?.unsigned_abs(),
+            granted_attempt: row.try_get::<Option<i32>, _>("granted_attempt")?.map(i32::unsigned_abs),
             claimed_at: row.try_get("claimed_at")?,
             completed_at: row.try_get("completed_at")?,
             expires_at: row.try_get("expires_at")?,
@@ -92,12 +106,17 @@ impl Shown {
     }
 }
 
+/// Whether no further attempt is permitted, neither by the service's limit nor by an operator.
+pub(crate) fn are_used_up(attempts: u32, most: NonZeroU32, granted_attempt: Option<u32>) -> bool {
+    attempts >= most.get().max(granted_attempt.unwrap_or_default())
+}
+
 /// The columns of [`Shown`], but those of the key.
 macro_rules! shown {
     () => {
         concat! {
             "
-                mode, fingerprint, token, attempt, trace, last_error,
+                mode, fingerprint, token, attempt, granted_attempt, trace, last_error,
                 ", readable!("claimed_at"), " as claimed_at, ", readable!("completed_at"), " as completed_at,
                 ", readable!("expires_at"), " as expires_at,
                 steps::text as steps, request is not null as resumable,
@@ -134,8 +153,8 @@ pub(crate) async fn unsettled(
                 ", state!(), " = 'indeterminate'
                 or (", may_be_retried!(), "
                     and mode <> 'transaction'
-                    and attempt >= $2::int4
-                    and not ", settled_by_an_operator!(), ")
+                    and $2::int4 is not null
+                    and not ", attempts_are_left!("$2"), ")
             )
         order by record.claimed_at, scope, operation, value
         limit $1::int8

@@ -65,11 +65,7 @@ impl ShownStep {
 
 fn entries(row: &PgRow) -> sqlx::Result<serde_json::Map<String, Value>> {
     let Some(steps) = row.try_get::<Option<&str>, _>("steps")? else { return Ok(serde_json::Map::new()) };
-    let mut steps: serde_json::Map<String, Value> =
-        serde_json::from_str(steps).map_err(|error| sqlx::Error::Decode(error.into()))?;
-    // An operator has said of the others that they took no effect.
-    steps.retain(|_, step| step.get("result").is_some() || step.get("begun").is_some());
-    Ok(steps)
+    serde_json::from_str(steps).map_err(|error| sqlx::Error::Decode(error.into()))
 }
 
 /// Reads [`steps_in_doubt`](super::fragment::steps_in_doubt), as text: the names in the order of their bytes.
@@ -78,6 +74,19 @@ pub(super) fn in_doubt(row: &PgRow) -> sqlx::Result<Vec<String>> {
     let mut names: Vec<String> = serde_json::from_str(names).map_err(|error| sqlx::Error::Decode(error.into()))?;
     names.sort_unstable();
     Ok(names)
+}
+
+/// The record of a step in doubt, as the operator saw it.
+macro_rules! settled_step {
+    () => {
+        concat! {
+            "where scope = $1::text and operation = $2::text and value = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    and ", no_live_lease!(), "
+                    and steps -> $6::text -> 'begun'::text is not null"
+        }
+    };
 }
 
 impl Record<'_> {
@@ -160,40 +169,57 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// Settles one step in doubt, as an operator: with its result, or, without one, as a step that took no effect.
-    /// Releases the claim; other steps stay in doubt. Returns the new token, which fences an owner that was only
-    /// suspended. `None` means that the record has changed, is under a live lease, or that this step is not in doubt.
-    pub(crate) async fn settle_step(
+    /// Settles one step in doubt, as an operator, with its result. Releases the claim, and permits one more attempt;
+    /// other steps stay in doubt. Returns the new token, which fences an owner that was only suspended. `None` means that
+    /// the record has changed, is under a live lease, or that this step is not in doubt.
+    pub(crate) async fn resolve_step(
         self,
         conn: &mut PgConnection,
         token: i64,
         name: &str,
-        result: Option<&str>,
-        reason: Option<&str>,
+        result: &str,
     ) -> Result<Option<i64>, Error> {
         let new_token = draw_token()?;
         let update = self
             .query(concat! {
                 "
                 update idempotency.record
-                set lease_until = '-infinity', token = $5::int8, last_error = coalesce($8::text, last_error),
+                set lease_until = '-infinity', token = $5::int8, granted_attempt = attempt + 1,
                     -- Citus refuses a column in jsonb_build_object, which is stable. So the attempt is taken from the old step.
                     steps = pg_catalog.jsonb_set(steps, array[$6::text], (steps -> $6::text) - 'begun'::text
-                        || pg_catalog.jsonb_strip_nulls(pg_catalog.jsonb_build_object(
-                            'result', $7::text, 'at', pg_catalog.statement_timestamp(), 'settled', $5::int8
-                        )))
-                where scope = $1::text and operation = $2::text and value = $3::text
-                    and token = $4::int8
-                    and completed_at is null
-                    and ", no_live_lease!(), "
-                    and steps -> $6::text -> 'begun' is not null
+                        || pg_catalog.jsonb_build_object('result', $7::text, 'at', pg_catalog.statement_timestamp()))
+                ", settled_step!(), "
                 ",
             })
             .bind(token) // $4
             .bind(new_token) // $5
             .bind(name) // $6
-            .bind(result) // $7
-            .bind(reason.map(storable)); // $8
+            .bind(result); // $7
+        Ok(changes_a_row(conn, update).await?.then_some(new_token))
+    }
+
+    /// As [`resolve_step`](Self::resolve_step), for a step that took no effect. Stores the reason.
+    pub(crate) async fn release_step(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        name: &str,
+        reason: &str,
+    ) -> Result<Option<i64>, Error> {
+        let new_token = draw_token()?;
+        let update = self
+            .query(concat! {
+                "
+                update idempotency.record
+                set lease_until = '-infinity', token = $5::int8, granted_attempt = attempt + 1,
+                    steps = nullif(steps - $6::text, '{}'::jsonb), last_error = $7::text
+                ", settled_step!(), "
+                ",
+            })
+            .bind(token) // $4
+            .bind(new_token) // $5
+            .bind(name) // $6
+            .bind(storable(reason)); // $7
         Ok(changes_a_row(conn, update).await?.then_some(new_token))
     }
 

@@ -29,7 +29,7 @@ macro_rules! take_over_free {
         concat! {
             "update idempotency.record
             set mode = $8::text, fingerprint = $5::bytea, token = $4::int8,
-                attempt = $11::int4, claimed_at = pg_catalog.now(),
+                attempt = $11::int4, granted_attempt = case when $11::int4 > 1 then granted_attempt end, claimed_at = pg_catalog.now(),
                 completed_at = pg_catalog.statement_timestamp() + case when $8::text = 'mark' then interval '0' end,
                 lease_until = pg_catalog.statement_timestamp() + $7::interval,
                 expires_at = pg_catalog.statement_timestamp() + $6::interval,

@@ -25,6 +25,9 @@ pub(crate) enum Opening {
     Durable,
     /// As `Durable`, and the workers of a distributed table commit with the same setting. Otherwise each has its own.
     DurableOnWorkers,
+    /// At READ COMMITTED, whatever the session's own level is, and without a snapshot yet: the first statement takes a
+    /// lock, and the second one must see everything that was committed before that.
+    ReadCommitted,
     /// With this message, which contains a claim and BEGIN. The claim contains the check.
     Claiming(SqlStr),
 }
@@ -78,6 +81,10 @@ const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
     end $$"
 );
 
+/// The check would take a snapshot at the session's level, and then BEGIN may not set another. So this rolls back what may
+/// be open. It counts as a rollback in `pg_stat_database`, and only a call that has failed pays that.
+const BEGIN_READ_COMMITTED: &str = "begin; rollback; begin isolation level read committed";
+
 impl Opening {
     /// [`Durable`](Self::Durable), on every server of this deployment.
     pub(crate) fn durable(deployment: Deployment) -> Self {
@@ -102,6 +109,7 @@ impl Opening {
             Self::ReadOnly => BEGIN_READ_ONLY.into_sql_str(),
             Self::Durable => BEGIN_DURABLE.into_sql_str(),
             Self::DurableOnWorkers => BEGIN_DURABLE_ON_WORKERS.into_sql_str(),
+            Self::ReadCommitted => BEGIN_READ_COMMITTED.into_sql_str(),
             Self::Claiming(message) => message.clone(),
         }
     }

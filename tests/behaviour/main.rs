@@ -29,12 +29,14 @@ mod transaction {
 
 mod lease {
     mod fencing;
+    mod granted;
     mod in_doubt;
     pub(crate) mod leases;
     mod panics;
     mod renewal;
     pub(crate) mod resume;
     pub(crate) mod steps;
+    mod unbegun;
     mod vanished_network;
 }
 

@@ -13,6 +13,7 @@ mod mistakes;
 #[path = "../support/proxy.rs"]
 #[allow(dead_code, reason = "the other tests use more of it")]
 mod proxy;
+mod refused;
 mod replays;
 mod requests;
 mod rules;
@@ -25,4 +26,5 @@ mod support;
 mod tool_calls;
 mod traces;
 mod transactional;
+mod unbegun;
 mod vanished;

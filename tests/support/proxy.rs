@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::Notify;
 
 #[derive(Clone)]
 pub(crate) struct Proxy {
@@ -22,6 +23,7 @@ struct Wire {
     vanished: Arc<AtomicBool>,
     /// How often all connections were lost.
     losses: Arc<AtomicUsize>,
+    cut: Arc<Notify>,
 }
 
 impl Proxy {
@@ -55,6 +57,12 @@ impl Proxy {
     /// connections work.
     pub(crate) fn lose_connections(&self) {
         self.wire.losses.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Closes every present connection, in both directions. What the server has received, it does all the same. New
+    /// connections work.
+    pub(crate) fn cut_connections(&self) {
+        self.wire.cut.notify_waiters();
     }
 
     /// From now on every byte is swallowed, in both directions, and no connection is closed.
@@ -117,5 +125,5 @@ async fn relay(
             to_client.write_all(&message).await?;
         }
     };
-    tokio::select! { result = up => result, result = down => result }
+    tokio::select! { result = up => result, result = down => result, () = wire.cut.notified() => Ok(()) }
 }

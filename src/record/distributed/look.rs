@@ -7,7 +7,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::coordinator::{Coordinator, ask, pass_on_lock_timeout};
-use crate::record::fragment::{readable, settled_by_an_operator, steps_in_doubt};
+use crate::record::fragment::{readable, steps_in_doubt};
 use crate::record::look::{Found, Look, Standing};
 use crate::record::statement::Record;
 use crate::record::step::in_doubt;
@@ -26,9 +26,8 @@ pub(crate) async fn look(
         .query(concat! {
             "
             select
-                mode, fingerprint, token, attempt, last_error, trace, ", readable!("claimed_at"), " as claimed_at,
+                mode, fingerprint, token, attempt, granted_attempt, last_error, trace, ", readable!("claimed_at"), " as claimed_at,
                 ", steps_in_doubt!(), "::text as steps_in_doubt,
-                ", settled_by_an_operator!(), " as settled_by_an_operator,
                 completed_at is not null as completed,
                 lease_until is not distinct from '-infinity' as released,
                 ", readable!("lease_until"), " as lease_until, ", readable!("expires_at"), " as expires_at,
@@ -95,7 +94,7 @@ impl Found {
             trace: row.try_get("trace")?,
             last_error: row.try_get("last_error")?,
             steps_in_doubt,
-            settled_by_an_operator: row.try_get("settled_by_an_operator")?,
+            granted_attempt: row.try_get("granted_attempt")?,
         })
     }
 }

@@ -5,6 +5,7 @@ use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::mark::{mark, mark_many};
 use pg_idempotency::{Error, Fingerprint, Idempotency, InFlight, Key, Outcome};
 use sqlx::{PgConnection, PgPool};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::support::{DEPLOYMENTS, WAYS, janitor, key};
@@ -17,10 +18,17 @@ const STEPS: [Option<&str>; 3] = [
 ];
 const LEASES: [Option<&str>; 4] = [None, Some("-infinity"), Some("-1 min"), Some("40 s")];
 
+/// The stored attempt, and the one that an operator permits. Attempt 0: the first claim never began, or its key was freed.
+const ATTEMPTS: [(i32, Option<i32>); 3] = [(ATTEMPT, None), (ATTEMPT, Some(ATTEMPT + 1)), (0, None)];
+/// The limit of a service in lease mode.
+const MOST: NonZeroU32 = NonZeroU32::new(ATTEMPT.unsigned_abs()).expect("three");
+
 #[derive(Clone, Copy, Debug)]
 struct State {
     mode: &'static str,
     completed: bool,
+    attempt: i32,
+    granted: Option<i32>,
     /// What `lease_until` is, relative to now.
     lease: Option<&'static str>,
     /// What earlier attempts have stored. The text in the third value is in doubt.
@@ -39,9 +47,10 @@ enum Expected {
     KeyReused,
     Replayed,
     Indeterminate,
+    Exhausted,
 }
 
-/// The attempt that every generated record has.
+/// The attempt of a record whose work has begun.
 const ATTEMPT: i32 = 3;
 
 /// DESIGN.md's table, line by line.
@@ -63,8 +72,16 @@ fn expected(state: State, asked: &str) -> Expected {
     }
     let in_doubt = state.steps == STEPS[2];
     let released = !state.completed && state.lease == Some("-infinity");
+    if released && state.attempt == 0 {
+        return Expected::TakenOver { attempt: 1 };
+    }
+    // In transaction mode nothing limits the attempts.
+    let further = match asked == "transaction" || state.granted == Some(ATTEMPT + 1) {
+        true => Expected::TakenOver { attempt: ATTEMPT + 1 },
+        false => Expected::Exhausted,
+    };
     if released && state.same_fingerprint && !in_doubt {
-        return Expected::TakenOver { attempt: ATTEMPT + 1 };
+        return further;
     }
     if released && !state.same_fingerprint && ["transaction", "at_most_once"].contains(&state.mode) {
         return Expected::TakenOver { attempt: 1 };
@@ -79,7 +96,7 @@ fn expected(state: State, asked: &str) -> Expected {
         return Expected::InFlight;
     }
     if ["at_least_once", "in_steps"].contains(&asked) && !in_doubt {
-        return Expected::TakenOver { attempt: ATTEMPT + 1 };
+        return further;
     }
     Expected::Indeterminate
 }
@@ -88,11 +105,13 @@ fn every_state() -> Vec<State> {
     let mut states = Vec::new();
     for mode in MODES {
         for (lease, steps) in LEASES.into_iter().flat_map(|lease| STEPS.map(|steps| (lease, steps))) {
-            for bits in 0..16 {
+            for (bits, (attempt, granted)) in (0..16).flat_map(|bits| ATTEMPTS.map(|attempts| (bits, attempts))) {
                 states.push(State {
                     mode,
                     lease,
                     steps,
+                    attempt,
+                    granted,
                     completed: bits & 1 != 0,
                     expired: bits & 2 != 0,
                     same_fingerprint: bits & 4 != 0,
@@ -113,14 +132,14 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
         "
         insert into idempotency.record (
             mode, scope, operation, value, fingerprint, token, attempt, claimed_at, lease_until, completed_at, expires_at,
-            response_body, steps
+            response_body, steps, granted_attempt
         )
         values (
             $1, $2, $3, $4, case when $1 = 'mark' then null else $5 end, 1, $6, now(),
             case when $7 = '-infinity' then '-infinity' else now() + nullif($7, '-infinity')::interval end,
             case when $8 then now() end,
             case when $9 then now() - interval '1 ms' else now() + interval '1 h' end,
-            case when $8 then '\"first\"'::bytea end, $10::text::jsonb
+            case when $8 then '\"first\"'::bytea end, $10::text::jsonb, $11
         )
         ",
     )
@@ -129,11 +148,12 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
     .bind(key.operation())
     .bind(key.value())
     .bind(fingerprint.as_bytes())
-    .bind(ATTEMPT)
+    .bind(state.attempt)
     .bind(state.lease)
     .bind(state.completed)
     .bind(state.expired)
     .bind(state.steps)
+    .bind(state.granted)
     .execute(&mut *conn)
     .await;
     match written {
@@ -209,7 +229,7 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
     ];
     let asking = DEPLOYMENTS.iter().flat_map(|deployment| policies.map(|(asked, policy)| (asked, policy, *deployment)));
     for (asked, policy, deployment) in asking {
-        let leasing = Leasing::new(policy)?.with_deployment(deployment);
+        let leasing = Leasing::new(policy)?.with_deployment(deployment).with_max_attempts(MOST);
         let mut possible = 0;
         // A claim is a transaction of its own here: no record can be of the same one.
         for state in every_state().into_iter().filter(|state| !state.claimed_by_this_transaction) {
@@ -221,12 +241,15 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
             let answer = match leasing.acquire::<String, _>(&pool, &key("a"), "body").await {
                 Ok(Acquired::Owner(lease)) => {
                     let kept: bool = sqlx::query_scalar(
-                        "select steps is not distinct from $1::text::jsonb and token <> 1 from idempotency.record",
+                        "select steps is not distinct from $1::text::jsonb and granted_attempt is not distinct from $2
+                            and token <> 1
+                         from idempotency.record",
                     )
                     .bind(state.steps.filter(|_| lease.attempt() > 1))
+                    .bind(state.granted.filter(|_| lease.attempt() > 1))
                     .fetch_one(&pool)
                     .await?;
-                    assert!(kept, "steps are kept by a take-over, and gone in a new operation: {state:?}");
+                    assert!(kept, "both are kept by a take-over, and gone in a new operation: {state:?}");
                     Expected::TakenOver { attempt: lease.attempt().try_into()? }
                 }
                 Ok(Acquired::Replayed(response)) => {
@@ -242,6 +265,7 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
                     assert!(retry_after > lease / 2 && retry_after <= lease, "{retry_after:?}");
                     Expected::InFlight
                 }
+                Err(Error::Exhausted { attempts: 3, token: 1, .. }) => Expected::Exhausted,
                 Err(Error::Indeterminate { attempt, token, steps, .. }) => {
                     assert_eq!((attempt, token), (3, 1));
                     assert_eq!(steps, if state.steps == STEPS[2] { &["text"][..] } else { &[] });
@@ -258,8 +282,9 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
 
 /// transaction: 8 completed, 8 unfinished, 8 released; each lease mode: 8 completed, 8 each of released, lapsed, live;
 /// in steps also 24 unfinished with finished steps, and 24 with one in doubt; mark: 8 completed. (8 are the combinations
-/// of expired, same fingerprint, same transaction.)
-const POSSIBLE: usize = 24 + 3 * 32 + 2 * 24 + 8;
+/// of expired, same fingerprint, same transaction.) An attempt is granted to what is unfinished in a lease mode, and attempt 0
+/// is released in a lease mode, without steps.
+const POSSIBLE: usize = 24 + 3 * 32 + 2 * 24 + 8 + (3 * 24 + 2 * 24) + 3 * 8;
 
 /// An expired record is ignored in any mode, so no answer depends on whether a sweep has deleted it, or on the way to ask.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

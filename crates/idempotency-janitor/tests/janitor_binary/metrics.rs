@@ -148,7 +148,10 @@ async fn steps_and_resumed_operations_are_counted(pool: PgPool) -> anyhow::Resul
     drop(abandoned("failing").await?);
     testing::lapse(&pool, &key("failing")).await?;
     let failing = async |_: &Lease, _: String| -> anyhow::Result<i64> { anyhow::bail!("on purpose") };
-    leasing.resume_one(&pool, "ride", failing).await.expect_err("on purpose");
+    for _attempt in 2..=3 {
+        leasing.resume_one(&pool, "ride", failing).await.expect_err("on purpose");
+    }
+    assert!(leasing.resume_one(&pool, "ride", failing).await?.is_none(), "three attempts are all");
 
     let lease = abandoned("in doubt").await?;
     let failing: anyhow::Result<i64> = lease.step_at_most_once("failed", async |_| anyhow::bail!("on purpose")).await;
@@ -172,6 +175,7 @@ async fn steps_and_resumed_operations_are_counted(pool: PgPool) -> anyhow::Resul
         r#"idempotency_steps_total{operation="ride",outcome="in_doubt"} 3"#,
         r#"idempotency_resumed_total{operation="ride",outcome="performed"} 1"#,
         r#"idempotency_resumed_total{operation="ride",outcome="failed"} 1"#,
+        r#"idempotency_resumed_total{operation="ride",outcome="exhausted"} 1"#,
         r#"idempotency_outcomes_total{mode="in_steps",operation="ride",outcome="performed"} 1"#,
     ] {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");

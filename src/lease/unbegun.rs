@@ -1,0 +1,133 @@
+//! The end of a claim whose call has failed before its work began.
+//!
+//! The COMMIT of a claim may take effect although nobody hears of it: its answer is lost, or the call's future is dropped
+//! meanwhile. The call knows that its work has not begun, and nobody else does. So it releases the claim in the
+//! background. Without that, the key would be indeterminate at most once, and in flight for a whole lease otherwise.
+
+use std::time::Duration;
+
+use sqlx::PgPool;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::record::{Record, Unclaimed};
+use crate::session::{ANSWER, Opening, answered, in_pooled_transaction, jittered};
+use crate::{Deployment, Error, Key};
+
+/// How many releases may be on their way in this process. Claims whose COMMIT gets no answer are as many as the connections
+/// on which they were sent. If there are more than this, the database is away, and further claims lapse.
+static RELEASES: Semaphore = Semaphore::const_new(256);
+
+/// The pauses between two tries. The COMMIT may wait for a standby, so the pause doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// A claim whose work has not begun. If this is dropped before [`begin`](Self::begin), the claim is released in the
+/// background.
+#[derive(Debug)]
+pub(super) struct Unbegun(Option<Box<Given>>);
+
+/// Everything that a release needs.
+#[derive(Debug)]
+struct Given {
+    pool: PgPool,
+    key: Key,
+    deployment: Deployment,
+    token: i64,
+    lease: Duration,
+    /// That of the call, because a future may be dropped where no runtime is entered.
+    runtime: Handle,
+}
+
+impl Unbegun {
+    /// A claim that this transaction commits next.
+    ///
+    /// # Panics
+    ///
+    /// If there is no Tokio runtime.
+    pub(super) fn of(pool: &PgPool, record: Record<'_>, token: i64, lease: Duration) -> Self {
+        Self(Some(Box::new(Given {
+            pool: pool.clone(),
+            key: record.key.clone(),
+            deployment: record.deployment,
+            token,
+            lease,
+            runtime: Handle::current(),
+        })))
+    }
+
+    /// The work begins at this moment, or somebody else decides about the claim.
+    pub(super) fn begin(&mut self) {
+        self.0 = None;
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl Drop for Unbegun {
+    fn drop(&mut self) {
+        let Some(given) = self.0.take() else { return };
+        let Ok(permit) = RELEASES.try_acquire() else {
+            given.lapses(None);
+            return;
+        };
+        let runtime = given.runtime.clone();
+        // A runtime that has been shut down drops the task.
+        runtime.spawn(async move {
+            given.release().await;
+            drop(permit);
+        });
+    }
+}
+
+impl Given {
+    /// Tries until it is known what became of the claim, for at most the length of one lease. Holds no connection between
+    /// two tries.
+    async fn release(self: Box<Self>) {
+        let deadline = Instant::now() + self.lease;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let error = match answered(left.min(ANSWER), self.try_once()).await {
+                Ok(Unclaimed::Decided { released }) => {
+                    tracing::debug!(
+                        operation = self.key.operation(),
+                        token = self.token,
+                        released,
+                        "a claim whose call had failed before its work began has ended"
+                    );
+                    return;
+                }
+                Ok(Unclaimed::Held) => None,
+                Err(error) => Some(error),
+            };
+            let next = Instant::now() + jittered(pause);
+            if next >= deadline || self.pool.is_closed() {
+                self.lapses(error.as_ref());
+                return;
+            }
+            tokio::time::sleep_until(next).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn try_once(&self) -> Result<Unclaimed, Error> {
+        let record = Record { key: &self.key, deployment: self.deployment };
+        in_pooled_transaction(&self.pool, Opening::ReadCommitted, async |conn| {
+            record.release_unbegun(conn, self.token).await
+        })
+        .await
+    }
+
+    fn lapses(&self, error: Option<&Error>) {
+        tracing::warn!(
+            operation = self.key.operation(),
+            token = self.token,
+            error = error.map(|error| error as &dyn std::error::Error),
+            "a claim whose call had failed before its work began could not be released; it lapses"
+        );
+    }
+}

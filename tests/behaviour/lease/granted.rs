@@ -1,0 +1,118 @@
+//! Attempts beyond the service's limit, which an operator permits.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::operator::{Shown, State, grant_attempt, release, resolve, show, unsettled};
+use pg_idempotency::testing::{expire, lapse};
+use pg_idempotency::{Error, Key};
+use sqlx::PgPool;
+
+use crate::fixture::Fixture;
+use crate::lease::leases::{AT_LEAST_ONCE, AT_MOST_ONCE};
+use crate::lease::steps::IN_STEPS;
+use crate::support::key;
+
+const MOST: NonZeroU32 = NonZeroU32::new(2).expect("two");
+const WHY: &str = "the gateway is repaired";
+
+async fn shown(pool: &PgPool, key: &Key) -> Shown {
+    show(pool, key).await.expect("a database").expect("a record")
+}
+
+async fn grant(pool: &PgPool, key: &Key) -> Result<i64, Error> {
+    grant_attempt(pool, key, shown(pool, key).await.token, WHY).await
+}
+
+/// Claims, and releases with an error.
+async fn fail(pool: &PgPool, key: &Key, policy: Policy) -> Result<u32, Error> {
+    match Leasing::new(policy)?.with_max_attempts(MOST).acquire::<i64, _>(pool, key, "body").await? {
+        Acquired::Owner(owner) => {
+            let attempt = owner.attempt();
+            owner.release("the gateway said no").await?;
+            Ok(attempt)
+        }
+        Acquired::Replayed(_) => panic!("nothing is completed"),
+    }
+}
+
+fn assert_changed<T: std::fmt::Debug>(result: Result<T, Error>, why: &str) {
+    assert!(matches!(result, Err(Error::Changed)), "{why}: {result:?}");
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_operator_permits_one_attempt_beyond_the_limit(pool: PgPool) -> anyhow::Result<()> {
+    for (name, policy) in [("at least once", AT_LEAST_ONCE), ("in steps", IN_STEPS), ("at most once", AT_MOST_ONCE)] {
+        let key = key(name);
+        for attempt in 1..=2 {
+            assert!(!show(&pool, &key).await?.is_some_and(|shown| shown.is_exhausted(MOST)), "{name}");
+            assert_eq!(fail(&pool, &key, policy).await?, attempt, "{name}");
+        }
+        // Each permission is for one attempt.
+        for attempt in 3..=4 {
+            let refused = fail(&pool, &key, policy).await;
+            assert!(matches!(refused, Err(Error::Exhausted { .. })), "{name}: {refused:?}");
+            let before = shown(&pool, &key).await;
+            assert!(before.is_exhausted(MOST) && before.state == State::Released, "{name}: {before:?}");
+            assert_eq!(unsettled(&pool, 10, Some(MOST)).await?.len(), 1, "{name}");
+            let token = grant(&pool, &key).await?;
+            let granted = shown(&pool, &key).await;
+            assert_eq!((granted.token, granted.granted_attempt), (token, Some(attempt)), "{name}");
+            assert_eq!((granted.state, granted.last_error.as_deref()), (State::Released, Some(WHY)), "{name}");
+            assert!(token != before.token && !granted.is_exhausted(MOST), "{name}");
+            assert!(unsettled(&pool, 10, Some(MOST)).await?.is_empty(), "{name}");
+            assert_changed(grant_attempt(&pool, &key, before.token, WHY).await, "the token of before");
+            assert_eq!(fail(&pool, &key, policy).await?, attempt, "{name}");
+        }
+        assert!(shown(&pool, &key).await.is_exhausted(MOST), "{name}");
+        resolve(&pool, &key, shown(&pool, &key).await.token, &1, Duration::from_secs(60)).await?;
+        assert_eq!(shown(&pool, &key).await.granted_attempt, None, "{name}: it is completed");
+    }
+    Ok(())
+}
+
+/// A lapsed operation, too. The owner may only be suspended: what it sends later finds another token.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_grant_fences_an_owner_that_was_suspended(pool: PgPool) -> anyhow::Result<()> {
+    let leasing = Leasing::new(AT_LEAST_ONCE)?.with_max_attempts(NonZeroU32::MIN);
+    let Acquired::Owner(suspended) = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await? else { panic!("new") };
+    assert_changed(grant(&pool, &key("a")).await, "under a live lease");
+    lapse(&pool, &key("a")).await?;
+    assert!(shown(&pool, &key("a")).await.is_exhausted(NonZeroU32::MIN));
+    grant(&pool, &key("a")).await?;
+    assert!(matches!(suspended.complete(&1).await, Err(Error::LeaseLost)));
+    let next = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await?;
+    assert!(matches!(next, Acquired::Owner(owner) if owner.attempt() == 2));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn nothing_is_granted_to_what_does_not_wait_for_an_attempt(pool: PgPool) -> anyhow::Result<()> {
+    let lapsed = |policy| Fixture::lapsed(&key("a"), "body", policy);
+    for (what, record) in [
+        ("in doubt", lapsed(IN_STEPS)?.with_step_in_doubt("text")),
+        ("nobody knows whether it took effect", lapsed(AT_MOST_ONCE)?),
+        ("in transaction mode", Fixture::released(&key("a"), "body")?),
+        ("completed", Fixture::completed(&key("a"), "body", &1)?),
+    ] {
+        record.write(&pool).await?;
+        assert_changed(grant(&pool, &key("a")).await, what);
+    }
+    lapsed(AT_LEAST_ONCE)?.write(&pool).await?;
+    expire(&pool, &key("a")).await?;
+    assert_changed(grant(&pool, &key("a")).await, "past its retention the key is new");
+    Ok(())
+}
+
+/// A release that names no step decides about the effect alone. The number of attempts is another question.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_release_without_steps_grants_nothing(pool: PgPool) -> anyhow::Result<()> {
+    Fixture::lapsed(&key("a"), "body", AT_MOST_ONCE)?.with_attempt(2).write(&pool).await?;
+    release(&pool, &key("a"), shown(&pool, &key("a")).await.token, &[], "not charged").await?;
+    let refused = fail(&pool, &key("a"), AT_MOST_ONCE).await;
+    assert!(matches!(refused, Err(Error::Exhausted { attempts: 2, .. })), "{refused:?}");
+    grant(&pool, &key("a")).await?;
+    assert_eq!(fail(&pool, &key("a"), AT_MOST_ONCE).await?, 3);
+    Ok(())
+}
