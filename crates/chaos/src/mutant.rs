@@ -26,6 +26,8 @@ pub(crate) enum Mutant {
     NewerSchemaRefused,
     /// Lease mode: takes over a lapsed claim also at most once.
     TakesOverAtMostOnce,
+    /// Lease mode: a claim whose COMMIT got no answer stays.
+    ClaimNotReleased,
     /// Lease mode: stores the result before the effect happens.
     CompletesFirst,
     /// Steps: a task of its own writes the row, and no step.

@@ -83,6 +83,8 @@ pub(crate) static SCENARIOS: &[Scenario] = table! {
         [trial(SynchronousCommitOff, GONE), trial(ErrorsSwallowed, GONE), trial(AnswersBeforeCommit, GONE), PASSES];
     Own "cut-connections" 3, |stage| cut_connections::play(stage).boxed_local(),
         [trial(LostAnswerIsFailure, TWICE), PASSES];
+    Own "cut-leases-at-most-once" 2, |stage| cut_connections::play_leases(stage).boxed_local(),
+        [trial(ClaimNotReleased, "no call has begun its work")];
     Own "duplicate-storm" 2, |stage| duplicate_storm::play(stage).boxed_local(),
         [trial(EffectOutside, TWICE), trial(PlainBegin, "of another caller")];
     Own "committed-errors" 2, |stage| committed_errors::play(stage).boxed_local(),
