@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pg_idempotency::{Error, testing};
+use pg_idempotency::{Error, Verdict, testing};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::{calls, citus, citus_alone, effect, effects, key, once, options, rejecting, waiting};
@@ -159,6 +159,17 @@ async fn the_loss_of_a_worker_is_transient_and_leaves_nothing() -> anyhow::Resul
         })
         .await;
     assert!(matches!(&lost, Err(error) if error.is_transient()), "{lost:?}");
+    // In a perform that fails: the undo succeeds without the worker, and the release meets it.
+    let mut tx = citus.pool.begin().await?;
+    let lost = calls().ensure_isolated(&mut tx, &key, "body", async |conn| {
+        effect(&mut *conn, &key).await?;
+        let gpid = gpid_of(conn).await.expect("a number");
+        lose_workers(&citus.pool, gpid).await.expect("killed");
+        Err::<Verdict<i64>, _>(Error::OutlivedRetention)
+    });
+    let lost = lost.await;
+    assert!(matches!(&lost, Err(error) if error.is_transient()), "{lost:?}");
+    tx.rollback().await?;
     // Before the COMMIT, which Citus ends with XX000.
     let mut tx = citus.pool.begin().await?;
     let _ = calls().ensure(&mut tx, &key, "body", async |conn| effect(conn, &key).await).await?;

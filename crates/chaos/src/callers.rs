@@ -28,6 +28,7 @@ use crate::finding::Finding;
 use crate::history::{Call, What, now};
 use crate::random::Random;
 use crate::request::{INDETERMINATE, Request, ending};
+use crate::service::Service;
 use crate::subject;
 use crate::world::{Least, PAUSE, World, pool, pool_that_waits};
 
@@ -63,7 +64,7 @@ impl Pace {
 pub(crate) struct Callers {
     pub(crate) world: Arc<World>,
     way: Way,
-    pool: PgPool,
+    service: Service,
     stopped: Arc<AtomicBool>,
     tasks: JoinSet<()>,
 }
@@ -100,7 +101,7 @@ impl Callers {
         }
         if let Way::Lease(leased @ Leased { promise: Promise::InSteps, .. }) = way {
             let (resumer, operator) = (format!("{name}.resumer"), format!("{name}.operator"));
-            let (world, pool, stopped) = (world.clone(), callers.pool.clone(), callers.stopped.clone());
+            let (world, pool, stopped) = (world.clone(), callers.service.pool.clone(), callers.stopped.clone());
             callers.tasks.spawn(steps::resumer(world.clone(), pool.clone(), resumer, leased, stopped.clone()));
             callers.tasks.spawn(steps::operator(world, pool, operator, stopped));
         }
@@ -118,7 +119,7 @@ impl Callers {
 
     /// For calls that others make: a scenario itself, or worker processes.
     pub(crate) fn none(world: &Arc<World>, way: Way, pool: PgPool) -> Self {
-        Self { world: world.clone(), way, pool, stopped: Arc::default(), tasks: JoinSet::new() }
+        Self { world: world.clone(), way, service: Service::new(pool), stopped: Arc::default(), tasks: JoinSet::new() }
     }
 
     /// Adds another task, which must end with the world.
@@ -127,7 +128,7 @@ impl Callers {
     }
 
     fn caller(&self, name: String, pace: Pace) -> Caller {
-        Caller { world: self.world.clone(), way: self.way, pool: self.pool.clone(), name, pace }
+        Caller { world: self.world.clone(), way: self.way, service: self.service.clone(), name, pace }
     }
 
     /// Waits for so many more answers.
@@ -202,6 +203,7 @@ impl Callers {
     /// indeterminate or in doubt. Returns how many keys needed an operator.
     pub(crate) async fn settle(&self) -> anyhow::Result<usize> {
         let pool = pool(&self.world.options, 2 * SETTLERS as u32);
+        let service = Service::new(pool.clone());
         let way = match self.way {
             Way::Transaction(_) => Way::Transaction(|_, request| request.fails = false),
             Way::Mark => Way::Mark,
@@ -214,7 +216,8 @@ impl Callers {
         let settled = try_join_all((0..SETTLERS).map(async |settler| {
             let name = format!("{SETTLER}{settler}-{}", now());
             let mut random = self.world.random(&name);
-            let caller = Caller { world: self.world.clone(), way, pool: pool.clone(), name, pace: Pace::QUICK };
+            let service = service.clone();
+            let caller = Caller { world: self.world.clone(), way, service, name, pace: Pace::QUICK };
             let (mut number, mut decided) = (0, 0);
             for key in keys.iter().skip(settler).step_by(SETTLERS) {
                 loop {
@@ -248,7 +251,7 @@ impl Callers {
 struct Caller {
     world: Arc<World>,
     way: Way,
-    pool: PgPool,
+    service: Service,
     name: String,
     pace: Pace,
 }
@@ -285,10 +288,10 @@ impl Caller {
     }
 
     async fn call(&self, request: &Request, random: &mut Random) -> What {
-        let (world, pool) = (&self.world, &self.pool);
+        let (world, service, pool) = (&self.world, &self.service, &self.service.pool);
         match self.way {
             Way::Transaction(_) => {
-                let (what, fault) = request.conclude(subject::call(world.mutant, pool, request).await);
+                let (what, fault) = request.conclude(subject::call(world.mutant, service, request).await);
                 if let Some(fault) = fault {
                     world.fault(fault);
                 }
@@ -298,7 +301,9 @@ impl Caller {
             Way::Lease(leased) if leased.promise == Promise::InSteps => {
                 ending(steps::call(world, pool, &request.key, &request.call, leased, random).await)
             }
-            Way::Lease(leased) => ending(lease::call(world, pool, &request.key, &request.call, leased, random).await),
+            Way::Lease(leased) => {
+                ending(lease::call(world, service, &request.key, &request.call, leased, random).await)
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Callers, or servers, with one broken part. They prove that the faults of this suite happen and are seen: if a
 //! scenario misses a broken variant, it would also miss the mistake in the crate. `script/interleave --mutants` tries
 //! each condition of the crate's own SQL. Calls in transaction mode are plain SQL (`plain_sql.rs`).
-//! Leases and steps are the crate's, used wrongly.
+//! Leases, steps and handlers over HTTP use the crate wrongly.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,8 @@ pub(crate) enum Mutant {
     NewerSchemaRefused,
     /// Lease mode: takes over a lapsed claim also at most once.
     TakesOverAtMostOnce,
+    /// Lease mode: a claim whose COMMIT got no answer stays.
+    ClaimNotReleased,
     /// Lease mode: stores the result before the effect happens.
     CompletesFirst,
     /// Steps: a task of its own writes the row, and no step.
@@ -42,12 +44,21 @@ pub(crate) enum Mutant {
     SynchronousCommitOff,
     /// sqlx's own `begin` where a future can be dropped.
     PlainBegin,
+    /// Over HTTP: the handler writes through the pool, and not in the layer's transaction.
+    WritesApart,
+    /// Over HTTP: the handler answers the client itself, before the layer commits.
+    AnswersBeforeCommit,
 }
 
 impl Mutant {
     /// Steps: whether only the fault of its scenario may reveal it. Then nothing else goes wrong in an attempt.
     pub(crate) fn needs_the_fault(self) -> bool {
         matches!(self, Self::RowOutside | Self::BegunNotWritten | Self::BegunNotDurable)
+    }
+
+    /// Whether the calls are the crate's, and a handler behind the layer is broken.
+    pub(crate) fn is_a_handler(self) -> bool {
+        matches!(self, Self::WritesApart | Self::AnswersBeforeCommit)
     }
 
     pub(crate) fn name(self) -> String {

@@ -22,6 +22,13 @@ impl Mutant {
                     when (old.steps is distinct from new.steps) execute function not_durable()";
                 conn.execute(trigger).await?;
             }
+            ClaimNotReleased => {
+                let trigger = "
+                    create function not_released() returns trigger language plpgsql as $$ begin return null; end $$;
+                    create trigger not_released before update on idempotency.record for each row
+                    when (new.attempt < old.attempt) execute function not_released()";
+                conn.execute(trigger).await?;
+            }
             SynchronousCommitOff => {
                 let database: String = sqlx::query_scalar("select current_database()").fetch_one(&mut *conn).await?;
                 let sql = format!("alter database \"{database}\" set synchronous_commit = off");
@@ -47,7 +54,7 @@ impl Mutant {
                     true
                 };
                 if !won {
-                    return Err(Failure::Mutant("claimed elsewhere"));
+                    return Err(Failure::Refused("claimed elsewhere"));
                 }
                 let performed = self.in_transaction(&mut conn, request).await;
                 if self == AutocommitClaim && matches!(performed, Err(Failure::AskedFor)) {
@@ -87,7 +94,7 @@ impl Mutant {
                 Some(Some(response)) => return Ok(Outcome::Replayed(response)),
                 Some(_) if self != UnfinishedIsFree => return Err(Failure::Barred(INDETERMINATE)),
                 _ if self.take_over(conn, request).await? => {}
-                _ => return Err(Failure::Mutant("neither won nor found")),
+                _ => return Err(Failure::Refused("neither won nor found")),
             }
         }
         let response = match self {

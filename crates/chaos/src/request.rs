@@ -1,12 +1,15 @@
 //! One call in transaction mode, and what its caller may conclude from the result.
 
+use std::error::Error as _;
 use std::time::Duration;
 
+use pg_idempotency::http::{Misconfigured, Rejection};
 use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{DEFAULT_RETENTION, Deployment, Error, Idempotency, InFlight, Key, Outcome, RoundTrips};
 use sqlx::{Connection as _, Executor as _, PgConnection};
 
 use crate::history::What;
+use crate::random::Random;
 
 /// The suffix of the name of an effect that `perform` wrote after it had ended the transaction.
 pub(crate) const APART: &str = "-apart";
@@ -26,11 +29,21 @@ pub(crate) enum Door {
     OwnTransaction,
     /// In a transaction of a caller that commits it whatever the result is.
     Careless,
+    /// Over HTTP, to a handler behind the layer with these round trips.
+    Layer(RoundTrips),
 }
 
 pub(crate) const SAFE_TO_DROP: &[Door] = &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunIsolated];
 pub(crate) const EVERY_DOOR: &[Door] =
     &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunIsolated, Door::OwnTransaction];
+
+const OVER_HTTP: &[Door] =
+    &[Door::Layer(RoundTrips::Plain), Door::Layer(RoundTrips::SelectFirst), Door::Layer(RoundTrips::Fewest)];
+
+/// The keys of requests over HTTP: their fingerprint covers the method and the path too.
+pub(crate) fn is_over_http(key: &str) -> bool {
+    key.ends_with(['1', '3', '5', '7', '9'])
+}
 
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
@@ -54,7 +67,7 @@ impl Request {
         Self {
             key: key.to_owned(),
             call: call.to_owned(),
-            door: Door::Run,
+            door: if is_over_http(key) { OVER_HTTP[0] } else { Door::Run },
             reject: false,
             fails: false,
             ends: None,
@@ -64,12 +77,18 @@ impl Request {
         }
     }
 
+    /// Chooses one of these doors, or one for the keys of requests over HTTP.
+    pub(crate) fn enter(&mut self, random: &mut Random, doors: &[Door]) {
+        self.door = random.of(if is_over_http(&self.key) { OVER_HTTP } else { doors });
+    }
+
     pub(crate) fn options(&self) -> Result<Idempotency, Error> {
         let deployment = Deployment::new().with_distributed(self.distributed);
         let options = Idempotency::new().with_deployment(deployment).with_retention(self.retention)?;
         let options = options.with_round_trips(match self.door {
             Door::RunSelectFirst => RoundTrips::SelectFirst,
             Door::RunFewest => RoundTrips::Fewest,
+            Door::Layer(round_trips) => round_trips,
             _ => RoundTrips::Plain,
         });
         Ok(if self.reject { options.with_in_flight(InFlight::Reject)? } else { options })
@@ -95,7 +114,7 @@ impl Request {
             (None, _) if careless => (dropped(), Some("committed after a dropped call")),
             (None, _) => (dropped(), Some("future dropped")),
             (Some(Err(Failure::AskedFor)), _) if careless => (What::Unfinished, Some("committed after an error")),
-            (Some(Err(Failure::Torn | Failure::Of(Error::NotInTransaction))), Some(ends)) => ends.conclude(),
+            (Some(Err(failure)), Some(ends)) if failure.is_torn() => ends.conclude(),
             (Some(result), _) => (ending(result), None),
         }
     }
@@ -152,14 +171,28 @@ pub(crate) fn key(value: &str) -> Key {
 pub(crate) enum Failure {
     #[error("perform failed, as the request says")]
     AskedFor,
-    #[error("a mutant refused: {0}")]
-    Mutant(&'static str),
-    #[error("a mutant says: {0}")]
+    #[error("refused, with nothing performed: {0}")]
+    Refused(&'static str),
+    #[error("{0}")]
     Barred(&'static str),
+    #[error(transparent)]
+    Rejected(#[from] Rejection),
     #[error("a mutant says that the claim's transaction is gone")]
     Torn,
     #[error(transparent)]
     Of(#[from] Error),
+}
+
+impl Failure {
+    /// Whether the transaction of the claim had ended.
+    fn is_torn(&self) -> bool {
+        let torn = |mistake: &Misconfigured| matches!(mistake, Misconfigured::Refused(Error::NotInTransaction));
+        match self {
+            Self::Torn | Self::Of(Error::NotInTransaction) => true,
+            Self::Rejected(Rejection::Misconfigured(mistake)) => torn(mistake),
+            _ => false,
+        }
+    }
 }
 
 impl From<sqlx::Error> for Failure {
@@ -174,22 +207,40 @@ pub(crate) fn ending(result: Result<Outcome<String>, Failure>) -> What {
         Ok(Outcome::Performed(response)) => What::Performed(response),
         Ok(Outcome::Replayed(response)) => What::Replayed(response),
         Err(Failure::AskedFor) => What::Refused("as the request says".to_owned()),
-        Err(Failure::Mutant(why)) => What::Refused(why.to_owned()),
+        Err(Failure::Refused(why)) => What::Refused(why.to_owned()),
         Err(Failure::Barred(why)) => What::Barred(why.to_owned()),
         Err(Failure::Torn) => What::Refused("torn".to_owned()),
-        Err(Failure::Of(error)) => match &error {
-            Error::InFlight { .. } => What::Refused("in flight".to_owned()),
-            Error::UnknownTransaction => What::Refused("another caller's transaction".to_owned()),
-            Error::OutlivedRetention => What::Refused("outlived its retention".to_owned()),
-            Error::Retryable(_) => What::Refused("retryable".to_owned()),
-            // The error may be one of the COMMIT.
-            Error::Database(cause) => What::Unknown(cause.to_string()),
-            Error::Unanswered => What::Unknown("unanswered".to_owned()),
-            Error::Indeterminate { .. } => What::Barred(INDETERMINATE.to_owned()),
-            // In lease mode there is an effect without a result.
-            Error::LeaseLost => What::Unknown("lease lost".to_owned()),
-            Error::StepInDoubt { .. } => What::Unknown("a step in doubt".to_owned()),
-            wrong => What::Wrong(format!("{wrong}")),
+        Err(Failure::Rejected(rejection)) => of_rejection(&rejection),
+        Err(Failure::Of(error)) => of_error(&error),
+    }
+}
+
+fn of_error(error: &Error) -> What {
+    match error {
+        Error::InFlight { .. } => What::Refused("in flight".to_owned()),
+        Error::UnknownTransaction => What::Refused("another caller's transaction".to_owned()),
+        Error::OutlivedRetention => What::Refused("outlived its retention".to_owned()),
+        Error::Retryable(_) => What::Refused("retryable".to_owned()),
+        // The error may be one of the COMMIT.
+        Error::Database(cause) => What::Unknown(cause.to_string()),
+        Error::Unanswered => What::Unknown("unanswered".to_owned()),
+        Error::Indeterminate { .. } => What::Barred(INDETERMINATE.to_owned()),
+        // In lease mode there is an effect without a result.
+        Error::LeaseLost => What::Unknown("lease lost".to_owned()),
+        Error::StepInDoubt { .. } => What::Unknown("a step in doubt".to_owned()),
+        wrong => What::Wrong(format!("{wrong}")),
+    }
+}
+
+fn of_rejection(rejection: &Rejection) -> What {
+    match rejection {
+        Rejection::InFlight { .. } | Rejection::Overloaded { .. } => What::Refused(rejection.kind().to_owned()),
+        Rejection::Indeterminate { .. } => What::Barred(INDETERMINATE.to_owned()),
+        Rejection::Unavailable(error) => of_error(error),
+        Rejection::Misconfigured(mistake) => match &**mistake {
+            Misconfigured::Refused(error) => of_error(error),
+            mistake => What::Wrong(format!("{mistake}: {:?}", mistake.source())),
         },
+        wrong => What::Wrong(format!("{wrong}")),
     }
 }

@@ -78,11 +78,13 @@ pub(crate) static SCENARIOS: &[Scenario] = table! {
     Own "dropped-futures" 2, |stage| dropped_futures::play(stage).boxed_local(),
         [trial(PlainBegin, "was acknowledged, and is lost")];
     Own "killed-workers" 3, |stage| killed_workers::play(stage, None).boxed_local(),
-        [trial(AutocommitClaim, NO_ANSWER), PASSES];
+        [trial(AutocommitClaim, NO_ANSWER), trial(WritesApart, TWICE), PASSES];
     Own "killed-server" 4, |stage| killed_server::play(stage).boxed_local(),
-        [trial(SynchronousCommitOff, GONE), trial(ErrorsSwallowed, GONE), PASSES];
+        [trial(SynchronousCommitOff, GONE), trial(ErrorsSwallowed, GONE), trial(AnswersBeforeCommit, GONE), PASSES];
     Own "cut-connections" 3, |stage| cut_connections::play(stage).boxed_local(),
         [trial(LostAnswerIsFailure, TWICE), PASSES];
+    Own "cut-leases-at-most-once" 2, |stage| cut_connections::play_leases(stage).boxed_local(),
+        [trial(ClaimNotReleased, "no call has begun its work")];
     Own "duplicate-storm" 2, |stage| duplicate_storm::play(stage).boxed_local(),
         [trial(EffectOutside, TWICE), trial(PlainBegin, "of another caller")];
     Own "committed-errors" 2, |stage| committed_errors::play(stage).boxed_local(),

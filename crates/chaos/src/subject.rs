@@ -6,19 +6,22 @@ use sqlx::{PgConnection, PgPool};
 
 use crate::mutant::Mutant;
 use crate::request::{Door, Failure, Request, key};
+use crate::service::Service;
 
 type Called = Result<Outcome<String>, Failure>;
 
 /// Makes the call. `None` means that its future was dropped, as the request says.
-pub(crate) async fn call(mutant: Option<Mutant>, pool: &PgPool, request: &Request) -> Option<Called> {
+pub(crate) async fn call(mutant: Option<Mutant>, service: &Service, request: &Request) -> Option<Called> {
+    let pool = &service.pool;
     if request.door == Door::Careless {
         return careless(mutant, pool, request).await;
     }
     let polls = request.polls.unwrap_or(usize::MAX);
     let call = async {
         match mutant {
-            Some(mutant) => mutant.call(pool, request).await,
-            None => by_the_crate(pool, request).await,
+            Some(mutant) if !mutant.is_a_handler() => mutant.call(pool, request).await,
+            _ if matches!(request.door, Door::Layer(_)) => service.transactional(mutant, request).await,
+            _ => by_the_crate(pool, request).await,
         }
     };
     cancel_after(polls, call).await
@@ -27,8 +30,8 @@ pub(crate) async fn call(mutant: Option<Mutant>, pool: &PgPool, request: &Reques
 /// Makes the call in a transaction that the caller commits or rolls back.
 pub(crate) async fn within(mutant: Option<Mutant>, conn: &mut PgConnection, request: &Request) -> Called {
     match mutant {
-        Some(mutant) => mutant.perform(conn, request).await,
-        None => {
+        Some(mutant) if !mutant.is_a_handler() => mutant.perform(conn, request).await,
+        _ => {
             let body = request.key.as_str();
             let perform = async |conn: &mut PgConnection| request.effect(conn).await;
             request.options()?.ensure(conn, &key(&request.key), body, perform).await
@@ -59,7 +62,7 @@ async fn by_the_crate(pool: &PgPool, request: &Request) -> Called {
             };
             options.run_isolated(pool, &key, body, perform).await
         }
-        Door::OwnTransaction | Door::Careless => {
+        Door::OwnTransaction | Door::Careless | Door::Layer(_) => {
             let mut tx = pool.begin().await?;
             let called = within(None, &mut tx, request).await;
             match &called {

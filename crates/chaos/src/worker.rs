@@ -41,7 +41,7 @@ struct Orders {
 
 /// In lease mode, or in transaction mode.
 fn way(leased: Option<Leased>) -> Way {
-    leased.map_or(Way::Transaction(|random, request| request.door = random.of(EVERY_DOOR)), Way::Lease)
+    leased.map_or(Way::Transaction(|random, request| request.enter(random, EVERY_DOOR)), Way::Lease)
 }
 
 /// Makes calls if this process is a worker. `false` means that it is not one.

@@ -43,7 +43,7 @@ impl Loads {
             anyhow::Ok(Callers::paced(&world, way, pool, name, callers, PACE))
         };
         let lease = |promise| Way::Lease(Leased { promise, lease: LEASE, work: 20 });
-        let safe = Way::Transaction(|random, request| request.door = random.of(SAFE_TO_DROP));
+        let safe = Way::Transaction(|random, request| request.enter(random, SAFE_TO_DROP));
         let mut others = vec![
             ("marks", start("marks", Way::Mark, KEYS, 2).await?),
             ("at least once", start("at-least-once", lease(Promise::AtLeastOnce), "least-", 2).await?),

@@ -27,5 +27,5 @@ pub(super) async fn call(pool: &PgPool, request: &Request) -> Result<Outcome<Str
         .await?;
     tx.rollback().await?;
     // The mark and the effect are in one transaction, so no duplicate can see the mark alone.
-    Ok(Outcome::Replayed(first.ok_or(Failure::Of(Error::NotInTransaction))?))
+    Ok(Outcome::Replayed(first.ok_or(Failure::Barred("a mark without its effect"))?))
 }

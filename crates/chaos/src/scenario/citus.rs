@@ -194,7 +194,7 @@ async fn cut_and_kill(stage: &Stage, nodes: &Nodes) -> anyhow::Result<Finding> {
         let world = World::on(nodes.create_database(name).await?, stage, setup).await?;
         proxies.extend(before_workers(nodes, &world).await?);
         let pool = pool_that_waits(&world.options, CLIENTS, WAIT);
-        let way = Way::Transaction(|random, request| request.door = random.of(SAFE_TO_DROP));
+        let way = Way::Transaction(|random, request| request.enter(random, SAFE_TO_DROP));
         both.push((effects, Callers::start(&world, way, pool, "c", CLIENTS as usize)));
     }
     for round in 1.. {

@@ -46,7 +46,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let half = Stage { cluster, time: stage.time / 2, ..stage.clone() };
 
     let world = World::create(&half, LEAST).await?;
-    let way = Way::Transaction(|random, request| request.door = random.of(EVERY_DOOR));
+    let way = Way::Transaction(|random, request| request.enter(random, EVERY_DOOR));
     let callers = Callers::start(&world, way, pool(&world.options, 6), "c", CLIENTS);
     let mut finding = jump(&clock, callers).await?;
 

@@ -6,7 +6,7 @@ use crate::callers::{Callers, Way};
 use crate::checker::errors::left_by_committed_errors;
 use crate::finding::Finding;
 use crate::random::Random;
-use crate::request::{Door, EVERY_DOOR, Ends, Request, SAFE_TO_DROP};
+use crate::request::{Door, EVERY_DOOR, Ends, Request, SAFE_TO_DROP, is_over_http};
 use crate::stage::Stage;
 use crate::world::{Least, World, pool};
 
@@ -40,14 +40,18 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
 
 fn choose(random: &mut Random, request: &mut Request) {
     if !random.one_in(MISTAKES) {
-        request.door = random.of(EVERY_DOOR);
+        request.enter(random, EVERY_DOOR);
         return;
     }
     (request.fails, request.door) = (false, Door::Careless);
-    match random.below(4) {
+    // The layer's transaction is no caller's to commit.
+    match if is_over_http(&request.key) { 3 } else { random.below(4) } {
         0 => request.fails = true,
         1 => request.polls = usize::try_from(random.below(MOST_POLLS)).ok(),
         2 => request.ends = Some(random.of(ENDS)),
-        _ => (request.ends, request.door) = (Some(random.of(ENDS)), random.of(SAFE_TO_DROP)),
+        _ => {
+            request.ends = Some(random.of(ENDS));
+            request.enter(random, SAFE_TO_DROP);
+        }
     }
 }

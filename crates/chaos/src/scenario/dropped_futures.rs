@@ -24,7 +24,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, LEAST).await?;
     let pool = pool(&world.options, CONNECTIONS);
     let way = Way::Transaction(|random, request| {
-        request.door = random.of(SAFE_TO_DROP);
+        request.enter(random, SAFE_TO_DROP);
         request.polls = usize::try_from(random.below(MOST_POLLS)).ok();
     });
     let mut callers = Callers::start(&world, way, pool.clone(), "c", CLIENTS);

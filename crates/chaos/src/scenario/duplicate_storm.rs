@@ -22,7 +22,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::on(stage.cluster.create_database(stage.name).await?, stage, setup).await?;
     let pool = pool(&world.options, CONNECTIONS);
     let way = Way::Transaction(|random, request| {
-        request.door = random.of(SAFE_TO_DROP);
+        request.enter(random, SAFE_TO_DROP);
         request.reject = random.one_in(4);
     });
     let mut callers = Callers::start(&world, way, pool.clone(), "c", CLIENTS);

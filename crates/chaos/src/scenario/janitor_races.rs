@@ -41,7 +41,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let steps = Callers::in_steps_beside(&world, LEAST_IN_STEPS);
     let pool = pool(&world.options, 10);
     let way = Way::Transaction(|random, request| {
-        request.door = random.of(SAFE_TO_DROP);
+        request.enter(random, SAFE_TO_DROP);
         if !random.one_in(8) {
             request.retention = BRIEF;
             request.call.push_str("-brief");

@@ -37,7 +37,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, LEAST).await?;
     let options = world.options.clone().application_name("chaos-client");
     let way = Way::Transaction(|random, request| {
-        request.door = random.of(EVERY_DOOR);
+        request.enter(random, EVERY_DOOR);
         request.reject = random.one_in(4);
     });
     let callers = Callers::start(&world, way, pool_that_waits(&options, CLIENTS, WAIT), "c", CLIENTS as usize);

@@ -150,7 +150,7 @@ impl Fault {
             Self::Paused => {
                 let (name, way) = (
                     format!("direct-{}-{round}-", old.name),
-                    Way::Transaction(|random, request| request.door = random.of(EVERY_DOOR)),
+                    Way::Transaction(|random, request| request.enter(random, EVERY_DOOR)),
                 );
                 let pool = connected_to(old, &load.world);
                 let mut direct = Callers::paced(&load.world, way, pool, &name, DIRECT as usize, DIRECT_PACE);

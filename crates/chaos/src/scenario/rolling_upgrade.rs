@@ -42,7 +42,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, LEAST).await?;
     let steps = Callers::in_steps_beside(&world, &[]);
     let way = Way::Transaction(|random, request| {
-        request.door = random.of(EVERY_DOOR);
+        request.enter(random, EVERY_DOOR);
         request.reject = random.one_in(4);
     });
     let callers = Callers::start(&world, way, pool(&world.options, 8), "c", CLIENTS);

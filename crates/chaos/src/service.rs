@@ -1,0 +1,163 @@
+//! Calls through the HTTP layer, as a handler and its client see them. A client that hangs up is a dropped future.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Extensions, Method, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use pg_idempotency::http::{
+    Denied, IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED, IdempotencyLayer, IdempotentTx, LayerBody, Rejection,
+};
+use pg_idempotency::lease::{Lease, Leasing};
+use pg_idempotency::{DEFAULT_RETENTION, Error, InFlight, Outcome};
+use sqlx::PgPool;
+use tokio::sync::mpsc;
+use tower::{Layer as _, ServiceExt as _, service_fn};
+
+use crate::mutant::Mutant;
+use crate::request::{Failure, Request};
+
+type Called = Result<Outcome<String>, Failure>;
+
+/// The status of a `perform` that fails as the request says. The layer never answers it.
+const AS_ASKED: StatusCode = StatusCode::PAYMENT_REQUIRED;
+/// How long a request waits for another one with its key, unless it is to be rejected.
+const WAIT: Duration = Duration::from_secs(2);
+
+/// What callers have in common: a pool, and a layer for each setting. A layer knows the requests in flight of its clones.
+#[derive(Clone)]
+pub(crate) struct Service {
+    pub(crate) pool: PgPool,
+    layers: Arc<Mutex<HashMap<String, IdempotencyLayer>>>,
+}
+
+impl Service {
+    pub(crate) fn new(pool: PgPool) -> Self {
+        Self { pool, layers: Arc::default() }
+    }
+
+    /// Makes the call of a request, whose effect is in the layer's transaction.
+    pub(crate) async fn transactional(&self, mutant: Option<Mutant>, request: &Request) -> Called {
+        let options = request.options()?;
+        let in_flight = if request.reject { InFlight::Reject } else { InFlight::Wait(WAIT.min(request.retention)) };
+        let options = options.with_in_flight(in_flight).map_err(Error::from)?;
+        let layer = self.layer(&options, |pool, scope| IdempotencyLayer::transactional(pool, options, scope));
+        let (shared, pool) = (Arc::new(request.clone()), self.pool.clone());
+        let (early, mut answered_early) = mpsc::unbounded_channel();
+        let perform = move |extensions: Extensions| {
+            let (request, pool, early) = (shared.clone(), pool.clone(), early.clone());
+            async move {
+                let mut tx = IdempotentTx::take(&extensions).map_err(|_| Failure::Refused("no transaction"))?;
+                match mutant {
+                    Some(Mutant::WritesApart) => request.effect(&mut *pool.acquire().await?).await,
+                    Some(Mutant::AnswersBeforeCommit) => {
+                        let response = request.effect(&mut tx).await?;
+                        let _ = early.send(response.clone());
+                        Ok(response)
+                    }
+                    _ => request.effect(&mut tx).await,
+                }
+            }
+        };
+        let key = &request.key;
+        let called = tokio::select! {
+            Some(response) = answered_early.recv() => return Ok(Outcome::Performed(response)),
+            called = ask(&layer, key, key, perform.clone()) => called,
+        };
+        // A key with a brief retention is free again at any moment.
+        if called.is_ok() && request.retention == DEFAULT_RETENTION {
+            let other = ask(&layer, key, "another body", perform).await;
+            if other.is_ok() {
+                return Err(Failure::Barred("another body got an answer"));
+            }
+        }
+        called
+    }
+
+    /// Makes a call under a lease. `perform` has the effect outside.
+    pub(crate) async fn leased<F>(
+        &self,
+        options: Leasing,
+        key: &str,
+        perform: impl Fn(Lease) -> F + Clone + Send + 'static,
+    ) -> Called
+    where
+        F: Future<Output = Result<String, Failure>> + Send + 'static,
+    {
+        let layer = self.layer(&options, |pool, scope| IdempotencyLayer::leased(pool, options, scope));
+        let perform = move |extensions: Extensions| {
+            let performed = Lease::of_request(&extensions).map(perform.clone());
+            async move { performed.map_err(|_| Failure::Refused("no lease"))?.await }
+        };
+        match ask(&layer, key, key, perform).await {
+            // Nothing undoes what the handler has done.
+            Err(Failure::Refused(_)) => Err(Error::Unanswered.into()),
+            called => called,
+        }
+    }
+
+    /// The layer with these options.
+    fn layer(&self, options: &impl Debug, new: impl FnOnce(PgPool, Scope) -> IdempotencyLayer) -> IdempotencyLayer {
+        let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || new(self.pool.clone(), scope).with_operation(|_| Some("chaos".to_owned()));
+        layers.entry(format!("{options:?}")).or_insert_with(new).clone()
+    }
+}
+
+type Scope = fn(&Parts) -> Result<String, Denied>;
+
+/// The same as the value of the key, as for all calls of this suite.
+fn scope(parts: &Parts) -> Result<String, Denied> {
+    let value = parts.headers.get(IDEMPOTENCY_KEY).and_then(|value| value.to_str().ok());
+    Ok(value.ok_or(StatusCode::UNAUTHORIZED)?.to_owned())
+}
+
+/// Sends a request through the layer to a handler that performs, and reads the answer.
+async fn ask<F>(
+    layer: &IdempotencyLayer,
+    key: &str,
+    body: &str,
+    perform: impl Fn(Extensions) -> F + Clone + Send + 'static,
+) -> Called
+where
+    F: Future<Output = Result<String, Failure>> + Send + 'static,
+{
+    let handler = service_fn(move |request: http::Request<LayerBody<Full<Bytes>>>| {
+        let performed = perform(request.into_parts().0.extensions);
+        async move { Ok::<_, Infallible>(answer(performed.await)) }
+    });
+    let mut request = http::Request::new(Full::new(Bytes::from(body.to_owned())));
+    *request.method_mut() = Method::POST;
+    request.headers_mut().insert(IDEMPOTENCY_KEY, key.parse().map_err(|_| Failure::Refused("not a key"))?);
+    let Ok(response) = layer.layer(handler).oneshot(request).await;
+    if let Some(rejection) = response.extensions().get::<Rejection>() {
+        return Err(Failure::Rejected(rejection.clone()));
+    }
+    let (status, replayed) = (response.status(), response.headers().contains_key(IDEMPOTENT_REPLAYED));
+    let body = response.into_body().collect().await.map_err(|_| Failure::Barred("a broken body"))?.to_bytes();
+    match status {
+        StatusCode::OK => {
+            let response = serde_json::from_slice(&body).map_err(|_| Failure::Barred("not what was answered"))?;
+            Ok(if replayed { Outcome::Replayed(response) } else { Outcome::Performed(response) })
+        }
+        AS_ASKED => Err(Failure::AskedFor),
+        _ => Err(Failure::Refused("the handler failed")),
+    }
+}
+
+/// The handler's answer. Calls that are made without the layer store JSON too.
+fn answer(performed: Result<String, Failure>) -> Response<Full<Bytes>> {
+    let (status, body) = match performed {
+        Ok(response) => (StatusCode::OK, serde_json::Value::from(response).to_string()),
+        Err(Failure::AskedFor) => (AS_ASKED, String::new()),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, String::new()),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response
+}
