@@ -29,21 +29,23 @@ impl Record<'_> {
         asked: Option<DateTime<Utc>>,
         mode: Mode,
     ) -> Result<Awaited, Error> {
-        self.query("select idempotency.await_key($1::text, $2::text, $3::text, $4::int8, $5::int8, $6::timestamptz, $7::text)")
-            .bind(self.key.lock_id()) // $4
-            .bind(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX).max(1)) // $5
-            .bind(asked) // $6
-            .bind(mode.as_str()) // $7
-            .try_map(|row| {
-                Ok(match row.try_get(0)? {
-                    "claim" => Awaited::Claim,
-                    "look" => Awaited::Look,
-                    _ => Awaited::TimedOut,
-                })
+        self.query(
+            "select idempotency.await_key($1::text, $2::text, $3::text, $4::int8, $5::int8, $6::timestamptz, $7::text)",
+        )
+        .bind(self.key.lock_id()) // $4
+        .bind(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX).max(1)) // $5
+        .bind(asked) // $6
+        .bind(mode.as_str()) // $7
+        .try_map(|row| {
+            Ok(match row.try_get(0)? {
+                "claim" => Awaited::Claim,
+                "look" => Awaited::Look,
+                _ => Awaited::TimedOut,
             })
-            .fetch_one(conn)
-            .await
-            .map_err(Error::of_statement)
+        })
+        .fetch_one(conn)
+        .await
+        .map_err(Error::of_statement)
     }
 }
 

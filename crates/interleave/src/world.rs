@@ -220,6 +220,7 @@ impl World {
         self.board.change(|board| {
             board.players.clear();
             board.players.resize_with(scenario.actors.len(), Default::default);
+            board.lanes.values_mut().for_each(|lane| lane.is_left = false);
         });
         (self.rests, self.pauses, self.ended) = Default::default();
         self.leased = scenario.has(With::Works);

@@ -285,7 +285,8 @@ async fn a_time_of_asking_ahead_of_the_clock_ends_nothing_that_is_live(pool: PgP
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
     let mut tx = pool.begin().await?;
-    let wait = "select idempotency.await_key('tenant', 'operation', 'a', 1, 1000, now() + interval '48 h', 'transaction')";
+    let wait =
+        "select idempotency.await_key('tenant', 'operation', 'a', 1, 1000, now() + interval '48 h', 'transaction')";
     let answer: String = sqlx::query_scalar(wait).fetch_one(&mut *tx).await?;
     assert_eq!((answer.as_str(), locks(&mut tx).await), ("look", 0), "it cannot be taken over");
     sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
