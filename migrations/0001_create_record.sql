@@ -94,11 +94,12 @@ $$;
 
 -- Waits until no open transaction holds the key whose advisory lock is $4, for at most $5 milliseconds. Returns
 --   'claim'    no record is there. The lock is kept, so that exactly one of the waiting calls claims the key;
---   'look'     a record is there. The lock is kept if the record can be taken over (it had expired at $6, is released or has
---              lapsed), so that exactly one call takes it over. Otherwise the lock is not kept, so that replays do not queue;
+--   'look'     a record is there. The lock is kept if the record can be taken over (it had expired at $6, or is of the caller's
+--              mode $7 and is released or has lapsed), so that exactly one call takes it over. Otherwise the lock is not kept, so
+--              that replays do not queue, and no call holds the lock of a key that belongs to another mode;
 --   'timeout'  the wait took too long. The lock is not kept.
 -- The caller's transaction remains usable and gets its lock_timeout back: the exception block undoes its settings and locks.
-create function idempotency.await_key(text, text, text, int8, int8, timestamptz)
+create function idempotency.await_key(text, text, text, int8, int8, timestamptz, text)
 returns text language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     callers text := current_setting('lock_timeout');
@@ -122,10 +123,11 @@ begin
     if found and (
         (expires_at <= least($6::timestamptz, pg_catalog.statement_timestamp())
             and (lease_until is null or lease_until <= pg_catalog.statement_timestamp()))
-        or (completed_at is null
-            and (lease_until = '-infinity'
-                or (lease_until <= pg_catalog.statement_timestamp() and mode in ('at_least_once', 'in_steps')))
-            and pg_catalog.jsonb_path_exists(steps, '$.*.begun') is not true)
+        or (mode = $7::text
+            and (completed_at is null
+                and (lease_until = '-infinity'
+                    or (lease_until <= pg_catalog.statement_timestamp() and mode in ('at_least_once', 'in_steps')))
+                and pg_catalog.jsonb_path_exists(steps, '$.*.begun') is not true))
     ) is not true then
         raise exception 'a record is there' using errcode = 'IK004';
     end if;

@@ -85,7 +85,7 @@ pub(crate) async fn contend(
             // The transaction that has locked the row ends soon, and may leave no record. So look again.
             (Step::Overtaken, _) | (Step::Locked, None) => continue,
             (Step::Locked, Some(_)) => wait_for_row(conn, record.deployment).await?,
-            (Step::Held, Some(left)) => match record.await_key(conn, left, asked.at).await? {
+            (Step::Held, Some(left)) => match record.await_key(conn, left, asked.at, terms.mode).await? {
                 Awaited::Look => {}
                 Awaited::Claim => {
                     if let Some(claim) = record.claim(conn, terms).await? {

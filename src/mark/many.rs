@@ -139,7 +139,7 @@ impl<'k> Batch<'k> {
                 (Some((_, MarkOf::Held)), None) => return Ok(()),
                 (Some((place, MarkOf::Held)), Some(left)) => {
                     let record = Record { key: &self.keys[place], deployment };
-                    if let Awaited::TimedOut = record.await_key(conn, left, asked).await? {
+                    if let Awaited::TimedOut = record.await_key(conn, left, asked, Mode::Mark).await? {
                         // One more round, because the owner may have ended at this moment.
                         patience.end();
                     }

@@ -131,7 +131,8 @@ macro_rules! may_be_retried {
     };
 }
 
-/// A call that first asked at this moment may take the record over. `idempotency.await_key` asks the same question.
+/// A call that first asked at this moment may take the record over. `idempotency.await_key` asks the same question, and
+/// for an unfinished record also whether the mode is that of the call.
 macro_rules! may_be_taken_over {
     ($asked:literal) => {
         concat!(

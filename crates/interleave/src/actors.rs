@@ -1,4 +1,6 @@
-//! The actors: callers, owners, operators, the janitor and the clock. Only this file calls the library.
+//! The actors: callers, owners, operators, the janitor and the clock. Only this file and its folder call the library.
+
+mod layer;
 
 use std::num::NonZeroU32;
 use std::pin::Pin;
@@ -12,6 +14,7 @@ use pg_idempotency::testing;
 use pg_idempotency::{Error, Idempotency, InFlight, Janitor, Key, Mode, Outcome, Verdict, operator};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, PgTransaction};
 
+pub(crate) use self::layer::{request, request_leased, request_without_key};
 use crate::fixture::Fixture;
 use crate::wire::Board;
 use crate::world::{cause, letter};
@@ -226,6 +229,16 @@ pub(crate) fn own(policy: Policy, ending: Ending) -> Actor {
             Ok(ended) => format!("{ended} attempt {attempt}"),
             Err(error) => format!("worked, {}", cause(&error.into())),
         })
+    })
+}
+
+/// As `own`, in sessions whose own level is repeatable read.
+pub(crate) fn own_at_repeatable_read(policy: Policy, ending: Ending) -> Actor {
+    let own = own(policy, ending);
+    Arc::new(move |seat| {
+        let options = (*seat.pool.connect_options()).clone();
+        seat.pool.set_connect_options(options.options([("default_transaction_isolation", "repeatable read")]));
+        own(seat)
     })
 }
 

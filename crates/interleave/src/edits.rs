@@ -87,6 +87,18 @@ pub(crate) fn of(sql: &str) -> Vec<Edit> {
                 let waits = format!("(pg_catalog.pg_advisory_xact_lock{key} is not null)");
                 add(plain("waits instead of", &taken), taken, &waits);
             }
+            // Of the messages that begin and end a transaction.
+            "1" if next == "/" => add("without the check".to_owned(), at..tokens.closing(at + 2) + 1, "1"),
+            "begin" if at > 0 && tokens.word(at - 1) == ";" && !sql.contains("\nbegin\n") => {
+                let end = (at..tokens.places.len()).find(|&at| tokens.word(at) == ";").unwrap_or(tokens.places.len());
+                add("does not begin".to_owned(), at - 1..end, "");
+            }
+            "isolation" if next == "level" => {
+                add("at the session's level".to_owned(), at..at + 4, "");
+                add("with one snapshot".to_owned(), at + 2..at + 4, "repeatable read");
+            }
+            "'exempt'" | "'step'" => add(format!("does not set {word}"), at..at + 1, "''"),
+            "and" if next == "chain" => add("without and chain".to_owned(), at..at + 2, ""),
             "perform" | "raise" => {
                 let end = (at..tokens.places.len()).find(|&at| tokens.word(at) == ";").unwrap_or(at);
                 let taken = at..end + 1;

@@ -90,6 +90,8 @@ impl<'w> Search<'w> {
             let actor = if kind.is_ascii_lowercase() { letters.next().unwrap_or('A') } else { kind };
             let actor = usize::from(actor as u8 - b'A');
             let choice = match kind {
+                'l' => Choice::GoLeft(actor),
+                'a' => Choice::Leave(actor),
                 't' => Choice::TimeOut(actor),
                 'd' => Choice::Drop(actor),
                 'k' => Choice::Kill(actor),
@@ -134,7 +136,7 @@ impl<'w> Search<'w> {
                 self.path.push(Node { choices, at: 0 });
             }
             let choice = self.path[depth].choices[self.path[depth].at];
-            faulty |= matches!(choice, Choice::Drop(_) | Choice::Kill(_));
+            faulty |= matches!(choice, Choice::Drop(_) | Choice::Leave(_) | Choice::Kill(_));
             let name = self.world.apply(choice).await.map_err(|error| error.context(format!("after {trace}")))?;
             trace.push(choice, name);
             last = Some(choice);
@@ -179,17 +181,18 @@ impl<'w> Search<'w> {
             board.players.iter().map(|player| player.answer.clone().or(player.end.clone())).collect()
         };
         // A call that has not returned may yet perform, and one that has failed has the key until its rollback.
-        let idle = ["replayed", "duplicate", "InFlight", "KeyReused"];
+        let idle = ["replayed", "duplicate", "InFlight", "KeyReused", "OtherMode"];
         let performs = |actor: &usize| {
             let answer = answers[*actor].as_deref().unwrap_or_default();
             !idle.iter().any(|idle| answer.starts_with(idle))
         };
         // Inside, a claim or a look may have tried the lock by an older snapshot.
-        if sight.response_is_live && !self.scenario.has(With::ManyKeys) && !self.scenario.is_inside() {
+        if !self.scenario.has(With::ManyKeys) && !self.scenario.is_inside() {
             for holder in sight.holders.iter().filter(|holder| !performs(holder)) {
                 let answer = answers[*holder].as_deref().unwrap_or_default();
-                let what = format!("{} {answer}, and holds the key's lock beside a live response", letter(*holder));
-                self.violation(what, trace);
+                if sight.response_is_live || answer == "OtherMode" {
+                    self.violation(format!("{} {answer}, and holds the key's lock in vain", letter(*holder)), trace);
+                }
             }
         }
         for &actor in fresh.iter().filter(|&&actor| answers[actor].as_deref() == Some("InFlight")) {
@@ -263,6 +266,8 @@ impl Trace {
     fn push(&mut self, choice: Choice, name: String) {
         let (prefix, actor) = match choice {
             Choice::Go(actor) => ("", actor),
+            Choice::GoLeft(actor) => ("l", actor),
+            Choice::Leave(actor) => ("a", actor),
             Choice::TimeOut(actor) => ("t", actor),
             Choice::Drop(actor) => ("d", actor),
             Choice::Kill(actor) => ("k", actor),

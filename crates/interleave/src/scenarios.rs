@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pg_idempotency::RoundTrips::{Fewest, SelectFirst};
 use pg_idempotency::lease::Policy;
 use pg_idempotency::{InFlight, RoundTrips};
 
@@ -14,10 +15,12 @@ use crate::actors::Verb::{Forget, Release, Resolve, ResolveStep};
 use crate::actors::Way::{Isolated, OtherBody, Plain, RepeatableRead, Run, Twice};
 use crate::actors::{
     AT_LEAST_ONCE, AT_MOST_ONCE, Actor, LEASE, PAY, REJECT, SEND, WAIT, call, expire, lapse, mark, mark_many, operate,
-    outlive, own, own_and_fail, resume, sweep, work_in,
+    outlive, own, own_and_fail, own_at_repeatable_read, request, request_leased, request_without_key, resume, sweep,
+    work_in,
 };
 use With::{
-    After, Drops, GivesUp, Inside, IsInside, Kills, ManyKeys, Most, Patient, Unlike, Unmerged, WaitsInside, Works,
+    After, Drops, GivesUp, Inside, IsInside, Kills, Leaves, ManyKeys, Most, Patient, Unlike, Unmerged, WaitsInside,
+    Works,
 };
 
 #[derive(Clone)]
@@ -42,6 +45,8 @@ pub(crate) enum With {
     ManyKeys,
     /// The future of this actor may be dropped.
     Drops(usize),
+    /// The future of this actor may be dropped while the COMMIT of its lease is on its way.
+    Leaves(usize),
     /// The server's process of this actor may be killed.
     Kills(usize),
     /// No wait ends by its limit.
@@ -111,11 +116,13 @@ const BOTH: [&str; 2] = [PAY, SEND];
 const LONG: InFlight = InFlight::Wait(Duration::from_secs(600));
 
 pub(crate) fn all() -> Vec<Scenario> {
-    let fewest = WAIT.with_round_trips(RoundTrips::Fewest);
-    let select_first = WAIT.with_round_trips(RoundTrips::SelectFirst);
+    let fewest = WAIT.with_round_trips(Fewest);
+    let select_first = WAIT.with_round_trips(SelectFirst);
     let wait = || call(Plain, Keeps, WAIT);
     let reject = || call(Plain, Keeps, REJECT);
     let run = |options| call(Run, Keeps, options);
+    let asks = |trips| request(Keeps, REJECT.with_round_trips(trips));
+    let fewest_reject = REJECT.with_round_trips(Fewest);
     let owns = || own(AT_LEAST_ONCE, Completes);
     let renews = || own(AT_LEAST_ONCE, Renews);
     // Its heartbeat is not due when the clock moves to that of another owner.
@@ -213,6 +220,20 @@ pub(crate) fn all() -> Vec<Scenario> {
         leases("lease-ends-sweep", [owns(), expire(), lapse(), sweep()], &[]),
         leases("lease-kills", [own(AT_LEAST_ONCE, Releases), owns()], &[Kills(0)]),
         leases("lease-other-mode", [owns(), wait()], &[]),
+        // A call that waits, and finds a record that it must not take over.
+        leases("lease-release-other-mode", [own(AT_LEAST_ONCE, Releases), wait()], &[]),
+        // Claims that never begin, because nobody hears of their COMMIT.
+        leases("unbegun", [owns(), owns()], &[Leaves(0), Inside]),
+        leases("unbegun-once", [owns_once(), owns_once()], &[Leaves(0), Most(1), Inside]),
+        leases("unbegun-once-lapses", [owns_once(), lapse(), owns_once()], &[Leaves(0), Most(1)]),
+        leases("unbegun-lapsed", [owns(), owns()], &[After(Lapsed(AT_LEAST_ONCE)), Leaves(0)]),
+        leases("unbegun-once-resolve", [owns_once(), lapse(), operate(Resolve)], &[Leaves(0)]),
+        leases("unbegun-kills", [owns_once(), owns_once()], &[Kills(0), Most(1)]),
+        leases(
+            "unbegun-repeatable-read",
+            [own_at_repeatable_read(AT_MOST_ONCE, Completes), owns_once()],
+            &[Leaves(0), Most(1), Unmerged, Inside],
+        ),
         // Steps.
         steps("steps-two", [work_in(&BOTH), work_in(&BOTH)], &[]),
         steps("steps-send-lapses", [work_in(&[SEND]), lapse(), operate(Release)], &[]),
@@ -225,6 +246,27 @@ pub(crate) fn all() -> Vec<Scenario> {
         steps("steps-resume-sweep", [resume(&[PAY]), expire(), sweep()], &[After(Paid)]),
         steps("steps-in-doubt", [work_in(&[SEND]), operate(ResolveStep)], &[After(InDoubt)]),
         steps("steps-in-doubt-release", [work_in(&[SEND]), operate(Release)], &[After(InDoubt)]),
+        // Requests through the layer.
+        calls("layer", [asks(RoundTrips::Plain), asks(RoundTrips::Plain)], &[]),
+        calls("layer-select-first", [asks(SelectFirst), asks(SelectFirst)], &[]),
+        calls("layer-fewest", [asks(Fewest), asks(Fewest)], &[]),
+        calls("layer-fewest-plain", [asks(Fewest), asks(RoundTrips::Plain)], &[]),
+        calls("layer-fails", [request(Fails, REJECT), asks(RoundTrips::Plain)], &[]),
+        calls("layer-fewest-fails", [request(Fails, fewest_reject), asks(Fewest)], &[]),
+        calls("layer-undoes", [request(Undoes, REJECT), request(Undoes, REJECT)], &[Unlike]),
+        calls("layer-commits-inside", [request(Commits, REJECT), asks(RoundTrips::Plain)], &[]),
+        calls("layer-rolls-back-inside", [request(RollsBack, REJECT), asks(RoundTrips::Plain)], &[]),
+        calls("layer-caller", [asks(RoundTrips::Plain), wait()], &[]),
+        calls("layer-fewest-caller", [asks(Fewest), run(fewest)], &[]),
+        calls("layer-kills", [asks(RoundTrips::Plain), asks(RoundTrips::Plain)], &[Kills(0)]),
+        calls("layer-fewest-kills", [asks(Fewest), asks(Fewest)], &[Kills(0)]),
+        calls("layer-completed-sweep", [asks(RoundTrips::Plain), expire(), sweep()], &[]),
+        calls("layer-expired", [wait(), asks(RoundTrips::Plain)], &[After(Expired)]),
+        calls("layer-expired-forget", [asks(RoundTrips::Plain), operate(Forget)], &[After(Expired), GivesUp]),
+        calls("layer-expired-sweep", [asks(Fewest), sweep()], &[After(Expired), GivesUp]),
+        calls("layer-without-key", [request_without_key(), asks(RoundTrips::Plain)], &[Most(2)]),
+        leases("layer-leased", [request_leased(AT_LEAST_ONCE), request_leased(AT_LEAST_ONCE)], &[Most(1)]),
+        leases("layer-leased-once", [request_leased(AT_MOST_ONCE), lapse(), request_leased(AT_MOST_ONCE)], &[Most(1)]),
         // Marks.
         calls("mark-two", [marks(), marks()], &[Inside]),
         calls("mark-regrets", [mark(LONG, Regrets), marks()], &[]),

@@ -6,6 +6,10 @@ use crate::mutants::Mutant;
 pub(crate) const AWAIT: &str = "await";
 /// The pause before the next look at a locked row.
 pub(crate) const PAUSE: &str = "pause";
+/// The try of the key's lock before a claim that never began is released. It comes again until the lock is free.
+pub(crate) const TRY_LOCK: &str = "try lock";
+/// The release of such a claim, which is the end of its call.
+pub(crate) const RELEASE_UNBEGUN: &str = "release unbegun";
 /// An actor that ends a retention or a lease.
 pub(crate) const MOVES_TIME: &str = "move time";
 /// The start of a statement, a part of it, and its name. The first that matches counts. No list of columns is compared,
@@ -24,6 +28,7 @@ const NAMES: &[(&str, &str, &str)] = &[
     ("update idempotency.record set completed_at", "", "complete"),
     ("update idempotency.record set expires_at", "", MOVES_TIME),
     ("update idempotency.record set lease_until = least(", "", MOVES_TIME),
+    ("update idempotency.record set lease_until = '-infinity'", "attempt = attempt - 1", RELEASE_UNBEGUN),
     ("update idempotency.record set lease_until = '-infinity'", "jsonb_set(", "settle step"),
     (
         "update idempotency.record set lease_until = '-infinity'",
@@ -42,7 +47,12 @@ const NAMES: &[(&str, &str, &str)] = &[
     ("update idempotency.record", "", "update"),
     // The janitor's question for the oldest record decides nothing.
     ("select extract(epoch", "", ""),
+    ("select 1 / (", "'exempt'", "opening exempt"),
+    ("select 1 / (", "'step'", "opening durable"),
+    ("select 1 / (", "; begin", "opening"),
+    ("begin; rollback; begin isolation", "", "opening at read committed"),
     ("select", "; begin", ""),
+    ("select pg_catalog.pg_try_advisory_xact_lock(", "", TRY_LOCK),
     ("select fingerprint", "", "select first"),
     ("select scope, value, fingerprint", "", "candidates"),
     ("select steps", "", "read steps"),
@@ -50,6 +60,7 @@ const NAMES: &[(&str, &str, &str)] = &[
     ("select from idempotency.record", "", "has stored"),
     ("select", "pg_try_advisory_xact_lock", "look"),
     ("select", "from idempotency.record", "read"),
+    ("commit and chain", "", "commit and chain"),
     ("commit", "", "commit"),
     ("rollback to", "", ""),
     ("rollback", "", "rollback"),
@@ -61,6 +72,7 @@ const NEVER_WAIT: &[&str] = &[
     "look",
     "take over",
     "mark batch",
+    TRY_LOCK,
     "sweep",
     "select first",
     "candidates",
@@ -79,7 +91,12 @@ pub(crate) fn name(sql: &str) -> &'static str {
 
 /// Whether it only ends a transaction, which matters if the transaction has a lock.
 pub(crate) fn only_ends(name: &str) -> bool {
-    matches!(name, "commit" | "rollback")
+    matches!(name, "commit" | "commit and chain" | "rollback")
+}
+
+/// Whether it begins a transaction of the crate. It neither reads nor locks, so it is never held; but it has edits.
+pub(crate) fn opens(name: &str) -> bool {
+    name.starts_with("opening")
 }
 
 pub(crate) fn ends(name: &str) -> bool {

@@ -39,6 +39,8 @@ pub(crate) struct Lane {
     pub(crate) in_vain: bool,
     /// As in ReadyForQuery: `I`, `T` or `E`.
     pub(crate) transaction: u8,
+    /// Its caller is gone, and did not wait for the answer to the held message. Later messages are not held.
+    pub(crate) is_left: bool,
     go: Option<oneshot::Sender<bool>>,
 }
 
@@ -60,6 +62,8 @@ pub(crate) struct Player {
     pub(crate) end: Option<String>,
     /// No message is held any more.
     pub(crate) free: bool,
+    /// The call is over, and a task of the crate still releases its claim.
+    pub(crate) releases: bool,
 }
 
 /// The state of all wires of a world.
@@ -157,6 +161,7 @@ async fn connect(client: UnixStream, path: PathBuf, actor: usize, board: Arc<Boa
             unexamined: false,
             in_vain: false,
             transaction: b'I',
+            is_left: false,
             go: None,
         };
         board.lanes.insert(board.last, lane);
@@ -201,6 +206,7 @@ impl Wire {
         loop {
             let mut batch = self.read(&mut from, &mut prepared).await?;
             let name = batch.sql.as_deref().map_or("", statement::name);
+            let name = if statement::opens(name) { "" } else { name };
             let in_vain = !name.is_empty() && self.hold(name).await;
             if let (statement::AWAIT, Some(limit)) = (name, batch.parameters.get(4)) {
                 let milliseconds: i64 = if in_vain { 1 } else { 60_000 };
@@ -237,9 +243,13 @@ impl Wire {
                 }
                 b'Q' => {
                     let sql = String::from_utf8_lossy(until_zero(&body)).into_owned();
+                    let name = statement::name(&sql);
+                    if statement::opens(name) || statement::only_ends(name) {
+                        self.board.lock().sql.entry(name.to_owned()).or_default().insert(sql.clone());
+                    }
                     // Its values are literals. Only which function it calls is worth knowing.
                     if let Some((call, _)) = sql.split_once('(').filter(|(call, _)| call.contains("idempotency.")) {
-                        let name = format!("{} by a function", statement::name(&sql));
+                        let name = format!("{name} by a function");
                         self.board.lock().sql.entry(name).or_default().insert(format!("{call}("));
                     }
                     body = [self.edits.apply(&sql).as_bytes(), &[0]].concat();
@@ -261,7 +271,9 @@ impl Wire {
         let (go, goes) = oneshot::channel();
         let held = self.board.change(|board| {
             let free = board.players.get(self.actor).is_none_or(|player| player.free);
-            let Some(lane) = board.lanes.get_mut(&self.lane).filter(|_| !free) else { return false };
+            let Some(lane) = board.lanes.get_mut(&self.lane).filter(|lane| !free && !lane.is_left) else {
+                return false;
+            };
             lane.at = At::Held;
             lane.statement = name;
             lane.unexamined = statement::only_ends(name);

@@ -52,6 +52,10 @@ const SCHEMA: &str = "
 pub(crate) enum Choice {
     /// Its held message, or its statement that stopped at a gate, goes on.
     Go(usize),
+    /// As `Go`, for the message that its caller has left behind.
+    GoLeft(usize),
+    /// Its future is dropped while the COMMIT of a claim is held. The COMMIT stays held, and the release begins.
+    Leave(usize),
     /// Its wait is sent, and ends by its own limit.
     TimeOut(usize),
     /// Its future is dropped. What it has sent reaches the server.
@@ -93,6 +97,8 @@ pub(crate) struct World {
     gate_pid: i32,
     /// Whether statements stop at gates.
     inside: bool,
+    /// Whether a claim that never begins is released in the background.
+    leased: bool,
     ways: Vec<PgConnectOptions>,
     pools: Vec<PgPool>,
     directory: PathBuf,
@@ -171,6 +177,7 @@ impl World {
             gate_pid: sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut gates).await?,
             gates,
             inside,
+            leased: false,
             pools: ways.iter().map(pool).collect(),
             ways,
             directory,
@@ -213,8 +220,10 @@ impl World {
         self.board.change(|board| {
             board.players.clear();
             board.players.resize_with(scenario.actors.len(), Default::default);
+            board.lanes.values_mut().for_each(|lane| lane.is_left = false);
         });
         (self.rests, self.pauses, self.ended) = Default::default();
+        self.leased = scenario.has(With::Works);
         if self.inside {
             let close = "select pg_advisory_unlock_all();
                 select pg_advisory_lock(gate, seat) from generate_series(1, 2) as gate, generate_series(0, 3) as seat";
@@ -241,6 +250,7 @@ impl World {
             let board = self.board.clone();
             let changed = board.changed.notified();
             let version = board.lock().version;
+            self.end_releases();
             let Some(Working { lanes, is_news }) = self.working() else {
                 let _ = timeout(100 * MOMENT, changed).await;
                 continue;
@@ -292,14 +302,33 @@ impl World {
         Ok(!free.is_empty())
     }
 
+    /// A release ends with its COMMIT, which is nobody's answer.
+    fn end_releases(&self) {
+        let mut board = self.board.lock();
+        let board = &mut *board;
+        for (at, player) in board.players.iter_mut().enumerate().filter(|(_, player)| player.releases) {
+            let released = player.heard.contains(&Part::Text(statement::RELEASE_UNBEGUN.to_owned()));
+            let mut lanes = board.lanes.values().filter(|lane| lane.actor == at);
+            player.releases = !released || lanes.any(|lane| lane.at != At::Client || lane.transaction != b'I');
+        }
+    }
+
+    /// Whether the COMMIT of this actor's claim is held, and a lease begins with it.
+    fn begins_lease(&self, board: &wire::Inner, at: usize) -> bool {
+        let commit = Part::Text("commit".to_owned());
+        let mut lanes = board.lanes.values().filter(|lane| lane.actor == at && lane.at == At::Held);
+        self.leased && lanes.any(|lane| lane.statement == "commit") && !board.players[at].heard.contains(&commit)
+    }
+
     /// The connections on which the server works, if no client computes.
     fn working(&self) -> Option<Working> {
         let board = self.board.lock();
         let mut working = Working { lanes: Vec::new(), is_news: false };
         for (at, player) in board.players.iter().enumerate() {
             let mut lanes = board.lanes.iter().filter(|(_, lane)| lane.actor == at);
-            let computes = if player.end.is_none() {
-                lanes.clone().all(|(_, lane)| lane.at == At::Client)
+            let released = player.heard.contains(&Part::Text(statement::RELEASE_UNBEGUN.to_owned()));
+            let computes = if player.end.is_none() || player.releases && !released {
+                lanes.clone().all(|(_, lane)| lane.at == At::Client || lane.is_left)
             } else {
                 // Its connections return to the pool.
                 lanes.any(|(_, lane)| lane.at == At::Client && lane.transaction != b'I')
@@ -343,34 +372,43 @@ impl World {
     /// What may happen next. `faulty`: there was a drop or a kill.
     pub(crate) fn choices(&self, scenario: &Scenario, faulty: bool) -> Vec<Choice> {
         let board = self.board.lock();
-        let playing = (0..board.players.len()).filter(|&at| board.players[at].end.is_none());
+        let playing =
+            (0..board.players.len()).filter(|&at| board.players[at].end.is_none() || board.players[at].releases);
         let (mut choices, mut pausing) = (Vec::new(), Vec::new());
         for at in playing.clone() {
-            let Some((_, lane)) = self.next_lane(&board, at) else { continue };
+            if self.next_lane(&board, at, true).is_some() {
+                choices.push(Choice::GoLeft(at));
+            }
+            let Some((_, lane)) = self.next_lane(&board, at, false) else { continue };
             // A look before another transaction has ended would see the same.
-            let pauses = lane.statement == statement::PAUSE && self.pauses.get(&at) == Some(&self.ended);
+            let pauses = matches!(lane.statement, statement::PAUSE | statement::TRY_LOCK)
+                && lane.at == At::Held
+                && self.pauses.get(&at) == Some(&self.ended);
             if pauses { &mut pausing } else { &mut choices }.push(Choice::Go(at));
         }
         if choices.is_empty() {
             choices = pausing;
         }
         if !faulty {
+            let leaves = |&at: &usize| scenario.has(With::Leaves(at)) && self.begins_lease(&board, at);
+            choices.extend(playing.clone().filter(leaves).map(Choice::Leave));
             choices.extend(playing.clone().filter(|&at| scenario.has(With::Drops(at))).map(Choice::Drop));
             choices.extend(playing.filter(|&at| scenario.has(With::Kills(at))).map(Choice::Kill));
         }
         choices
     }
 
-    /// The connection of this actor that can go on.
-    fn next_lane<'b>(&self, board: &'b wire::Inner, actor: usize) -> Option<(u64, &'b wire::Lane)> {
+    /// The connection of this actor that can go on: that of its call, or the one that its call has left.
+    fn next_lane<'b>(&self, board: &'b wire::Inner, actor: usize, is_left: bool) -> Option<(u64, &'b wire::Lane)> {
         let can_go =
             |id: &u64, lane: &wire::Lane| lane.at == At::Held || matches!(self.rests.get(id), Some(Rest::Inside));
-        let mut lanes = board.lanes.iter().filter(|(id, lane)| lane.actor == actor && can_go(id, lane));
+        let mut lanes =
+            board.lanes.iter().filter(|(id, lane)| lane.actor == actor && lane.is_left == is_left && can_go(id, lane));
         lanes.next().map(|(&id, lane)| (id, lane))
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.board.lock().players.iter().all(|player| player.end.is_some())
+        self.board.lock().players.iter().all(|player| player.end.is_some() && !player.releases)
     }
 
     /// The actors that wait in a statement: whose it is, its name, and for whom it waits.
@@ -387,10 +425,26 @@ impl World {
 
     /// Does this choice. Returns its name in a trace.
     pub(crate) async fn apply(&mut self, choice: Choice) -> anyhow::Result<String> {
-        let (Choice::Go(at) | Choice::TimeOut(at) | Choice::Drop(at) | Choice::Kill(at)) = choice;
+        let (Choice::Go(at)
+        | Choice::GoLeft(at)
+        | Choice::Leave(at)
+        | Choice::TimeOut(at)
+        | Choice::Drop(at)
+        | Choice::Kill(at)) = choice;
         let letter = letter(at);
         self.pauses.remove(&at);
         match choice {
+            Choice::Leave(_) => {
+                self.board.change(|board| {
+                    board.players[at].releases = true;
+                    board.players[at].end = Some("is dropped".to_owned());
+                    let held = board.lanes.values_mut().filter(|lane| lane.actor == at && lane.at == At::Held);
+                    held.for_each(|lane| lane.is_left = true);
+                });
+                self.tasks[at].abort();
+                let _ = (&mut self.tasks[at]).await;
+                return Ok(format!("{letter} is dropped, and its COMMIT is on its way"));
+            }
             Choice::Drop(_) => {
                 self.ended += 1;
                 self.tasks[at].abort();
@@ -403,7 +457,8 @@ impl World {
             Choice::Kill(_) => {
                 self.ended += 1;
                 let pids: Vec<i32> = {
-                    let board = self.board.lock();
+                    let mut board = self.board.lock();
+                    board.players[at].releases = self.begins_lease(&board, at);
                     board.lanes.values().filter(|lane| lane.actor == at).map(|lane| lane.pid).collect()
                 };
                 let kill = sqlx::query("select pg_terminate_backend(pid) from unnest($1::int4[]) as pid").bind(&pids);
@@ -417,11 +472,12 @@ impl World {
                 self.pools[at] = pool(&self.ways[at]);
                 return Ok(format!("{letter} is killed"));
             }
-            Choice::Go(_) | Choice::TimeOut(_) => {}
+            Choice::Go(_) | Choice::GoLeft(_) | Choice::TimeOut(_) => {}
         }
         let (id, pid, name) = {
             let board = self.board.lock();
-            let (id, lane) = self.next_lane(&board, at).with_context(|| format!("{letter} cannot go on"))?;
+            let lane = self.next_lane(&board, at, choice == Choice::GoLeft(at));
+            let (id, lane) = lane.with_context(|| format!("{letter} cannot go on"))?;
             (id, lane.pid, lane.statement)
         };
         if self.rests.get(&id) == Some(&Rest::Inside) {
@@ -433,6 +489,9 @@ impl World {
             .bind(pid);
             pass.execute(&mut self.gates).await?;
             self.rests.remove(&id);
+            if name == statement::TRY_LOCK {
+                self.pauses.insert(at, self.ended);
+            }
             return Ok(format!("{letter} {name} goes on"));
         }
         if choice == Choice::TimeOut(at) {
@@ -441,6 +500,9 @@ impl World {
             return Ok(format!("{letter} {name}, in vain"));
         }
         self.ended += usize::from(statement::ends(name));
+        if name == statement::TRY_LOCK {
+            self.pauses.insert(at, self.ended);
+        }
         self.board.pass(id, false);
         Ok(format!("{letter} {name}"))
     }
@@ -454,9 +516,10 @@ impl World {
         (0..actors).for_each(|at| self.board.free(at));
         let deadline = Instant::now() + PATIENCE;
         loop {
+            self.end_releases();
             let idle = {
                 let board = self.board.lock();
-                board.players.iter().all(|player| player.end.is_some())
+                board.players.iter().all(|player| player.end.is_some() && !player.releases)
                     && board.lanes.values().all(|lane| lane.at == At::Client && lane.transaction == b'I')
             };
             if idle {
@@ -554,9 +617,10 @@ impl World {
         };
         let mut state = format!("{:?} {:?} ", sight.locks, sight.effects);
         for (at, player) in board.players.iter().enumerate() {
-            state.push_str(&format!("\n{:?} {:?} ", player.end, player.answer));
-            // A call that has returned does not use what it has heard.
-            let heard = if player.answer.is_some() || player.end.is_some() { &[][..] } else { &player.heard };
+            state.push_str(&format!("\n{:?} {:?} {} ", player.end, player.answer, player.releases));
+            // A call that has returned does not use what it has heard. Its release has the token of its claim.
+            let is_over = (player.answer.is_some() || player.end.is_some()) && !player.releases;
+            let heard = if is_over { &[][..] } else { &player.heard };
             for part in heard {
                 match part {
                     Part::Text(text) => state.push_str(text),

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::testing::{Gate, cancel_after};
-use pg_idempotency::{Error, Idempotency, Outcome, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, Mode, Outcome, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgConnection, PgPool};
 
 use crate::backend::until_blocked;
+use crate::fixture::Fixture;
 use crate::support::{
     clear, create_effects, create_open_effects, effects, janitor, key, leave_effect, once, rejecting, setting, waiting,
     wide_pool,
@@ -285,12 +286,28 @@ async fn a_time_of_asking_ahead_of_the_clock_ends_nothing_that_is_live(pool: PgP
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
     let mut tx = pool.begin().await?;
-    let wait = "select idempotency.await_key('tenant', 'operation', 'a', 1, 1000, now() + interval '48 h')";
+    let wait =
+        "select idempotency.await_key('tenant', 'operation', 'a', 1, 1000, now() + interval '48 h', 'transaction')";
     let answer: String = sqlx::query_scalar(wait).fetch_one(&mut *tx).await?;
     assert_eq!((answer.as_str(), locks(&mut tx).await), ("look", 0), "it cannot be taken over");
     sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
     let answer: String = sqlx::query_scalar(wait).fetch_one(&mut *tx).await?;
     assert_eq!((answer.as_str(), locks(&mut tx).await), ("look", 1), "it can, and by one");
+    Ok(())
+}
+
+/// The call answers `OtherMode`, and its transaction may last.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_wait_does_not_keep_the_lock_of_a_released_key_in_another_mode(pool: PgPool) -> anyhow::Result<()> {
+    let released = Fixture::released(&key("a"), "body")?;
+    for (mode, kept) in [(Mode::Transaction, 1), (Mode::AtLeastOnce, 0), (Mode::AtMostOnce, 0)] {
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+        released.clone().with_mode(mode).write(&pool).await?;
+        let mut tx = pool.begin().await?;
+        let wait = "select idempotency.await_key('tenant', 'operation', 'a', 1, 1000, now(), 'transaction')";
+        let answer: String = sqlx::query_scalar(wait).fetch_one(&mut *tx).await?;
+        assert_eq!((answer.as_str(), locks(&mut tx).await), ("look", kept), "{mode}");
+    }
     Ok(())
 }
 

@@ -5,10 +5,13 @@ fn normalised(sql: &str) -> String {
     sql.split_whitespace().collect::<Vec<_>>().join(" ").replace("( ", "(").replace(" )", ")")
 }
 
-/// PL/pgSQL cannot share the text. It has variables with the names of the columns.
+/// PL/pgSQL cannot share the text. It has variables with the names of the columns, and asks for the mode, too.
 #[test]
 fn await_key_asks_whether_the_record_may_be_taken_over() {
     let migration = normalised(include_str!("../../../migrations/0001_create_record.sql"));
-    let condition = normalised(may_be_taken_over!("$6"));
+    let expired = expired_when_asked!("$6");
+    let retried = may_be_retried!();
+    assert_eq!(may_be_taken_over!("$6"), format!("({expired} or {retried})"));
+    let condition = normalised(&format!("({expired} or (mode = $7::text and {retried}))"));
     assert!(migration.contains(&format!("if found and {condition} is not true then")), "{condition}");
 }
