@@ -152,7 +152,7 @@ async fn payment(pool: &PgPool, value: &str, hours: f64, last_error: &str) -> an
     let key = Key::new("tenant:17", "POST /payments", value)?;
     lapsed(pool, &key, AT_MOST_ONCE).await?;
     let aged =
-        "update idempotency.record set claimed_at = now() - $1 * interval '1 h', last_error = $2 where value = $3";
+        "update idempotency.record set claimed_at = now() - $1::float8 * interval '1 h', last_error = $2 where value = $3";
     sqlx::query(aged).bind(hours).bind(last_error).bind(value).execute(pool).await?;
     Ok(key)
 }
