@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::testing::lapse;
-use pg_idempotency::{Error, ensure_idempotent, operator};
+use pg_idempotency::{Error, Idempotency, ensure_idempotent, operator};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::backend::backend;
 use crate::fixture::Fixture;
 use crate::lease::steps::{Kind, acquired};
-use crate::support::{WAYS, connect, create_effects, janitor, key, leave_effect, records, waiting, wide_pool};
+use crate::support::{
+    DEPLOYMENTS, WAYS, connect, create_effects, janitor, key, leave_effect, records, waiting, wide_pool,
+};
 
 /// What the guide grants to this role of it.
 fn grants(whose: &str, role: &str) -> String {
@@ -127,7 +129,16 @@ async fn what_a_schema_behind_pg_catalog_contains_decides_nothing(
     )
     .execute(&observer)
     .await?;
-    let pool = wide_pool(&options.options([("search_path", "evil, public")]), 3).await;
+    // A call on a distributed table passes the lock_timeout on.
+    let pool = wide_pool(&options.options([("search_path", "evil, public"), ("lock_timeout", "60s")]), 3).await;
+    for (number, deployment) in DEPLOYMENTS.iter().enumerate() {
+        let idempotency = Idempotency::new().with_deployment(*deployment);
+        let key = key(&format!("deployment {number}"));
+        for replayed in [false, true] {
+            let outcome = idempotency.run(&pool, &key, "body", async |_| Ok::<_, Error>(1)).await?;
+            assert_eq!(outcome.is_replayed(), replayed, "{deployment:?}");
+        }
+    }
     for (number, way) in WAYS.into_iter().enumerate() {
         let value = number.to_string();
         let run = async || {
