@@ -1,18 +1,37 @@
--- Turns idempotency.record into a table with 16 hash partitions by scope, with its records, constraints and privileges.
--- `migrate` does not apply this file (src/guide/larger.md). It locks the table while it copies the records. Run it in one
--- transaction, as the owner of the table.
+-- Turns idempotency.record into a table with 16 hash partitions by scope, with its records, constraints and privileges. It
+-- refuses, with an error that names the reason, a table with anything that would be lost, such as a policy or a trigger. `migrate`
+-- does not apply this file (src/guide/larger.md). It locks the table while it copies the records. Run it in one transaction, as the
+-- owner of the table.
 do $$
 declare
     partitions constant int := 16;
+    plain constant pg_catalog.oid := 'idempotency.record'::pg_catalog.regclass::pg_catalog.oid;
+    lost text;
     options text;
     privilege record;
 begin
-    if (select relkind = 'p' from pg_catalog.pg_class where oid = 'idempotency.record'::pg_catalog.regclass) then
+    if (select relkind = 'p' from pg_catalog.pg_class where oid = plain) then
         raise exception 'idempotency.record is partitioned already';
+    end if;
+    -- Before anything is read that must not change until the end.
+    lock table idempotency.record in access exclusive mode;
+    select pg_catalog.concat_ws(', ',
+        case when pg_catalog.pg_get_userbyid(relowner) <> current_user then 'another owner than the role that runs this' end,
+        case when exists (select from pg_catalog.pg_policy where polrelid = plain) then 'policies' end,
+        case when relrowsecurity or relforcerowsecurity then 'row level security' end,
+        case when exists (select from pg_catalog.pg_trigger where tgrelid = plain and not tgisinternal) then 'triggers' end,
+        case when exists (select from pg_catalog.pg_rewrite where ev_class = plain) then 'rules' end,
+        case when exists (select from pg_catalog.pg_publication_rel where prrelid = plain) then 'a place in a publication' end,
+        case when relreplident <> 'd' then 'a replica identity of its own' end
+    ) into lost
+    from pg_catalog.pg_class where oid = plain;
+    if lost <> '' then
+        raise exception 'idempotency.record has %, which the partitioned table would not have', lost
+            using hint = 'Remove it first, and create it again on the partitioned table. Run this as the owner of the table.';
     end if;
     -- Only leaves take storage parameters.
     select 'with (' || pg_catalog.array_to_string(reloptions, ', ') || ')' into options
-    from pg_catalog.pg_class where oid = 'idempotency.record'::pg_catalog.regclass;
+    from pg_catalog.pg_class where oid = plain;
     alter table idempotency.record rename to plain_record;
     alter table idempotency.plain_record rename constraint record_pkey to plain_record_pkey;
     alter index idempotency.record_expires_at rename to plain_record_expires_at;
@@ -33,20 +52,22 @@ begin
     for privilege in
         select acl.*, tree.relid::pg_catalog.regclass::text as target
         from (
-            select acl.grantee, acl.privilege_type, '' as columns
+            select acl.grantee, acl.privilege_type, acl.is_grantable, '' as columns
             from pg_catalog.pg_class as class, pg_catalog.aclexplode(class.relacl) as acl
-            where class.oid = 'idempotency.plain_record'::pg_catalog.regclass and acl.grantee <> class.relowner
+            where class.oid = plain and acl.grantee <> class.relowner
             union all
-            select acl.grantee, acl.privilege_type, pg_catalog.format('(%I)', attname)
+            select acl.grantee, acl.privilege_type, acl.is_grantable, pg_catalog.format('(%I)', attname)
             from pg_catalog.pg_attribute, pg_catalog.aclexplode(attacl) as acl
-            where attrelid = 'idempotency.plain_record'::pg_catalog.regclass and not attisdropped
+            where attrelid = plain and not attisdropped
         ) as acl,
         pg_catalog.pg_partition_tree('idempotency.record') as tree
     loop
         execute pg_catalog.format(
-            'grant %s %s on %s to %s',
+            'grant %s %s on %s to %s %s',
             privilege.privilege_type, privilege.columns, privilege.target,
-            case when privilege.grantee = 0 then 'public' else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(privilege.grantee)) end
+            case when privilege.grantee = 0::pg_catalog.oid then 'public'
+                else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(privilege.grantee)::text) end,
+            case when privilege.is_grantable then 'with grant option' end
         );
     end loop;
     insert into idempotency.record select * from idempotency.plain_record;

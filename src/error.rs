@@ -309,7 +309,7 @@ pub enum Error {
          lock_timeout, at most a minute); wait for it and migrate again, or end it if it hangs; this query finds it: \
          `select pid, usename, application_name, state from pg_stat_activity join pg_locks using (pid) \
          where datname = current_database() and granted and locktype = 'advisory' \
-         and classid = 1885825380 and objid = 1701671023`"
+         and classid = '1885825380' and objid = '1701671023'`"
     )]
     #[non_exhaustive]
     MigrationLocked {

@@ -41,6 +41,9 @@ static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
 /// The two take different locks. If both run at the same moment on an empty database, [`migrate`] tries again, and the
 /// migrator may fail once.
 ///
+/// Unlike [`migrate`], it does not look at who owns the schema `idempotency`. A role that may create schemas may have
+/// created it before you, and could then replace the crate's functions. If you do not trust every such role, use [`migrate`].
+///
 /// Like [`migrate`], it ignores migrations of a newer release, so that old processes start on the new schema during a
 /// roll-out.
 pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
@@ -95,11 +98,12 @@ pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
     }
 }
 
-/// The SQL that [`migrate`] runs on an empty database, for a DBA to run. It is one transaction. It also records the
-/// migrations as applied, so that [`migrate`] and [`MIGRATOR`] find them applied.
+/// The SQL that [`migrate`] runs on an empty database, for a DBA to run. It is one transaction, and fails if the schema
+/// `idempotency` exists already, whoever owns it. It also records the migrations as applied, so that [`migrate`] and
+/// [`MIGRATOR`] find them applied.
 #[must_use]
 pub fn schema_sql() -> String {
-    let mut sql = format!("begin;\n\n{PREPARE}\n");
+    let mut sql = format!("begin;\n\n{SCHEMA};\n\n{TABLE_OF_APPLIED};\n\n");
     for migration in MIGRATIONS.iter() {
         let checksum = hex::encode(&migration.checksum);
         let _ = write!(
@@ -115,24 +119,28 @@ pub fn schema_sql() -> String {
     sql
 }
 
-/// sqlx's own definition of its table, so that both ways of installing create the same one.
-const PREPARE: &str = "create schema if not exists idempotency;
+/// Without `if not exists`: it would install into the schema of a stranger, who could replace what is in it.
+const SCHEMA: &str = "create schema idempotency";
 
-create table if not exists idempotency._sqlx_migrations (
+/// sqlx's own definition, so that both ways of installing create the same table.
+const TABLE_OF_APPLIED: &str = "create table if not exists idempotency._sqlx_migrations (
     version bigint primary key,
     description text not null,
     installed_on timestamptz not null default now(),
     success boolean not null,
     checksum bytea not null,
     execution_time bigint not null
-);
-";
+)";
 
 async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
     lock(conn).await?;
     let missing = missing(conn).await?;
     if missing.is_empty() {
         return Ok(());
+    }
+    // A role that creates the schema at this moment makes this fail, and the next try sees its owner.
+    if conn.fetch_one("select pg_catalog.to_regnamespace('idempotency') is null").await?.try_get(0)? {
+        conn.execute(SCHEMA).await?;
     }
     // In the schema of a stranger, the stranger could replace what this creates.
     if let Some(stranger) = record::strangers(conn).await?.first() {
@@ -142,7 +150,7 @@ async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
         );
         return Err(Error::CannotMigrate { problem });
     }
-    conn.execute(PREPARE).await?;
+    conn.execute(TABLE_OF_APPLIED).await?;
     for migration in missing {
         conn.execute(migration.sql.clone()).await?;
         sqlx::query(
@@ -193,12 +201,12 @@ pub(crate) async fn current(conn: &mut PgConnection) -> Result<(), Error> {
 /// The migrations that are not recorded as applied. Plain SQL without parameters, so that any pooler passes it in one
 /// message.
 async fn missing(conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Error> {
-    let there = conn.fetch_one("select to_regclass('idempotency._sqlx_migrations') is not null").await?;
+    let there = conn.fetch_one("select pg_catalog.to_regclass('idempotency._sqlx_migrations') is not null").await?;
     if !there.try_get::<bool, _>(0)? {
         return Ok(MIGRATIONS.iter().collect());
     }
     // The migration is recorded as applied, but somebody may have dropped the table since.
-    let dropped = conn.fetch_one("select to_regclass('idempotency.record') is null").await?;
+    let dropped = conn.fetch_one("select pg_catalog.to_regclass('idempotency.record') is null").await?;
     let applied = conn.fetch_all("select version, checksum from idempotency._sqlx_migrations where success").await?;
     let mut missing = Vec::new();
     for migration in MIGRATIONS.iter() {

@@ -168,9 +168,9 @@ macro_rules! state {
 /// A row of `pg_class` that is the table, or a leaf of it where the table is partitioned. Only leaves have rows.
 macro_rules! table_or_leaf {
     () => {
-        "(class.oid = 'idempotency.record'::regclass
+        "(class.oid = 'idempotency.record'::regclass::oid
             or class.oid in (
-                select tree.relid from pg_catalog.pg_partition_tree('idempotency.record'::regclass) as tree where tree.isleaf
+                select tree.relid::oid from pg_catalog.pg_partition_tree('idempotency.record'::regclass) as tree where tree.isleaf
             ))"
     };
 }

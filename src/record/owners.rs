@@ -46,7 +46,7 @@ pub(crate) async fn strangers(conn: &mut PgConnection) -> Result<Vec<Stranger>, 
             where class.relkind in ('r', 'p', 'v', 'm', 'f')
                 and (namespace.nspname = 'idempotency'
                     or class.oid in (
-                        select tree.relid
+                        select tree.relid::oid
                         from pg_catalog.pg_partition_tree(pg_catalog.to_regclass('idempotency.record')) as tree
                     ))
             union
@@ -57,7 +57,7 @@ pub(crate) async fn strangers(conn: &mut PgConnection) -> Result<Vec<Stranger>, 
                 or function.oid in (
                     select tgfoid
                     from pg_catalog.pg_trigger
-                    where tgrelid = pg_catalog.to_regclass('idempotency.record') and not tgisinternal
+                    where tgrelid = pg_catalog.to_regclass('idempotency.record')::oid and not tgisinternal
                 )
         )
         select

@@ -67,7 +67,7 @@ pub(crate) async fn protected(conn: &mut PgConnection) -> Result<BTreeMap<String
         from pg_catalog.pg_trigger as guard
         join pg_catalog.pg_class as class on class.oid = guard.tgrelid
         join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
-        where guard.tgfoid = 'idempotency.on_escape'::regproc
+        where guard.tgfoid = 'idempotency.on_escape'::regproc::oid
             and not exists (
                 select
                 from pg_catalog.pg_inherits
@@ -92,7 +92,7 @@ pub(crate) async fn gaps(conn: &mut PgConnection) -> Result<Vec<String>, Error> 
     sqlx::query_scalar(
         "
         with guard as (
-            select tgrelid, tgenabled from pg_catalog.pg_trigger where tgfoid = 'idempotency.on_escape'::regproc
+            select tgrelid, tgenabled from pg_catalog.pg_trigger where tgfoid = 'idempotency.on_escape'::regproc::oid
         ),
         covered (oid) as (
             select distinct part from guard cross join lateral idempotency.with_partitions(guard.tgrelid) as part

@@ -25,12 +25,12 @@ pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
     sqlx::query(
         "
         select
-            current_setting('synchronous_standby_names') <> '' as synchronous_standbys,
-            current_setting('fsync')::bool as fsync,
+            pg_catalog.current_setting('synchronous_standby_names') <> '' as synchronous_standbys,
+            pg_catalog.current_setting('fsync')::bool as fsync,
             pg_catalog.pg_is_in_recovery() as in_recovery,
             class.relpersistence = 'u' as unlogged
         from pg_catalog.pg_class as class
-        where class.oid = 'idempotency.record'::regclass
+        where class.oid = 'idempotency.record'::regclass::oid
         ",
     )
     .persistent(false)
@@ -53,19 +53,19 @@ pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
 pub(crate) async fn commit_settings(conn: &mut PgConnection) -> Result<Vec<CommitSetting>, Error> {
     sqlx::query(
         "
-        select current_setting('synchronous_commit') as value, 'for this connection' as whose
+        select pg_catalog.current_setting('synchronous_commit') as value, 'for this connection' as whose
         union all
         select
             pg_catalog.lower(setting.option_value),
-            'for ' || coalesce('role \"' || role.rolname || '\"', 'all roles')
-                || ' in ' || coalesce('database \"' || base.datname || '\"', 'all databases')
+            'for ' || coalesce('role \"' || role.rolname::text || '\"', 'all roles')
+                || ' in ' || coalesce('database \"' || base.datname::text || '\"', 'all databases')
         from pg_catalog.pg_db_role_setting as per
         cross join lateral pg_catalog.pg_options_to_table(per.setconfig) as setting
         left join pg_catalog.pg_roles as role on role.oid = per.setrole
         left join pg_catalog.pg_database as base on base.oid = per.setdatabase
         where setting.option_name = 'synchronous_commit'
-            and (per.setrole = 0 or role.rolcanlogin)
-            and (per.setdatabase = 0 or base.datname = current_database())
+            and (per.setrole = 0::oid or role.rolcanlogin)
+            and (per.setdatabase = 0::oid or base.datname = pg_catalog.current_database())
         order by whose
         ",
     )

@@ -113,7 +113,7 @@ impl Record<'_> {
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
-                    and steps -> $5::text -> 'result' is null
+                    and steps -> $5::text -> 'result'::text is null
                     and pg_catalog.current_setting('idempotency.claim', true) like 'step%'
                 ",
             )
@@ -142,8 +142,8 @@ impl Record<'_> {
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
-                    and steps -> $5::text -> 'begun' is null
-                    and steps -> $5::text -> 'result' is null
+                    and steps -> $5::text -> 'begun'::text is null
+                    and steps -> $5::text -> 'result'::text is null
                 ",
             )
             .bind(token) // $4
@@ -158,7 +158,7 @@ impl Record<'_> {
             .query(
                 "
                 update idempotency.record
-                set steps = case when steps -> $5::text -> 'result' is null then nullif(steps - $5::text, '{}') else steps end
+                set steps = case when steps -> $5::text -> 'result'::text is null then nullif(steps - $5::text, '{}') else steps end
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null

@@ -118,7 +118,7 @@ pub(crate) async fn oldest_due(conn: &mut PgConnection, grace: Duration) -> Resu
         select extract(epoch from
             pg_catalog.statement_timestamp()
             -- Somebody may have set -infinity by hand: count from the claim.
-            - case when isfinite(expires_at) then expires_at else ", readable!("claimed_at"), " end)::float8
+            - case when pg_catalog.isfinite(expires_at) then expires_at else ", readable!("claimed_at"), " end)::float8
         from idempotency.record
         where ", expired_at!("pg_catalog.statement_timestamp() - $1::interval"), "
         order by expires_at

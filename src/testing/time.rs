@@ -52,11 +52,11 @@ pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Erro
     let update = record(key).query(
         "
         update idempotency.record
-        set expires_at = least(expires_at, statement_timestamp() - interval '1 ms'),
+        set expires_at = least(expires_at, pg_catalog.statement_timestamp() - interval '1 ms'),
             lease_until = least(
                 lease_until,
                 -- Null without a lease. Citus takes a CASE only without the clock.
-                statement_timestamp() - interval '1 ms' + case when lease_until is not null then interval '0' end
+                pg_catalog.statement_timestamp() - interval '1 ms' + case when lease_until is not null then interval '0' end
             )
         where scope = $1::text and operation = $2::text and value = $3::text
         ",
@@ -76,7 +76,7 @@ pub async fn lapse(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error
     let update = record(key).query(
         "
         update idempotency.record
-        set lease_until = least(lease_until, statement_timestamp() - interval '1 ms')
+        set lease_until = least(lease_until, pg_catalog.statement_timestamp() - interval '1 ms')
         where scope = $1::text and operation = $2::text and value = $3::text
             and completed_at is null
             and lease_until > '-infinity'

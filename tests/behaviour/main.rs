@@ -13,8 +13,10 @@ mod strict;
 mod support;
 
 mod cancellation;
+mod hostile;
 mod keys;
 mod migrations;
+mod partitions;
 mod plans;
 
 mod transaction {

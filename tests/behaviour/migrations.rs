@@ -206,3 +206,30 @@ async fn a_table_that_was_dropped_is_not_taken_for_current(pool: PgPool) -> anyh
     assert!(matches!(&error, Error::CannotMigrate { problem, .. } if problem.contains("not there")), "{error:?}");
     Ok(())
 }
+
+/// A stranger's schema: they could replace the functions that every call executes.
+#[sqlx::test(migrations = false)]
+#[cfg_attr(idempotency_distributed, ignore = "the role would need its grants on each worker")]
+async fn nothing_installs_into_the_schema_of_a_stranger(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = connect(&pool).await;
+    let role = format!("stranger_{}", backend(&mut conn).await?);
+    let database: String = sqlx::query_scalar("select current_database()").fetch_one(&mut conn).await?;
+    let create = format!(
+        "create role {role}; grant create on database \"{database}\" to {role};
+         set role {role}; create schema idempotency; reset role"
+    );
+    conn.execute(sqlx::AssertSqlSafe(create)).await?;
+    let printed = connect(&pool).await.execute(sqlx::AssertSqlSafe(schema_sql())).await.map(drop);
+    let migrated = migrate(&pool).await;
+    let objects: i64 =
+        sqlx::query_scalar("select count(*) from pg_class where relnamespace = 'idempotency'::regnamespace::oid")
+            .fetch_one(&mut conn)
+            .await?;
+    let drop = format!("drop schema idempotency cascade; drop owned by {role}; drop role {role}");
+    conn.execute(sqlx::AssertSqlSafe(drop)).await?;
+    let refused = printed.expect_err("the schema exists");
+    assert_eq!(refused.as_database_error().and_then(|error| error.code()).as_deref(), Some("42P06"), "{refused:?}");
+    assert!(matches!(migrated, Err(Error::CannotMigrate { .. })), "{migrated:?}");
+    assert_eq!(objects, 0);
+    Ok(())
+}

@@ -147,7 +147,7 @@ async fn a_record_that_expires_while_a_duplicate_waits_for_a_connection_is_its_a
     while runs.count() == 0 {
         tokio::task::yield_now().await;
     }
-    sqlx::raw_sql("update idempotency.record set expires_at = statement_timestamp() + '300 ms'")
+    sqlx::raw_sql("update idempotency.record set expires_at = statement_timestamp() + interval '300 ms'")
         .execute(&other)
         .await
         .expect("expires");

@@ -51,7 +51,7 @@ impl Schema {
             let names = "
                 select relname::text
                 from pg_class
-                where relnamespace = current_schema()::regnamespace and relkind = 'r'
+                where relnamespace = current_schema()::regnamespace::oid and relkind = 'r'
                 order by relname
             ";
             schema.protected = sqlx::query_scalar(names).fetch_all(&pool).await?;
@@ -81,7 +81,8 @@ impl Schema {
         let options =
             PgConnectOptions::from_str(&self.url).context("DATABASE_URL is not the URL of a PostgreSQL database")?;
         // A gate finds the run's connections by their application name.
-        let options = options.application_name(&self.name()).options([("search_path", self.name())]);
+        let options =
+            options.application_name(&self.name()).options([("search_path", format!("{}, public", self.name()))]);
         let pool = PgPoolOptions::new().max_connections(connections).acquire_timeout(ACQUIRE_LIMIT);
         pool.connect_with(options).await.context("cannot connect to the database")
     }

@@ -535,7 +535,7 @@ impl World {
         let mut sql = self.board.lock().sql.clone();
         let functions: Vec<(String, String)> = sqlx::query_as(
             "select proname::text, pg_get_functiondef(oid) from pg_proc
-            where pronamespace = 'idempotency'::regnamespace and prokind = 'f'",
+            where pronamespace = 'idempotency'::regnamespace::oid and prokind = 'f'",
         )
         .fetch_all(&mut self.monitor)
         .await?;

@@ -68,7 +68,7 @@ pub(crate) async fn distribution(conn: &mut PgConnection) -> Result<Distribution
         "
         select case when partmethod = 'h' then pg_catalog.column_to_column_name(logicalrelid, partkey) end
         from pg_catalog.pg_dist_partition
-        where logicalrelid = 'idempotency.record'::regclass
+        where logicalrelid::oid = 'idempotency.record'::regclass::oid
         ",
     )
     .fetch_optional(conn)
@@ -105,7 +105,7 @@ pub(crate) async fn size_of_shards(conn: &mut PgConnection) -> Result<Size, Erro
             )
             from pg_catalog.pg_class as class
             left join pg_catalog.pg_stat_all_tables as stat on stat.relid = class.oid
-            where class.oid = '%s'::regclass
+            where class.oid = '%s'::regclass::oid
         $$)
         ",
     )
@@ -119,7 +119,7 @@ pub(crate) async fn size_of_shards(conn: &mut PgConnection) -> Result<Size, Erro
 pub(crate) async fn workers(conn: &mut PgConnection) -> Result<Vec<Worker>, Error> {
     sqlx::query(
         "
-        select nodename || ':' || nodeport as node, success, result
+        select nodename || ':' || nodeport::text as node, success, result
         from pg_catalog.run_command_on_workers($$
             select pg_catalog.current_setting('synchronous_commit')
                 || case when pg_catalog.current_setting('synchronous_standby_names') <> '' then ' standbys' else '' end

@@ -25,12 +25,12 @@ pub(super) async fn pass_on_lock_timeout(conn: &mut PgConnection) -> Result<(), 
         "
         do $$
         declare
-            callers text := current_setting('citus.propagate_set_commands', true);
+            callers text := pg_catalog.current_setting('citus.propagate_set_commands', true);
         begin
-            if current_setting('lock_timeout') <> '0' then
+            if pg_catalog.current_setting('lock_timeout') <> '0' then
                 set local citus.propagate_set_commands = 'local';
-                execute format('set local lock_timeout = %L', current_setting('lock_timeout'));
-                perform set_config('citus.propagate_set_commands', coalesce(callers, 'none'), true);
+                execute pg_catalog.format('set local lock_timeout = %L', pg_catalog.current_setting('lock_timeout'));
+                perform pg_catalog.set_config('citus.propagate_set_commands', coalesce(callers, 'none'), true);
             end if;
         end
         $$

@@ -1,11 +1,10 @@
 //! Claims and waits where the interleavings cannot see them: limits in real time, drops at every poll, herds of waiting
-//! calls, two keys, a clock that jumps, other plans, and a hostile search path.
+//! calls, two keys, a clock that jumps, and other plans.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::testing::{Gate, cancel_after};
 use pg_idempotency::{Error, Idempotency, Mode, Outcome, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -14,7 +13,7 @@ use sqlx::{Executor as _, PgConnection, PgPool};
 use crate::backend::until_blocked;
 use crate::fixture::Fixture;
 use crate::support::{
-    clear, create_effects, create_open_effects, effects, janitor, key, leave_effect, once, rejecting, setting, waiting,
+    clear, create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting, waiting,
     wide_pool,
 };
 
@@ -308,65 +307,5 @@ async fn a_wait_does_not_keep_the_lock_of_a_released_key_in_another_mode(pool: P
         let answer: String = sqlx::query_scalar(wait).fetch_one(&mut *tx).await?;
         assert_eq!((answer.as_str(), locks(&mut tx).await), ("look", kept), "{mode}");
     }
-    Ok(())
-}
-
-/// Objects of that name, earlier in the path, must not decide anything.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_hostile_search_path_changes_nothing(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let observer = PgPool::connect_with(options.clone()).await?;
-    create_effects(&observer).await;
-    sqlx::raw_sql(
-        "create schema evil;
-         create function evil.now() returns timestamptz language sql as 'select timestamptz ''2000-01-01''';
-         create function evil.statement_timestamp() returns timestamptz language sql as 'select timestamptz ''2000-01-01''';
-         create function evil.pg_try_advisory_xact_lock(int8) returns bool language sql as 'select true';
-         create function evil.pg_advisory_xact_lock(int8) returns void language sql as '';
-         create function evil.current_setting(text) returns text language sql as 'select ''evil''';
-         create function evil.set_config(text, text, bool) returns text language sql as 'select ''evil''';
-         create function evil.pg_sleep(float8) returns void language sql as '';
-         create function evil.pg_current_xact_id_if_assigned() returns xid8 language sql as 'select null::xid8'",
-    )
-    .execute(&observer)
-    .await?;
-    let options = options.options([("search_path", "evil, pg_catalog, public")]);
-    let pool = PgPoolOptions::new().max_connections(3).connect_with(options).await?;
-    for (number, way) in crate::support::WAYS.into_iter().enumerate() {
-        let value = number.to_string();
-        let run = async || {
-            way.run(&pool, &key(&value), "body", async |conn: &mut PgConnection| leave_effect(conn, "effect").await)
-                .await
-        };
-        assert!(!run().await?.is_replayed(), "{way:?}");
-        assert!(run().await?.is_replayed(), "{way:?}");
-        let keys = [key(&format!("{number} a")), key(&format!("{number} b"))];
-        let mut tx = pool.begin().await?;
-        let marked = pg_idempotency::mark::mark_many(&mut tx, &keys, Duration::from_secs(60)).await?;
-        assert_eq!(marked, [pg_idempotency::mark::Marked::First; 2]);
-        tx.commit().await?;
-    }
-    // A lease that is claimed and completed, one that is live, and a sweep.
-    let leasing = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(60) })?;
-    let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key("leased"), "body").await? else { panic!() };
-    lease.complete(&7).await?;
-    let Acquired::Owner(_live) = leasing.acquire::<i64, _>(&pool, &key("live"), "body").await? else { panic!() };
-    assert_eq!(janitor(&pool).sweep_once(100).await?.rows(), 0);
-    let lapsed: i64 = sqlx::query_scalar("select count(*) from idempotency.record where lease_until < now()")
-        .fetch_one(&observer)
-        .await?;
-    assert_eq!(lapsed, 0);
-    let expired: i64 = sqlx::query_scalar(
-        "select count(*) from idempotency.record where expires_at < now() or claimed_at < '2001-01-01'",
-    )
-    .fetch_one(&observer)
-    .await?;
-    assert_eq!(expired, 0);
-    let first = owner(&observer, "waited for").await;
-    let error = waiting(Duration::from_millis(30))
-        .run(&pool, &key("waited for"), "body", async |conn: &mut PgConnection| leave_effect(conn, "no").await)
-        .await
-        .expect_err("in flight");
-    assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
-    first.rollback().await?;
     Ok(())
 }

@@ -20,7 +20,7 @@ async fn fill(pool: &PgPool, mode: &str, completed: bool, lease: Option<&str>, e
             case $3 when '-infinity' then '-infinity' else now() + $3::interval end,
             case when $2 then now() end,
             -- Not at the same time: a distributed table would sweep them together.
-            now() - n * interval '1 us' + case when $4 then interval '-1 min' else interval '1 min' end
+            now() - n::float8 * interval '1 us' + case when $4 then interval '-1 min' else interval '1 min' end
         from generate_series(1, $5) as n
         ",
     )
@@ -126,7 +126,7 @@ async fn a_partitioned_table_is_swept_leaf_by_leaf(pool: PgPool) -> anyhow::Resu
          create table idempotency.p2 partition of idempotency.record for values with (modulus 4, remainder 2);
          create table idempotency.p3 partition of idempotency.record for values with (modulus 4, remainder 3);
          insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
-         select 'mark', 'tenant ' || n, 'o', 'k', n, now(), now() + case when n % 3 = 0 then interval '-1 min' else interval '1 h' end
+         select 'mark', 'tenant ' || n::text, 'o', 'k', n, now(), now() + case when n % 3 = 0 then interval '-1 min' else interval '1 h' end
          from generate_series(1, 3000) as n",
     )
     .await?;

@@ -503,7 +503,7 @@ async fn steps_side_by_side_keep_the_limit_of_all_results(
         let stored = futures_util::future::join_all((0..STEPS).map(|n| step(n.to_string()))).await;
         assert_eq!(stored.iter().filter(|stored| **stored).count(), 4, "{kind:?}: {stored:?}");
         let bytes: i64 = sqlx::query_scalar(
-            "select sum(octet_length(step.value ->> 'result')) from idempotency.record, jsonb_each(steps) as step",
+            "select sum(octet_length(step.value ->> 'result'::text)) from idempotency.record, jsonb_each(steps) as step",
         )
         .fetch_one(&pool)
         .await?;

@@ -149,7 +149,7 @@ async fn batches_and_single_marks_of_new_expired_and_taken_keys_do_not_deadlock(
         sqlx::raw_sql(
             "truncate idempotency.record;
              insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
-             select 'mark', 'tenant', 'operation', lpad(n::text, 4, '0'), n, now(), now() + (n % 3 - 1.5) * interval '1 h'
+             select 'mark', 'tenant', 'operation', lpad(n::text, 4, '0'), n, now(), now() + case n % 3 when 1 then interval '-30 min' else interval '30 min' end
              from generate_series(120, 1, -1) as n where n % 3 > 0;
              analyze idempotency.record",
         )

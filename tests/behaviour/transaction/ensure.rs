@@ -24,12 +24,12 @@ async fn a_completion_is_a_heap_only_update(pool: PgPool) -> anyhow::Result<()> 
     let pool = PgPool::connect_with((*pool.connect_options()).clone()).await?;
     crate::support::until(
         &pool,
-        "select sum(n_tup_upd) = 100 from pg_stat_user_tables where schemaname = 'idempotency' and relname like 'record%'",
+        "select sum(n_tup_upd)::int8 = 100 from pg_stat_user_tables where schemaname = 'idempotency' and relname::text like 'record%'",
     )
     .await;
     let hot: i64 = sqlx::query_scalar(
         "select sum(n_tup_hot_upd)::int8 from pg_stat_user_tables
-        where schemaname = 'idempotency' and relname like 'record%'",
+        where schemaname = 'idempotency' and relname::text like 'record%'",
     )
     .fetch_one(&pool)
     .await?;

@@ -38,7 +38,7 @@ async fn the_functions_of_the_schema_contain_the_crates_own_statements(pool: PgP
                 .fetch_one(&mut conn)
                 .await?;
         let source: String = sqlx::query_scalar(
-            "select prosrc from pg_proc where proname = $1 and pronamespace = 'idempotency'::regnamespace",
+            "select prosrc from pg_proc where proname = $1 and pronamespace = 'idempotency'::regnamespace::oid",
         )
         .bind(function)
         .fetch_one(&mut conn)
@@ -171,7 +171,7 @@ async fn a_taken_key_is_replayed_after_a_serialization_failure(pool: PgPool) -> 
     let options = (*pool.connect_options()).clone().options([("default_transaction_isolation", "repeatable read")]);
     let queued = |mode: &str| {
         let sql = "select exists (
-            select from pg_locks where relation = 'idempotency.record'::regclass and not granted
+            select from pg_locks where relation = 'idempotency.record'::regclass::oid and not granted
                 and (mode = 'AccessExclusiveLock') = ";
         sqlx::AssertSqlSafe(format!("{sql}{mode})"))
     };

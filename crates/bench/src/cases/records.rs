@@ -17,7 +17,7 @@ pub(crate) async fn store(conn: &mut PgConnection, records: u64, days: i32) -> a
             mode, scope, operation, value, fingerprint, token, claimed_at, completed_at, expires_at, response_body
         )
         select
-            'transaction', 'account:' || n % 5000, 'POST /payments', left(encode(sha256(n::text::bytea), 'hex'), 36),
+            'transaction', 'account:' || (n % 5000)::text, 'POST /payments', left(encode(sha256(n::text::bytea), 'hex'), 36),
             $2, n, now(), now(), now() + (n * interval '1 day') / $1 + $4::int4 * interval '1 day',
             convert_to('\"' || left(repeat(encode(sha256(n::text::bytea), 'hex'), 5), $3::int4 - 2) || '\"', 'UTF8')
         from generate_series(1, $1::int8) as n

@@ -169,7 +169,7 @@ async fn before_workers(nodes: &Nodes, world: &Arc<World>) -> anyhow::Result<Vec
 /// Moves one shard of the records, with the effects beside them, to the other worker.
 async fn move_shard(nodes: &Nodes, world: &World, way: &str) -> anyhow::Result<()> {
     let (shard, from): (i64, i32) = sqlx::query_as(
-        "select shardid, nodeport from citus_shards where table_name = 'idempotency.record'::regclass
+        "select shardid, nodeport from citus_shards where table_name::oid = 'idempotency.record'::regclass::oid
         order by random() limit 1",
     )
     .fetch_one(&world.observer)

@@ -151,8 +151,7 @@ const HOSTILE: &str = "\"><script>window.hacked=1</script><img src=x onerror=win
 async fn payment(pool: &PgPool, value: &str, hours: f64, last_error: &str) -> anyhow::Result<Key> {
     let key = Key::new("tenant:17", "POST /payments", value)?;
     lapsed(pool, &key, AT_MOST_ONCE).await?;
-    let aged =
-        "update idempotency.record set claimed_at = now() - $1 * interval '1 h', last_error = $2 where value = $3";
+    let aged = "update idempotency.record set claimed_at = now() - $1::float8 * interval '1 h', last_error = $2 where value = $3";
     sqlx::query(aged).bind(hours).bind(last_error).bind(value).execute(pool).await?;
     Ok(key)
 }

@@ -365,7 +365,7 @@ async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOpt
     let stepped = key("a step that ends");
     in_doubt(&pool, &stepped).await?;
     let (link, (_, page)) = one.look_up(&stepped).await?;
-    sqlx::query("update idempotency.record set steps = jsonb_set(steps - 'text', '{text}', '{\"result\": \"1\", \"attempt\": 1}') where value = $1")
+    sqlx::query("update idempotency.record set steps = jsonb_set(steps - 'text'::text, '{text}', '{\"result\": \"1\", \"attempt\": 1}') where value = $1")
         .bind(stepped.value())
         .execute(&pool)
         .await?;

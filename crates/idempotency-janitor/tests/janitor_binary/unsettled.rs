@@ -95,7 +95,7 @@ async fn lists_the_oldest_claim_first_and_no_more_than_asked(
     let pool = PgPool::connect_with(options.clone()).await?;
     for (value, age) in [("b", 2), ("c", 3), ("a", 1)] {
         committed_after_an_error(&pool, &key(value)).await?;
-        sqlx::query("update idempotency.record set claimed_at = now() - $1 * interval '1 h' where value = $2")
+        sqlx::query("update idempotency.record set claimed_at = now() - $1::float8 * interval '1 h' where value = $2")
             .bind(age)
             .bind(value)
             .execute(&pool)

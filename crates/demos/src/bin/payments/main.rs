@@ -177,7 +177,7 @@ impl Script<'_> {
             select count(*)
             from records
             join payment on payment.user_id = records.scope and payment.idempotency_key = records.value
-            where completed_at is not null and convert_from(response_body, 'UTF8')::json ->> 'id' = payment.id::text
+            where completed_at is not null and convert_from(response_body, 'UTF8')::json ->> 'id'::text = payment.id::text
         ";
         books.check("records whose response names their payment", count(&self.pool, settled).await?, self.expected);
         Ok(())

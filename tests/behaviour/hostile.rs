@@ -1,0 +1,221 @@
+//! A role that may CREATE in a schema of the search path, behind pg_catalog, decides nothing, and runs nothing as another role.
+//! script/hostile.sql proves it for every pair of types; these are attacks that did succeed.
+
+use std::time::Duration;
+
+use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::testing::lapse;
+use pg_idempotency::{Error, Idempotency, ensure_idempotent, operator};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
+
+use crate::backend::backend;
+use crate::fixture::Fixture;
+use crate::lease::steps::{Kind, acquired};
+use crate::support::{
+    DEPLOYMENTS, WAYS, connect, create_effects, janitor, key, leave_effect, records, waiting, wide_pool,
+};
+
+/// What the guide grants to this role of it.
+fn grants(whose: &str, role: &str) -> String {
+    include_str!("../../src/guide/production.md")
+        .lines()
+        .filter(|line| line.starts_with("grant ") && line.contains(whose))
+        .map(|line| format!("{} to {role};", line.split(" to ").next().unwrap_or_default()))
+        .collect()
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
+async fn a_role_that_may_create_in_public_runs_nothing_as_the_janitor_or_as_a_superuser(
+    pool: PgPool,
+) -> anyhow::Result<()> {
+    Fixture::completed(&key("paid"), "body", "the secret of a tenant")?.write(&pool).await?;
+    Fixture::marked(&key("old")).expired().write(&pool).await?;
+    let mut conn = connect(&pool).await;
+    let process = backend(&mut conn).await?;
+    let (mallory, sweeper) = (format!("mallory_{process}"), format!("sweeper_{process}"));
+    let attack = async {
+        // One of health's statements only runs its operator for such a role.
+        let roles = format!(
+            "create role {mallory} login; grant create, usage on schema public to {mallory};
+             create role {sweeper} login; {} alter role {sweeper} set synchronous_commit = 'on'; set role {mallory}",
+            grants("shop_janitor", &sweeper)
+        );
+        conn.execute(AssertSqlSafe(roles)).await?;
+        conn.execute("create table public.loot (role text, what text); grant all on public.loot to public").await?;
+        for (name, left, right) in [
+            ("=", "oid", "regclass"),
+            ("=", "oid", "regproc"),
+            ("=", "oid", "int4"),
+            ("=", "regclass", "regclass"),
+            ("||", "name", "name"),
+        ] {
+            let operator = format!(
+                "reset role; drop operator if exists public.{name} ({left}, {right}); set role {mallory};
+                 create function public.steal({left}, {right}) returns bool language plpgsql as $$ begin
+                     insert into public.loot
+                     select current_user, pg_catalog.convert_from(response_body, 'UTF8') from idempotency.record;
+                     delete from idempotency.record;
+                     return true;
+                 end $$;
+                 create operator public.{name} (leftarg = {left}, rightarg = {right}, function = public.steal)"
+            );
+            conn.execute(AssertSqlSafe(operator)).await?;
+        }
+        let as_sweeper = wide_pool(&(*pool.connect_options()).clone().username(&sweeper), 1).await;
+        let swept = janitor(&as_sweeper).sweep_once(100).await?;
+        for looked in [&as_sweeper, &pool] {
+            operator::health(looked, Duration::from_secs(3600)).await?;
+            operator::stats(looked).await?;
+        }
+        anyhow::Ok(swept.rows())
+    }
+    .await;
+    let loot: Vec<(String, Option<String>)> =
+        sqlx::query_as("select role, what from public.loot").fetch_all(&pool).await?;
+    let kept = records(&pool).await;
+    let clean = format!("reset role; drop owned by {mallory}, {sweeper}; drop role {mallory}, {sweeper}");
+    conn.execute(AssertSqlSafe(clean)).await?;
+    assert_eq!(loot, []);
+    assert_eq!((attack?, kept), (1, 1));
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn an_operator_of_public_stops_no_step(pool: PgPool) -> anyhow::Result<()> {
+    pool.execute(
+        "drop operator if exists public.-> (jsonb, jsonb);
+         create function public.member(jsonb, jsonb) returns jsonb language sql as 'select null::jsonb';
+         create operator public.-> (leftarg = jsonb, rightarg = jsonb, function = public.member)",
+    )
+    .await?;
+    create_effects(&pool).await;
+    let lease = acquired(&pool).await;
+    for kind in [Kind::InDatabase, Kind::AtLeastOnce, Kind::AtMostOnce] {
+        kind.step(&lease, &format!("{kind:?}"), 1).await?;
+    }
+    assert!(Kind::AtMostOnce.failing(&lease, "text").await.is_err());
+    let token = lease.token();
+    drop(lease);
+    lapse(&pool, &key("a")).await?;
+    operator::resolve_step(&pool, &key("a"), token, "text", &1).await?;
+    let steps = operator::show(&pool, &key("a")).await?.expect("a record").steps;
+    assert_eq!(steps.iter().filter(|step| !step.in_doubt).count(), 4, "{steps:?}");
+    Ok(())
+}
+
+/// Functions that fit a call better than those of pg_catalog, and operators that fit exactly.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn what_a_schema_behind_pg_catalog_contains_decides_nothing(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let observer = PgPool::connect_with(options.clone()).await?;
+    create_effects(&observer).await;
+    sqlx::raw_sql(
+        "create schema evil;
+         create function evil.now() returns timestamptz language sql as 'select timestamptz ''2000-01-01''';
+         create function evil.statement_timestamp() returns timestamptz language sql as 'select timestamptz ''2000-01-01''';
+         create function evil.pg_try_advisory_xact_lock(int8) returns bool language sql as 'select true';
+         create function evil.concat_ws(text, text, text) returns text language sql as 'select ''evil''';
+         create function evil.format(text, text) returns text language sql as 'select ''evil''';
+         create function evil.power(int4, int4) returns float8 language sql as 'select 0::float8';
+         create function evil.array_remove(text[], text) returns text[] language sql as 'select ''{}''::text[]';
+         create function evil.member(jsonb, jsonb) returns jsonb language sql as 'select ''true''::jsonb';
+         create operator evil.-> (leftarg = jsonb, rightarg = jsonb, function = evil.member);
+         create function evil.equal(oid, regclass) returns bool language sql as 'select true';
+         create operator evil.= (leftarg = oid, rightarg = regclass, function = evil.equal)",
+    )
+    .execute(&observer)
+    .await?;
+    // A call on a distributed table passes the lock_timeout on.
+    let pool = wide_pool(&options.options([("search_path", "evil, public"), ("lock_timeout", "60s")]), 3).await;
+    for (number, deployment) in DEPLOYMENTS.iter().enumerate() {
+        let idempotency = Idempotency::new().with_deployment(*deployment);
+        let key = key(&format!("deployment {number}"));
+        for replayed in [false, true] {
+            let outcome = idempotency.run(&pool, &key, "body", async |_| Ok::<_, Error>(1)).await?;
+            assert_eq!(outcome.is_replayed(), replayed, "{deployment:?}");
+        }
+    }
+    for (number, way) in WAYS.into_iter().enumerate() {
+        let value = number.to_string();
+        let run = async || {
+            way.run(&pool, &key(&value), "body", async |conn: &mut PgConnection| leave_effect(conn, "effect").await)
+                .await
+        };
+        assert!(!run().await?.is_replayed(), "{way:?}");
+        assert!(run().await?.is_replayed(), "{way:?}");
+        let keys = [key(&format!("{number} a")), key(&format!("{number} b"))];
+        let mut tx = pool.begin().await?;
+        let marked = pg_idempotency::mark::mark_many(&mut tx, &keys, Duration::from_secs(60)).await?;
+        assert_eq!(marked, [pg_idempotency::mark::Marked::First; 2]);
+        tx.commit().await?;
+    }
+    // A lease that is claimed and completed, one that is live, and a sweep.
+    let leasing = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(60) })?;
+    let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key("leased"), "body").await? else { panic!() };
+    lease.complete(&7).await?;
+    let Acquired::Owner(_live) = leasing.acquire::<i64, _>(&pool, &key("live"), "body").await? else { panic!() };
+    assert_eq!(janitor(&pool).sweep_once(100).await?.rows(), 0);
+    let wrong: i64 = sqlx::query_scalar(
+        "select count(*) from idempotency.record
+         where lease_until < now() or expires_at < now() or claimed_at < '2001-01-01'",
+    )
+    .fetch_one(&observer)
+    .await?;
+    assert_eq!(wrong, 0);
+    let mut first = pool.begin().await?;
+    let _ = ensure_idempotent(&mut first, &key("waited for"), "body", async |_| Ok::<_, Error>(1)).await?;
+    let error = waiting(Duration::from_millis(30))
+        .run(&pool, &key("waited for"), "body", async |conn: &mut PgConnection| leave_effect(conn, "no").await)
+        .await
+        .expect_err("in flight");
+    assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
+    first.rollback().await?;
+    Ok(())
+}
+
+/// The blocks of SQL of each page, in one transaction. Roles belong to the whole server, so nothing is committed.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
+async fn the_sql_of_the_pages_works_beside_the_operators_of_public(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = connect(&pool).await;
+    let database: String = sqlx::query_scalar("select current_database()::text").fetch_one(&mut conn).await?;
+    let is_new: bool =
+        sqlx::query_scalar("select current_setting('server_version_num')::int >= 140000").fetch_one(&mut conn).await?;
+    // PostgreSQL 13 lacks a setting, only Citus has the functions, and only a leaf takes a storage parameter.
+    let runs = |statement: &str| {
+        (is_new || !statement.contains("PostgreSQL 14 or newer"))
+            && !["create_distributed_table", "citus_tables"].iter().any(|citus| statement.contains(citus))
+            && !(crate::strict::partitioned() && statement.contains("autovacuum"))
+    };
+    let mut count = 0;
+    for page in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide"))? {
+        let page = page?.path();
+        if page.extension().is_none_or(|extension| extension != "md") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&page)?.replace("database shop ", &format!("database \"{database}\" "));
+        let sql: String = text.split("```sql\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        let mut tx = conn.begin().await?;
+        tx.execute("create table orders (id bigint, currency text)").await?;
+        for statement in sql
+            .split_inclusive('\n')
+            .filter(|line| !["begin;\n", "commit;\n"].contains(line))
+            .collect::<String>()
+            .split(";\n")
+        {
+            if runs(statement) && !statement.trim().is_empty() {
+                count += 1;
+                if let Err(error) = tx.execute(AssertSqlSafe(statement.to_owned())).await {
+                    panic!("{}: {error}:\n{statement}", page.display());
+                }
+            }
+        }
+        tx.rollback().await?;
+    }
+    assert!(count > 15, "{count} statements");
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! `migrations/partitions.sql`: what it keeps of the table, and what it refuses to lose.
+
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
+
+use crate::backend::backend;
+use crate::support::{connect, create_effects, key, once, records};
+
+const PARTITIONS: &str = include_str!("../../migrations/partitions.sql");
+
+/// On the table, or on a column of it.
+async fn has(conn: &mut PgConnection, role: &str, table: &str, privilege: &str) -> anyhow::Result<bool> {
+    let sql = "select has_table_privilege($1::text, $2::text, $3::text) or has_any_column_privilege($1::text, $2::text, $3::text)";
+    Ok(sqlx::query_scalar(sql).bind(role).bind(table).bind(privilege).fetch_one(conn).await?)
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
+async fn records_rights_and_their_grant_options_are_kept(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let _ = once(&pool, &key("a"), "body").await?;
+    let mut conn = connect(&pool).await;
+    let role = format!("lender_{}", backend(&mut conn).await?);
+    let create = format!(
+        "create role {role}; grant select on idempotency.record to {role} with grant option;
+         grant insert on idempotency.record to {role};
+         grant update (last_error) on idempotency.record to {role} with grant option"
+    );
+    conn.execute(AssertSqlSafe(create)).await?;
+    let turned = conn.execute(PARTITIONS).await;
+    let mut rights = Vec::new();
+    if turned.is_ok() {
+        for table in ["idempotency.record", "idempotency.record_0", "idempotency.record_15"] {
+            for right in ["select with grant option", "insert", "insert with grant option", "update with grant option"]
+            {
+                rights.push(has(&mut conn, &role, table, right).await?);
+            }
+        }
+    }
+    conn.execute(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).await?;
+    turned?;
+    assert_eq!(rights, [[true, true, false, true]; 3].concat());
+    assert_eq!(records(&pool).await, 1);
+    assert!(once(&pool, &key("a"), "body").await?.is_replayed());
+    Ok(())
+}
+
+#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
+async fn what_would_be_lost_is_refused_by_name(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = connect(&pool).await;
+    let role = format!("owner_{}", backend(&mut conn).await?);
+    let create = format!(
+        "create role {role};
+         create function public.noted() returns trigger language plpgsql as 'begin return new; end'"
+    );
+    conn.execute(AssertSqlSafe(create)).await?;
+    let mut said = Vec::new();
+    for (attach, what) in [
+        ("create policy p on idempotency.record using (true)", "policies"),
+        ("alter table idempotency.record enable row level security", "row level security"),
+        (
+            "create trigger t before insert on idempotency.record for each row execute function public.noted()",
+            "triggers",
+        ),
+        ("create rule r as on delete to idempotency.record do also select 1", "rules"),
+        ("create publication p for table idempotency.record", "a place in a publication"),
+        ("alter table idempotency.record replica identity full", "a replica identity"),
+        (&format!("alter table idempotency.record owner to {role}"), "another owner"),
+    ] {
+        let mut tx = conn.begin().await?;
+        tx.execute(AssertSqlSafe(attach.to_owned())).await?;
+        said.push((what, tx.execute(PARTITIONS).await.map(drop)));
+        tx.rollback().await?;
+    }
+    conn.execute(AssertSqlSafe(format!("drop role {role}"))).await?;
+    for (what, said) in said {
+        let error = said.expect_err(what).to_string();
+        assert!(error.contains(&format!("has {what}")), "{error}");
+    }
+    conn.execute(PARTITIONS).await?;
+    let error = conn.execute(PARTITIONS).await.expect_err("a second time").to_string();
+    assert!(error.contains("partitioned already"), "{error}");
+    Ok(())
+}
