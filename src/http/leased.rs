@@ -1,13 +1,13 @@
 //! The run of a leased layer: claim, call the handler, store its response. The handler gets the lease.
 
-use std::time::Instant;
-
 use http::Extensions;
+use tokio::time::Instant;
 
 use super::by_reference::answer_again;
-use super::conclusion::{Conclusion, conclude};
+use super::conclusion::{Conclusion, LastError, conclude};
 use super::handler::{Handler, Reply, Unanswered};
 use super::layer::IdempotencyLayer;
+use super::local_in_flight::Turn;
 use super::rejection::Rejection;
 use super::request::Ticket;
 use crate::claim::Asked;
@@ -19,6 +19,7 @@ pub(super) async fn run<H: Handler>(
     options: Leasing,
     layer: &IdempotencyLayer,
     ticket: &Ticket,
+    turn: Turn,
     mut handler: H,
 ) -> Reply<H> {
     let key = &ticket.key;
@@ -29,11 +30,11 @@ pub(super) async fn run<H: Handler>(
         Acquired::Replayed(stored) => return answer_again(layer, stored, handler).await,
     };
     handler.extensions_mut().insert(Lease::clone(&owner));
-    let _registered = layer.local.register(key, ticket.fingerprint);
+    let _registered = turn.register(ticket.fingerprint);
 
     let started = Instant::now();
     // The response body is a part of the work, because it may have effects outside, too.
-    let work = async { conclude(layer, true, handler.call(layer.run_timeout).await?).await };
+    let work = async { conclude(layer, true, started, handler.call(layer.run_timeout).await?).await };
     let concluded = unless_lost(&owner, work).await;
     observe::performed(options.mode(), key.operation(), started.elapsed());
     let (reason, reply) = match concluded {
@@ -43,7 +44,8 @@ pub(super) async fn run<H: Handler>(
             return Ok(response);
         }
         Some(Ok(Conclusion::Free { response })) => {
-            (format!("the handler answered {}", response.status()), Ok(response))
+            let attached = response.extensions().get().map(|LastError(reason)| reason.clone());
+            (attached.unwrap_or_else(|| format!("the handler answered {}", response.status())), Ok(response))
         }
         Some(Err(error)) => (reason(&error).to_owned(), Err(error)),
     };

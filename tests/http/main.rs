@@ -19,6 +19,7 @@ mod rules;
 mod settings;
 mod standards;
 mod steps;
+mod storms;
 #[path = "../support/strict.rs"]
 mod strict;
 mod support;
@@ -26,3 +27,4 @@ mod tool_calls;
 mod traces;
 mod transactional;
 mod vanished;
+mod wire;

@@ -109,6 +109,25 @@ async fn without_a_database_the_handler_never_runs_unprotected(pool: PgPool) {
     }
 }
 
+/// A server that refuses connections is asked again until the pool's time is over.
+#[tokio::test]
+async fn without_a_server_the_answer_comes_after_the_time_of_the_pool() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = nobody.local_addr().expect("an address").port();
+    drop(nobody);
+    let limit = std::time::Duration::from_millis(500);
+    let options = sqlx::postgres::PgConnectOptions::new().host("127.0.0.1").port(port).username("nobody");
+    let pool = sqlx::postgres::PgPoolOptions::new().acquire_timeout(limit).connect_lazy_with(options);
+    let policy = Policy::AtMostOnce { lease: std::time::Duration::from_secs(40) };
+    for layer in [transactional(&pool), leased(&pool, policy)] {
+        let app = app(layer);
+        let started = std::time::Instant::now();
+        let answer = send(&app, request("POST", "/effects", Some("key-1"), "x")).await;
+        assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
+        assert!(started.elapsed() < 10 * limit, "{:?}", started.elapsed());
+    }
+}
+
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_service_may_choose_the_form_of_rejections(pool: PgPool) {
     create_effects(&pool).await;
