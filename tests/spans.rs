@@ -372,6 +372,16 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
         outcomes,
         ["declined outcome=failed", "texts outcome=other_mode", "refused outcome=error", "texts outcome=error"]
     );
+    // No place ever.
+    let options = (*pool.connect_options()).clone();
+    let brief =
+        sqlx::postgres::PgPoolOptions::new().acquire_timeout(Duration::from_millis(20)).connect_lazy_with(options);
+    let full = axum::Router::new()
+        .route("/full", post(async || StatusCode::CREATED))
+        .layer(transactional(&brief).with_max_runs(0));
+    assert_eq!(post_to(&full, "/full").await?, StatusCode::SERVICE_UNAVAILABLE);
+    let counted = listener.text().lines().rfind(|line| line.contains("POST /full")).unwrap_or_default().to_owned();
+    assert!(counted.contains("\"outcome\": \"overloaded\""), "counted with the metrics: {counted}");
     pool.close().await;
     assert_eq!(post_to(&app, "/texts").await?, StatusCode::SERVICE_UNAVAILABLE);
     let text = listener.text();

@@ -39,10 +39,10 @@ fn storm(app: &Router) -> Vec<JoinHandle<Answer>> {
 }
 
 /// Sends requests, each with a key of its own, until the storm is over. Returns how many there were.
-async fn strangers_during(app: &Router, storm: &[JoinHandle<Answer>]) -> i64 {
+async fn strangers_during(app: &Router, name: &str, storm: &[JoinHandle<Answer>]) -> i64 {
     let mut sent = 0;
     while sent == 0 || storm.iter().any(|one| !one.is_finished()) {
-        let stranger = post_to(app, "/effects", &format!("stranger-{sent}"), "x").await;
+        let stranger = post_to(app, "/effects", &format!("{name}-{sent}"), "x").await;
         assert_eq!(stranger.status, StatusCode::CREATED, "stranger {sent}: {stranger:?}");
         sent += 1;
     }
@@ -80,17 +80,9 @@ async fn duplicates_that_waited_for_one_request_take_no_places_of_others(_: PgPo
         // Each duplicate is polled once, and waits.
         yield_now().await;
         gate.open();
-        done += 1 + strangers_during(&app, &storm).await;
+        done += 1 + strangers_during(&app, &format!("stranger-{connections}"), &storm).await;
         assert_eq!(first.await.expect("joined").status, StatusCode::OK);
         all_are_replayed(storm).await;
-        // The strangers of both pools have the same keys.
-        sqlx::query(
-            "update idempotency.record set value = value || '-of-' || $1::int4::text where value ~ '^stranger-[0-9]+$'",
-        )
-        .bind(i32::try_from(connections).expect("small"))
-        .execute(&pool)
-        .await
-        .expect("renamed");
         assert_eq!(effects(&pool).await, done);
         pool.close().await;
     }
@@ -108,7 +100,7 @@ async fn replays_of_one_key_take_no_places_of_others(_: PgPoolOptions, options: 
     let storm = storm(&app);
     yield_now().await;
     assert_eq!(effects(&pool).await, 1);
-    let strangers = strangers_during(&app, &storm).await;
+    let strangers = strangers_during(&app, "stranger", &storm).await;
     all_are_replayed(storm).await;
     assert_eq!(effects(&pool).await, 1 + strangers);
 }
@@ -135,7 +127,7 @@ async fn duplicates_that_poll_for_another_process_take_no_places_of_others(
     }
     assert!(runs.count() <= 3, "{} duplicates hold places", runs.count());
     gate.open();
-    let strangers = strangers_during(&app, &storm).await;
+    let strangers = strangers_during(&app, "stranger", &storm).await;
     assert_eq!(first.await.expect("joined").status, StatusCode::OK);
     all_are_replayed(storm).await;
     timeout(Duration::from_secs(20), runs.finished()).await.expect("in time");
