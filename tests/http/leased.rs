@@ -60,11 +60,11 @@ async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_handler_says_why_it_failed(pool: PgPool) {
-    for policy in
-        [Policy::AtLeastOnce { lease: LEASE }, Policy::AtMostOnce { lease: LEASE }, Policy::InSteps { lease: LEASE }]
-    {
+    let policies =
+        [Policy::AtLeastOnce { lease: LEASE }, Policy::AtMostOnce { lease: LEASE }, Policy::InSteps { lease: LEASE }];
+    for (number, policy) in policies.into_iter().enumerate() {
         let (app, _) = app(leased(&pool, policy));
-        let answer = post_to(&app, "/send/502", &format!("{policy:?}"), "x").await;
+        let answer = post_to(&app, "/send/502", &format!("key-{number}"), "x").await;
         assert_eq!((answer.status, &*answer.body), (StatusCode::BAD_GATEWAY, &b""[..]));
     }
     let reasons: Vec<String> =
