@@ -8,6 +8,8 @@
 //! 9900 cents: 422 Unprocessable Entity, replayed: false, {"detail":"this Idempotency-Key was sent with a different request before; use a new key for a new operation","retryable":false,"status":422,"title":"key reused","type":"urn:pg-idempotency:problem:key-reused"}
 //! ```
 
+use std::time::Duration;
+
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{self, Next};
@@ -18,6 +20,7 @@ use pg_idempotency::Idempotency;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
+use sqlx::postgres::PgPoolOptions;
 
 /// The authenticated caller.
 #[derive(Clone)]
@@ -67,7 +70,9 @@ fn router(pool: PgPool) -> Router {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let pool = PgPool::connect(&std::env::var("DATABASE_URL")?).await?;
+    // Without a database, sqlx would wait for 30 seconds, and no client waits so long for its 503.
+    let pool =
+        PgPoolOptions::new().acquire_timeout(Duration::from_secs(5)).connect(&std::env::var("DATABASE_URL")?).await?;
     pg_idempotency::migrate(&pool).await?;
     sqlx::raw_sql("create table if not exists payment (id bigint generated always as identity, cents bigint not null)")
         .execute(&pool)

@@ -35,9 +35,10 @@
 //! 2. The scope function returns an error: that is the response.
 //! 3. The key is missing: 400 `missing-key`. It is malformed, or there are several: 400 `malformed-key`. `"abc"` and
 //!    `abc` are the same key.
-//! 4. The body is over its limit: 413. It breaks off: 400. Up to here nothing is claimed, however slow the upload is.
+//! 4. The body is over its limit: 413. The layer first reads on, for up to eight limits and 10 seconds, because a client
+//!    that is still writing would see a reset in place of the answer. The body breaks off: 400. Up to here nothing is claimed, however slow the upload is.
 //! 5. The request becomes a *run*, which is a task of its own: **a client that hangs up changes nothing**, and gets the
-//!    answer when it asks again. With too many runs the answer is a 503 `overloaded`. The run claims the key. If the
+//!    answer when it asks again. With too many runs it waits for a place, and then the answer is a 503 `overloaded`. The run claims the key. If the
 //!    database is unreachable, the answer is a 503, and the handler does not run. If it refuses a statement that
 //!    a retry would send again, or the table is missing, the answer is a 500.
 //! 6. The key came with [another request](#what-makes-two-requests-the-same): 422 `key-reused`. A transaction of
@@ -104,6 +105,15 @@
 //! layer's own statements. A graceful shutdown of the server does not wait for them either: after it, wait for
 //! [`Runs::finished`].
 //!
+//! A request waits for its place among the runs in the order of arrival, for as long as the pool waits for a connection
+//! (`acquire_timeout`), and ends with its client meanwhile. **A storm of requests with one key costs other keys time and
+//! nothing else**: of the requests with one key that do not perform, only as many have a place at a time as the pool has
+//! connections, and at most half of all places.
+//!
+//! If the database is down, sqlx waits for a connection for the pool's `acquire_timeout`, by default 30 seconds, and only
+//! then the layer answers 503. Most clients have given up by then. **Set 5 seconds**:
+//! `PgPoolOptions::new().acquire_timeout(Duration::from_secs(5))`.
+//!
 //! # Costs
 //!
 //! Compared with the handler in a transaction of its own, a first call costs two more round trips, a task, and memory
@@ -130,7 +140,7 @@ mod transactional;
 
 pub use body::LayerBody;
 pub use by_reference::{AnswerBy, Replay};
-pub use conclusion::NoStore;
+pub use conclusion::{LastError, NoStore};
 pub use idempotent_tx::{IdempotentTx, NoTransaction};
 pub use key_header::{IDEMPOTENCY_KEY, MalformedKey};
 pub use layer::{IdempotencyLayer, InvalidSetting};

@@ -360,6 +360,9 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
         let text = listener.text();
         let logged: Vec<_> = text.lines().filter(|line| line.contains("mistake in the service's set-up")).collect();
         assert!(logged.last().is_some_and(|line| line.contains(cause)), "{cause}\n{logged:?}");
+        // At `info` there is no span that names it.
+        let operation = format!("\"operation\": \"POST {path}\"");
+        assert!(logged.last().is_some_and(|line| line.contains(&operation)), "{operation}\n{logged:?}");
         assert!(!text.contains(SCOPE) && !text.contains(VALUE), "never the key or its scope\n{text}");
     }
     let spans = listener.spans();
@@ -369,6 +372,21 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
         outcomes,
         ["declined outcome=failed", "texts outcome=other_mode", "refused outcome=error", "texts outcome=error"]
     );
+    // No place ever.
+    let options = (*pool.connect_options()).clone();
+    let brief =
+        sqlx::postgres::PgPoolOptions::new().acquire_timeout(Duration::from_millis(20)).connect_lazy_with(options);
+    let full = axum::Router::new()
+        .route("/full", post(async || StatusCode::CREATED))
+        .layer(transactional(&brief).with_max_runs(0));
+    assert_eq!(post_to(&full, "/full").await?, StatusCode::SERVICE_UNAVAILABLE);
+    let counted = listener.text().lines().rfind(|line| line.contains("POST /full")).unwrap_or_default().to_owned();
+    assert!(counted.contains("\"outcome\": \"overloaded\""), "counted with the metrics: {counted}");
+    pool.close().await;
+    assert_eq!(post_to(&app, "/texts").await?, StatusCode::SERVICE_UNAVAILABLE);
+    let text = listener.text();
+    let refused = text.lines().rfind(|line| line.contains("could not be made idempotent")).unwrap_or_default();
+    assert!(refused.contains("\"operation\": \"POST /texts\""), "{text}");
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::BoxError;
 
@@ -43,15 +43,14 @@ impl<B> LayerBody<B> {
 }
 
 impl<B: http_body::Body<Data = Bytes>> LayerBody<B> {
-    /// Reads a body to its end, or until it has more bytes than the limit, or for this time: after it, a body counts as
-    /// a stream that may never end. A body that announces a length over the limit is not touched.
-    pub(super) async fn read(body: B, limit: usize, time: Option<Duration>) -> Result<Self, B::Error> {
+    /// Reads a body to its end, or until it has more bytes than the limit, or until the deadline: after it, a body counts
+    /// as a stream that may never end. A body that announces a length over the limit is not touched.
+    pub(super) async fn read(body: B, limit: usize, deadline: Option<Instant>) -> Result<Self, B::Error> {
         let too_large = body.size_hint().lower() > limit as u64;
         let mut body = Self::untouched(body);
         if too_large {
             return Ok(body);
         }
-        let deadline = time.map(|time| Instant::now() + time);
         while let Some(rest) = &mut body.rest
             && body.data.len() <= limit
         {
@@ -78,6 +77,28 @@ impl<B: http_body::Body<Data = Bytes>> LayerBody<B> {
             }
         }
         Ok(body)
+    }
+
+    /// Nothing has been read, so a client that [asks first](http::header::EXPECT) has not begun to send.
+    pub(super) fn is_unread(&self) -> bool {
+        self.data.is_empty() && self.rest.is_some()
+    }
+
+    /// Reads on to the end and throws the data away, for at most this time and about this number of bytes. A body that
+    /// announces more is not touched.
+    pub(super) async fn discard(self, most: usize, time: Duration) {
+        drop(self.data);
+        let Some(mut rest) = self.rest.filter(|rest| rest.size_hint().lower() <= most as u64) else { return };
+        let reading = async {
+            let mut read = 0;
+            while read <= most
+                && let Some(Ok(frame)) = rest.frame().await
+            {
+                // An empty frame counts, too, or a body with nothing else would have no end.
+                read += frame.data_ref().map_or(1, |data| data.len().max(1));
+            }
+        };
+        let _ = timeout(time, reading).await;
     }
 }
 
@@ -107,10 +128,12 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for LayerBody<B> {
 
     fn size_hint(&self) -> SizeHint {
         let read = self.data.len() as u64;
+        // For an exact size, hyper sends `Content-Length` over HTTP/1.1, after which there are no trailers.
+        let unknown = self.trailers.is_some();
         let rest = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), |rest| rest.size_hint());
         let mut hint = SizeHint::new();
         hint.set_lower(rest.lower().saturating_add(read));
-        if let Some(upper) = rest.upper() {
+        if let Some(upper) = rest.upper().filter(|_| !unknown) {
             hint.set_upper(upper.saturating_add(read));
         }
         hint

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::{Response, header};
+use tokio::time::Instant;
 
 use super::body::{LayerBody, ResponseBody};
 use super::by_reference::Reference;
@@ -14,13 +15,22 @@ use crate::caught::caught;
 use crate::response::Response as Stored;
 
 /// A response of unknown length that does not end within this time counts as a stream. The transaction is open
-/// meanwhile.
+/// meanwhile. A response that is known to be small enough is not a stream, and may take the rest of the run's time.
 const STREAM_TIME: Duration = Duration::from_secs(1);
 
 /// Put this into the extensions of a response that the layer sends and must not store. With axum:
 /// `(Extension(NoStore), secret).into_response()`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoStore;
+
+/// Put this into the extensions of an error response to say why the operation failed. In a leased layer it becomes the
+/// last error of the record, which the console and `idempotency-janitor show` print, in place of *the handler answered
+/// 503 Service Unavailable*. With axum: `(Extension(LastError(reason)), StatusCode::SERVICE_UNAVAILABLE).into_response()`.
+///
+/// The client does not see it. The record keeps the first 2000 characters. A transactional layer keeps nothing of a
+/// failure, and ignores it. So does every layer for a response that it stores.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastError(pub String);
 
 /// What happens to the key.
 pub(super) enum Conclusion<R> {
@@ -32,19 +42,21 @@ pub(super) enum Conclusion<R> {
 
 /// Judges the handler's response. A response below 400 is stored, and so is one of the errors that the service has
 /// chosen. Any other response frees the key. Without a key (`keyed` is false) nothing is stored, and only success or
-/// failure counts.
+/// failure counts. `called` is the time of the handler's call.
 pub(super) async fn conclude<R: ResponseBody, E>(
     layer: &IdempotencyLayer,
     keyed: bool,
+    called: Instant,
     response: Response<R>,
 ) -> Result<Conclusion<R>, Unanswered<E>> {
     // The body is code of the handler, too, and may panic.
-    Ok(caught(judge(layer, keyed, response)).await.map_err(Unanswered::Panicked)??)
+    Ok(caught(judge(layer, keyed, called, response)).await.map_err(Unanswered::Panicked)??)
 }
 
 async fn judge<R: ResponseBody>(
     layer: &IdempotencyLayer,
     keyed: bool,
+    called: Instant,
     response: Response<R>,
 ) -> Result<Conclusion<R>, Misconfigured> {
     let status = response.status();
@@ -73,13 +85,22 @@ async fn judge<R: ResponseBody>(
             undo,
         });
     }
-    let body = if keyed && storable { read(body, layer.response_limit).await? } else { LayerBody::untouched(body) };
+    let body = if keyed && storable { read(layer, called, body).await? } else { LayerBody::untouched(body) };
     let stored_body = body.as_whole().filter(|data| data.len() <= layer.response_limit).map(|data| data.to_vec());
     let stored = to_record(&parts, stored_body, &layer.replayed_headers);
     Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo })
 }
 
-async fn read<R: ResponseBody>(body: R, limit: usize) -> Result<LayerBody<R>, Misconfigured> {
-    let read = LayerBody::read(body, limit, Some(STREAM_TIME)).await;
+async fn read<R: ResponseBody>(
+    layer: &IdempotencyLayer,
+    called: Instant,
+    body: R,
+) -> Result<LayerBody<R>, Misconfigured> {
+    let limit = layer.response_limit;
+    let mut deadline = Instant::now() + STREAM_TIME;
+    if body.size_hint().upper().is_some_and(|upper| upper <= limit as u64) {
+        deadline = deadline.max(called + layer.run_timeout);
+    }
+    let read = LayerBody::read(body, limit, Some(deadline)).await;
     read.map_err(|error| Misconfigured::BrokenResponse(error.into().to_string()))
 }

@@ -27,13 +27,17 @@ use crate::{Idempotency, InFlight, InvalidDuration, Mode};
 
 /// The default limit of a body. Two copies of it are in memory during a run.
 const BODY_LIMIT: usize = 1024 * 1024;
-/// The default number of runs for each connection of the pool. A connection serves about 30 transactions of a second
-/// each in the 30 seconds for which sqlx waits for a connection by default. A run further back in the queue would keep
-/// its body in memory, wait, and fail all the same.
+/// The default number of runs for each connection of the pool. A connection serves about 30 transactions of 150 ms each
+/// in the 5 seconds for which it should wait. A run further back in the queue would wait, keep its body in memory also
+/// if its client hangs up, and fail all the same.
 const RUNS_PER_CONNECTION: usize = 32;
 /// The default time for a handler. Common proxies and load balancers give up after a minute, so no client has waited
 /// for the answer for a while. Work that takes longer on purpose belongs into a queue.
 const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
+/// A bound for a pool that waits for ever, so that the deadline is a time. It is longer than any wait for another
+/// request.
+const LONGEST_PLACE_TIME: Duration = Duration::from_secs(24 * 3600);
 
 type ScopeOf = dyn Fn(&Parts) -> Result<String, Denied> + Send + Sync;
 type KeyOf = dyn Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync;
@@ -159,6 +163,18 @@ impl IdempotencyLayer {
             max_runs: connections.saturating_mul(RUNS_PER_CONNECTION),
             run_timeout: RUN_TIMEOUT,
         }
+    }
+
+    /// How long a request waits for a place among the runs: as long as for a connection.
+    pub(super) fn place_time(&self) -> Duration {
+        self.pool.options().get_acquire_timeout().min(LONGEST_PLACE_TIME)
+    }
+
+    /// How many requests with one key may claim or replay at a time. More than one for each connection would only wait for
+    /// one. At least half of the places are left to other keys, if there are two.
+    pub(super) fn turns_of_one_key(&self) -> usize {
+        let connections = usize::try_from(self.pool.options().get_max_connections()).unwrap_or(usize::MAX);
+        connections.min(self.max_runs / 2).max(1)
     }
 
     /// The longest wait for the database, before and after the handler. It is not longer than the handler may take, but a

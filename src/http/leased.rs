@@ -1,13 +1,13 @@
 //! The run of a leased layer: claim, call the handler, store its response. The handler gets the lease.
 
-use std::time::Instant;
-
 use http::{Extensions, StatusCode};
+use tokio::time::Instant;
 
 use super::by_reference::answer_again;
-use super::conclusion::{Conclusion, conclude};
+use super::conclusion::{Conclusion, LastError, conclude};
 use super::handler::{Handler, Reply, Unanswered};
 use super::layer::IdempotencyLayer;
+use super::local_in_flight::Turn;
 use super::rejection::Rejection;
 use super::request::Ticket;
 use crate::claim::Asked;
@@ -19,6 +19,7 @@ pub(super) async fn run<H: Handler>(
     options: Leasing,
     layer: &IdempotencyLayer,
     ticket: &Ticket,
+    turn: Turn,
     mut handler: H,
 ) -> Reply<H> {
     let key = &ticket.key;
@@ -30,13 +31,13 @@ pub(super) async fn run<H: Handler>(
     };
     let lease = Lease::clone(&owner);
     handler.extensions_mut().insert(lease.clone());
-    let _registered = layer.local.register(key, ticket.fingerprint);
+    let _registered = turn.register(ticket.fingerprint);
 
     let started = Instant::now();
     // The response body is a part of the work, because it may have effects outside, too.
     let work = async {
         owner.begin();
-        conclude(layer, true, handler.call(layer.run_timeout).await?).await
+        conclude(layer, true, started, handler.call(layer.run_timeout).await?).await
     };
     let concluded = unless_lost(&lease, work).await;
     observe::performed(options.mode(), key.operation(), started.elapsed());
@@ -47,7 +48,9 @@ pub(super) async fn run<H: Handler>(
             return Ok(response);
         }
         Some(Ok(Conclusion::Free { response })) => {
-            let (status, reason) = (response.status(), format!("the handler answered {}", response.status()));
+            let status = response.status();
+            let attached = response.extensions().get().map(|LastError(reason)| reason.clone());
+            let reason = attached.unwrap_or_else(|| format!("the handler answered {status}"));
             if status.is_client_error() {
                 owner.refuse(&reason, is_final(status)).await;
                 return Ok(response);

@@ -88,7 +88,8 @@ pub enum Rejection {
     /// operation took effect; a retry with the same key gives the answer.**
     #[error("the service cannot process this request at the moment; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
-    /// `overloaded`, 503 with `Retry-After`: the number of runs is at its limit. Nothing began.
+    /// `overloaded`, 503 with `Retry-After`: the number of runs is at its limit, and no place became free in time. Nothing
+    /// began.
     #[error("too many requests are in progress; ask again with the same key")]
     #[non_exhaustive]
     Overloaded {
@@ -240,7 +241,8 @@ impl Rejection {
         }
     }
 
-    /// The outcome of a transactional run that ended in this rejection, for its metrics and its span.
+    /// The outcome of a transactional run that ended in this rejection, or of a request that had no run, for the metrics
+    /// and the span.
     pub(super) fn outcome(&self) -> &'static str {
         match self {
             Self::KeyReused => "key_reused",
@@ -251,6 +253,7 @@ impl Rejection {
                 "other_mode"
             }
             Self::TimedOut { .. } => observe::FAILED,
+            Self::Overloaded { .. } => "overloaded",
             _ => observe::ERROR,
         }
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderName, Request, Response, StatusCode};
+use http::{HeaderName, Request, Response, StatusCode, header};
 
 use super::body::LayerBody;
 use super::handler::Unanswered;
@@ -15,6 +15,12 @@ use crate::{Error, Fingerprint, Key, KeyPart};
 
 /// `traceparent`, of W3C Trace Context. Several lines are invalid.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// How much of a body that is too large is read and thrown away, in limits. A client that sends more is not one that
+/// has misjudged the limit.
+const DISCARDED: usize = 8;
+/// The longest time for this. A client that needs longer waits for an answer that it could have now.
+const DISCARD_TIME: Duration = Duration::from_secs(10);
 
 /// How the layer treats a request.
 pub(super) enum Admission<B> {
@@ -35,7 +41,11 @@ pub(super) struct Ticket {
 }
 
 /// Reads the request and makes its ticket. Nothing is claimed yet, so a slow or broken upload costs no connection.
-pub(super) async fn admit<B, E>(layer: &IdempotencyLayer, request: Request<B>) -> Result<Admission<B>, Unanswered<E>>
+pub(super) async fn admit<B, E>(
+    layer: &IdempotencyLayer,
+    operation: Option<&str>,
+    request: Request<B>,
+) -> Result<Admission<B>, Unanswered<E>>
 where
     B: http_body::Body<Data = Bytes>,
 {
@@ -54,11 +64,18 @@ where
     if from_header == Some(None) {
         return Err(Rejection::MissingKey.into());
     }
-    let operation = (layer.operation)(&parts).ok_or(Misconfigured::NoOperation)?;
+    let operation = operation.ok_or(Misconfigured::NoOperation)?;
 
     let limit = layer.request_limit;
     let body = LayerBody::read(body, limit, None).await.map_err(|_| Rejection::BrokenBody)?;
-    let data = body.as_whole().ok_or(Rejection::BodyTooLarge { limit })?;
+    let Some(data) = body.as_whole() else {
+        // If the connection were closed while the client still writes, the client would see a reset in place of the
+        // answer. But a client that waits for `100 Continue` sends the body only if somebody reads it.
+        if !(parts.headers.contains_key(header::EXPECT) && body.is_unread()) {
+            body.discard(limit.saturating_mul(DISCARDED), DISCARD_TIME).await;
+        }
+        return Err(Rejection::BodyTooLarge { limit }.into());
+    };
     let value = match &layer.key_from {
         None => from_header.flatten(),
         Some(value) => value(&parts, data).map_err(Unanswered::Denied)?,
@@ -77,7 +94,7 @@ where
     Ok(Admission::Covered { ticket, request: Request::from_parts(parts, body) })
 }
 
-fn key(layer: &IdempotencyLayer, scope: String, operation: String, value: String) -> Result<Key, Rejection> {
+fn key(layer: &IdempotencyLayer, scope: String, operation: &str, value: String) -> Result<Key, Rejection> {
     if value.len() < layer.shortest_key {
         return Err(MalformedKey::TooShort { shortest: layer.shortest_key }.into());
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, timeout_at};
 
 /// Counts the runs of a layer. Take it from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and wait for
@@ -10,6 +10,8 @@ use tokio::time::{Instant, timeout_at};
 #[derive(Clone, Debug, Default)]
 pub struct Runs {
     count: Arc<watch::Sender<usize>>,
+    /// Held by the request that gets the next place. The others wait for this lock, which is fair.
+    next: Arc<Mutex<()>>,
 }
 
 /// One run, for as long as this value lives.
@@ -30,7 +32,7 @@ impl Runs {
     }
 
     /// Counts one more run, unless there are `most` already.
-    pub(super) fn begin(&self, most: usize) -> Option<CountedRun> {
+    fn begin(&self, most: usize) -> Option<CountedRun> {
         // The channel compares and counts under one lock, so two requests never both take the last place.
         let begun = self.count.send_if_modified(|count| {
             let fits = *count < most;
@@ -40,16 +42,21 @@ impl Runs {
         begun.then(|| CountedRun(self.clone()))
     }
 
-    /// As [`begin`](Self::begin), and waits for a place until the deadline.
+    /// Waits for a place until the deadline, and counts one more run. The requests get their places in the order in which
+    /// they ask.
     pub(super) async fn begin_until(&self, most: usize, deadline: Instant) -> Option<CountedRun> {
-        // Subscribed before the try, so that a run that ends in between is seen.
-        let mut ended = self.count.subscribe();
-        loop {
-            if let Some(counted) = self.begin(most) {
-                return Some(counted);
+        let waiting = async {
+            let _next = self.next.lock().await;
+            // Subscribed before the try, so that a run that ends in between is seen.
+            let mut ended = self.count.subscribe();
+            loop {
+                if let Some(counted) = self.begin(most) {
+                    return Some(counted);
+                }
+                ended.changed().await.ok()?;
             }
-            timeout_at(deadline, ended.changed()).await.ok()?.ok()?;
-        }
+        };
+        timeout_at(deadline, waiting).await.ok()?
     }
 }
 

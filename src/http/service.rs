@@ -6,6 +6,7 @@ use std::panic::resume_unwind;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -18,7 +19,7 @@ use super::handler::{Handler, Reply, ServiceCall, Unanswered};
 use super::key_header::{IDEMPOTENCY_KEY, only_line};
 use super::layer::{IdempotencyLayer, Protection};
 use super::leased;
-use super::local_in_flight::Free;
+use super::local_in_flight::{Patience, Turn};
 use super::rejection::Rejection;
 use super::request::{Admission, Denied, Ticket, admit};
 use super::transactional::Transactional;
@@ -58,7 +59,11 @@ where
         // No log of response headers may show it.
         key.iter_mut().for_each(|key| key.set_sensitive(true));
         Box::pin(async move {
-            let reply = match admit(&layer, request).await {
+            let (parts, body) = request.into_parts();
+            let covered = layer.methods.contains(&parts.method);
+            let operation = covered.then(|| (layer.operation)(&parts)).flatten();
+            let admitted = admit(&layer, operation.as_deref(), Request::from_parts(parts, body)).await;
+            let reply = match admitted {
                 Ok(Admission::NotCovered(request)) => {
                     return service.call(request).await.map(|response| response.map(LayerBody::untouched));
                 }
@@ -69,7 +74,7 @@ where
             };
             let mut response = match reply {
                 Ok(response) => response,
-                Err(Unanswered::Rejected(rejection)) => rejected(&layer, rejection),
+                Err(Unanswered::Rejected(rejection)) => rejected(&layer, operation.as_deref(), rejection),
                 Err(Unanswered::Denied(Denied(response))) => response.map(LayerBody::whole),
                 Err(Unanswered::Failed(error)) => return Err(error),
                 // The panic goes on in the connection's task, where it would be without the layer.
@@ -84,25 +89,27 @@ where
     }
 }
 
-/// Runs the request in a task of its own: when the client hangs up, the run continues to its end.
-async fn run_in_task<H: Handler>(layer: &Arc<IdempotencyLayer>, mut ticket: Option<Ticket>, handler: H) -> Reply<H> {
+/// Runs the request in a task of its own: when the client hangs up, the run continues to its end. A request that waits
+/// for its place has no task yet, and ends with its client.
+async fn run_in_task<H: Handler>(layer: &Arc<IdempotencyLayer>, ticket: Option<Ticket>, handler: H) -> Reply<H> {
     let limit = layer.max_runs;
-    let mut counted = None;
-    if let Some(ticket) = &mut ticket {
-        let deadline = Instant::now() + ticket.wait;
-        let free = layer.local.until_free(&ticket.key, ticket.fingerprint, deadline).await;
-        let mode = layer.protection.mode();
-        match free.inspect_err(|error| observe::outcome(mode, ticket.key.operation(), error.outcome()))? {
-            Free::AtOnce => {}
-            // All duplicates of the first request are here at the same moment.
-            Free::AfterAWait => counted = layer.runs.begin_until(limit, deadline).await,
+    let arrived = Instant::now();
+    let first = arrived + ticket.as_ref().map_or(Duration::ZERO, |ticket| ticket.wait);
+    let patience = Patience { first, place: first.max(arrived + layer.place_time()) };
+    let keyed = match ticket {
+        None => None,
+        Some(mut ticket) => {
+            let turn = layer.local.turn(&ticket.key, ticket.fingerprint, layer.turns_of_one_key(), patience).await;
+            let mode = layer.protection.mode();
+            let turn = turn.inspect_err(|error| observe::outcome(mode, ticket.key.operation(), error.outcome()))?;
+            ticket.wait = first.saturating_duration_since(Instant::now());
+            Some((ticket, turn))
         }
-        ticket.wait = deadline.saturating_duration_since(Instant::now());
-    }
-    let counted = counted.or_else(|| layer.runs.begin(limit)).ok_or(Rejection::Overloaded { limit })?;
+    };
+    let counted = layer.runs.begin_until(limit, patience.place).await.ok_or(Rejection::Overloaded { limit })?;
     let layer = layer.clone();
     let run = async move {
-        let reply = run(&layer, ticket, handler).await;
+        let reply = run(&layer, keyed, handler).await;
         drop(counted);
         reply
     };
@@ -111,18 +118,19 @@ async fn run_in_task<H: Handler>(layer: &Arc<IdempotencyLayer>, mut ticket: Opti
     ended.unwrap_or_else(|_| Err(crate::Error::Unanswered.into()))
 }
 
-async fn run<H: Handler>(layer: &IdempotencyLayer, ticket: Option<Ticket>, mut handler: H) -> Reply<H> {
-    if let Some(ticket) = &ticket {
-        handler.extensions_mut().insert(ticket.key.clone());
-    }
-    let reply = match (layer.protection, &ticket) {
-        (Protection::Transactional(options), ticket) => {
-            Transactional { layer, options }.run(ticket.as_ref(), handler).await
-        }
-        (Protection::Leased(options), Some(ticket)) => leased::run(options, layer, ticket, handler).await,
-        (Protection::Leased(_), None) => Ok(handler.call(layer.run_timeout).await?.map(LayerBody::untouched)),
+async fn run<H: Handler>(layer: &IdempotencyLayer, keyed: Option<(Ticket, Turn)>, mut handler: H) -> Reply<H> {
+    let Some((ticket, turn)) = keyed else {
+        return match layer.protection {
+            Protection::Transactional(options) => Transactional { layer, options }.run_without_key(handler).await,
+            Protection::Leased(_) => Ok(handler.call(layer.run_timeout).await?.map(LayerBody::untouched)),
+        };
     };
-    if let (Err(Unanswered::Rejected(rejection)), Some(ticket)) = (&reply, &ticket) {
+    handler.extensions_mut().insert(ticket.key.clone());
+    let reply = match layer.protection {
+        Protection::Transactional(options) => Transactional { layer, options }.run(&ticket, turn, handler).await,
+        Protection::Leased(options) => leased::run(options, layer, &ticket, turn, handler).await,
+    };
+    if let Err(Unanswered::Rejected(rejection)) = &reply {
         warn_of_unsettled(ticket.key.operation(), rejection);
     }
     reply
@@ -143,17 +151,24 @@ fn warn_of_unsettled(operation: &str, rejection: &Rejection) {
     );
 }
 
-/// The response for a rejection, with the rejection in its extensions.
-fn rejected<R>(layer: &IdempotencyLayer, rejection: Rejection) -> Response<LayerBody<R>> {
+/// The response for a rejection, with the rejection in its extensions. The logs name the operation, which a span at
+/// `debug` may not.
+fn rejected<R>(layer: &IdempotencyLayer, operation: Option<&str>, rejection: Rejection) -> Response<LayerBody<R>> {
     match &rejection {
         Rejection::Unavailable(error) => {
-            tracing::warn!(error = &**error as &dyn Error, "a request could not be made idempotent, and was refused");
+            let error = &**error as &dyn Error;
+            tracing::warn!(operation, error, "a request could not be made idempotent, and was refused");
         }
         Rejection::Misconfigured(error) => {
-            tracing::error!(error = &**error as &dyn Error, "a request met a mistake in the service's set-up");
+            let error = &**error as &dyn Error;
+            tracing::error!(operation, error, "a request met a mistake in the service's set-up");
         }
         Rejection::TimedOut { limit } => {
-            tracing::warn!(?limit, "a handler ran into the layer's time-out, and was dropped");
+            tracing::warn!(operation, ?limit, "a handler ran into the layer's time-out, and was dropped");
+        }
+        // It has no run, which would count it.
+        Rejection::Overloaded { .. } => {
+            observe::outcome(layer.protection.mode(), operation.unwrap_or_default(), rejection.outcome());
         }
         _ => {}
     }

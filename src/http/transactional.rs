@@ -12,6 +12,7 @@ use super::conclusion::{Conclusion, conclude};
 use super::handler::{Handler, Reply, Unanswered};
 use super::idempotent_tx::{Lent, Loan, Loaned};
 use super::layer::IdempotencyLayer;
+use super::local_in_flight::Turn;
 use super::rejection::{Misconfigured, Rejection};
 use super::request::Ticket;
 use crate::claim::Claimed;
@@ -47,15 +48,16 @@ struct Ran<R> {
 type Holding<'k> = (PgTransaction<'static>, Won<'k>);
 
 impl Transactional<'_> {
-    /// Claims the key, calls the handler, stores its response and commits; or replays the stored response. Without a
-    /// key, the handler has a transaction of its own.
-    pub(super) async fn run<H: Handler>(self, ticket: Option<&Ticket>, handler: H) -> Reply<H> {
-        let Some(ticket) = ticket else {
-            let transaction = answered(self.claim_limit(), self.begin(Opening::Exempt)).await?;
-            return Ok(self.perform(transaction, None, handler).await?.response);
-        };
+    /// Without a key, the handler has a transaction of its own.
+    pub(super) async fn run_without_key<H: Handler>(self, handler: H) -> Reply<H> {
+        let transaction = answered(self.claim_limit(), self.begin(Opening::Exempt)).await?;
+        Ok(self.perform(transaction, None, handler).await?.response)
+    }
+
+    /// Claims the key, calls the handler, stores its response and commits; or replays the stored response.
+    pub(super) async fn run<H: Handler>(self, ticket: &Ticket, turn: Turn, handler: H) -> Reply<H> {
         let counted = async {
-            let ran = self.perform_or_replay(ticket, handler).await;
+            let ran = self.perform_or_replay(ticket, turn, handler).await;
             observe::outcome(Mode::Transaction, ticket.key.operation(), outcome(&ran));
             ran
         };
@@ -66,6 +68,7 @@ impl Transactional<'_> {
     async fn perform_or_replay<H: Handler>(
         self,
         ticket: &Ticket,
+        turn: Turn,
         handler: H,
     ) -> Result<Ran<H::Body>, Unanswered<H::Error>> {
         let key = &ticket.key;
@@ -79,7 +82,7 @@ impl Transactional<'_> {
                 return Ok(Ran { outcome: observe::REPLAYED, response });
             }
         };
-        let _registered = self.layer.local.register(key, ticket.fingerprint);
+        let _registered = turn.register(ticket.fingerprint);
         self.perform(transaction, Some(won), handler).await
     }
 
@@ -154,7 +157,7 @@ impl Transactional<'_> {
         // Ended before the body is read: the body cannot use the transaction.
         let lent = loan.end();
         let concluded = match answered {
-            Ok(response) => conclude(layer, key.is_some(), response).await,
+            Ok(response) => conclude(layer, key.is_some(), started, response).await,
             Err(error) => Err(error),
         };
         let undone = match concluded {

@@ -89,7 +89,9 @@ impl Janitor {
 
     /// Sets how long an expired record is left alone. The default is 10 seconds. The grace does not prolong the
     /// retention: an expired key is new at once. The grace is for duplicates that asked before the record expired and
-    /// still wait: the record is their answer. Make it longer than the longest wait of your service.
+    /// still wait: the record is their answer. Make it longer than the longest wait of your service, and
+    /// behind the HTTP layer also than the longest upload: a request is judged as of its arrival, and if its record is
+    /// deleted during the upload, the operation is performed again.
     #[must_use]
     pub fn with_grace(mut self, grace: Duration) -> Self {
         self.grace = grace;

@@ -69,6 +69,10 @@ pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Erro
 /// An owner that is alive does not notice: it goes on, and its next heartbeat prolongs the lease again, unless another
 /// call has taken the claim over by then.
 ///
+/// Over HTTP, a retry through the same router gets 409 `in-flight`, because its layer knows that its own run is alive. **A
+/// second router, with a layer of its own, is the other process.** The guide's page `testing` has an example, and shows how
+/// a test makes the key of a request.
+///
 /// # Errors
 ///
 /// As [`age`]; also if the record is completed, released, or never had a lease.

@@ -59,6 +59,70 @@ async fn a_stream_that_never_pauses_does_not_hold_the_transaction_open(pool: PgP
     assert_eq!(effects(&pool).await, 2);
 }
 
+/// A body that says how long it is, and comes late or never.
+struct Late {
+    data: Option<Bytes>,
+    due: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl http_body::Body for Late {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if self.data.is_some() {
+            std::task::ready!(self.due.as_mut().poll(context));
+        }
+        Poll::Ready(self.data.take().map(|data| Ok(Frame::data(data))))
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        http_body::SizeHint::with_exact(self.data.as_ref().map_or(0, |data| data.len() as u64))
+    }
+}
+
+fn late(due: impl Future<Output = ()> + Send + 'static) -> Body {
+    Body::new(Late { data: Some(Bytes::from("late")), due: Box::pin(due) })
+}
+
+/// Longer than a stream may take.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_response_of_known_length_is_awaited_and_stored(pool: PgPool) {
+    let handler = async || late(tokio::time::sleep(Duration::from_millis(1300)));
+    let transaction = async move |_: IdempotentTx| handler().await;
+    let leased = leased(&pool, Policy::AtMostOnce { lease: LEASE });
+    let [transaction, leased] = [
+        Router::new().route("/late", post(transaction)).layer(transactional(&pool)),
+        Router::new().route("/late", post(handler)).layer(leased),
+    ];
+    for (app, key) in [(transaction, "key-1"), (leased, "key-2")] {
+        for replayed in [false, true] {
+            let answer = post_to(&app, "/late", key, "x").await;
+            assert_eq!((answer.is_replayed(), &*answer.body), (replayed, &b"late"[..]), "{answer:?}");
+        }
+    }
+}
+
+/// The run ends at its time-out, and a second at the least is left to the body.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_response_of_known_length_that_never_comes_is_not_stored(pool: PgPool) {
+    create_effects(&pool).await;
+    let handler = async |mut tx: IdempotentTx| {
+        insert(&mut tx, "never").await;
+        late(std::future::pending())
+    };
+    let layer = transactional(&pool).with_run_timeout(Duration::from_millis(100)).expect("a time-out");
+    let app = Router::new().route("/never", post(handler)).layer(layer);
+    let first = tower::ServiceExt::oneshot(app.clone(), crate::support::request("POST", "/never", Some("key-1"), "x"));
+    let first = tokio::time::timeout(pg_idempotency::testing::PATIENCE, first).await.expect("in time");
+    assert_eq!(first.expect("infallible").status(), StatusCode::OK);
+    assert_eq!(post_to(&app, "/never", "key-1", "x").await.problem(), "not-replayable");
+    assert_eq!(effects(&pool).await, 1);
+}
+
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_body_in_many_small_chunks_is_replayed_whole(pool: PgPool) {
     create_effects(&pool).await;

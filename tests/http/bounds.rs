@@ -29,8 +29,11 @@ fn assert_is(answer: &Answer, kind: &str) {
     assert!(answer.rejection.as_ref().is_some_and(Rejection::is_retryable));
 }
 
+/// It waits for a place as long as for a connection.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_run_over_the_limit_is_refused_before_it_begins(pool: PgPool) {
+async fn a_run_over_the_limit_is_refused_before_it_begins(_: PgPoolOptions, options: PgConnectOptions) {
+    let pool =
+        PgPoolOptions::new().acquire_timeout(Duration::from_secs(1)).connect_with(options).await.expect("a pool");
     create_effects(&pool).await;
     let gate = Gate::new();
     let layer = transactional(&pool).with_max_runs(1);

@@ -10,9 +10,9 @@ use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
 use axum::routing::post;
-use pg_idempotency::http::IdempotencyLayer;
+use pg_idempotency::http::{IdempotencyLayer, LastError};
 use pg_idempotency::lease::{Lease, Policy};
-use pg_idempotency::testing::Gate;
+use pg_idempotency::testing::{Gate, lapse};
 use sqlx::PgPool;
 
 use crate::support::{leased, leasing, post_to, request, send, until, user};
@@ -28,6 +28,10 @@ fn app(layer: IdempotencyLayer) -> (Router, Arc<AtomicU32>) {
         match status {
             // The handler did not call the gateway.
             499 => lease.not_performed(StatusCode::BAD_REQUEST).into_response(),
+            502 => {
+                let reason = LastError(format!("the gateway is closed\0 until {}", "x".repeat(3000)));
+                (axum::Extension(reason), StatusCode::BAD_GATEWAY).into_response()
+            }
             status => {
                 let status = StatusCode::from_u16(status).expect("a status");
                 (status, format!("{} {}", lease.attempt(), lease.downstream_key())).into_response()
@@ -52,6 +56,51 @@ async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
     let reason: String =
         sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await.expect("one");
     assert_eq!(reason, "the handler answered 503 Service Unavailable");
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_handler_says_why_it_failed(pool: PgPool) {
+    let policies =
+        [Policy::AtLeastOnce { lease: LEASE }, Policy::AtMostOnce { lease: LEASE }, Policy::InSteps { lease: LEASE }];
+    for (number, policy) in policies.into_iter().enumerate() {
+        let (app, _) = app(leased(&pool, policy));
+        let answer = post_to(&app, "/send/502", &format!("key-{number}"), "x").await;
+        assert_eq!((answer.status, &*answer.body), (StatusCode::BAD_GATEWAY, &b""[..]));
+    }
+    let reasons: Vec<String> =
+        sqlx::query_scalar("select last_error from idempotency.record").fetch_all(&pool).await.expect("three");
+    assert_eq!(reasons.len(), 3);
+    for reason in reasons {
+        assert!(reason.starts_with("the gateway is closed until xxx"), "{reason}");
+        assert_eq!(reason.len(), 2000, "what the record holds");
+    }
+}
+
+/// As in a test of a service: the first router stands for a process that has died, and the second for another one.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_second_router_takes_over_what_has_lapsed_in_the_first(pool: PgPool) {
+    let gate = Gate::new();
+    let router = || {
+        let gate = gate.clone();
+        let handler = async move |lease: Lease| {
+            if lease.attempt() == 1 {
+                gate.pass().await;
+            }
+            format!("attempt {}", lease.attempt())
+        };
+        Router::new().route("/send", post(handler)).route_layer(leased(&pool, Policy::AtLeastOnce { lease: LEASE }))
+    };
+    let (one, other) = (router(), router());
+    let first = crate::support::spawned_post(&one, "/send", "key-1", "x");
+    gate.reached().await;
+    let key = pg_idempotency::Key::new("ada", "POST /send", "key-1").expect("a key");
+    lapse(&pool, &key).await.expect("lapsed");
+    assert_eq!(post_to(&one, "/send", "key-1", "x").await.problem(), "in-flight", "its own run is alive");
+    assert_eq!(post_to(&other, "/send", "key-1", "x").await.body, "attempt 2");
+    gate.open();
+    let lost = first.await.expect("joined");
+    assert_eq!((lost.status, &*lost.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
+    assert_eq!(post_to(&one, "/send", "key-1", "x").await.body, "attempt 2");
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

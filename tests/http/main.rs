@@ -20,6 +20,7 @@ mod rules;
 mod settings;
 mod standards;
 mod steps;
+mod storms;
 #[path = "../support/strict.rs"]
 mod strict;
 mod support;
@@ -28,3 +29,4 @@ mod traces;
 mod transactional;
 mod unbegun;
 mod vanished;
+mod wire;

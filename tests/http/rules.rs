@@ -1,9 +1,14 @@
 //! The rules of the draft: which requests are covered, and which answers they get.
 
-use axum::http::{Method, StatusCode};
-use sqlx::PgPool;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
 
-use crate::support::{app, create_effects, effects, post_to, records, request, send, transactional};
+use axum::http::{Method, StatusCode};
+use pg_idempotency::lease::Policy;
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+use crate::support::{app, create_effects, effects, leased, post_to, records, request, send, transactional};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_first_request_performs_and_a_repeat_gets_its_answer(pool: PgPool) {
@@ -106,6 +111,25 @@ async fn without_a_database_the_handler_never_runs_unprotected(pool: PgPool) {
         let answer = send(&app, request("POST", "/effects", key, "x")).await;
         assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
         assert_eq!(answer.headers["retry-after"], "1");
+    }
+}
+
+/// A server that refuses connections is asked again until the pool's time is over.
+#[tokio::test]
+async fn without_a_server_the_answer_comes_after_the_time_of_the_pool() {
+    let nobody = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = nobody.local_addr().expect("an address").port();
+    drop(nobody);
+    let limit = Duration::from_millis(500);
+    let options = PgConnectOptions::new().host("127.0.0.1").port(port).username("nobody");
+    let pool = PgPoolOptions::new().acquire_timeout(limit).connect_lazy_with(options);
+    let policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
+    for layer in [transactional(&pool), leased(&pool, policy)] {
+        let app = app(layer);
+        let started = Instant::now();
+        let answer = send(&app, request("POST", "/effects", Some("key-1"), "x")).await;
+        assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
+        assert!(started.elapsed() < 10 * limit, "{:?}", started.elapsed());
     }
 }
 

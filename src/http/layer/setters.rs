@@ -144,14 +144,14 @@ impl IdempotencyLayer {
         Self { response_limit: bytes, ..self }
     }
 
-    /// The greatest number of [runs](crate::http#runs) at a time; a further request is
-    /// [`Overloaded`](Rejection::Overloaded). The default is 32 for each connection that the pool may have: a run that
-    /// waits for a connection then gets it within the 30 seconds for which sqlx waits, as long as handlers take about a
-    /// second. Raise the limit for a leased layer whose handlers wait for other services, without a connection.
+    /// The greatest number of [runs](crate::http#runs) at a time. A further request waits for a place, as long as the
+    /// pool waits for a connection (`acquire_timeout`), and then is [`Overloaded`](Rejection::Overloaded). The default is
+    /// 32 for each connection that the pool may have. With the 5 seconds that the crate recommends, each run gets a
+    /// connection in time if the transactions take about 150 ms. Raise the limit for a leased layer whose handlers wait for other services, without a connection.
     ///
     /// A replay counts as a run, and so does a duplicate that waits for a request of another process. A duplicate that
-    /// waits for a request of this process does not: it ends with its client. When that request has ended, the duplicate
-    /// waits for a place, within its [wait](crate::Idempotency::with_in_flight).
+    /// waits for a request of this process does not: it ends with its client. All requests of one key that do not perform
+    /// have at most half of the places, if there are two.
     pub fn with_max_runs(self, runs: usize) -> Self {
         Self { max_runs: runs, ..self }
     }

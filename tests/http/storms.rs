@@ -1,0 +1,135 @@
+//! A storm of requests with one key. It costs requests with other keys time, and nothing else.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::StatusCode;
+use futures_util::future::join_all;
+use pg_idempotency::InFlight;
+use pg_idempotency::http::{IdempotencyLayer, Runs};
+use pg_idempotency::testing::{Gate, PATIENCE};
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use tokio::task::{JoinHandle, yield_now};
+use tokio::time::timeout;
+
+use crate::support::{
+    Answer, app_without_layer, calls, create_effects, effects, post_to, spawned_post, stops_at, transactional, user,
+};
+
+/// Three times the default number of runs for a pool of three.
+const STORM: usize = 300;
+
+async fn pool_of(connections: u32, options: &PgConnectOptions) -> PgPool {
+    let pool = PgPoolOptions::new().max_connections(connections).acquire_timeout(PATIENCE);
+    pool.connect_with(options.clone()).await.expect("a pool")
+}
+
+fn waiting(pool: &PgPool) -> IdempotencyLayer {
+    let options = calls().with_in_flight(InFlight::Wait(PATIENCE)).expect("a sensible wait");
+    IdempotencyLayer::transactional(pool.clone(), options, user)
+}
+
+fn app(gate: &Gate, layer: IdempotencyLayer) -> Router {
+    stops_at(gate).merge(app_without_layer()).layer(layer)
+}
+
+fn storm(app: &Router) -> Vec<JoinHandle<Answer>> {
+    (0..STORM).map(|_| spawned_post(app, "/gate", "storm", "x")).collect()
+}
+
+/// Sends requests, each with a key of its own, until the storm is over. Returns how many there were.
+async fn strangers_during(app: &Router, name: &str, storm: &[JoinHandle<Answer>]) -> i64 {
+    let mut sent = 0;
+    while sent == 0 || storm.iter().any(|one| !one.is_finished()) {
+        let stranger = post_to(app, "/effects", &format!("{name}-{sent}"), "x").await;
+        assert_eq!(stranger.status, StatusCode::CREATED, "stranger {sent}: {stranger:?}");
+        sent += 1;
+    }
+    sent
+}
+
+async fn all_are_replayed(storm: Vec<JoinHandle<Answer>>) {
+    for answer in join_all(storm).await {
+        let answer = answer.expect("joined");
+        assert!(answer.is_replayed(), "{answer:?}");
+    }
+}
+
+async fn until_runs(runs: &Runs, least: usize) {
+    let reached = async {
+        while runs.count() < least {
+            yield_now().await;
+        }
+    };
+    timeout(PATIENCE, reached).await.expect("in time");
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn duplicates_that_waited_for_one_request_take_no_places_of_others(_: PgPoolOptions, options: PgConnectOptions) {
+    create_effects(&pool_of(1, &options).await).await;
+    let mut done = 0;
+    for connections in [3, 1] {
+        let pool = pool_of(connections, &options).await;
+        let gate = Gate::new();
+        let app = app(&gate, waiting(&pool));
+        let key = format!("storm-{connections}");
+        let first = spawned_post(&app, "/gate", &key, "x");
+        gate.reached().await;
+        let storm: Vec<_> = (0..STORM).map(|_| spawned_post(&app, "/gate", &key, "x")).collect();
+        // Each duplicate is polled once, and waits.
+        yield_now().await;
+        gate.open();
+        done += 1 + strangers_during(&app, &format!("stranger-{connections}"), &storm).await;
+        assert_eq!(first.await.expect("joined").status, StatusCode::OK);
+        all_are_replayed(storm).await;
+        assert_eq!(effects(&pool).await, done);
+        pool.close().await;
+    }
+}
+
+/// No request waits for another one with its key: all are replays, and the layer rejects duplicates in flight.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn replays_of_one_key_take_no_places_of_others(_: PgPoolOptions, options: PgConnectOptions) {
+    let pool = pool_of(3, &options).await;
+    create_effects(&pool).await;
+    let gate = Gate::new();
+    let app = app(&gate, transactional(&pool));
+    gate.open();
+    assert_eq!(post_to(&app, "/gate", "storm", "x").await.status, StatusCode::OK);
+    let storm = storm(&app);
+    yield_now().await;
+    assert_eq!(effects(&pool).await, 1);
+    let strangers = strangers_during(&app, "stranger", &storm).await;
+    all_are_replayed(storm).await;
+    assert_eq!(effects(&pool).await, 1 + strangers);
+}
+
+/// A request of another process is performed. Its duplicates here hold places while they poll.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn duplicates_that_poll_for_another_process_take_no_places_of_others(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) {
+    let (elsewhere, pool) = (pool_of(3, &options).await, pool_of(3, &options).await);
+    create_effects(&pool).await;
+    let gate = Gate::new();
+    let first = spawned_post(&app(&gate, waiting(&elsewhere)), "/gate", "storm", "x");
+    gate.reached().await;
+    let layer = waiting(&pool);
+    let runs = layer.runs();
+    let app = app(&gate, layer);
+    let storm = storm(&app);
+    until_runs(&runs, 3).await;
+    for number in 0..20 {
+        let stranger = post_to(&app, "/effects", &format!("before-{number}"), "x").await;
+        assert_eq!(stranger.status, StatusCode::CREATED, "{stranger:?}");
+    }
+    assert!(runs.count() <= 3, "{} duplicates hold places", runs.count());
+    gate.open();
+    let strangers = strangers_during(&app, "stranger", &storm).await;
+    assert_eq!(first.await.expect("joined").status, StatusCode::OK);
+    all_are_replayed(storm).await;
+    timeout(Duration::from_secs(20), runs.finished()).await.expect("in time");
+    assert_eq!(effects(&pool).await, 21 + strangers);
+}

@@ -1,0 +1,165 @@
+//! What a client sees on a real socket, with HTTP/1.1.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::routing::post;
+use futures_util::future::join_all;
+use http_body_util::BodyExt as _;
+use http_body_util::Full;
+use pg_idempotency::http::IdempotentTx;
+use pg_idempotency::testing::PATIENCE;
+use sqlx::PgPool;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{JoinHandle, yield_now};
+use tokio::time::timeout;
+
+use crate::support::{app, create_effects, records, transactional};
+
+/// More than hyper reads at once.
+const LIMIT: usize = 64 * 1024;
+const CHUNK: usize = 8 * 1024;
+
+struct Server {
+    address: std::net::SocketAddr,
+    serving: JoinHandle<()>,
+}
+
+impl Server {
+    async fn of(app: Router) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let serving = tokio::spawn(async { axum::serve(listener, app).await.expect("served") });
+        Self { address, serving }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.expect("connected")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+/// Reads until the text ends like this.
+async fn read_until(client: &mut TcpStream, end: &str) -> String {
+    let mut read = Vec::new();
+    let reading = async {
+        while !read.ends_with(end.as_bytes()) {
+            let mut part = [0; 4096];
+            let count = client.read(&mut part).await.expect("no reset");
+            assert_ne!(count, 0, "closed after {:?}", String::from_utf8_lossy(&read));
+            read.extend_from_slice(&part[..count]);
+        }
+    };
+    timeout(PATIENCE, reading).await.expect("in time");
+    String::from_utf8(read).expect("text")
+}
+
+/// Sends a body of this many chunks, and gives the server time after each.
+async fn send_slowly(client: &mut TcpStream, chunks: usize, framed: bool) -> std::io::Result<()> {
+    for _ in 0..chunks {
+        if framed {
+            client.write_all(format!("{CHUNK:x}\r\n").as_bytes()).await?;
+        }
+        client.write_all(&[b'x'; CHUNK]).await?;
+        if framed {
+            client.write_all(b"\r\n").await?;
+        }
+        for _ in 0..4 {
+            yield_now().await;
+        }
+    }
+    if framed { client.write_all(b"0\r\n\r\n").await } else { Ok(()) }
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_slow_client_reads_that_its_body_is_too_large(pool: PgPool) {
+    create_effects(&pool).await;
+    let server = Server::of(app(transactional(&pool).with_request_limit(LIMIT))).await;
+    let chunks = 4 * LIMIT / CHUNK;
+    let client = async |number: usize| {
+        let mut client = server.connect().await;
+        let framed = number % 2 == 0;
+        let length =
+            if framed { "transfer-encoding: chunked".to_owned() } else { format!("content-length: {}", 4 * LIMIT) };
+        let head = format!("POST /effects HTTP/1.1\r\nhost: x\r\nidempotency-key: key-{number}\r\n{length}\r\n\r\n");
+        client.write_all(head.as_bytes()).await.expect("sent");
+        send_slowly(&mut client, chunks, framed).await.expect("the server reads to the end");
+        let answer = read_until(&mut client, "}").await;
+        assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+        assert!(answer.contains("problem:body-too-large"), "{answer}");
+        // The connection is as good as before.
+        let next = format!(
+            "POST /effects HTTP/1.1\r\nhost: x\r\nidempotency-key: next-{number}\r\ncontent-length: 1\r\n\r\nx"
+        );
+        client.write_all(next.as_bytes()).await.expect("sent");
+        let answer = read_until(&mut client, "}").await;
+        assert!(answer.starts_with("HTTP/1.1 201 "), "{answer}");
+    };
+    for round in 0..10 {
+        join_all((0..10).map(|number| client(10 * round + number))).await;
+    }
+    assert_eq!(records(&pool).await, 100);
+}
+
+/// The client asks before it sends the body, and a much larger one is not read.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_body_that_nobody_should_send_is_refused_unread(pool: PgPool) {
+    create_effects(&pool).await;
+    let server = Server::of(app(transactional(&pool).with_request_limit(LIMIT))).await;
+    for announced in
+        [format!("expect: 100-continue\r\ncontent-length: {}", 4 * LIMIT), format!("content-length: {}", u64::MAX / 2)]
+    {
+        let mut client = server.connect().await;
+        let head = format!("POST /effects HTTP/1.1\r\nhost: x\r\nidempotency-key: key-1\r\n{announced}\r\n\r\n");
+        client.write_all(head.as_bytes()).await.expect("sent");
+        let answer = timeout(Duration::from_secs(5), read_until(&mut client, "}")).await.expect("at once");
+        assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    }
+}
+
+/// A client that sends nothing more does not keep its request for ever, and neither does one that never ends.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn reading_on_is_bounded(pool: PgPool) {
+    create_effects(&pool).await;
+    let server = Server::of(app(transactional(&pool).with_request_limit(LIMIT))).await;
+    let head = "POST /effects HTTP/1.1\r\nhost: x\r\nidempotency-key: key-1\r\ntransfer-encoding: chunked\r\n\r\n";
+    let mut silent = server.connect().await;
+    silent.write_all(head.as_bytes()).await.expect("sent");
+    silent.write_all(format!("{:x}\r\n", 4 * LIMIT).as_bytes()).await.expect("sent");
+    silent.write_all(&[b'x'; 2 * LIMIT]).await.expect("sent");
+    assert!(read_until(&mut silent, "}").await.starts_with("HTTP/1.1 413 "));
+
+    let mut endless = server.connect().await;
+    endless.write_all(head.as_bytes()).await.expect("sent");
+    let sending = async {
+        let chunk = format!("{CHUNK:x}\r\n{}\r\n", "x".repeat(CHUNK));
+        while endless.write_all(chunk.as_bytes()).await.is_ok() {}
+    };
+    timeout(PATIENCE, sending).await.expect("it stops");
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn trailers_reach_the_client(pool: PgPool) {
+    create_effects(&pool).await;
+    let handler = async |_: IdempotentTx| {
+        let trailers =
+            HeaderMap::from_iter([(header::HeaderName::from_static("x-sum"), HeaderValue::from_static("abc"))]);
+        let body = Full::new(Bytes::from("hello")).with_trailers(async { Some(Ok(trailers)) });
+        ([(header::TRAILER, "x-sum")], Body::new(body))
+    };
+    let server = Server::of(Router::new().route("/sum", post(handler)).layer(transactional(&pool))).await;
+    let mut client = server.connect().await;
+    let request =
+        "POST /sum HTTP/1.1\r\nhost: x\r\nte: trailers\r\nidempotency-key: key-1\r\ncontent-length: 1\r\n\r\nx";
+    client.write_all(request.as_bytes()).await.expect("sent");
+    let answer = read_until(&mut client, "\r\nx-sum: abc\r\n\r\n").await;
+    assert!(answer.contains("transfer-encoding: chunked"), "{answer}");
+}
