@@ -44,7 +44,7 @@ impl Service {
     /// Makes the call of a request, whose effect is in the layer's transaction.
     pub(crate) async fn transactional(&self, mutant: Option<Mutant>, request: &Request) -> Called {
         let options = request.options()?;
-        let in_flight = if request.reject { InFlight::Reject } else { InFlight::Wait(WAIT.min(request.retention)) };
+        let in_flight = if request.reject { InFlight::Reject } else { InFlight::Wait(WAIT.min(request.retention / 2)) };
         let options = options.with_in_flight(in_flight).map_err(Error::from)?;
         let layer = self.layer(&options, |pool, scope| IdempotencyLayer::transactional(pool, options, scope));
         let (shared, pool) = (Arc::new(request.clone()), self.pool.clone());
