@@ -51,6 +51,7 @@ mod claim {
 }
 
 mod record {
+    mod abandoned;
     mod operator;
     mod pinned;
     mod rules;
@@ -75,6 +76,7 @@ mod fingerprint {
 
 mod janitor {
     mod sweeps;
+    mod vanished;
 }
 
 mod testing {
