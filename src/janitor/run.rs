@@ -7,7 +7,7 @@ use super::Janitor;
 use crate::Error;
 use crate::error::sqlstate;
 use crate::session::{Rests, ended_or_closed};
-use crate::shutdown::{Shutdown, no_later, unless};
+use crate::shutdown::{Shutdown, is_ready, no_later, unless};
 
 /// The smallest batch after time-outs. A smaller batch would fail for another reason than its size.
 const SMALLEST_BATCH: u32 = 10;
@@ -61,7 +61,9 @@ impl Janitor {
                         "a sweep failed and is tried again"
                     );
                     // If no sweep succeeds, the lag has to grow nevertheless. The error is already in the log.
-                    let _ = self.observe_lag(&mut shutdown).await;
+                    if !is_ready(&mut shutdown).await {
+                        let _ = self.observe_lag(&mut shutdown).await;
+                    }
                     rest = rests.after_error();
                 }
             }
