@@ -8,6 +8,7 @@
 alter table idempotency.record
     drop constraint if exists known_mode,
     drop constraint if exists key_length,
+    drop constraint if exists key_without_control_characters,
     drop constraint if exists fingerprint_unless_mark,
     drop constraint if exists fingerprint_is_versioned,
     drop constraint if exists attempts_count_from_one,
@@ -26,6 +27,12 @@ alter table idempotency.record
         octet_length(scope) between 1 and 255
         and octet_length(operation) between 1 and 255
         and octet_length(value) between 1 and 255
+    ),
+    -- No caller can have such a key, so nobody would come back for the record.
+    add constraint key_without_control_characters check (
+        scope::text !~ '[\u0001-\u001f\u007f-\u009f]'::text
+        and operation::text !~ '[\u0001-\u001f\u007f-\u009f]'::text
+        and value::text !~ '[\u0001-\u001f\u007f-\u009f]'::text
     ),
     -- All marks of a key are alike.
     add constraint fingerprint_unless_mark check ((mode = 'mark') = (fingerprint is null)),

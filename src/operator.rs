@@ -8,12 +8,13 @@
 //!
 //! `stats` reads sizes and counts; `health` looks for warnings; `records` lists, shows and forgets single records;
 //! `settle` decides about a claim whose owner is gone. The module `record` has the statements, and the types of their
-//! rows.
+//! rows. `within` bounds the time of any of them.
 
 mod health;
 mod records;
 mod settle;
 mod stats;
+mod within;
 
 pub use crate::record::{Group, Shown, ShownStep};
 pub use crate::state::State;
@@ -21,3 +22,4 @@ pub use health::{Warning, health, protected};
 pub use records::{forget, show, unsettled};
 pub use settle::{grant_attempt, release, release_step, resolve, resolve_step};
 pub use stats::{Stats, stats};
+pub use within::within;

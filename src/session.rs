@@ -9,7 +9,7 @@ mod owned;
 mod poll;
 mod savepoint;
 
-pub(crate) use bounded::{ANSWER, answered, or_closed};
+pub(crate) use bounded::{ANSWER, answered, ended_or_closed, or_closed};
 pub use commit::commit;
 pub(crate) use opening::Opening;
 pub(crate) use own::{COMMIT_AND_CHAIN, Session, commit_and_chain, in_pooled_transaction};

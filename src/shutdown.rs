@@ -3,6 +3,9 @@
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::sleep;
 
 /// A future that may be polled again after it was ready, unlike most futures.
 pub(crate) struct Shutdown<'a, F> {
@@ -37,6 +40,14 @@ pub(crate) async fn unless<F: Future>(end: &mut (impl Future<Output = ()> + Unpi
         Poll::Pending => other.as_mut().poll(context).map(Some),
     })
     .await
+}
+
+/// Is ready at this time, and `grace` after `end` is, whichever is earlier.
+pub(crate) async fn no_later(limit: Duration, end: &mut (impl Future<Output = ()> + Unpin), grace: Duration) {
+    let mut limit = pin!(sleep(limit));
+    if unless(&mut *end, limit.as_mut()).await.is_none() {
+        unless(&mut limit, sleep(grace)).await;
+    }
 }
 
 pub(crate) async fn is_ready(shutdown: &mut (impl Future<Output = ()> + Unpin)) -> bool {

@@ -193,3 +193,39 @@ fn every_diff_leads_to_the_code_of_its_document() {
     }
     assert!(added > 0, "no document has a diff");
 }
+
+/// Each rule has a test, and the tests pass.
+#[test]
+fn the_alerts_fire_when_they_should() {
+    let contrib = Path::new(env!("CARGO_MANIFEST_DIR")).join("contrib");
+    let rules = fs::read_to_string(contrib.join("alerts.yml")).expect("a text");
+    let tests = fs::read_to_string(contrib.join("alerts_test.yml")).expect("a text");
+    let untested: Vec<_> = between(&rules, "- alert: ", '\n').filter(|alert| !tests.contains(alert)).collect();
+    assert!(untested.is_empty(), "{untested:?}");
+    for arguments in [["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]] {
+        let Ok(output) = std::process::Command::new("promtool").args(arguments).current_dir(&contrib).output() else {
+            eprintln!("SKIPPED: there is no promtool, so no alert of contrib/alerts.yml was tested");
+            return;
+        };
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// A Job cannot be changed and does not run again, so without Helm its name has to change with the version.
+#[test]
+fn the_migration_job_runs_again_after_an_upgrade() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let version = env!("CARGO_PKG_VERSION");
+    let job = fs::read_to_string(root.join("contrib/kubernetes/migrate-job.yaml")).expect("a text");
+    assert!(job.contains(&format!("  name: idempotency-migrate-{version}\n")), "{job}");
+    let guide = fs::read_to_string(root.join("src/guide/migrations.md")).expect("a text");
+    assert!(guide.contains(&format!("job/idempotency-migrate-{version}\n")), "the page waits for this Job");
+    for path in files(&root.join("contrib/kubernetes"), "yaml") {
+        let text = fs::read_to_string(&path).expect("a text");
+        let images: Vec<_> = between(&text, "image: idempotency-janitor:", '\n').collect();
+        assert!(!images.is_empty() && images.iter().all(|image| *image == version), "{}: {images:?}", path.display());
+        for confined in ["readOnlyRootFilesystem: true", "runAsNonRoot: true", "drop: [\"ALL\"]"] {
+            assert!(text.contains(confined), "{}: {confined}", path.display());
+        }
+    }
+}

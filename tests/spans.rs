@@ -178,8 +178,8 @@ async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Re
     let undo = async |_: &mut sqlx::PgConnection| Ok::<_, Error>(Verdict::Undo(1));
     let _ = Idempotency::new().run_isolated(&pool, &key("POST /cards"), "", undo).await?;
     sqlx::query("update idempotency.record set expires_at = now() - interval '1 s'").execute(&pool).await?;
-    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(1).await?.rows(), 1);
-    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(9).await?.rows(), 1);
+    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO)?.sweep_once(1).await?.rows(), 1);
+    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO)?.sweep_once(9).await?.rows(), 1);
 
     assert_eq!(
         listener.spans(),

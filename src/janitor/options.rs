@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::PgPool;
 
 use crate::InvalidDuration;
-use crate::limits::within;
+use crate::limits::{RETENTION, within};
 
 /// A batch of this size takes milliseconds, so a claim of a swept key hardly waits.
 const BATCH_SIZE: NonZeroU32 = NonZeroU32::new(1000).unwrap();
@@ -89,12 +89,15 @@ impl Janitor {
 
     /// Sets how long an expired record is left alone. The default is 10 seconds. The grace does not prolong the
     /// retention: an expired key is new at once. The grace is for duplicates that asked before the record expired and
-    /// still wait: the record is their answer. Make it longer than the longest wait of your service, and
-    /// behind the HTTP layer also than the longest upload: a request is judged as of its arrival, and if its record is
-    /// deleted during the upload, the operation is performed again.
-    #[must_use]
-    pub fn with_grace(mut self, grace: Duration) -> Self {
-        self.grace = grace;
-        self
+    /// still wait: the record is their answer. Make it longer than the longest wait of your service, and than the longest
+    /// upload: the layer judges a record as of the arrival of its request, and reads the body before it looks. If the record
+    /// is deleted during the upload, the operation is performed again.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] over ten years, which is the longest retention.
+    pub fn with_grace(mut self, grace: Duration) -> Result<Self, InvalidDuration> {
+        self.grace = within("grace", grace, Duration::ZERO..=*RETENTION.end())?;
+        Ok(self)
     }
 }

@@ -1,26 +1,30 @@
 //! The loop around a sweep. It staggers and paces the sweeps, and goes on after an error.
 
 use std::pin::pin;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Janitor;
 use crate::Error;
 use crate::error::sqlstate;
-use crate::session::Rests;
-use crate::shutdown::{Shutdown, unless};
+use crate::session::{Rests, ended_or_closed};
+use crate::shutdown::{Shutdown, is_ready, no_later, unless};
 
 /// The smallest batch after time-outs. A smaller batch would fail for another reason than its size.
 const SMALLEST_BATCH: u32 = 10;
 
+/// How long a count may take. A sample of 30,000 records takes a moment.
+const COUNT_TIME: Duration = Duration::from_secs(60);
+
 impl Janitor {
-    /// Sweeps at every interval until `shutdown` is ready. Then it finishes at most the batch in progress, and ends.
+    /// Sweeps at every interval until `shutdown` is ready. Then it finishes at most the batch in progress, within 5 seconds,
+    /// and ends.
     /// Run one in each process of a fleet, or one for all. Before the first sweep, and from the start of one sweep to
     /// the start of the next, it waits for a random time between half of the interval and the whole interval. A sweep
     /// ends after an interval at the latest, and then the next follows at once: so the lag of a slow janitor is
     /// reported too.
     ///
-    /// After an error it logs the error and tries again, at first after a second. If a batch times out, later batches
-    /// have half its size. The size grows back after sweeps that succeed.
+    /// After an error it logs the error and tries again, at first after a second. If a batch times out, or the
+    /// server does not answer it ([`sweep_once`](Self::sweep_once)), later batches have half its size. The size grows back after sweeps that succeed.
     ///
     /// ```no_run
     /// # async fn f(pool: sqlx::PgPool, shutdown: impl Future<Output = ()>) {
@@ -39,14 +43,11 @@ impl Janitor {
         let mut rest = rests.interval();
         while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
             let started = Instant::now();
-            let sweep_end = pin!(async {
-                unless(&mut shutdown, tokio::time::sleep(self.interval)).await;
-            });
-            match self.sweep(u64::MAX, batch_size, &mut Shutdown::new(sweep_end)).await {
+            match self.sweep(u64::MAX, batch_size, Some(started + self.interval), &mut shutdown).await {
                 Ok(swept) => {
                     let (rows, batches) = (swept.rows(), swept.batches);
                     tracing::info!(rows, batches, unfinished = swept.unfinished, "swept");
-                    self.observe_records().await;
+                    self.observe_records(&mut shutdown).await;
                     batch_size = batch_size.saturating_mul(2).min(self.batch_size.get());
                     rest = rests.interval().saturating_sub(started.elapsed());
                 }
@@ -60,7 +61,9 @@ impl Janitor {
                         "a sweep failed and is tried again"
                     );
                     // If no sweep succeeds, the lag has to grow nevertheless. The error is already in the log.
-                    let _ = self.observe_lag().await;
+                    if !is_ready(&mut shutdown).await {
+                        let _ = self.observe_lag(&mut shutdown).await;
+                    }
                     rest = rests.after_error();
                 }
             }
@@ -69,9 +72,10 @@ impl Janitor {
 
     /// Counts the records by state from a sample, which is cheap for any table. It ignores an error, because the next
     /// pass counts again.
-    async fn observe_records(&self) {
+    async fn observe_records(&self, shutdown: &mut (impl Future<Output = ()> + Unpin)) {
         use crate::operator::{State, stats};
-        let Ok(stats) = stats(&self.pool).await else { return };
+        let stats = ended_or_closed(no_later(COUNT_TIME, shutdown, Duration::ZERO), stats(&self.pool));
+        let Some(Ok(stats)) = stats.await else { return };
         let records_in =
             |state: State| stats.groups.iter().filter(|group| group.state == state).map(|group| group.records).sum();
         crate::observe::records(State::ALL.iter().map(|state| (state.to_string(), records_in(*state))));
@@ -81,6 +85,7 @@ impl Janitor {
 /// 57014 is a `statement_timeout`, 55P03 is a `lock_timeout`.
 fn is_timeout(error: &Error) -> bool {
     match error {
+        Error::Unanswered => true,
         Error::Database(error) => {
             matches!(sqlstate(error).as_deref(), Some(sqlstate::QUERY_CANCELED | sqlstate::LOCK_NOT_AVAILABLE))
         }

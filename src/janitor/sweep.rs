@@ -1,5 +1,6 @@
 //! One bounded pass over the table.
 
+use std::ops::RangeInclusive;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
@@ -8,9 +9,16 @@ use sqlx::PgConnection;
 use super::{Janitor, Swept};
 use crate::error::sqlstate;
 use crate::record;
-use crate::session::{Opening, in_pooled_transaction};
-use crate::shutdown::{Shutdown, is_ready, unless};
+use crate::session::{Opening, ended_or_closed, in_pooled_transaction};
+use crate::shutdown::{Shutdown, is_ready, no_later, unless};
 use crate::{Error, observe};
+
+/// How long a transaction of the sweep waits for the server: the interval, within these limits. A batch takes milliseconds,
+/// so after this time the server, or the network, is as good as away.
+const BATCH_TIME: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(60);
+
+/// How long a shutdown waits for the batch in progress. Service managers kill a process after 30 seconds or later.
+const LAST_BATCH: Duration = Duration::from_secs(5);
 
 impl Janitor {
     /// Deletes at most `limit` records that are past their retention, in a transaction for each batch. Records under a
@@ -18,7 +26,9 @@ impl Janitor {
     ///
     /// # Errors
     ///
-    /// [`Error::Database`] and [`Error::SchemaMissing`]. The deletions of earlier batches remain.
+    /// [`Error::Database`] and [`Error::SchemaMissing`]; [`Error::Unanswered`] if the server has not answered a batch for as
+    /// long as the [interval](Self::with_interval), but for 10 seconds at least and a minute at most. The deletions of other
+    /// batches remain. A sweep of a partitioned table goes on after an error of one leaf, and returns the first error.
     ///
     /// # Cancellation
     ///
@@ -27,18 +37,19 @@ impl Janitor {
         self.sweep_until(limit, std::future::pending()).await
     }
 
-    /// As [`sweep_once`](Self::sweep_once), with the same errors and the same cancellation, but it ends within one batch
-    /// after `stop` is ready.
+    /// As [`sweep_once`](Self::sweep_once), with the same errors and the same cancellation, but it ends within one batch,
+    /// and within 5 seconds, after `stop` is ready. A batch that takes longer is rolled back.
     pub async fn sweep_until(&self, limit: u64, stop: impl Future<Output = ()>) -> Result<Swept, Error> {
         let stop = pin!(stop);
-        self.sweep(limit, self.batch_size.get(), &mut Shutdown::new(stop)).await
+        self.sweep(limit, self.batch_size.get(), None, &mut Shutdown::new(stop)).await
     }
 
-    /// Sweeps in a span, until nothing is due, the limit is reached, or `shutdown` is ready.
+    /// Sweeps in a span, until nothing is due, the limit or the deadline is reached, or `shutdown` is ready.
     pub(super) async fn sweep(
         &self,
         limit: u64,
         batch_size: u32,
+        deadline: Option<Instant>,
         shutdown: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<Swept, Error> {
         let span = tracing::debug_span!(
@@ -48,7 +59,7 @@ impl Janitor {
             batches = tracing::field::Empty,
             outcome = tracing::field::Empty
         );
-        observe::spanned(span.clone(), self.sweep_leaves(limit, batch_size, shutdown), |swept| {
+        observe::spanned(span.clone(), self.sweep_leaves(limit, batch_size, deadline, shutdown), |swept| {
             swept.as_ref().map_or_else(Error::outcome, |swept| {
                 span.record("rows", swept.rows()).record("batches", swept.batches);
                 swept.outcome()
@@ -61,32 +72,66 @@ impl Janitor {
         &self,
         limit: u64,
         batch_size: u32,
+        deadline: Option<Instant>,
         shutdown: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<Swept, Error> {
         let mut swept = Swept::default();
-        let looking = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| -> Result<_, Error> {
-            match record::is_distributed(conn).await? {
+        let mut leaves = self
+            .transaction(shutdown, async |conn| match record::is_distributed(conn).await? {
                 true => Ok(vec![None]),
                 false => Ok(record::leaves(conn).await?.into_iter().map(Some).collect()),
+            })
+            .await?;
+        if !leaves.is_empty() {
+            // A leaf that takes the whole time of each sweep must not keep the later ones from theirs.
+            let first = getrandom::u32().unwrap_or_default() as usize % leaves.len();
+            leaves.rotate_left(first);
+        }
+        let mut failed = None;
+        for leaf in leaves {
+            let sweeping = self.sweep_leaf(leaf.as_deref(), limit, batch_size, deadline, shutdown, &mut swept);
+            if let Err(error) = sweeping.await {
+                tracing::debug!(leaf, error = &error as &dyn std::error::Error, "a part of the table was not swept");
+                // A server that does not answer fails for each leaf, and each would wait for it.
+                let unanswered = matches!(error, Error::Unanswered);
+                failed.get_or_insert(error);
+                if unanswered {
+                    break;
+                }
             }
-        });
-        for leaf in looking.await? {
-            self.sweep_leaf(leaf.as_deref(), limit, batch_size, shutdown, &mut swept).await?;
             if swept.limited {
                 break;
             }
         }
-        swept.oldest_after = self.observe_lag().await?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        swept.oldest_after = self.observe_lag(shutdown).await?;
         swept.limited &= swept.oldest_after.is_some();
         Ok(swept)
     }
 
     /// Exports how long the oldest record has been due, and returns it.
-    pub(super) async fn observe_lag(&self) -> Result<Option<Duration>, Error> {
+    pub(super) async fn observe_lag(
+        &self,
+        shutdown: &mut (impl Future<Output = ()> + Unpin),
+    ) -> Result<Option<Duration>, Error> {
         let looking = async |conn: &mut PgConnection| record::oldest_due(conn, self.grace).await;
-        let oldest = in_pooled_transaction(&self.pool, Opening::Plain, looking).await?;
+        let oldest = self.transaction(shutdown, looking).await?;
         observe::oldest_expired(oldest);
         Ok(oldest)
+    }
+
+    /// Runs one transaction of the sweep. If the server does not answer in time, or not soon enough after a shutdown, this
+    /// closes the connection, and is [`Error::Unanswered`].
+    async fn transaction<R>(
+        &self,
+        shutdown: &mut (impl Future<Output = ()> + Unpin),
+        work: impl AsyncFnOnce(&mut PgConnection) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let limit = self.interval.clamp(*BATCH_TIME.start(), *BATCH_TIME.end());
+        let work = in_pooled_transaction(&self.pool, Opening::Plain, work);
+        ended_or_closed(no_later(limit, shutdown, LAST_BATCH), work).await.unwrap_or(Err(Error::Unanswered))
     }
 
     /// Sweeps one leaf of the table, or a distributed table as a whole, until nothing more is due in it or the sweep is
@@ -96,23 +141,26 @@ impl Janitor {
         leaf: Option<&str>,
         limit: u64,
         batch_size: u32,
+        deadline: Option<Instant>,
         shutdown: &mut (impl Future<Output = ()> + Unpin),
         swept: &mut Swept,
     ) -> Result<(), Error> {
         let mut since = None;
         loop {
             let left = limit.saturating_sub(swept.rows());
-            if left == 0 || is_ready(shutdown).await {
+            let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if left == 0 || is_over || is_ready(shutdown).await {
                 swept.limited = true;
                 return Ok(());
             }
             let rows = u32::try_from(left).unwrap_or(batch_size).min(batch_size);
             let started = Instant::now();
-            let batch = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| match leaf {
-                Some(leaf) => record::sweep(conn, leaf, rows, since, self.grace).await,
-                None => record::sweep_distributed(conn, rows, since, self.grace).await,
-            })
-            .await;
+            let batch = self
+                .transaction(shutdown, async |conn| match leaf {
+                    Some(leaf) => record::sweep(conn, leaf, rows, since, self.grace).await,
+                    None => record::sweep_distributed(conn, rows, since, self.grace).await,
+                })
+                .await;
             let batch = match batch {
                 // Another session has locked a record that is due: it is left to the next pass, with what expired
                 // later.

@@ -13,7 +13,7 @@ use super::handle::Lease;
 use super::step::{decoded, encode_result, too_large};
 use crate::error::{MAX_NAME_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
 use crate::record::StoredSteps;
-use crate::session::{Opening, in_pooled_transaction};
+use crate::session::{Opening, answered, in_pooled_transaction};
 use crate::{Error, InvalidStep, Mode, observe};
 
 tokio::task_local! {
@@ -139,7 +139,7 @@ impl Lease {
         let stored = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| -> Result<_, Error> {
             self.record().steps(conn, token).await
         });
-        let mut steps = stored.await?.ok_or(Error::LeaseLost)?;
+        let mut steps = answered(self.leasing.claim_limit(&self.pool), stored).await?.ok_or(Error::LeaseLost)?;
         let found = steps.remove(asked.name);
         let bytes = found.iter().flatten().map(String::len).sum();
         self.entries().entry(asked.name.to_owned()).and_modify(|step| step.bytes = bytes);

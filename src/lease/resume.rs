@@ -1,6 +1,7 @@
 //! Operations that nobody came back for: one is taken over, and its work is done.
 
 use std::fmt::Display;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -15,7 +16,8 @@ use super::unbegun::Unbegun;
 use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{EXHAUSTED, FAILED, Failure, PERFORMED};
 use crate::record::{Candidate, Record};
-use crate::session::{Opening, answered, in_pooled_transaction};
+use crate::session::{Opening, answered, ended_or_closed, in_pooled_transaction};
+use crate::shutdown::{is_ready, no_later};
 use crate::{Error, InFlight, NotResumable, observe};
 
 /// One attempt to resume an operation.
@@ -59,18 +61,20 @@ impl Leasing {
         E: From<Error> + Display,
         F: AsyncFnOnce(&Lease, B) -> Result<T, E>,
     {
-        match self.resume(pool, operation, work).await? {
+        match self.resume(pool, operation, &mut std::future::pending(), work).await? {
             Resumed::Nothing => Ok(None),
             Resumed::Completed(response) => Ok(Some(response)),
             Resumed::Failed(failure) => Err(failure.into_callers()),
         }
     }
 
-    /// [`resume_one`](Self::resume_one). Tells an error of the search from a failed attempt.
+    /// [`resume_one`](Self::resume_one). Tells an error of the search from a failed attempt. A shutdown ends the search, and
+    /// not an attempt.
     pub(super) async fn resume<B, T, E, F>(
         self,
         pool: &PgPool,
         operation: &str,
+        shutdown: &mut (impl Future<Output = ()> + Unpin),
         work: F,
     ) -> Result<Resumed<T, E>, Error>
     where
@@ -79,15 +83,19 @@ impl Leasing {
         E: Display,
         F: AsyncFnOnce(&Lease, B) -> Result<T, E>,
     {
-        let Some((mut owner, request)) = self.take_one(pool, operation).await? else { return Ok(Resumed::Nothing) };
+        let Some((mut owner, request)) = self.take_one(pool, operation, shutdown).await? else {
+            return Ok(Resumed::Nothing);
+        };
         // Also a request whose decoding panics uses up an attempt.
         owner.begin();
         let lease = Lease::clone(&owner);
         let worked = match serde_json::from_slice(&request) {
             Ok(request) => work_and_complete(owner, async |lease| work(lease, request).await).await,
             Err(error) => {
-                owner.fail(&format!("the stored request does not decode: {error}")).await;
-                Err(Failure::Crate(Error::Undecodable { step: None, source: error.into() }))
+                // The text of serde_json's error would quote the request, which may be confidential.
+                let source = format!("{:?} error at column {}", error.classify(), error.column());
+                owner.fail(&format!("the stored request does not decode: {source}")).await;
+                Err(Failure::Crate(Error::Undecodable { step: None, source: source.into() }))
             }
         };
         let outcome = match &worked {
@@ -112,19 +120,34 @@ impl Leasing {
         Ok(i32::try_from(most.get()).unwrap_or(i32::MAX))
     }
 
-    async fn take_one(self, pool: &PgPool, operation: &str) -> Result<Option<(LeaseOwner, Vec<u8>)>, Error> {
+    async fn take_one(
+        self,
+        pool: &PgPool,
+        operation: &str,
+        shutdown: &mut (impl Future<Output = ()> + Unpin),
+    ) -> Result<Option<(LeaseOwner, Vec<u8>)>, Error> {
         let max_attempts = self.resumable_attempts()?;
         let (mode, after) = (self.policy.mode(), self.resume_after);
         let candidates = in_pooled_transaction(pool, Opening::Plain, async |conn| {
             Candidate::all(conn, self.deployment, operation, mode, max_attempts, after).await
         });
-        let mut candidates = candidates.await?;
+        let limit = self.claim_limit(pool);
+        // A read may be cut off at once.
+        let end = no_later(limit, shutdown, Duration::ZERO);
+        let mut candidates = match ended_or_closed(end, candidates).await {
+            Some(found) => found?,
+            None if is_ready(shutdown).await => return Ok(None),
+            None => return Err(Error::Unanswered),
+        };
         if !candidates.is_empty() {
             // Resumers that search at the same time begin with different ones.
             let first = getrandom::u32().unwrap_or_default() as usize % candidates.len();
             candidates.rotate_left(first);
         }
         for candidate in candidates {
+            if is_ready(shutdown).await {
+                break;
+            }
             match self.take(pool, &candidate).await {
                 // Its caller has come back, or another resumer was faster.
                 Err(

@@ -89,7 +89,7 @@ impl Resumer {
         let mut rest = rests.interval();
         while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
             // A panic may come from the work, and from the code that decodes a request or encodes a response.
-            rest = match caught(self.leasing.resume(pool, &self.operation, work.clone())).await {
+            rest = match caught(self.leasing.resume(pool, &self.operation, &mut shutdown, work.clone())).await {
                 Ok(Ok(Resumed::Nothing)) => rests.interval(),
                 Ok(Ok(Resumed::Completed(_))) => rests.none(),
                 Ok(Ok(Resumed::Failed(Failure::Panicked(_)))) | Err(_) => {

@@ -1,16 +1,20 @@
 //! Single records: those that wait for a decision, and the record of one key.
 
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use sqlx::{PgConnection, PgPool};
 
+use crate::limits::RETENTION;
 use crate::record::{self, Record, Shown};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, Key};
 
 /// Lists at most `limit` records that an operator has to settle, the oldest claim first. These are the indeterminate
 /// records. If `max_attempts` is given, the list also contains the records that a service with this limit refuses as
-/// [exhausted](Error::Exhausted).
+/// [exhausted](Error::Exhausted). If `abandoned_for` is given, it also contains the lapsed and released operations in
+/// lease mode that nobody has claimed again for that time: one of them may have taken effect, for example a charge in an
+/// at-least-once step whose process died, and its client does not know.
 ///
 /// In transaction mode, such a record comes from a mistake in the service: a caller committed after an error.
 ///
@@ -24,10 +28,17 @@ use crate::{Error, Key};
 /// # Cancellation
 ///
 /// Nothing is changed, at any point.
-pub async fn unsettled(pool: &PgPool, limit: u32, max_attempts: Option<NonZeroU32>) -> Result<Vec<Shown>, Error> {
+pub async fn unsettled(
+    pool: &PgPool,
+    limit: u32,
+    max_attempts: Option<NonZeroU32>,
+    abandoned_for: Option<Duration>,
+) -> Result<Vec<Shown>, Error> {
     // No record has more attempts than its column can store.
     let most = max_attempts.map(|most| i32::try_from(most.get()).unwrap_or(i32::MAX));
-    in_pooled_transaction(pool, Opening::Plain, async |conn| record::unsettled(conn, limit, most).await).await
+    let abandoned_for = abandoned_for.map(|time| time.min(*RETENTION.end()));
+    let listing = async |conn: &mut PgConnection| record::unsettled(conn, limit, most, abandoned_for).await;
+    in_pooled_transaction(pool, Opening::Plain, listing).await
 }
 
 /// Shows the record of a key, without its response. `None` means that there is no record.

@@ -15,7 +15,7 @@ use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, Key};
 
 /// Stores the response of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation. Every
-/// retry gets the response from now on, for `retention`. `token` is the token in that error. No step of the operation
+/// retry gets the response from now on, for `retention`, or until the record would have expired if that is later. `token` is the token in that error. No step of the operation
 /// is performed any more, and none of those in doubt.
 ///
 /// # Errors
@@ -97,7 +97,7 @@ pub async fn release_step(pool: &PgPool, key: &Key, token: i64, step: &str, reas
 /// # struct Gateways;
 /// # impl Gateways { async fn withdraw(&self, _: &str, _: u32) -> anyhow::Result<Option<String>> { Ok(None) } }
 /// # async fn f(pool: &sqlx::PgPool, gateways: &Gateways) -> anyhow::Result<()> {
-/// for found in operator::unsettled(pool, 100, None).await? {
+/// for found in operator::unsettled(pool, 100, None, None).await? {
 ///     let (key, mut token) = (&found.key, found.token);
 ///     for step in found.steps.iter().filter(|step| step.in_doubt) {
 ///         token = match gateways.withdraw(&step.downstream_key, found.attempt).await? {

@@ -63,7 +63,11 @@ impl Record<'_> {
                 update idempotency.record
                 set completed_at = pg_catalog.statement_timestamp(), lease_until = null, steps = null, request = null,
                     granted_attempt = null, response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
-                    expires_at = pg_catalog.statement_timestamp() + $8::interval
+                    -- An operator must not shorten the time for which somebody has pinned the key.
+                    expires_at = case
+                        when $9::bool then pg_catalog.statement_timestamp() + $8::interval
+                        else greatest(expires_at, pg_catalog.statement_timestamp() + $8::interval)
+                    end
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null

@@ -6,7 +6,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::fragment::{attempts_are_left, may_be_retried};
-use super::statement::{Record, changes_a_row, interval};
+use super::statement::{self, Record, changes_a_row, interval};
 use crate::{Deployment, Error, Fingerprint, Key, Mode};
 
 /// The number of candidates of one search. A resumer that loses one to another caller tries the next.
@@ -53,10 +53,9 @@ impl Candidate {
         .bind(interval(after)) // $4
         .bind(CANDIDATES) // $5
         .try_map(|row: PgRow| {
-            let key = Key::new(row.try_get::<String, _>("scope")?, operation, row.try_get::<String, _>("value")?)
-                .map_err(|error| sqlx::Error::Decode(error.into()))?;
+            let key = statement::stored_key(&row, operation)?;
             let fingerprint = Fingerprint::stored(row.try_get("fingerprint")?);
-            Ok(fingerprint.map(|fingerprint| (key, fingerprint)).zip(row.try_get("attempt")?))
+            Ok(key.zip(fingerprint).zip(row.try_get("attempt")?))
         })
         .fetch_all(conn)
         .await

@@ -45,8 +45,8 @@ pub struct Shown {
     pub response_bytes: Option<u64>,
     /// The key under which the next service saw the operation: see
     /// [`Lease::downstream_key`](crate::lease::Lease::downstream_key). With it, look up at that service whether the
-    /// operation took effect. `None` outside lease mode. Each step of an operation in steps has
-    /// [its own](ShownStep::downstream_key).
+    /// operation took effect. `None` outside lease mode, and in steps, where only a step calls another service:
+    /// [`downstream_key_of_step`](Self::downstream_key_of_step).
     pub downstream_key: Option<String>,
     /// The `traceparent` of its last claim, if that call [passed one on](Key::with_trace).
     pub trace: Option<String>,
@@ -56,6 +56,7 @@ pub struct Shown {
     pub steps: Vec<ShownStep>,
     /// Whether the request is stored, so that a resumer may finish the operation.
     pub resumable: bool,
+    fingerprint: Option<Vec<u8>>,
 }
 
 impl Shown {
@@ -77,6 +78,14 @@ impl Shown {
             && are_used_up(self.attempt, max_attempts, self.granted_attempt)
     }
 
+    /// The key under which the next service saw the step of this name, if it was begun: also of a step that has stored
+    /// nothing, as an at-least-once step whose process died inside it. `None` unless the operation is in steps.
+    #[must_use]
+    pub fn downstream_key_of_step(&self, name: &str) -> Option<String> {
+        let fingerprint = self.fingerprint.as_deref().unwrap_or_default();
+        (self.mode == Mode::InSteps).then(|| self.key.downstream(fingerprint, name))
+    }
+
     fn of(row: &PgRow, key: Key) -> sqlx::Result<Self> {
         let mode = known_mode(row)?;
         let fingerprint: Option<Vec<u8>> = row.try_get("fingerprint")?;
@@ -96,11 +105,12 @@ impl Shown {
             retention_left: Duration::try_from_secs_f64(row.try_get("seconds_left")?).unwrap_or_default(),
             lease_left: lease_seconds_left.and_then(|left| Duration::try_from_secs_f64(left).ok()),
             response_bytes: response_bytes.map(|bytes| u64::from(bytes.unsigned_abs())),
-            downstream_key: mode.is_leased().then(|| downstream_key("")),
+            downstream_key: (mode.is_leased() && mode != Mode::InSteps).then(|| downstream_key("")),
             trace: row.try_get("trace")?,
             last_error: row.try_get("last_error")?,
             steps: ShownStep::all(row, downstream_key)?,
             resumable: row.try_get("resumable")?,
+            fingerprint,
             key,
         })
     }
@@ -131,14 +141,15 @@ macro_rules! shown {
 }
 
 /// The records that no caller will complete unless an operator settles them, oldest claim first: those that are
-/// indeterminate, and those that have reached `max_attempts`. Without `max_attempts` no record has reached it, because
-/// a comparison with null is never true.
+/// indeterminate, those that have reached `max_attempts`, and those that wait for a next attempt which nobody has made
+/// since `abandoned_for`. Without a limit none is exhausted, and without a time none is abandoned.
 ///
 /// It reads the whole table: an index on the columns that completion changes would end its heap-only updates.
 pub(crate) async fn unsettled(
     conn: &mut PgConnection,
     limit: u32,
     max_attempts: Option<i32>,
+    abandoned_for: Option<Duration>,
 ) -> Result<Vec<Shown>, Error> {
     sqlx::query(concat! {
         "
@@ -155,6 +166,11 @@ pub(crate) async fn unsettled(
                     and mode <> 'transaction'
                     and $2::int4 is not null
                     and not ", attempts_are_left!("$2"), ")
+                or (", may_be_retried!(), "
+                    and mode <> 'transaction'
+                    -- A claim that never began took no effect.
+                    and attempt >= 1
+                    and claimed_at <= pg_catalog.statement_timestamp() - $3::interval)
             )
         order by record.claimed_at, scope, operation, value
         limit $1::int8
@@ -163,13 +179,14 @@ pub(crate) async fn unsettled(
     .persistent(false)
     .bind(i64::from(limit)) // $1
     .bind(max_attempts) // $2
+    .bind(abandoned_for.map(statement::interval)) // $3
     .try_map(|row: PgRow| {
-        let part = |column| row.try_get::<String, _>(column);
-        let key = Key::new(part("scope")?, part("operation")?, part("value")?);
-        Shown::of(&row, key.map_err(|error| sqlx::Error::Decode(error.into()))?)
+        let key = statement::stored_key(&row, row.try_get("operation")?)?;
+        key.map(|key| Shown::of(&row, key)).transpose()
     })
     .fetch_all(conn)
     .await
+    .map(|found| found.into_iter().flatten().collect())
     .map_err(Error::of_statement)
 }
 

@@ -50,6 +50,20 @@ pub(super) fn known_mode(row: &PgRow) -> sqlx::Result<Mode> {
         .map_err(|_| sqlx::Error::Decode(format!("unknown mode {mode:?} in idempotency.record").into()))
 }
 
+/// The key of a row that was found without it. A row whose key no caller can have was written by hand: it is left out with
+/// a warning, because one such row must not hide the others.
+pub(super) fn stored_key(row: &PgRow, operation: &str) -> sqlx::Result<Option<Key>> {
+    let key = Key::new(row.try_get::<String, _>("scope")?, operation, row.try_get::<String, _>("value")?);
+    if let Err(error) = &key {
+        tracing::warn!(
+            operation,
+            error = error as &dyn std::error::Error,
+            "a record whose key is not valid was left out"
+        );
+    }
+    Ok(key.ok())
+}
+
 /// The state of a row that was read with [`state`](super::fragment::state).
 pub(super) fn state(row: &PgRow) -> sqlx::Result<State> {
     let state: &str = row.try_get("state")?;

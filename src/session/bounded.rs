@@ -3,10 +3,13 @@
 //! sqlx sets no TCP keepalive. If a connection vanishes without a word, a statement on it waits until TCP gives up, which
 //! takes a quarter of an hour. If TCP has acknowledged the statement, the wait has no end.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::runtime;
-use tokio::time::timeout;
+use tokio::time::sleep;
 
 use crate::Error;
 
@@ -26,14 +29,29 @@ pub(crate) fn answered<R>(
 
 /// As [`answered`], for any work. `None` if the time is over.
 pub(crate) fn or_closed<R>(limit: Duration, work: impl Future<Output = R>) -> impl Future<Output = Option<R>> {
+    // Asynchronous, because the timer needs a runtime.
+    ended_or_closed(async move { sleep(limit).await }, work)
+}
+
+/// Runs `work` until `end` is ready, and closes the connections of the work then. `None` if `end` was first.
+pub(crate) fn ended_or_closed<R>(
+    end: impl Future<Output = ()>,
+    work: impl Future<Output = R>,
+) -> impl Future<Output = Option<R>> {
     // Boxed before the first await: otherwise the caller's future would have room for the work several times.
     let mut work = Box::pin(work);
     async move {
-        let ended = timeout(limit, work.as_mut()).await;
-        if ended.is_err() {
+        let mut end = pin!(end);
+        // The work first: what has ended in time counts.
+        let ended = poll_fn(|context| match work.as_mut().poll(context) {
+            Poll::Ready(result) => Poll::Ready(Some(result)),
+            Poll::Pending => end.as_mut().poll(context).map(|()| None),
+        })
+        .await;
+        if ended.is_none() {
             outside_the_pool(|| drop(work));
         }
-        ended.ok()
+        ended
     }
 }
 

@@ -84,7 +84,8 @@ async fn no_live_record_is_lost(_: PgPoolOptions, options: PgConnectOptions) -> 
     let janitors: Vec<_> = (0..JANITORS)
         .map(|_| {
             let (done, purged) = (done.clone(), purged.clone());
-            let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_pause(Duration::ZERO);
+            let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).expect("in range");
+            let janitor = janitor.with_pause(Duration::ZERO);
             tokio::spawn(async move {
                 while !done.load(Ordering::Relaxed) {
                     let swept = janitor.sweep_once(500).await?;

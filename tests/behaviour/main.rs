@@ -53,6 +53,7 @@ mod claim {
 }
 
 mod record {
+    mod abandoned;
     mod operator;
     mod pinned;
     mod rules;
@@ -77,6 +78,7 @@ mod fingerprint {
 
 mod janitor {
     mod sweeps;
+    mod vanished;
 }
 
 mod testing {

@@ -79,7 +79,7 @@ pub(crate) async fn expire_in(pool: &PgPool, key: &Key, left: Duration) -> Resul
 
 /// Deletes what is expired at once.
 pub(crate) fn janitor(pool: &PgPool) -> Janitor {
-    Janitor::new(pool.clone()).with_grace(Duration::ZERO)
+    Janitor::new(pool.clone()).with_grace(Duration::ZERO).expect("in range")
 }
 
 /// Runs the usual operation once, in a transaction of the crate's.

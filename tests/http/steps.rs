@@ -37,7 +37,7 @@ async fn assert_indeterminate(pool: &PgPool, app: &Router) {
     assert_eq!((answer.status, &*answer.problem()), (StatusCode::CONFLICT, "indeterminate"));
     let Some(Rejection::Indeterminate { token, steps, .. }) = answer.rejection else { panic!("{answer:?}") };
     assert_eq!(steps, ["text"]);
-    let found = pg_idempotency::operator::unsettled(pool, 10, None).await;
+    let found = pg_idempotency::operator::unsettled(pool, 10, None, None).await;
     let [found] = &found.expect("a list")[..] else { panic!("one record") };
     assert_eq!((found.token, found.steps_in_doubt()), (token, steps));
 }

@@ -186,7 +186,7 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
                     assert_eq!(marking.mark_many(&mut tx, &marks).await?, [Marked::First; 5]);
                     tx.commit().await?;
                     Janitor::new(pool.clone())
-                        .with_grace(Duration::ZERO)
+                        .with_grace(Duration::ZERO)?
                         .with_pause(Duration::ZERO)
                         .sweep_once(50)
                         .await?;
@@ -198,7 +198,7 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
     for worker in workers {
         worker.await??;
     }
-    Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(u64::MAX).await?;
+    Janitor::new(pool.clone()).with_grace(Duration::ZERO)?.sweep_once(u64::MAX).await?;
     let (completed, left): (i64, i64) = sqlx::query_as(
         "select count(*) filter (where mode = 'at_least_once' and completed_at is not null), count(*) from idempotency.record",
     )

@@ -49,6 +49,9 @@ pub(crate) enum Command {
     Show {
         #[command(flatten)]
         key: KeyArguments,
+        /// Also the downstream key of this step, which may have stored nothing
+        #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
+        step: Option<String>,
         /// As JSON
         #[arg(long)]
         json: bool,
@@ -62,6 +65,17 @@ pub(crate) enum Command {
         /// This step took no effect; the operation is released when no other step is in doubt
         #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
         step: Option<String>,
+        /// Why; it is kept with the record as its last error, which callers may be told
+        #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+        reason: String,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Permits one more attempt of a lapsed or released operation, also if the service's limit refuses it as exhausted
+    Grant {
+        #[command(flatten)]
+        key: KeyArguments,
         /// Why; it is kept with the record as its last error, which callers may be told
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
@@ -160,6 +174,9 @@ pub(crate) struct ConsoleOptions {
     /// The service's own limit: the console also lists records that lapsed or were released after that many attempts
     #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
     pub(crate) max_attempts: Option<NonZeroU32>,
+    /// The console also lists what has lapsed or been released, and what nobody has claimed again for this time
+    #[arg(long, env = "IDEMPOTENCY_ABANDONED_FOR", default_value = "1h", value_parser = duration)]
+    pub(crate) abandoned_for: Duration,
     /// How long an expired record may wait for its sweep before the console reports it
     #[arg(long, env = "IDEMPOTENCY_MAX_LAG", default_value = "1h", value_parser = duration)]
     pub(crate) max_lag: Duration,
@@ -186,6 +203,10 @@ pub(crate) struct Unsettled {
     /// The service's own limit: list also what has lapsed or been released after as many attempts
     #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
     pub(crate) max_attempts: Option<NonZeroU32>,
+    /// List also what has lapsed or been released, and what nobody has claimed again for this time (1h): it may have taken
+    /// effect
+    #[arg(long, env = "IDEMPOTENCY_ABANDONED_FOR", value_parser = duration)]
+    pub(crate) abandoned_for: Option<Duration>,
     /// As JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -201,8 +222,7 @@ pub(crate) struct Resolve {
     /// is in doubt
     #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     pub(crate) step: Option<String>,
-    /// How long repeats get the response, from now on [default: 24h, or what is left of the record's own where that is
-    /// longer]
+    /// How long repeats get the response at least, from now on; a longer time of the record's own stays [default: 24h]
     #[arg(long, value_parser = duration, conflicts_with = "step")]
     pub(crate) retention: Option<Duration>,
     /// Why; it is printed with what was resolved, for the log

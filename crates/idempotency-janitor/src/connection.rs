@@ -3,13 +3,27 @@
 use std::str::FromStr as _;
 use std::time::Duration;
 
+use pg_idempotency::Error;
+use pg_idempotency::operator::within;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
+use tokio::time::timeout;
 
-use crate::failure::{Failure, of_connecting};
+use crate::failure::{Failure, of, of_connecting};
 
 /// A server that has not answered by then will not before cron calls again.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a command waits for an answer that takes the server a moment.
+pub(crate) const ANSWER: Duration = Duration::from_secs(30);
+/// How long it waits for what reads the whole table, or waits for other migrations. Longer than that is a network that has
+/// vanished: cron would start the next command beside it.
+pub(crate) const LONG_ANSWER: Duration = Duration::from_secs(600);
+
+/// Asks the library, and closes the connection if no answer comes.
+pub(crate) async fn ask<R>(limit: Duration, work: impl Future<Output = Result<R, Error>>) -> Result<R, Failure> {
+    within(limit, work).await.map_err(of)
+}
 
 #[derive(Clone)]
 pub(crate) struct Database {
@@ -29,7 +43,7 @@ impl Database {
     }
 
     pub(crate) async fn connect(&self) -> Result<PgConnection, Failure> {
-        match tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&self.options()?)).await {
+        match timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&self.options()?)).await {
             Ok(connected) => connected.map_err(of_connecting),
             Err(_) => Err(Failure::Silence),
         }
@@ -38,7 +52,8 @@ impl Database {
     /// A pool of one. It tries again until its time is up and then only says that it was, so a connection by itself
     /// goes first and says why.
     pub(crate) async fn pool(&self) -> Result<PgPool, Failure> {
-        self.connect().await?.close().await.map_err(Failure::Connection)?;
+        let closing = self.connect().await?.close();
+        timeout(CONNECT_TIMEOUT, closing).await.map_err(|_| Failure::Silence)?.map_err(Failure::Connection)?;
         self.patient_pool()
     }
 

@@ -34,8 +34,8 @@ use sqlx::PgPool;
 use tokio::time::timeout;
 
 use crate::arguments::ConsoleOptions;
-use crate::connection::{CONNECT_TIMEOUT, Database};
-use crate::failure::{Failure, of, printable};
+use crate::connection::{CONNECT_TIMEOUT, Database, ask};
+use crate::failure::{Failure, printable};
 use crate::server::Server;
 use crate::settle::{Decision, json, look};
 use crate::sweep::{Signals, log};
@@ -47,6 +47,10 @@ use refusal::Refusal;
 const CONNECTIONS: u32 = 4;
 /// How long a page waits for a connection before it reports that the database is lost.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How long a statement of a page may take.
+const PAGE_TIME: Duration = Duration::from_secs(10);
+/// How long the list may read the table, also after the page has given up: so at most one list at a time reads it.
+const LIST_TIME: Duration = Duration::from_secs(60);
 /// A browser sends a form in one piece. Without a limit, a client that does not end its form would keep its connection.
 const FORM_TIME: Duration = Duration::from_secs(5);
 /// In bytes. A response that a person types is smaller.
@@ -67,6 +71,7 @@ struct Console {
     access: Access,
     read_only: bool,
     max_attempts: Option<NonZeroU32>,
+    abandoned_for: Duration,
     max_lag: Duration,
     /// The keys that a page has named or linked, with their links.
     opened: Mutex<VecDeque<(String, Key)>>,
@@ -94,6 +99,7 @@ pub(crate) async fn serve(
         access: Access::new(address, options)?,
         read_only: options.read_only,
         max_attempts: options.max_attempts,
+        abandoned_for: options.abandoned_for,
         max_lag: options.max_lag,
         opened: Mutex::default(),
     });
@@ -116,7 +122,7 @@ pub(crate) async fn serve(
 /// Gives up a page that only reads if the database does not answer, and a form that does not arrive. An action is never
 /// cut off.
 async fn in_time(request: Request, next: Next) -> Response {
-    if request.method() != Method::GET {
+    if request.method() == Method::POST {
         let (parts, body) = request.into_parts();
         let (status, why) = match timeout(FORM_TIME, to_bytes(body, FORM_SIZE)).await {
             Ok(Ok(form)) => return next.run(Request::from_parts(parts, form.into())).await,
@@ -130,17 +136,29 @@ async fn in_time(request: Request, next: Next) -> Response {
 }
 
 async fn overview(State(console): App) -> Page {
-    let stats = operator::stats(&console.pool).await.map_err(of)?;
-    let warnings = operator::health(&console.pool, console.max_lag).await.map_err(of)?;
+    let (pool, lag) = (console.pool.clone(), console.max_lag);
+    let (stats, warnings) = in_a_task(async move {
+        Ok((ask(PAGE_TIME, operator::stats(&pool)).await?, ask(PAGE_TIME, operator::health(&pool, lag)).await?))
+    })
+    .await?;
     // It reads the whole table. The rest of the page does not wait for a large one, or for somebody else's list.
     let waiting = timeout(PATIENCE, console.waiting()).await.ok().and_then(Result::ok);
     Ok(pages::overview(waiting.as_deref(), &stats, &warnings, console.read_only))
 }
 
+/// Asks the database in a task of its own, which ends within its own time and then closes a connection that does not
+/// answer. If a browser goes away, its request is dropped. Without a task the connection would then keep its place in the
+/// pool, until the ping of the pool is answered.
+async fn in_a_task<R: Send + 'static>(
+    asking: impl Future<Output = Result<R, Failure>> + Send + 'static,
+) -> Result<R, Failure> {
+    tokio::spawn(asking).await.map_err(|error| Failure::Output(std::io::Error::other(error)))?
+}
+
 async fn waiting(State(console): App) -> Page {
     let found = console.waiting().await?;
     let linked: Vec<_> = found.into_iter().map(|record| (console.open(record.key.clone()), record)).collect();
-    Ok(pages::waiting(&linked))
+    Ok(pages::waiting(&linked, console.max_attempts))
 }
 
 #[derive(Deserialize)]
@@ -159,7 +177,8 @@ async fn find(State(console): App, Form(parts): Form<Parts>) -> Result<Redirect,
 async fn key(State(console): App, visitor: Person, Path(link): Path<String>) -> Page {
     let key = console.key(&link)?;
     console.open(key.clone());
-    let shown = look(&console.pool, &key).await?;
+    let pool = console.pool.clone();
+    let shown = in_a_task(async move { look(&pool, &key).await }).await?;
     let form = (!console.read_only).then(|| pages::decide(&link, &shown, &visitor));
     Ok(pages::key(&shown, form))
 }
@@ -179,8 +198,11 @@ struct Order {
 }
 
 async fn confirm(State(console): App, visitor: Person, Path(link): Path<String>, Form(order): Form<Order>) -> Page {
-    let agreed = console.agree(&link, order, &visitor).await?;
-    Ok(pages::confirm(&link, &agreed))
+    let asking = tokio::spawn(async move {
+        let agreed = console.agree(&link, order, &visitor).await?;
+        Ok(pages::confirm(&link, &agreed))
+    });
+    asking.await.map_err(|error| Failure::Output(std::io::Error::other(error)))?
 }
 
 async fn settle(State(console): App, visitor: Person, Path(link): Path<String>, Form(order): Form<Order>) -> Page {
@@ -208,7 +230,8 @@ struct Agreed {
 impl Console {
     /// The oldest keys that wait for a person. One more than a page shows tells whether there are more.
     async fn waiting(&self) -> Result<Vec<Shown>, Failure> {
-        operator::unsettled(&self.lists, LISTED + 1, self.max_attempts).await.map_err(of)
+        let (lists, most, idle) = (self.lists.clone(), self.max_attempts, self.abandoned_for);
+        in_a_task(async move { ask(LIST_TIME, operator::unsettled(&lists, LISTED + 1, most, Some(idle))).await }).await
     }
 
     /// Remembers a key, and returns its link.
@@ -279,6 +302,7 @@ fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Option<Decision
         (TOOK_EFFECT, None) if whole => Some(Decision::Resolve { response: json, retention: None }),
         ("no_effect", Some(step)) => Some(Decision::ReleaseStep { step }),
         ("no_effect", None) if whole => Some(Decision::Release),
+        ("grant", _) => Some(Decision::Grant),
         ("forget", _) => Some(Decision::Forget),
         _ => None,
     }

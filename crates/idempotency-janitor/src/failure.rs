@@ -3,7 +3,7 @@
 use std::error::Error as _;
 
 use pg_idempotency::operator::State;
-use pg_idempotency::{Error, InvalidDuration, InvalidKey};
+use pg_idempotency::{Error, InvalidDuration, InvalidKey, Mode};
 
 use crate::connection::CONNECT_TIMEOUT;
 
@@ -43,6 +43,10 @@ pub(crate) enum Failure {
         if let [step] = &steps[..] { format!("is the step {step:?}") } else { format!("are the steps {steps:?}") }
     )]
     StepsInDoubt { steps: Vec<String> },
+    #[error(
+        "the operation is in mode {mode}, and has no steps; only an operation in steps has downstream keys of steps"
+    )]
+    NoSteps { mode: Mode },
     #[error("nothing was done: the step {step:?} is not in doubt: {why}; `show` lists the steps")]
     StepNotInDoubt { step: String, why: &'static str },
     #[error("nothing was done: the record has changed since it was shown; look again")]

@@ -7,15 +7,15 @@ use pg_idempotency::OnEscape;
 use pg_idempotency::operator::{self, Warning};
 use serde_json::json;
 
-use crate::connection::Database;
-use crate::failure::{Failure, of, printable};
+use crate::connection::{ANSWER, Database, ask};
+use crate::failure::{Failure, printable};
 use crate::{Ending, print};
 
 /// Exit code 1 with a line for each warning: what an alert needs.
 pub(crate) async fn health(database: &Database, max_lag: Duration, as_json: bool) -> Result<Ending, Failure> {
     let pool = database.pool().await?;
-    let warnings = operator::health(&pool, max_lag).await.map_err(of)?;
-    let protected = operator::protected(&pool).await.map_err(of)?;
+    let warnings = ask(ANSWER, operator::health(&pool, max_lag)).await?;
+    let protected = ask(ANSWER, operator::protected(&pool)).await?;
     print(&if as_json { in_json(&warnings, &protected) } else { in_text(&warnings, &protected) })?;
     if warnings.is_empty() { Ok(Ending::Done) } else { Err(Failure::Unhealthy) }
 }

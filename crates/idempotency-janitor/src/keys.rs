@@ -1,5 +1,7 @@
 //! `show` and `unsettled`: which keys there are to settle, and what is known of one.
 
+use std::num::NonZeroU32;
+
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use pg_idempotency::operator::{self, Shown, ShownStep};
@@ -7,8 +9,8 @@ use pg_idempotency::{Key, Mode};
 use serde_json::json;
 
 use crate::arguments::{KeyArguments, Unsettled};
-use crate::connection::Database;
-use crate::failure::{Failure, of, printable};
+use crate::connection::{Database, LONG_ANSWER, ask};
+use crate::failure::{Failure, printable};
 use crate::settle::look;
 use crate::{Ending, print};
 
@@ -16,10 +18,30 @@ pub(crate) fn key(arguments: KeyArguments) -> Result<Key, Failure> {
     Ok(Key::new(arguments.scope, arguments.operation, arguments.value)?)
 }
 
-pub(crate) async fn show(database: &Database, arguments: KeyArguments, as_json: bool) -> Result<Ending, Failure> {
+pub(crate) async fn show(
+    database: &Database,
+    arguments: KeyArguments,
+    step: Option<String>,
+    as_json: bool,
+) -> Result<Ending, Failure> {
     let key = key(arguments)?;
     let shown = look(&database.pool().await?, &key).await?;
-    print(&if as_json { format!("{}\n", in_json(&shown)) } else { in_text(&shown) })
+    let asked = match &step {
+        Some(step) => Some((step, shown.downstream_key_of_step(step).ok_or(Failure::NoSteps { mode: shown.mode })?)),
+        None => None,
+    };
+    print(&match (as_json, asked) {
+        (true, None) => format!("{}\n", in_json(&shown)),
+        (true, Some((step, key))) => {
+            let mut record = in_json(&shown);
+            record["asked_step"] = json!({"name": step, "downstream_key": key});
+            format!("{record}\n")
+        }
+        (false, None) => in_text(&shown),
+        (false, Some((step, key))) => {
+            format!("{}{:<14} {key}, of the step {}\n", in_text(&shown), "downstream key", as_argument(step))
+        }
+    })
 }
 
 fn in_json(shown: &Shown) -> serde_json::Value {
@@ -32,6 +54,7 @@ fn in_json(shown: &Shown) -> serde_json::Value {
         // A string: beyond 2^53 many readers of JSON round numbers.
         "token": shown.token.to_string(),
         "attempt": shown.attempt,
+        "granted_attempt": shown.granted_attempt,
         "claimed_at": shown.claimed_at.to_rfc3339(),
         "completed_at": shown.completed_at.map(|at| at.to_rfc3339()),
         "expires_at": shown.expires_at.to_rfc3339(),
@@ -72,8 +95,14 @@ pub(crate) fn in_text(shown: &Shown) -> String {
     lines.extend(shown.completed_at.map(|at| ("completed at", at.to_rfc3339())));
     lines.extend(shown.lease_left.map(|left| ("lease left", format!("{} s", left.as_secs()))));
     lines.extend(shown.response_bytes.map(|bytes| ("response", format!("{bytes} bytes"))));
-    let each = if shown.mode == Mode::InSteps { "; each step has its own" } else { "" };
-    lines.extend(shown.downstream_key.as_ref().map(|key| ("downstream key", format!("{key}{each}"))));
+    lines.extend(shown.granted_attempt.map(|attempt| ("permitted", format!("attempt {attempt}, by an operator"))));
+    lines.extend(shown.downstream_key.as_ref().map(|key| ("downstream key", key.clone())));
+    lines.extend((shown.mode == Mode::InSteps).then(|| {
+        (
+            "downstream key",
+            "each step has its own; `show --step NAME` prints that of a step which is not listed".to_owned(),
+        )
+    }));
     lines.extend(shown.trace.as_deref().map(|trace| ("trace", printable(trace))));
     lines.extend(shown.last_error.as_deref().map(|error| ("last error", printable(error))));
     lines.extend(shown.resumable.then(|| ("request", "stored: a resumer may finish the operation".to_owned())));
@@ -97,21 +126,26 @@ fn step_in_text(step: &ShownStep) -> String {
 pub(crate) async fn unsettled(database: &Database, options: Unsettled) -> Result<Ending, Failure> {
     let limit = options.limit.get();
     // One more than asked for tells whether there are more.
-    let mut found = operator::unsettled(&database.pool().await?, limit.saturating_add(1), options.max_attempts)
-        .await
-        .map_err(of)?;
+    let (most, abandoned_for) = (options.max_attempts, options.abandoned_for);
+    let pool = database.pool().await?;
+    let mut found = ask(LONG_ANSWER, operator::unsettled(&pool, limit.saturating_add(1), most, abandoned_for)).await?;
     let more_left = found.len() > limit as usize;
     found.truncate(limit as usize);
-    print(&if options.json { list_in_json(&found, more_left) } else { list_in_text(&found, more_left) })?;
+    print(&if options.json { list_in_json(&found, more_left, most) } else { list_in_text(&found, more_left, most) })?;
     Ok(if found.is_empty() { Ending::Done } else { Ending::Limited })
 }
 
-fn list_in_json(found: &[Shown], more_left: bool) -> String {
-    let records: Vec<_> = found.iter().map(in_json).collect();
+fn list_in_json(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> String {
+    let record = |shown| {
+        let mut record = in_json(shown);
+        record["exhausted"] = json!(most.map(|most| shown.is_exhausted(most)));
+        record
+    };
+    let records: Vec<_> = found.iter().map(record).collect();
     format!("{}\n", json!({"records": records, "more_left": more_left}))
 }
 
-fn list_in_text(found: &[Shown], more_left: bool) -> String {
+fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> String {
     if found.is_empty() {
         return "nothing is unsettled\n".to_owned();
     }
@@ -131,7 +165,7 @@ fn list_in_text(found: &[Shown], more_left: bool) -> String {
         table.add_row([
             [record.key.scope(), record.key.operation(), record.key.value()].map(as_argument).join(" "),
             record.mode.to_string(),
-            record.state.to_string(),
+            waits_as(record, most),
             record.steps_in_doubt().iter().map(|step| as_argument(step)).collect::<Vec<_>>().join(" "),
             record.attempt.to_string(),
             record.token.to_string(),
@@ -142,6 +176,12 @@ fn list_in_text(found: &[Shown], more_left: bool) -> String {
     }
     let more = if more_left { "there are more: settle these, or raise --limit\n" } else { "" };
     format!("{table}\n{more}")
+}
+
+/// Why it waits: the state, and that its attempts are used up, where the service's limit is known.
+pub(crate) fn waits_as(record: &Shown, most: Option<NonZeroU32>) -> String {
+    let exhausted = most.is_some_and(|most| record.is_exhausted(most));
+    format!("{}{}", record.state, if exhausted { ", exhausted" } else { "" })
 }
 
 /// As a shell takes it for one argument, since that is what it is copied for; and a part of a key is a client's own

@@ -24,7 +24,7 @@ use clap::Parser as _;
 use pg_idempotency::{distribute, migrate, schema_sql};
 
 use arguments::{Arguments, Command};
-use connection::Database;
+use connection::{Database, LONG_ANSWER, ask};
 use failure::Failure;
 
 /// How a run that did not fail ends.
@@ -41,7 +41,8 @@ async fn main() -> ExitCode {
         Ok(Ending::Done) => ExitCode::SUCCESS,
         Ok(Ending::Limited) => ExitCode::from(3),
         Err(failure) => {
-            eprintln!("idempotency-janitor: {}", failure.in_one_line());
+            // The exit code has to say it, also if standard error cannot be written.
+            let _ = writeln!(std::io::stderr(), "idempotency-janitor: {}", failure.in_one_line());
             ExitCode::from(failure.exit_code())
         }
     }
@@ -53,8 +54,9 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
         Command::Migrate { print: true, .. } => print(&schema_sql()),
         Command::Migrate { print: false, distributed } => {
             let pool = database.pool().await?;
-            migrate(&pool).await.map_err(failure::of)?;
+            ask(LONG_ANSWER, migrate(&pool)).await?;
             if distributed {
+                // It moves every record. Nobody can say how long that takes, and a person watches it.
                 distribute(&pool).await.map_err(failure::of)?;
             }
             print("the schema is current\n")
@@ -66,10 +68,11 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
         Command::Protect { tables, warn } => protect::protect(&database, &tables, warn).await,
         Command::Unprotect { tables } => protect::unprotect(&database, &tables).await,
         Command::Unsettled(options) => keys::unsettled(&database, options).await,
-        Command::Show { key, json } => keys::show(&database, key, json).await,
+        Command::Show { key, step, json } => keys::show(&database, key, step, json).await,
         Command::Console { listen, options } => console::run(listen, &options, &database).await,
         Command::Resolve(options) => settle::resolve(&database, options).await,
         Command::Release { key, step, reason, yes } => settle::release(&database, key, step, &reason, yes).await,
+        Command::Grant { key, reason, yes } => settle::grant(&database, key, &reason, yes).await,
         Command::Forget { key, reason, yes } => settle::forget(&database, key, &reason, yes).await,
     }
 }

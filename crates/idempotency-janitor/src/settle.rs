@@ -1,17 +1,17 @@
-//! `resolve`, `release` and `forget`: an operator decides about one key.
+//! `resolve`, `release`, `grant` and `forget`: an operator decides about one key.
 //!
 //! Each shows the record first, and demands its token when it acts: what was looked at is what changes.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
 use std::time::Duration;
 
-use pg_idempotency::operator::{self, Shown, State};
-use pg_idempotency::{DEFAULT_RETENTION, Error, Idempotency, Key};
+use pg_idempotency::operator::{self, Shown, State, within};
+use pg_idempotency::{DEFAULT_RETENTION, Error, Idempotency, Key, Mode};
 use serde_json::value::RawValue;
 use sqlx::PgPool;
 
 use crate::arguments::{KeyArguments, Resolve, ResponseArguments};
-use crate::connection::Database;
+use crate::connection::{ANSWER, Database, ask};
 use crate::failure::{Failure, of};
 use crate::keys::{in_text, key};
 use crate::{Ending, print};
@@ -36,6 +36,8 @@ pub(crate) enum Decision {
     },
     /// It, or its only step in doubt, took no effect.
     Release,
+    /// The cause of its failures is repaired: one more attempt is permitted.
+    Grant,
     Forget,
 }
 
@@ -64,14 +66,20 @@ impl Decision {
                 }
             }
             Self::Release if shown.state == State::Released => refused(
-                "the next call performs the operation; if that call is refused as exhausted, raise the service's limit of \
-                 attempts, or resolve the key",
+                "the next call performs the operation; if that call is refused as exhausted, grant another attempt, or \
+                 resolve the key",
             ),
+            Self::Grant if shown.mode == Mode::Transaction || shown.attempt == 0 => {
+                refused("its attempts are not counted")
+            }
+            Self::Grant if !matches!(shown.state, State::Released | State::Lapsed) => {
+                refused("only a released or lapsed operation gets another attempt; settle what is indeterminate first")
+            }
             // They did not all go the same way, or nobody has said so.
             Self::Release if shown.steps_in_doubt().len() > 1 => {
                 Err(Failure::StepsInDoubt { steps: shown.steps_in_doubt() })
             }
-            Self::Release | Self::Forget => Ok(()),
+            Self::Release | Self::Grant | Self::Forget => Ok(()),
         }
     }
 
@@ -83,7 +91,7 @@ impl Decision {
                 "Resolving it means that it took effect: every repeat gets this response of {} bytes for {:.1} hours, and \
                  nothing is performed. Resolve it?",
                 response.get().len(),
-                self.retention(shown).as_secs_f64() / 3600.0
+                self.retention().max(shown.retention_left).as_secs_f64() / 3600.0
             ),
             Self::ResolveStep { step, result } => format!(
                 "Resolving the step {step:?} means that it took effect: its result is these {} bytes, and {}. Resolve it?",
@@ -101,6 +109,10 @@ impl Decision {
                       finished. Release it?"
                     .to_owned(),
             },
+            Self::Grant => format!(
+                "The next call with this key, or a resumer, makes attempt {}, whatever the service's limit is. Permit it?",
+                shown.attempt + 1
+            ),
             Self::Forget => {
                 let steps = match (shown.steps.is_empty(), in_doubt.is_empty()) {
                     (true, _) => String::new(),
@@ -124,30 +136,37 @@ impl Decision {
         let token = shown.token;
         let done = match self {
             Self::Resolve { response, .. } => {
-                operator::resolve(pool, key, token, response, self.retention(shown)).await.map(|()| "resolved")
+                within(ANSWER, operator::resolve(pool, key, token, response, self.retention()))
+                    .await
+                    .map(|()| "resolved")
             }
             Self::ResolveStep { step, result } => {
-                operator::resolve_step(pool, key, token, step, result).await.map_err(of_settling)?;
+                within(ANSWER, operator::resolve_step(pool, key, token, step, result)).await.map_err(of_settling)?;
                 return Ok(settled("resolved", shown, step, key, reason));
             }
             Self::ReleaseStep { step } => {
-                operator::release_step(pool, key, token, step, reason).await.map_err(of_settling)?;
+                within(ANSWER, operator::release_step(pool, key, token, step, reason)).await.map_err(of_settling)?;
                 return Ok(settled("released", shown, step, key, reason));
             }
             Self::Release => {
-                operator::release(pool, key, token, &shown.steps_in_doubt(), reason).await.map(|()| "released")
+                let steps = shown.steps_in_doubt();
+                within(ANSWER, operator::release(pool, key, token, &steps, reason)).await.map(|()| "released")
             }
-            Self::Forget => operator::forget(pool, shown).await.map(|()| "forgotten"),
+            Self::Grant => {
+                let granted = within(ANSWER, operator::grant_attempt(pool, key, token, reason)).await;
+                granted.map(|_| "granted another attempt")
+            }
+            Self::Forget => within(ANSWER, operator::forget(pool, shown)).await.map(|()| "forgotten"),
         };
         let done = done.map_err(of_settling)?;
         Ok(format!("{done}: {}, which was {}, because {reason}", named(key), shown.state))
     }
 
-    /// To resolve must not shorten the protection that the service asked for, unless somebody means it.
-    fn retention(&self, shown: &Shown) -> Duration {
+    /// The least time from now on. The record keeps a longer one of its own.
+    fn retention(&self) -> Duration {
         match self {
             Self::Resolve { retention: Some(given), .. } => *given,
-            _ => shown.retention_left.max(DEFAULT_RETENTION),
+            _ => DEFAULT_RETENTION,
         }
     }
 }
@@ -176,6 +195,15 @@ pub(crate) async fn release(
 ) -> Result<Ending, Failure> {
     let decision = step.map_or(Decision::Release, |step| Decision::ReleaseStep { step });
     settle(database, &key(arguments)?, &decision, reason, yes).await
+}
+
+pub(crate) async fn grant(
+    database: &Database,
+    arguments: KeyArguments,
+    reason: &str,
+    yes: bool,
+) -> Result<Ending, Failure> {
+    settle(database, &key(arguments)?, &Decision::Grant, reason, yes).await
 }
 
 pub(crate) async fn forget(
@@ -207,7 +235,7 @@ async fn settle(
 }
 
 pub(crate) async fn look(pool: &PgPool, key: &Key) -> Result<Shown, Failure> {
-    operator::show(pool, key).await.map_err(of)?.ok_or(Failure::NoRecord)
+    ask(ANSWER, operator::show(pool, key)).await?.ok_or(Failure::NoRecord)
 }
 
 /// The other steps in doubt.

@@ -5,12 +5,12 @@ use comfy_table::{CellAlignment, Table};
 use pg_idempotency::operator::{self, Stats};
 use serde_json::json;
 
-use crate::connection::Database;
-use crate::failure::{Failure, of};
+use crate::connection::{ANSWER, Database, ask};
+use crate::failure::Failure;
 use crate::{Ending, print};
 
 pub(crate) async fn stats(database: &Database, json: bool) -> Result<Ending, Failure> {
-    let stats = operator::stats(&database.pool().await?).await.map_err(of)?;
+    let stats = ask(ANSWER, operator::stats(&database.pool().await?)).await?;
     print(&if json { as_json(&stats) } else { as_text(&stats) })
 }
 

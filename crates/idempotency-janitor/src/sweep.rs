@@ -14,12 +14,12 @@ use crate::connection::Database;
 use crate::failure::{Failure, of};
 use crate::{Ending, console, print, serve};
 
-fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Janitor {
-    Janitor::new(pool).with_batch_size(pace.batch_size).with_pause(pace.pause).with_grace(pace.grace)
+fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Result<Janitor, Failure> {
+    Ok(Janitor::new(pool).with_batch_size(pace.batch_size).with_pause(pace.pause).with_grace(pace.grace)?)
 }
 
 pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending, Failure> {
-    let janitor = janitor(database.pool().await?, &options.pace);
+    let janitor = janitor(database.pool().await?, &options.pace)?;
     let mut signals = Signals::listen()?;
     let stop = async {
         match options.max_duration {
@@ -55,7 +55,7 @@ impl Signals {
 pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Failure> {
     let mut signals = Signals::listen()?;
     log();
-    let janitor = janitor(database.patient_pool()?, &options.pace).with_interval(options.interval)?;
+    let janitor = janitor(database.patient_pool()?, &options.pace)?.with_interval(options.interval)?;
     let metrics = match options.metrics_addr {
         Some(address) => Some(serve::metrics(address, database).await?),
         None => None,

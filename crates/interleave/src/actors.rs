@@ -348,7 +348,7 @@ pub(crate) fn mark_many(events: &'static str, in_flight: InFlight, manner: Manne
 /// A sweep of all that is due.
 pub(crate) fn sweep() -> Actor {
     actor(|seat| async move {
-        let swept = Janitor::new(seat.pool.clone()).with_grace(Duration::ZERO).sweep_once(10).await?;
+        let swept = Janitor::new(seat.pool.clone()).with_grace(Duration::ZERO)?.sweep_once(10).await?;
         Ok(format!("swept {}", swept.rows()))
     })
 }

@@ -203,7 +203,7 @@ async fn a_batch_that_takes_too_long_is_halved(pool: PgPool) -> anyhow::Result<(
     .await?;
     let options = (*pool.connect_options()).clone().options([("statement_timeout", "100ms")]);
     let janitor = Janitor::new(PgPool::connect_with(options).await?)
-        .with_grace(Duration::ZERO)
+        .with_grace(Duration::ZERO)?
         .with_interval(Duration::from_secs(1))?;
     let (stop, running) = run(janitor);
     crate::support::until(&pool, "select count(*) = 0 from idempotency.record").await;
@@ -233,7 +233,7 @@ async fn a_record_that_has_just_expired_is_left_alone_for_the_grace(pool: PgPool
     assert_eq!(janitor.sweep_once(10).await?.marks, 1);
     let left: Vec<String> = sqlx::query_scalar("select value from idempotency.record").fetch_all(&pool).await?;
     assert_eq!(left, ["fresh"]);
-    assert_eq!(janitor.with_grace(Duration::ZERO).sweep_once(10).await?.marks, 1);
+    assert_eq!(janitor.with_grace(Duration::ZERO)?.sweep_once(10).await?.marks, 1);
     Ok(())
 }
 

@@ -55,13 +55,13 @@ async fn an_operator_permits_one_attempt_beyond_the_limit(pool: PgPool) -> anyho
             assert!(matches!(refused, Err(Error::Exhausted { .. })), "{name}: {refused:?}");
             let before = shown(&pool, &key).await;
             assert!(before.is_exhausted(MOST) && before.state == State::Released, "{name}: {before:?}");
-            assert_eq!(unsettled(&pool, 10, Some(MOST)).await?.len(), 1, "{name}");
+            assert_eq!(unsettled(&pool, 10, Some(MOST), None).await?.len(), 1, "{name}");
             let token = grant(&pool, &key).await?;
             let granted = shown(&pool, &key).await;
             assert_eq!((granted.token, granted.granted_attempt), (token, Some(attempt)), "{name}");
             assert_eq!((granted.state, granted.last_error.as_deref()), (State::Released, Some(WHY)), "{name}");
             assert!(token != before.token && !granted.is_exhausted(MOST), "{name}");
-            assert!(unsettled(&pool, 10, Some(MOST)).await?.is_empty(), "{name}");
+            assert!(unsettled(&pool, 10, Some(MOST), None).await?.is_empty(), "{name}");
             assert_changed(grant_attempt(&pool, &key, before.token, WHY).await, "the token of before");
             assert_eq!(fail(&pool, &key, policy).await?, attempt, "{name}");
         }

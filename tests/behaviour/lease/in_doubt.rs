@@ -87,7 +87,7 @@ async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()>
         assert_eq!(names, [("ride", false, 1), ("text", true, 1)]);
         assert!(shown.steps.iter().all(|step| step.at.is_some()));
         assert_eq!(shown.steps[1].downstream_key, sent, "what the gateway saw");
-        let waiting = unsettled(&pool, 10, None).await?;
+        let waiting = unsettled(&pool, 10, None, None).await?;
         assert_eq!(waiting.len(), 1);
         assert_eq!((waiting[0].state, waiting[0].steps_in_doubt()), (State::Indeterminate, names_of(["text"])));
         assert!(matches!(settle(held + 1, "text").await, Err(Error::Changed)), "another token");
@@ -97,7 +97,7 @@ async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()>
         settle(held, "text").await?;
         assert!(matches!(settle(held, "text").await, Err(Error::Changed)), "settled before");
         assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, State::Released);
-        assert!(unsettled(&pool, 10, None).await?.is_empty());
+        assert!(unsettled(&pool, 10, None, None).await?.is_empty());
 
         let lease = acquired(&pool).await;
         assert_eq!(lease.attempt(), 2);
@@ -115,7 +115,7 @@ async fn an_owners_release_keeps_the_doubt(pool: PgPool) -> anyhow::Result<()> {
     lease.release("by mistake").await?;
     let token = assert_indeterminate(&pool, 1).await;
     assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, State::Indeterminate);
-    assert_eq!(unsettled(&pool, 10, None).await?.len(), 1);
+    assert_eq!(unsettled(&pool, 10, None, None).await?.len(), 1);
     resolve(&pool, &key("a"), token, &"sent".to_owned(), Duration::from_secs(3600)).await?;
     assert!(matches!(acquire(&pool, "body").await?, Acquired::Replayed(_)));
     Ok(())
@@ -129,7 +129,7 @@ async fn a_release_that_does_not_name_exactly_the_steps_in_doubt_changes_nothing
     assert_eq!(in_doubt(&pool).await, (token, names_of(["email", "text"])));
     let error = acquire(&pool, "body").await.expect_err("in doubt").to_string();
     assert!(error.contains(r#"["email", "text"]"#), "{error}");
-    assert_eq!(unsettled(&pool, 10, None).await?[0].steps_in_doubt(), ["email", "text"]);
+    assert_eq!(unsettled(&pool, 10, None, None).await?[0].steps_in_doubt(), ["email", "text"]);
     let before = record(&pool).await;
     for names in [vec![], names_of(["text"]), names_of(["email"]), names_of(["email", "text", "more"])] {
         assert_changed(release(&pool, &key("a"), token, &names, "not sent").await, &format!("{names:?}"));
@@ -165,7 +165,7 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> 
         assert_eq!((shown.state, shown.token), (State::Released, after_second));
         assert_eq!(shown.last_error.as_deref(), Some("the gateway has no text"));
         assert_eq!(shown.steps.len(), 1, "{:?}", shown.steps);
-        assert!(unsettled(&pool, 10, None).await?.is_empty());
+        assert!(unsettled(&pool, 10, None, None).await?.is_empty());
         assert_eq!(performed_next(&pool, &["email", "text"]).await, ["text"]);
     }
     Ok(())
@@ -210,7 +210,7 @@ async fn the_attempt_after_a_settled_step_is_permitted(pool: PgPool) -> anyhow::
             }
             Ok(())
         };
-        let waiting = async || unsettled(&pool, 10, Some(most)).await.map(|list| list.len());
+        let waiting = async || unsettled(&pool, 10, Some(most), None).await.map(|list| list.len());
         Fixture::lapsed(&key, "body", IN_STEPS)?
             .with_attempt(2)
             .with_step_in_doubt("email")

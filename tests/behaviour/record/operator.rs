@@ -28,14 +28,14 @@ async fn the_oldest_unsettled_records_are_listed_as_they_are_shown(pool: PgPool)
         }
     }
     for (max_attempts, listed) in [(None, [0, 3].as_slice()), (NonZeroU32::new(3), &[0, 2, 3])] {
-        let oldest = operator::unsettled(&pool, 100, max_attempts).await?;
+        let oldest = operator::unsettled(&pool, 100, max_attempts, None).await?;
         let mut found: Vec<_> = oldest.iter().map(|record| record.key.clone()).collect();
         found.sort_by(|a, b| a.value().cmp(b.value()));
         let expected: Vec<_> = (0..40).filter(|n| listed.contains(&(n % 5))).map(key).collect();
         assert_eq!(found, expected);
         assert!(oldest.is_sorted_by_key(|record| (record.claimed_at, record.key.value().to_owned())));
         let tokens = |records: &[operator::Shown]| records.iter().map(|record| record.token).collect::<Vec<_>>();
-        assert_eq!(tokens(&operator::unsettled(&pool, 3, max_attempts).await?), tokens(&oldest[..3]));
+        assert_eq!(tokens(&operator::unsettled(&pool, 3, max_attempts, None).await?), tokens(&oldest[..3]));
         for record in oldest {
             let mut shown = operator::show(&pool, &record.key).await?.expect("a record");
             // Time goes on.

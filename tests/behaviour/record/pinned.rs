@@ -52,7 +52,7 @@ async fn operators_see_and_settle_a_record_that_somebody_has_pinned(pool: PgPool
     for edit in EDITS {
         edited(&pool, edit).await?;
         let mut waiting: Vec<_> =
-            unsettled(&pool, 100, None).await?.into_iter().map(|found| found.key.value().to_owned()).collect();
+            unsettled(&pool, 100, None, None).await?.into_iter().map(|found| found.key.value().to_owned()).collect();
         waiting.sort();
         assert_eq!(waiting, ["forgotten", "let go", "resolved"], "{edit}");
         for value in ["completed", "mark", "live", "lapsed", "resolved", "let go", "forgotten"] {
@@ -68,7 +68,7 @@ async fn operators_see_and_settle_a_record_that_somebody_has_pinned(pool: PgPool
         release(&pool, &key("let go"), token("let go").await?, &[], "no effect").await?;
         let shown = show(&pool, &key("forgotten")).await?.expect("it waits");
         forget(&pool, &shown).await?;
-        assert!(unsettled(&pool, 100, None).await?.is_empty(), "{edit}");
+        assert!(unsettled(&pool, 100, None, None).await?.is_empty(), "{edit}");
     }
     Ok(())
 }

@@ -28,7 +28,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let pool = bench.socket().pool(10).await?;
     let mut observer = bench.plain().connect(None).await?;
-    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_interval(Duration::from_secs(10))?;
+    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO)?.with_interval(Duration::from_secs(10))?;
     let sweeping = tokio::spawn(janitor.run(std::future::pending()));
     let way = way(pool)?;
     let mut clients = team(bench.socket(), CLIENTS, None).await?;

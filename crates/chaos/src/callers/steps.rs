@@ -260,7 +260,7 @@ pub(super) async fn operator(world: Arc<World>, pool: PgPool, name: String, stop
 
 /// Asks the gateway whether each message in doubt was sent, and withdraws it, because its worker may only be suspended.
 pub(super) async fn settle_in_doubt(world: &World, pool: &PgPool) -> Result<(), Error> {
-    let found = unsettled(pool, 100, None).await?;
+    let found = unsettled(pool, 100, None, None).await?;
     for found in found.into_iter().filter(|found| !found.steps_in_doubt().is_empty()) {
         let settled = if world.mutant == Some(Mutant::SettlesAllInDoubt) {
             settle_as_if_one(world, pool, &found).await

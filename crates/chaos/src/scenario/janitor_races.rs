@@ -53,7 +53,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     }
     callers.spawn(forget(steps.world.clone(), pool.clone()));
     callers.end().await?;
-    Janitor::new(pool).with_grace(Duration::ZERO).sweep_once(500).await?;
+    Janitor::new(pool).with_grace(Duration::ZERO)?.sweep_once(500).await?;
     callers.settle().await?;
     let violations = violations_with_brief_retention(&world.history.calls(), &world.aftermath().await?);
     let mut finding = world.finding(violations);
@@ -62,7 +62,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
 }
 
 async fn sweep(world: Arc<World>, pool: PgPool) {
-    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).with_pause(Duration::ZERO);
+    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).expect("in range").with_pause(Duration::ZERO);
     while !world.is_over() {
         let broken = match world.mutant {
             Some(mutant) => mutant.sweep(&pool).await,

@@ -1,15 +1,17 @@
 //! The pages. `html!` escapes every value. Other people's text goes through `text` first.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 use axum::http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
 use pg_idempotency::Mode;
-use pg_idempotency::operator::{Shown, ShownStep, State, Stats, Warning};
+use pg_idempotency::operator::{Shown, ShownStep, Stats, Warning};
 
 use super::access::Visitor;
 use super::text::{age, count, lines, shortened, span, time, visible};
 use super::{Agreed, LISTED, TOOK_EFFECT, decision, version};
+use crate::keys::waits_as;
 use crate::stats::size;
 
 fn page(title: &str, content: &Markup) -> Markup {
@@ -113,7 +115,7 @@ pub(super) fn overview(waiting: Option<&[Shown]>, stats: &Stats, warnings: &[War
 }
 
 /// The records with their links.
-pub(super) fn waiting(found: &[(String, Shown)]) -> Markup {
+pub(super) fn waiting(found: &[(String, Shown)], most: Option<NonZeroU32>) -> Markup {
     let columns = ["Claimed", "Scope", "Operation", "Key", "State", "Attempt", "Look up", "Last error"];
     let listed = found.len().min(LISTED as usize);
     page(
@@ -124,28 +126,29 @@ pub(super) fn waiting(found: &[(String, Shown)]) -> Markup {
                     (listed) " keys, the oldest claim first."
                     @if listed < found.len() { " There are more: settle these, or use the command line." }
                 }
-                (table(&columns, found[..listed].iter().map(row)))
+                (table(&columns, found[..listed].iter().map(|found| row(found, most))))
             }
         },
     )
 }
 
-fn row((link, record): &(String, Shown)) -> Vec<Markup> {
+fn row((link, record): &(String, Shown), most: Option<NonZeroU32>) -> Vec<Markup> {
     vec![
         html! { (span(age(record.claimed_at))) " ago" },
         html! { bdi { (visible(record.key.scope())) } },
         html! { bdi { (visible(record.key.operation())) } },
         html! { a href={ "/key/" (link) } { bdi { (shortened(record.key.value())) } } },
         html! {
-            (record.state)
-            @if record.state != State::Indeterminate { ", exhausted" }
+            (waits_as(record, most))
             @for step in in_doubt(record) { ", step in doubt: " bdi { (visible(&step.name)) } }
         },
         html! { (record.attempt) },
         html! {
             @for step in in_doubt(record) { code { (step.downstream_key) } " " }
             @if in_doubt(record).next().is_none() {
-                code { (record.downstream_key.as_deref().unwrap_or("the business table")) }
+                @if let Some(key) = &record.downstream_key { code { (key) } }
+                @else if record.mode == Mode::InSteps { "the key of its last step: " code { "show --step NAME" } }
+                @else { "the business table" }
             }
         },
         html! { @if let Some(error) = &record.last_error { (visible(error)) } },
@@ -182,7 +185,11 @@ pub(super) fn key(shown: &Shown, form: Option<Markup>) -> Markup {
                 }
                 @if let Some(key) = &shown.downstream_key {
                     dt { "Downstream key" }
-                    dd { code { (key) } @if shown.mode == Mode::InSteps { ". Each step has its own" } }
+                    dd { code { (key) } }
+                }
+                @if shown.mode == Mode::InSteps {
+                    dt { "Downstream key" }
+                    dd { "Each step has its own; " code { "show --step NAME" } " prints that of a step which is not listed" }
                 }
                 @if let Some(trace) = &shown.trace { dt { "Trace" } dd { code { (visible(trace)) } } }
                 @if let Some(error) = &shown.last_error { dt { "Last error" } dd { (visible(error)) } }
@@ -231,6 +238,9 @@ pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
                 choices.push((format!("no_effect {place}"), format!("The step {step} took no effect")));
             }
         }
+    }
+    if shown.mode != Mode::Transaction && shown.steps_in_doubt().is_empty() {
+        choices.push(("grant".to_owned(), "Its cause is repaired: permit one more attempt".to_owned()));
     }
     choices.push(("forget".to_owned(), "Forget it: the next call begins anew".to_owned()));
     let check = |action: &str| decision(action, shown, Box::default())?.check(shown).err();

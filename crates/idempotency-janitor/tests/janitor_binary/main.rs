@@ -14,6 +14,7 @@ mod console;
 mod daemon;
 mod health;
 mod keys;
+mod manifests;
 mod metrics;
 mod migrate;
 mod probes;

@@ -61,7 +61,7 @@ async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Resu
     sqlx::query("update idempotency.record set expires_at = now() - interval '1 s' where mode = 'mark'")
         .execute(&pool)
         .await?;
-    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO).sweep_once(10).await?.marks, 2);
+    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO)?.sweep_once(10).await?.marks, 2);
 
     let text = exported.render();
     for line in [
@@ -100,7 +100,7 @@ async fn the_lag_of_a_sweep_that_always_fails_is_exported(pool: PgPool) -> anyho
     )
     .execute(&pool)
     .await?;
-    let janitor = Janitor::new(pool).with_grace(Duration::ZERO).with_interval(Duration::from_secs(1))?;
+    let janitor = Janitor::new(pool).with_grace(Duration::ZERO)?.with_interval(Duration::from_secs(1))?;
     let lags = async {
         let is_lag = |line: &str| {
             line.strip_prefix("idempotency_oldest_expired_age_seconds ").is_some_and(|age| !age.starts_with('0'))

@@ -24,7 +24,7 @@ pub(crate) struct Decided {
 /// Settles each ride with a text in doubt. Ends only with an error.
 pub(crate) async fn settle(rides: &Rides, decided: &mut Decided) -> anyhow::Result<Infallible> {
     loop {
-        let found = unsettled(&rides.pool, AT_ONCE, Some(ATTEMPTS)).await?;
+        let found = unsettled(&rides.pool, AT_ONCE, Some(ATTEMPTS), None).await?;
         for found in found.iter().filter(|found| found.key.operation() == rides.operation) {
             match settle_one(rides, found, decided).await {
                 // It was settled meanwhile, or its owner was only slow and has changed it since.

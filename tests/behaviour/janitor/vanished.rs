@@ -1,0 +1,72 @@
+//! A connection that vanishes during a sweep or a search: nothing is refused and nothing is answered, and TCP may never
+//! notice. The loops take their error path, a shutdown gets through, and new connections are used.
+
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use pg_idempotency::lease::{Lease, Leasing, Policy, Resumer};
+use pg_idempotency::testing::PATIENCE;
+use pg_idempotency::{Error, Janitor};
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::proxy::Proxy;
+
+/// With one place, which a connection that never answers would keep.
+async fn behind(server: &PgConnectOptions) -> anyhow::Result<(Proxy, PgPool)> {
+    let proxy = Proxy::before(server).await?;
+    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(PATIENCE).test_before_acquire(false);
+    let pool = pool.connect_with(proxy.options.clone()).await?;
+    Ok((proxy, pool))
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_sweep_ends_and_the_next_one_works(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
+    let (proxy, pool) = behind(&server).await?;
+    let janitor = Janitor::new(pool).with_interval(Duration::from_secs(1))?;
+    assert_eq!(janitor.sweep_once(10).await?.rows(), 0);
+    proxy.lose_connections();
+    let error = timeout(PATIENCE, janitor.sweep_once(10)).await.expect("in time").expect_err("no answer");
+    assert!(matches!(error, Error::Unanswered), "{error:?}");
+    timeout(PATIENCE, janitor.sweep_once(10)).await.expect("on a new connection")?;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_janitor_hears_a_shutdown(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
+    let (proxy, pool) = behind(&server).await?;
+    let (stop, stopped) = oneshot::channel::<()>();
+    proxy.vanish();
+    let janitor = Janitor::new(pool).with_interval(Duration::from_secs(1))?;
+    let running = tokio::spawn(janitor.run(async { drop(stopped.await) }));
+    // The first sweep begins within the interval.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let asked = Instant::now();
+    drop(stop);
+    timeout(PATIENCE, running).await.expect("it ends")?;
+    assert!(asked.elapsed() < Duration::from_secs(8), "{:?}", asked.elapsed());
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_resumer_hears_a_shutdown_during_its_search(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let (proxy, pool) = behind(&server).await?;
+    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(3) };
+    let leasing = Leasing::new(policy)?.with_stored_request(true).with_max_attempts(NonZeroU32::MIN);
+    let resumer = Resumer::new(leasing, "operation")?.with_interval(Duration::from_millis(100))?;
+    proxy.vanish();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let running = tokio::spawn(async move {
+        let work = async |_: &Lease, _: String| Ok::<_, Error>(());
+        resumer.run(&pool, async { drop(stopped.await) }, work).await;
+    });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    drop(stop);
+    timeout(Duration::from_secs(8), running).await.expect("it ends at once")?;
+    Ok(())
+}
