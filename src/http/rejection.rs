@@ -253,7 +253,7 @@ impl Rejection {
                 "other_mode"
             }
             Self::TimedOut { .. } => observe::FAILED,
-            Self::Overloaded { .. } => "overloaded",
+            Self::Overloaded { .. } => observe::OVERLOADED,
             _ => observe::ERROR,
         }
     }

@@ -179,7 +179,8 @@ impl Janitor {
                 return Ok(());
             }
             if swept.rows() < limit {
-                unless(shutdown, tokio::time::sleep(self.pause)).await;
+                let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+                unless(shutdown, tokio::time::sleep(self.pause.min(left.unwrap_or(self.pause)))).await;
             }
         }
     }

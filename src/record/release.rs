@@ -145,7 +145,7 @@ impl Record<'_> {
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
                     steps = nullif(steps - $7::text[], '{}'::jsonb),
                     -- An operator who settles a step wants the operation to go on.
-                    granted_attempt = case when $7::text[] = '{}'::text[] then granted_attempt else attempt + 1 end
+                    granted_attempt = case when pg_catalog.cardinality($7::text[]) = 0 then granted_attempt else attempt + 1 end
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null

@@ -86,7 +86,7 @@ async fn a_slow_client_reads_that_its_body_is_too_large(pool: PgPool) {
     let chunks = 4 * LIMIT / CHUNK;
     let client = async |number: usize| {
         let mut client = server.connect().await;
-        let framed = number % 2 == 0;
+        let framed = number.is_multiple_of(2);
         let length =
             if framed { "transfer-encoding: chunked".to_owned() } else { format!("content-length: {}", 4 * LIMIT) };
         let head = format!("POST /effects HTTP/1.1\r\nhost: x\r\nidempotency-key: key-{number}\r\n{length}\r\n\r\n");

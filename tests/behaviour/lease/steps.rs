@@ -588,7 +588,10 @@ async fn each_step_has_its_own_downstream_key_in_every_attempt(pool: PgPool) -> 
     }
     assert_eq!(keys[..3], keys[3..]);
     let shown = pg_idempotency::operator::show(&pool, &key("a")).await?.expect("a record");
-    assert_eq!(shown.downstream_key.as_ref(), Some(&keys[2]));
+    assert_eq!(shown.downstream_key, None, "an operator searches for the keys of the steps");
+    for (name, key) in ["charge", "refund"].iter().zip(&keys) {
+        assert_eq!(shown.downstream_key_of_step(name).as_ref(), Some(key));
+    }
     assert!(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != keys[2]);
     assert!(keys.iter().flat_map(|key| key.bytes()).all(|byte| byte.is_ascii_hexdigit()));
     assert!(keys.iter().all(|key| key.len() == 32));

@@ -45,14 +45,14 @@ async fn resolve_gives_every_repeat_the_response(_: PgPoolOptions, options: PgCo
 
     // More digits than a number in memory keeps, and members that a map would sort.
     let response = r#"{"z": 12345678901234567890123, "a": "\u00e9"}"#;
-    let output = janitor_on(&options, &resolve(response, &["--retention", "2h", "--yes"]));
+    let output = janitor_on(&options, &resolve(response, &["--retention", "48h", "--yes"]));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     for part in ["resolved", "which was indeterminate", "because ticket 4711"] {
         assert!(text(&output.stdout).contains(part), "{part}: {}", text(&output.stdout));
     }
     assert_eq!(stored(&pool).await?, response, "to the byte");
     let kept: bool = sqlx::query_scalar(
-        "select expires_at between now() + interval '119 min' and now() + interval '121 min' from idempotency.record",
+        "select expires_at between now() + interval '2879 min' and now() + interval '2881 min' from idempotency.record",
     )
     .fetch_one(&pool)
     .await?;
