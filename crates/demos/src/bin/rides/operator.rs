@@ -41,10 +41,10 @@ async fn settle_one(rides: &Rides, found: &Shown, decided: &mut Decided) -> anyh
     let steps = found.steps_in_doubt();
     let [step] = &steps[..] else { bail!("a ride has used up its attempts") };
     let key = &found.key;
-    let downstream_key = found.downstream_key.as_ref().context("a lease has a downstream key")?;
+    let downstream_key = found.downstream_key_of_step(step).context("a ride is in steps")?;
     // Looking the text up is not enough: the request of a slow or killed worker may still arrive. After a withdrawal,
     // the gateway refuses it.
-    match rides.outside.withdraw(&reference(downstream_key, found.attempt)).await? {
+    match rides.outside.withdraw(&reference(&downstream_key, found.attempt)).await? {
         Some(receipt) => {
             resolve_step(&rides.pool, key, found.token, step, &receipt).await?;
             decided.resolved += 1;

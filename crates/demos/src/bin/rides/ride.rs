@@ -75,12 +75,14 @@ impl Rides {
             })
             .await?;
         lease.step("receipt", async |conn| insert_receipt(conn, ride, charge).await).await?;
-        let reference = reference(&lease.downstream_key(), lease.attempt());
         let text = lease
-            .step_at_most_once("text", async |step| match self.outside.text(reference.clone(), &new.phone).await {
-                // Every other error leaves the text to the operator.
-                Err(error @ Failure::NotDone(_)) => Err(step.not_performed(error)),
-                sent => sent,
+            .step_at_most_once("text", async |step| {
+                let reference = reference(&step.downstream_key(), lease.attempt());
+                match self.outside.text(reference, &new.phone).await {
+                    // Every other error leaves the text to the operator.
+                    Err(error @ Failure::NotDone(_)) => Err(step.not_performed(error)),
+                    sent => sent,
+                }
             })
             .await?;
         Ok(Booking { ride, charge, text })
