@@ -20,8 +20,8 @@ use crate::{Error, Key};
 ///
 /// # Errors
 ///
-/// [`Error::Changed`] if the record has another token by now, is completed, or is under a live lease;
-/// [`Error::Unencodable`]; errors of the database.
+/// [`Error::Changed`] if the record has another token by now, is completed, is under a live lease, or if no attempt has begun
+/// (attempt 0); [`Error::Unencodable`]; errors of the database.
 ///
 /// # Cancellation
 ///

@@ -63,15 +63,16 @@ impl Record<'_> {
                 update idempotency.record
                 set completed_at = pg_catalog.statement_timestamp(), lease_until = null, steps = null, request = null,
                     granted_attempt = null, response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
-                    -- An operator must not shorten the time for which somebody has pinned the key.
-                    expires_at = case
-                        when $9::bool then pg_catalog.statement_timestamp() + $8::interval
-                        else greatest(expires_at, pg_catalog.statement_timestamp() + $8::interval)
-                    end
+                    -- An operator must not shorten the time for which somebody has pinned the key. The clock is outside the CASE,
+                    -- because Citus refuses it inside.
+                    expires_at = greatest(
+                        case when not $9::bool then expires_at end, pg_catalog.statement_timestamp() + $8::interval
+                    )
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
-                    and ($9::bool or ", no_live_lease!(), ")
+                    -- A claim that never began has nothing that an operator could resolve.
+                    and ($9::bool or attempt > 0 and ", no_live_lease!(), ")
                 ",
             })
             .bind(token) // $4

@@ -52,6 +52,9 @@ impl Decision {
             return refused("a completed operation cannot be settled; to have it performed again, forget the key");
         }
         match self {
+            Self::Resolve { .. } if shown.attempt == 0 => {
+                refused("no attempt has begun, so nothing took effect; the next call performs the operation")
+            }
             Self::Resolve { .. } => match &shown.steps_in_doubt()[..] {
                 [] => Ok(()),
                 steps => Err(Failure::StepsInDoubt { steps: steps.to_vec() }),

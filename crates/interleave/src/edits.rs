@@ -89,10 +89,6 @@ pub(crate) fn of(sql: &str) -> Vec<Edit> {
             }
             // Of the messages that begin and end a transaction.
             "1" if next == "/" => add("without the check".to_owned(), at..tokens.closing(at + 2) + 1, "1"),
-            "begin" if at > 0 && tokens.word(at - 1) == ";" && !sql.contains("\nbegin\n") => {
-                let end = (at..tokens.places.len()).find(|&at| tokens.word(at) == ";").unwrap_or(tokens.places.len());
-                add("does not begin".to_owned(), at - 1..end, "");
-            }
             "isolation" if next == "level" => {
                 add("at the session's level".to_owned(), at..at + 4, "");
                 add("with one snapshot".to_owned(), at + 2..at + 4, "repeatable read");
