@@ -74,6 +74,7 @@ impl Record<'_> {
 
     /// Frees the key of a first attempt that was refused and did nothing, as its owner, and stores the reason. The next
     /// call may have any body, and is the first attempt. `false` means that the claim is gone.
+    #[cfg(feature = "http")]
     pub(crate) async fn free(self, conn: &mut PgConnection, token: i64, reason: &str) -> Result<bool, Error> {
         let update = self
             .query(
