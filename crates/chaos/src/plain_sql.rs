@@ -144,7 +144,7 @@ impl Mutant {
     /// The record, unless it has expired. The response of an unfinished one is `None`.
     async fn look(self, conn: &mut PgConnection, request: &Request) -> Result<Option<Option<String>>, Failure> {
         let found = sqlx::query_scalar(
-            "select convert_from(response_body, 'utf8')::json #>> '{}' from idempotency.record
+            "select convert_from(response_body, 'utf8')::json #>> '{}'::text[] from idempotency.record
             where scope = $1::text and operation = 'chaos' and value = $1::text and expires_at > statement_timestamp()",
         );
         Ok(found.bind(&request.key).fetch_optional(conn).await?)

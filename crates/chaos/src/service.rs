@@ -69,8 +69,8 @@ impl Service {
             Some(response) = answered_early.recv() => return Ok(Outcome::Performed(response)),
             called = ask(&layer, key, key, perform.clone()) => called,
         };
-        // A key with a brief retention is free again at any moment.
-        if called.is_ok() && request.retention == DEFAULT_RETENTION {
+        // A key with a brief retention is free again at any moment, and a replay may be of such a record.
+        if matches!(called, Ok(Outcome::Performed(_))) && request.retention == DEFAULT_RETENTION {
             let other = ask(&layer, key, "another body", perform).await;
             if other.is_ok() {
                 return Err(Failure::Barred("another body got an answer"));

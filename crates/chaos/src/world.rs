@@ -268,7 +268,7 @@ impl World {
             .await?;
         let mut records: Vec<Stored> = sqlx::query_as(
             "select value as key, token, completed_at is not null as completed,
-                convert_from(response_body, 'utf8')::json #>> '{}' as response
+                convert_from(response_body, 'utf8')::json #>> '{}'::text[] as response
             from idempotency.record where operation = 'chaos'",
         )
         .fetch_all(&self.observer)
