@@ -335,7 +335,9 @@ pub(super) async fn finish(world: &World, leased: Leased) -> anyhow::Result<i64>
             }
         };
         join_all((0..8).map(finisher)).await;
-        let left = "select count(*) from idempotency.record where mode = 'in_steps' and completed_at is null";
+        // A claim that never began leaves attempt 0 and no request: the key is free, and there is nothing to finish.
+        let left = "select count(*) from idempotency.record
+            where mode = 'in_steps' and completed_at is null and attempt > 0";
         let left: i64 = sqlx::query_scalar(left).fetch_one(&pool).await?;
         if left == 0 || started.elapsed() > FINISH_LIMIT {
             pool.close().await;
