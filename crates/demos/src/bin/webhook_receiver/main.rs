@@ -123,7 +123,7 @@ async fn audit(pool: &PgPool, books: &mut Books) -> anyhow::Result<()> {
     let off = "
         select count(*)
         from account
-        where balance <> (select coalesce(sum(amount), 0) from account_event where account_id = account.id)
+        where balance <> (select coalesce(sum(amount), 0)::bigint from account_event where account_id = account.id)
     ";
     books.check("accounts whose balance is not the sum of their events", count(pool, off).await?, 0);
     Ok(())
