@@ -169,11 +169,18 @@ pub enum Error {
         asked: Mode,
     },
 
-    /// The pool's connection was in a transaction that nobody owns, and could not be cleared of it. Usually the crate
-    /// rolls such a transaction back, and begins its own. This error is left for a connection on which somebody has
-    /// forgotten several guards of sqlx. Nothing was performed, and that transaction was not committed.
-    #[error("the pool's connection is in transactions that nobody owns; look for code that forgets a guard of sqlx")]
-    UnknownTransaction,
+    /// A nested transaction was still open where the transaction around it had to end: its guard was forgotten
+    /// (`std::mem::forget`, a leak), or [`commit`](crate::commit()) got the nested transaction itself. sqlx would have
+    /// released a savepoint in place of the COMMIT. Nothing was stored, and nothing was acknowledged.
+    ///
+    /// - `perform` has forgotten it in the caller's transaction: the nested writes are undone. Roll back.
+    /// - `perform`, a handler or a step has forgotten it in a transaction of the crate: everything was rolled back.
+    /// - [`commit`](crate::commit()): everything was rolled back, **also the transactions around the nested one**.
+    #[error(
+        "a nested transaction was still open, so nothing was stored; roll back the transaction around it, end each \
+         nested transaction by its own commit or rollback, and give `commit` only the outermost one"
+    )]
+    NestedTransaction,
 
     /// The stored response does not decode into the response type, or the result of a step into its type, or the
     /// stored request. What is stored is never performed again. Make the type able to decode old values

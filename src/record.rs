@@ -35,7 +35,7 @@ mod sweep;
 mod take_over;
 mod wait;
 
-pub(crate) use claim::{Claim, Terms};
+pub(crate) use claim::{Claim, Inserted, Terms};
 pub(crate) use distributed::{
     Distribution, create_distributed_table, distribution, is_distributed, sweep as sweep_distributed, workers,
 };

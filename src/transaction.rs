@@ -8,6 +8,4 @@ mod options;
 #[cfg(feature = "http")]
 pub(crate) use call::{Call, Won};
 pub use ensure::{ensure_idempotent, ensure_isolated};
-#[cfg(feature = "http")]
-pub(crate) use fewest::claiming;
 pub use options::{Idempotency, RoundTrips};

@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 
 use super::answer::{Answer, RETRY_AFTER, answer};
 use crate::limits::Patience;
-use crate::record::{Awaited, Claim, Record, Standing, TakeOver, Terms, wait_for_row};
+use crate::record::{Awaited, Claim, Inserted, Record, Standing, TakeOver, Terms, wait_for_row};
 use crate::response::Response;
 use crate::{Error, observe};
 
@@ -23,11 +23,17 @@ pub(crate) struct Asked {
     since: Instant,
     /// By the database's clock, from the first look.
     at: Option<DateTime<Utc>>,
+    /// When the BEGIN of the transaction was sent, if nothing has checked that it began the transaction.
+    unchecked_since: Option<Instant>,
 }
 
 impl Asked {
     pub(crate) fn since(since: Instant) -> Self {
-        Self { since, at: None }
+        Self { since, at: None, unchecked_since: None }
+    }
+
+    pub(crate) fn in_transaction_since(self, unchecked_since: Option<Instant>) -> Self {
+        Self { unchecked_since, ..self }
     }
 
     pub(crate) fn now() -> Self {
@@ -36,6 +42,15 @@ impl Asked {
 
     fn waited(&self) -> Duration {
         self.since.elapsed()
+    }
+
+    /// Fails if the transaction is older than the message that was to begin it: a BEGIN inside a transaction begins
+    /// nothing. Both ages are differences on one clock, so the clocks need not agree.
+    fn judge(&self, age: Duration) -> Result<(), Error> {
+        match self.unchecked_since {
+            Some(since) if age > since.elapsed() => Err(Error::NotInTransaction),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -63,6 +78,9 @@ enum Step {
 /// snapshot and is already writing the record again. Only the session's `lock_timeout` bounds this wait.
 /// [`Record::await_key`] and [`wait_for_row`] wait within the limit of the terms, and the transaction is usable after
 /// them.
+///
+/// In a transaction that [nothing has checked](Asked::in_transaction_since), [`Error::NotInTransaction`] means that it seems
+/// to be another one.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,
@@ -71,8 +89,9 @@ pub(crate) async fn contend(
 ) -> Result<Claimed, Error> {
     // On a distributed table a claim cannot look by itself, so a look comes first. It serves a replay too.
     if !record.deployment.looks_first()
-        && let Some(claim) = record.claim(conn, terms).await?
+        && let Some(Inserted { claim, age }) = record.claim(conn, terms).await?
     {
+        asked.judge(age)?;
         return Ok(Claimed::Won(claim));
     }
     let mut patience = Patience::of(terms.in_flight);
@@ -88,7 +107,7 @@ pub(crate) async fn contend(
             (Step::Held, Some(left)) => match record.await_key(conn, left, asked.at, terms.mode).await? {
                 Awaited::Look => {}
                 Awaited::Claim => {
-                    if let Some(claim) = record.claim(conn, terms).await? {
+                    if let Some(Inserted { claim, .. }) = record.claim(conn, terms).await? {
                         return Ok(Claimed::Won(claim));
                     }
                 }
@@ -108,13 +127,14 @@ async fn look_and_answer(
     asked: &mut Asked,
 ) -> Result<Step, Error> {
     let look = record.look(conn, asked.at, asked.waited()).await?;
+    asked.judge(look.age)?;
     asked.at = Some(look.asked);
     let found = match look.standing {
         Standing::Found(found) => found,
         Standing::Held => return Ok(Step::Held),
         Standing::Free => {
             let claim = record.claim(conn, terms).await?;
-            return Ok(claim.map_or(Step::Overtaken, |claim| Step::Claimed(Claimed::Won(claim))));
+            return Ok(claim.map_or(Step::Overtaken, |inserted| Step::Claimed(Claimed::Won(inserted.claim))));
         }
     };
     let (token, trace) = (found.token, found.trace.clone());

@@ -5,10 +5,11 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
 
 use http::Extensions;
-use sqlx::{PgConnection, PgTransaction};
+use sqlx::PgConnection;
 use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 
 use crate::Key;
+use crate::session::Session;
 
 /// The transaction that holds the key. What the handler writes through it commits with the response, or not at all.
 ///
@@ -17,7 +18,7 @@ use crate::Key;
 /// Do not send COMMIT or ROLLBACK through it, because the layer would answer 500. The layer lends it once for each
 /// request, so code that retries the handler belongs outside the layer.
 pub struct IdempotentTx {
-    transaction: OwnedMappedMutexGuard<Lent, PgTransaction<'static>>,
+    transaction: OwnedMappedMutexGuard<Lent, Session>,
     key: Option<Key>,
 }
 
@@ -29,7 +30,7 @@ pub(super) struct Loan(Arc<Mutex<Lent>>);
 struct Slot(Weak<Mutex<Lent>>);
 
 pub(super) struct Lent {
-    pub(super) transaction: PgTransaction<'static>,
+    pub(super) session: Session,
     pub(super) loaned: Loaned,
 }
 
@@ -44,8 +45,8 @@ pub(super) enum Loaned {
 }
 
 impl Loan {
-    pub(super) fn of(transaction: PgTransaction<'static>, extensions: &mut Extensions) -> Self {
-        let lent = Arc::new(Mutex::new(Lent { transaction, loaned: Loaned::Untouched }));
+    pub(super) fn of(session: Session, extensions: &mut Extensions) -> Self {
+        let lent = Arc::new(Mutex::new(Lent { session, loaned: Loaned::Untouched }));
         extensions.insert(Slot(Arc::downgrade(&lent)));
         Self(lent)
     }
@@ -88,7 +89,7 @@ impl IdempotentTx {
             return Err(NoTransaction::GivenBack);
         }
         lent.loaned = Loaned::Taken;
-        let transaction = OwnedMutexGuard::map(lent, |lent| &mut lent.transaction);
+        let transaction = OwnedMutexGuard::map(lent, |lent| &mut lent.session);
         Ok(Self { transaction, key: extensions.get().cloned() })
     }
 

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use http::Response;
-use sqlx::{PgConnection, PgTransaction};
 use tokio::time::{Instant, timeout};
 
 use super::body::LayerBody;
@@ -18,11 +17,9 @@ use super::request::Ticket;
 use crate::claim::Claimed;
 use crate::observe::{call_span, spanned};
 use crate::response::Response as Stored;
-use crate::session::{
-    Opening, Polls, answered, begin_pooled, commit_and_chain, commit_unclaimed, commit_unwatched, or_closed,
-};
-use crate::transaction::{Call, Won, claiming};
-use crate::{Error, Idempotency, InFlight, Mode, RoundTrips, observe};
+use crate::session::{Opening, Polls, Session, answered, or_closed};
+use crate::transaction::{Call, Won};
+use crate::{Error, Idempotency, InFlight, Mode, observe};
 
 /// A claim that lost against a concurrent transaction, above READ COMMITTED or to a sweep, starts over this often.
 const RETRIES: usize = 3;
@@ -45,13 +42,18 @@ struct Ran<R> {
 }
 
 /// The transaction that holds a key.
-type Holding<'k> = (PgTransaction<'static>, Won<'k>);
+type Holding<'k> = (Session, Won<'k>);
 
 impl Transactional<'_> {
     /// Without a key, the handler has a transaction of its own.
     pub(super) async fn run_without_key<H: Handler>(self, handler: H) -> Reply<H> {
-        let transaction = answered(self.claim_limit(), self.begin(Opening::Exempt)).await?;
-        Ok(self.perform(transaction, None, handler).await?.response)
+        let beginning = async {
+            let mut session = Session::of(&self.layer.pool).await?;
+            session.begin(&Opening::Exempt).await?;
+            Ok(session)
+        };
+        let session = answered(self.claim_limit(), beginning).await?;
+        Ok(self.perform(session, None, handler).await?.response)
     }
 
     /// Claims the key, calls the handler, stores its response and commits; or replays the stored response.
@@ -75,7 +77,7 @@ impl Transactional<'_> {
         let started = Instant::now();
         let claimed = self.claim(ticket).await;
         observe::claimed(Mode::Transaction, key.operation(), started.elapsed());
-        let (transaction, won) = match claimed? {
+        let (session, won) = match claimed? {
             Claimed::Won(holding) => holding,
             Claimed::Replayed(stored) => {
                 let response = answer_again(self.layer, stored, handler).await?;
@@ -83,7 +85,7 @@ impl Transactional<'_> {
             }
         };
         let _registered = turn.register(ticket.fingerprint);
-        self.perform(transaction, Some(won), handler).await
+        self.perform(session, Some(won), handler).await
     }
 
     /// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.
@@ -93,47 +95,31 @@ impl Transactional<'_> {
         let isolated = !self.layer.stored_errors.is_empty();
         let call = Call::new(&options, &ticket.key, &ticket.fingerprint, isolated)?.made_at(ticket.arrived);
         let mut polls = Polls::until(Instant::now() + ticket.wait);
-        let limit = self.claim_limit();
-        if let Some(claimed) = answered(limit, self.claim_in_one_trip(&call)).await? {
-            return Ok(claimed);
-        }
         let mut retries = 0;
+        let mut first = true;
         loop {
-            match answered(limit, self.claim_once(&call)).await {
+            match answered(self.claim_limit(), self.claim_once(&call, first)).await {
                 Err(Error::Retryable(_)) if retries < RETRIES => retries += 1,
                 Err(Error::InFlight { .. }) if polls.rest().await => {}
                 claimed => return claimed,
             }
+            first = false;
         }
     }
 
-    /// Under the options that save round trips. `None` means that the plain way has to find out.
-    async fn claim_in_one_trip<'k>(self, call: &Call<'k>) -> Result<Option<Claimed<Holding<'k>>>, Error> {
-        let pool = &self.layer.pool;
-        if self.claims_in_messages() {
-            let (claim, opening) = claiming(call.record, &call.terms)?;
-            if let Some(mut transaction) = begin_pooled(pool, &opening).await? {
-                let won = call.won(&mut transaction, claim).await?;
-                return Ok(Some(Claimed::Won((transaction, won))));
-            }
-        } else if self.options.round_trips != RoundTrips::SelectFirst || !self.options.deployment.saves_round_trips() {
-            return Ok(None);
-        }
-        let stored = call.record.select_first(&mut *pool.acquire().await?, &call.terms).await;
-        Ok(stored.map(Claimed::Replayed))
-    }
-
-    /// Claims the plain way, without waiting for another request.
-    async fn claim_once<'k>(self, call: &Call<'k>) -> Result<Claimed<Holding<'k>>, Error> {
-        let mut transaction = self.begin(Opening::Plain).await?;
-        match call.claim(&mut transaction).await {
-            Ok(Claimed::Won(won)) => Ok(Claimed::Won((transaction, won))),
+    /// Claims once, without waiting for another request. Only the first try saves round trips, because each failed claim in
+    /// the message that begins writes an error to the server's log.
+    async fn claim_once<'k>(self, call: &Call<'k>, first: bool) -> Result<Claimed<Holding<'k>>, Error> {
+        let mut session = Session::of(&self.layer.pool).await?;
+        let claimed = if first { call.begin(&mut session).await } else { call.begin_and_claim(&mut session).await };
+        match claimed {
+            Ok(Claimed::Won(won)) => Ok(Claimed::Won((session, won))),
             Ok(Claimed::Replayed(stored)) => {
-                commit_unwatched(transaction, self.layer.answer_time());
+                self.commit_unwatched(session);
                 Ok(Claimed::Replayed(stored))
             }
             Err(error) => {
-                self.roll_back(transaction).await;
+                self.roll_back(session).await;
                 Err(error)
             }
         }
@@ -142,13 +128,13 @@ impl Transactional<'_> {
     /// Lends the transaction to the handler, takes it back, and commits it with the response or rolls it back.
     async fn perform<H: Handler>(
         self,
-        transaction: PgTransaction<'static>,
+        session: Session,
         won: Option<Won<'_>>,
         mut handler: H,
     ) -> Result<Ran<H::Body>, Unanswered<H::Error>> {
         let layer = self.layer;
         let key = won.as_ref().map(|won| won.record.key);
-        let loan = Loan::of(transaction, handler.extensions_mut());
+        let loan = Loan::of(session, handler.extensions_mut());
         let started = Instant::now();
         let answered = handler.call(layer.run_timeout).await;
         if let Some(key) = key {
@@ -164,8 +150,8 @@ impl Transactional<'_> {
             Ok(Conclusion::Store { stored, response, undo }) => {
                 // Without a key, nothing commits with the effects. A chosen error may come before the handler needs the
                 // transaction, and undoes its writes anyway.
-                let transaction = self.committable(lent, key.is_some() && !undo).await?;
-                let committing = async move { self.commit(transaction, won, &stored, undo).await };
+                let session = self.committable(lent, key.is_some() && !undo).await?;
+                let committing = async move { self.commit(session, won, &stored, undo).await };
                 let committed = or_closed(layer.answer_time(), committing).await;
                 committed.unwrap_or_else(|| Err(Rejection::of(Error::Unanswered)))?;
                 return Ok(Ran { outcome: observe::PERFORMED, response });
@@ -174,61 +160,49 @@ impl Transactional<'_> {
             Err(error) => Err(error),
         };
         if let Some(lent) = lent {
-            self.roll_back(lent.transaction).await;
+            self.roll_back(lent.session).await;
         }
         undone
     }
 
     /// The transaction, unless the handler did something with it that must not be committed.
-    async fn committable(self, lent: Option<Lent>, required: bool) -> Result<PgTransaction<'static>, Misconfigured> {
-        let Lent { transaction, loaned } = lent.ok_or(Misconfigured::TransactionKept)?;
+    async fn committable(self, lent: Option<Lent>, required: bool) -> Result<Session, Misconfigured> {
+        let Lent { session, loaned } = lent.ok_or(Misconfigured::TransactionKept)?;
         let mistake = match loaned {
             Loaned::Untouched if required => Misconfigured::TransactionNotTaken,
             Loaned::AskedForAgain => Misconfigured::TransactionTakenAgain,
-            Loaned::Untouched | Loaned::Taken => return Ok(transaction),
+            Loaned::Untouched | Loaned::Taken => return Ok(session),
         };
-        self.roll_back(transaction).await;
+        self.roll_back(session).await;
         Err(mistake)
     }
 
     /// Stores the response and commits. `undo`: without the handler's writes. If this fails before the COMMIT, rolls back.
     async fn commit(
         self,
-        mut transaction: PgTransaction<'static>,
+        mut session: Session,
         won: Option<Won<'_>>,
         stored: &Stored,
         undo: bool,
     ) -> Result<(), Rejection> {
         let committed = match won {
-            None => commit_unclaimed(&mut transaction).await.map_err(Rejection::of_completion),
-            Some(won) => self.complete(&mut transaction, won, stored, undo).await,
+            None => session.commit_exempt().await,
+            Some(won) => won.undo_and_commit(&mut session, stored, undo).await,
         };
         match committed {
-            Ok(()) => commit_unwatched(transaction, self.layer.answer_time()),
-            Err(_) => self.roll_back(transaction).await,
+            Ok(()) => self.commit_unwatched(session),
+            Err(_) => self.roll_back(session).await,
         }
-        committed
+        committed.map_err(Rejection::of_completion)
     }
 
-    async fn complete(
-        self,
-        conn: &mut PgConnection,
-        won: Won<'_>,
-        stored: &Stored,
-        undo: bool,
-    ) -> Result<(), Rejection> {
-        if undo {
-            won.undo(conn).await.map_err(Rejection::of_completion)?;
+    /// Ends a transaction that has written nothing, in a task, so that no answer waits for it: that of a replay, or the one
+    /// that is chained to a commit.
+    fn commit_unwatched(self, mut session: Session) {
+        if session.is_open() {
+            let committing = async move { session.commit().await };
+            tokio::spawn(or_closed(self.layer.answer_time(), committing));
         }
-        if self.claims_in_messages() {
-            return won.complete_and_chain(conn, stored).await.map_err(Rejection::of_completion);
-        }
-        won.store(conn, stored).await.map_err(Rejection::of_completion)?;
-        commit_and_chain(conn).await.map_err(Rejection::of)
-    }
-
-    fn claims_in_messages(self) -> bool {
-        self.options.round_trips.are_fewest(self.options.deployment)
     }
 
     /// The longest time for one try to claim: the pool's own time for a connection, and as much as the statements may
@@ -237,18 +211,15 @@ impl Transactional<'_> {
         self.layer.pool.options().get_acquire_timeout().saturating_add(self.layer.answer_time())
     }
 
-    async fn begin(self, opening: Opening) -> Result<PgTransaction<'static>, Error> {
-        begin_pooled(&self.layer.pool, &opening).await?.ok_or(Error::UnknownTransaction)
-    }
-
     /// A failure to roll back means a broken connection, whose transaction the server rolls back.
     ///
     /// If the handler has dropped the future of a statement, by a time-out of its own, the statement still runs, and the
     /// ROLLBACK waits behind it. The answer does not wait for longer than [`ROLLBACK_TIME`]. A task waits on, because
     /// this connection may also have vanished. At the end of the answer time it closes the connection. The key stays in
     /// flight for as long as the statement runs.
-    async fn roll_back(self, transaction: PgTransaction<'static>) {
-        let rolling_back = tokio::spawn(or_closed(self.layer.answer_time(), transaction.rollback()));
+    async fn roll_back(self, mut session: Session) {
+        let rolling_back = async move { session.roll_back().await };
+        let rolling_back = tokio::spawn(or_closed(self.layer.answer_time(), rolling_back));
         let _ = timeout(ROLLBACK_TIME, rolling_back).await;
     }
 }

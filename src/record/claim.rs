@@ -9,10 +9,11 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use sqlx::PgConnection;
+use sqlx::postgres::PgRow;
 
 use super::distributed;
 use super::fragment::note_claim;
-use super::statement::{Record, changes_a_row, draw_token, interval};
+use super::statement::{Record, age, draw_token, interval};
 use crate::{Error, Fingerprint, InFlight, Mode};
 
 /// The right to perform. It lasts as long as the claiming transaction, or as long as the lease.
@@ -20,6 +21,13 @@ use crate::{Error, Fingerprint, InFlight, Mode};
 pub(crate) struct Claim {
     pub(crate) token: i64,
     pub(crate) attempt: i32,
+}
+
+/// A record that a claim has inserted.
+pub(crate) struct Inserted {
+    pub(crate) claim: Claim,
+    /// The age of the transaction, by the server's clock.
+    pub(crate) age: Duration,
 }
 
 /// The terms of a claim.
@@ -39,9 +47,11 @@ impl Record<'_> {
     /// Claims the key by inserting its record. A mark is complete at once. `None` means that a record is there already,
     /// or that an open transaction claims the key. On a distributed table the caller has looked before, and holds the lock.
     /// Without the setting for such a table, `idempotency.is_plain` refuses the statement while the server plans it.
-    pub(crate) async fn claim(self, conn: &mut PgConnection, terms: &Terms) -> Result<Option<Claim>, Error> {
+    pub(crate) async fn claim(self, conn: &mut PgConnection, terms: &Terms) -> Result<Option<Inserted>, Error> {
         if self.deployment.distributed {
-            return distributed::claim(self, conn, terms).await;
+            // A transaction on a distributed table begins with the check.
+            let claim = distributed::claim(self, conn, terms).await?;
+            return Ok(claim.map(|claim| Inserted { claim, age: Duration::ZERO }));
         }
         let token = draw_token()?;
         let insert = self
@@ -63,7 +73,7 @@ impl Record<'_> {
                     when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($9::int8)
                 end
                 on conflict (scope, operation, value) do nothing
-                returning ", note_claim!("$4::int8"),
+                returning ", note_claim!("$4::int8"), ", pg_catalog.statement_timestamp() - pg_catalog.now() as age",
             })
             .bind(token) // $4
             .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes)) // $5
@@ -71,7 +81,8 @@ impl Record<'_> {
             .bind(terms.lease.map(interval)) // $7
             .bind(terms.mode.as_str()) // $8
             .bind(self.key.lock_id()) // $9
-            .bind(self.key.trace()); // $10
-        Ok(changes_a_row(conn, insert).await?.then_some(Claim { token, attempt: 1 }))
+            .bind(self.key.trace()) // $10
+            .try_map(|row: PgRow| Ok(Inserted { claim: Claim { token, attempt: 1 }, age: age(&row)? }));
+        insert.fetch_optional(conn).await.map_err(Error::of_statement)
     }
 }

@@ -19,6 +19,8 @@ use crate::{Error, Mode};
 pub(crate) struct Look {
     /// When the call was made, by the database's clock.
     pub(crate) asked: DateTime<Utc>,
+    /// The age of the transaction, by the server's clock.
+    pub(crate) age: Duration,
     pub(crate) standing: Standing,
 }
 
@@ -73,6 +75,7 @@ impl Record<'_> {
             "
             select
                 asked.at as asked,
+                pg_catalog.statement_timestamp() - pg_catalog.now() as age,
                 case when record.token is null then pg_catalog.pg_try_advisory_xact_lock($4::int8) end as mine,
                 mode, fingerprint, token, attempt, granted_attempt, last_error, trace, ", readable!("claimed_at"), " as claimed_at,
                 ", claimed_here!("token"), " as claimed_by_this_transaction,
@@ -98,7 +101,7 @@ impl Record<'_> {
                 Some(true) => Standing::Free,
                 Some(false) => Standing::Held,
             };
-            Ok(Look { asked: row.try_get("asked")?, standing })
+            Ok(Look { asked: row.try_get("asked")?, age: statement::age(&row)?, standing })
         })
         .fetch_one(conn)
         .await

@@ -10,6 +10,9 @@ use sqlx::{PgExecutor, Postgres, Row as _};
 use crate::state::State;
 use crate::{Deployment, Error, Key, Mode};
 
+/// The difference of two times has days of this length.
+const MICROSECONDS_PER_DAY: i64 = 24 * 3600 * 1_000_000;
+
 /// The record of one key.
 #[derive(Clone, Copy)]
 pub(crate) struct Record<'k> {
@@ -68,6 +71,14 @@ pub(super) fn stored_key(row: &PgRow, operation: &str) -> sqlx::Result<Option<Ke
 pub(super) fn state(row: &PgRow) -> sqlx::Result<State> {
     let state: &str = row.try_get("state")?;
     State::from_column(state).ok_or_else(|| sqlx::Error::Decode(format!("unknown state {state:?}").into()))
+}
+
+/// The column `age` of a statement: `statement_timestamp() - now()`.
+pub(super) fn age(row: &PgRow) -> sqlx::Result<Duration> {
+    let PgInterval { days, microseconds, .. } = row.try_get("age")?;
+    // Negative if the server's clock has jumped back.
+    let age = i64::from(days).saturating_mul(MICROSECONDS_PER_DAY).saturating_add(microseconds);
+    Ok(Duration::from_micros(u64::try_from(age).unwrap_or(0)))
 }
 
 /// A duration as a parameter. It has microseconds only: days and months would depend on the session's time zone.

@@ -1,7 +1,8 @@
 //! The COMMIT of a caller's transaction. It fails if nothing would be saved.
 
-use sqlx::{Connection as _, Executor as _, PgTransaction};
+use sqlx::{Executor as _, PgTransaction};
 
+use super::depth::{depth, roll_back_to};
 use crate::Error;
 use crate::error::sqlstate;
 
@@ -28,9 +29,8 @@ const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempoten
 /// # Ok(()) }
 /// ```
 ///
-/// This takes one more round trip than `tx.commit()`. sqlx does not show whether a transaction is a savepoint in
-/// another transaction, so the check cannot go into one message with the COMMIT. If `tx` is a savepoint (`tx.begin()`),
-/// it is released, and the transaction around it must still be committed.
+/// This takes one more round trip than `tx.commit()`. If `tx` is a nested transaction (`tx.begin()`), which would only
+/// release a savepoint, this refuses it, and rolls back the outer transaction, too. Use `tx.commit()` there.
 ///
 /// # What it cannot see
 ///
@@ -38,16 +38,14 @@ const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempoten
 /// raw COMMIT or ROLLBACK that is followed by a raw BEGIN. Send none of these on a connection whose transaction sqlx
 /// has begun. Inside `perform` the crate notices them.
 ///
-/// A nested transaction (`tx.begin()`) whose guard was forgotten (`std::mem::forget`, a leak) is invisible, too. sqlx
-/// still counts it. So sqlx releases a savepoint in place of the COMMIT, and **this function returns `Ok` although nothing
-/// is committed**.
-///
 /// # Errors
 ///
 /// - [`Error::TransactionAborted`]: a statement had failed before. Nothing was saved, and the transaction is rolled
 ///   back.
 /// - [`Error::NotInTransaction`]: the transaction had ended before, by a raw COMMIT or ROLLBACK, or by a nested `begin`
 ///   whose future was dropped while it waited.
+/// - [`Error::NestedTransaction`]: a nested transaction is open, because its guard was forgotten, or because it is `tx`
+///   itself. Everything is rolled back.
 /// - [`Error::Retryable`] and [`Error::Database`] of the COMMIT itself: a deferred constraint, a serialization failure.
 ///   After an error of the connection **it is unknown** whether the COMMIT took effect: ask again with the same key.
 ///
@@ -55,16 +53,20 @@ const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempoten
 ///
 /// The transaction is rolled back, or the COMMIT was already sent and may take effect.
 pub async fn commit(mut tx: PgTransaction<'_>) -> Result<(), Error> {
-    // A cancelled nested `begin` has rolled back the transaction around it, and sqlx then sends no COMMIT.
-    if !tx.is_in_transaction() {
-        return Err(Error::NotInTransaction);
+    match depth(&tx) {
+        // A cancelled nested `begin` has rolled back the transaction around it, and sqlx then sends no COMMIT.
+        0 => return Err(Error::NotInTransaction),
+        1 => {}
+        // If one level were left, the pool would get an open transaction.
+        _ => {
+            roll_back_to(&mut tx, 0).await;
+            return Err(Error::NestedTransaction);
+        }
     }
     let Err(error) = tx.execute(IS_THERE).await else {
         return Ok(tx.commit().await?);
     };
-    // A ROLLBACK fails only if the connection is broken, and then the server rolls back. The caller needs the first
-    // error.
-    let _ = tx.rollback().await;
+    roll_back_to(&mut tx, 0).await;
     Err(match sqlstate(&error).as_deref() {
         Some(sqlstate::IN_FAILED_TRANSACTION) => Error::TransactionAborted(error),
         Some(sqlstate::NO_ACTIVE_TRANSACTION) => Error::NotInTransaction,

@@ -10,6 +10,10 @@ use crate::{Deployment, Error};
 pub(crate) enum Opening {
     /// With the session's settings.
     Plain,
+    /// As `Plain`, for a claim that tells how old its transaction is. It costs the server no statement, and detects a
+    /// foreign transaction only if a query has run in it, or if it is aborted. The caller of the claim detects the others,
+    /// which are older than the call.
+    BeforeClaim,
     /// For a handler without a key. It claims nothing, and may write the tables that are protected
     /// ([`protect`](crate::protect())).
     #[cfg(feature = "http")]
@@ -34,13 +38,13 @@ pub(crate) enum Opening {
 
 /// The result of an attempt to begin.
 #[derive(Debug)]
-pub(crate) enum Begun<T> {
-    Open(T),
+pub(super) enum Begun {
+    Open,
     /// The claim in the message did not win: the key is taken, or the claim lost against a concurrent transaction.
     Taken,
-    /// The connection was in a transaction that nobody owns, because the connection came from the pool. It is aborted, or
-    /// sqlx has queued its ROLLBACK.
-    Foreign,
+    /// The connection was in a transaction that nobody owns, because the connection came from the pool. The error has
+    /// aborted it.
+    Foreign(sqlx::Error),
 }
 
 /// Refuses a connection on which somebody sent a raw `BEGIN`, which sqlx does not count. There `now()` is older than
@@ -55,6 +59,8 @@ macro_rules! check {
 }
 
 const BEGIN: &str = concat!(check!(), "; begin");
+/// PostgreSQL refuses to set this mode, whatever its value is, after the first query of a transaction.
+const BEGIN_BEFORE_CLAIM: &str = "begin not deferrable";
 #[cfg(feature = "http")]
 const BEGIN_EXEMPT: &str = concat!(check!(), ", pg_catalog.set_config('idempotency.claim', 'exempt', true); begin");
 #[cfg(feature = "http")]
@@ -103,6 +109,7 @@ impl Opening {
     pub(super) fn sql(&self) -> SqlStr {
         match self {
             Self::Plain => BEGIN.into_sql_str(),
+            Self::BeforeClaim => BEGIN_BEFORE_CLAIM.into_sql_str(),
             #[cfg(feature = "http")]
             Self::Exempt => BEGIN_EXEMPT.into_sql_str(),
             #[cfg(feature = "http")]
@@ -114,22 +121,30 @@ impl Opening {
         }
     }
 
-    /// What became of an attempt to begin with this message.
-    pub(super) fn judge<T>(&self, begun: Result<T, sqlx::Error>) -> Result<Begun<T>, Error> {
-        let error = match begun {
-            Ok(transaction) => return Ok(Begun::Open(transaction)),
-            Err(error) => error,
-        };
+    /// The same transaction, with the check.
+    pub(super) fn checked(&self) -> &Self {
+        match self {
+            Self::BeforeClaim => &Self::Plain,
+            checked => checked,
+        }
+    }
+
+    pub(super) fn is_checked(&self) -> bool {
+        !matches!(self, Self::BeforeClaim)
+    }
+
+    /// The result of an attempt to begin with this message.
+    pub(super) fn judge(&self, begun: sqlx::Result<()>) -> Result<Begun, Error> {
+        let Err(error) = begun else { return Ok(Begun::Open) };
         match (self, sqlstate(&error).as_deref()) {
             (
                 Self::Claiming(_),
                 Some(sqlstate::KEY_TAKEN | sqlstate::SERIALIZATION_FAILURE | sqlstate::DEADLOCK_DETECTED),
             ) => Ok(Begun::Taken),
-            (Self::Claiming(_), Some(sqlstate::FOREIGN_TRANSACTION)) => Ok(Begun::Foreign),
+            (Self::Claiming(_), Some(sqlstate::FOREIGN_TRANSACTION))
+            | (Self::BeforeClaim, Some(sqlstate::ACTIVE_TRANSACTION))
             // The check has found a foreign transaction, or that transaction is already aborted.
-            (_, Some(sqlstate::DIVISION_BY_ZERO | sqlstate::IN_FAILED_TRANSACTION)) => Ok(Begun::Foreign),
-            // sqlx counts this transaction: somebody has forgotten its guard.
-            _ if matches!(error, sqlx::Error::InvalidSavePointStatement) => Ok(Begun::Foreign),
+            | (_, Some(sqlstate::DIVISION_BY_ZERO | sqlstate::IN_FAILED_TRANSACTION)) => Ok(Begun::Foreign(error)),
             _ => Err(Error::of_statement(error)),
         }
     }

@@ -1,122 +1,144 @@
 //! Transactions that the crate begins and ends itself, on connections of a pool.
 //!
-//! A [`Session`] has the connection, and [`begin`](Session::begin) returns sqlx's own transaction, which borrows it. So
-//! the transaction is dropped first, and has queued its ROLLBACK when the session gives the connection back. The pool
-//! pings each connection that comes back. This sends the ROLLBACK, and closes a connection on which a statement whose
-//! future was dropped has failed. So a connection of the pool has no error of an earlier statement.
+//! The pool pings each connection that comes back. This sends a ROLLBACK that is queued, and closes a connection on which a
+//! statement whose future was dropped has failed. So a connection of the pool has no error of an earlier statement.
 
 use std::future::Future;
+use std::ops::{Deref, DerefMut};
 use std::pin::pin;
 use std::task::{Context, Waker};
+use std::time::Instant;
 
 use sqlx::pool::PoolConnection;
-use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, PgTransaction, Postgres};
+use sqlx::{Executor as _, PgConnection, PgPool, Postgres, SqlSafeStr as _};
 
+use super::depth::{begin, commit, depth, queue_rollbacks, roll_back_to};
 use super::opening::{Begun, Opening};
 use crate::Error;
 use crate::error::sqlstate;
 
-/// How often one call meets a foreign transaction before it gives up. Each forgotten guard of sqlx on the connection
-/// counts once.
-pub(super) const FOREIGN_TRANSACTIONS: usize = 3;
-
 /// Commits, and begins an empty transaction, because sqlx still counts one.
 pub(crate) const COMMIT_AND_CHAIN: &str = "commit and chain";
 
-/// A connection of the pool on which the crate begins a transaction.
+/// Fails outside the transaction that began as [`Opening::Exempt`]. Claims of the handler follow the word.
+#[cfg(feature = "http")]
+const IS_EXEMPT: &str = "select 1 / pg_catalog.starts_with(
+    pg_catalog.current_setting('idempotency.claim', true), 'exempt'::text
+)::int";
+
+/// A connection of the pool, and the transaction that the crate has begun on it, if there is one. If the session is
+/// dropped, the transaction is rolled back.
 pub(crate) struct Session {
     conn: PoolConnection<Postgres>,
     /// A message with BEGIN is on its way, or has failed.
     beginning: bool,
-    /// How many foreign transactions the connection had.
-    foreign: usize,
+    /// When the BEGIN of the open transaction was sent, if nothing has checked that it began the transaction.
+    unchecked_since: Option<Instant>,
 }
 
 impl Session {
     pub(crate) async fn of(pool: &PgPool) -> Result<Self, Error> {
-        Ok(Self::on(pool.acquire().await?))
+        Ok(Self { conn: pool.acquire().await?, beginning: false, unchecked_since: None })
     }
 
-    pub(super) fn on(conn: PoolConnection<Postgres>) -> Self {
-        Self { conn, beginning: false, foreign: 0 }
-    }
-
-    /// The connection, before a transaction begins.
-    pub(crate) fn conn(&mut self) -> &mut PgConnection {
-        &mut self.conn
-    }
-
-    /// Begins a transaction. `None` means that no transaction is open: the claim in the message did not win, or the
-    /// connection had a foreign transaction, which the next `begin` rolls back first. After
-    /// [`FOREIGN_TRANSACTIONS`] of them this is [`Error::UnknownTransaction`].
-    pub(crate) async fn begin(&mut self, opening: &Opening) -> Result<Option<PgTransaction<'_>>, Error> {
+    /// Begins a transaction. `false` means that the claim in the message did not win, and no transaction is open.
+    ///
+    /// If the connection is in a transaction that nobody owns, this rolls it back, and begins again. Such a transaction is
+    /// that of a forgotten guard, which sqlx counts, or of a raw BEGIN, which the opening detects.
+    pub(crate) async fn begin(&mut self, opening: &Opening) -> Result<bool, Error> {
+        roll_back_to(&mut self.conn, 0).await;
         self.beginning = true;
-        // If sqlx counts a transaction, each attempt to begin queues a ROLLBACK.
-        if self.foreign > 0 && !self.conn.is_in_transaction() {
-            self.conn.execute("rollback").await?;
-        }
-        let begun = opening.judge(self.conn.begin_with(opening.sql()).await);
-        Ok(match begun? {
-            Begun::Open(transaction) => {
-                self.beginning = false;
-                Some(transaction)
+        let begun = match self.send(opening).await? {
+            Begun::Foreign(_) => {
+                self.conn.execute("rollback").await?;
+                self.send(opening.checked()).await?
             }
-            Begun::Taken => {
-                self.beginning = false;
-                None
-            }
-            Begun::Foreign => {
-                self.foreign += 1;
-                if self.foreign == FOREIGN_TRANSACTIONS {
-                    return Err(Error::UnknownTransaction);
-                }
-                None
-            }
-        })
-    }
-
-    /// After a COMMIT of sqlx. Fails if the caller's code has begun a nested transaction and forgotten its guard: then
-    /// sqlx has released a savepoint in place of the COMMIT. Nothing is committed, and the connection is closed.
-    pub(crate) fn committed(&self) -> Result<(), Error> {
-        if self.conn.is_in_transaction() { Err(Error::NotInTransaction) } else { Ok(()) }
-    }
-
-    /// Runs `work` in a transaction, which commits if the work returns `Ok` and is rolled back otherwise.
-    pub(super) async fn in_transaction<R, E, W>(mut self, opening: &Opening, work: W) -> Result<R, E>
-    where
-        E: From<Error>,
-        W: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
-    {
-        let mut transaction = loop {
-            if let Some(transaction) = self.begin(opening).await? {
-                break transaction;
-            }
+            begun => begun,
         };
-        let worked = work(&mut transaction).await;
-        if worked.is_err() || !opening.commits() {
-            // A ROLLBACK fails only if the connection is broken, and then the server rolls back. The caller needs the
-            // first error.
-            let _ = transaction.rollback().await;
-            return worked;
+        self.beginning = false;
+        match begun {
+            Begun::Open => Ok(true),
+            Begun::Taken => Ok(false),
+            // After a ROLLBACK there is no other transaction.
+            Begun::Foreign(error) => Err(Error::of_statement(error)),
         }
-        transaction.commit().await.map_err(Error::from)?;
-        self.committed()?;
-        worked
+    }
+
+    async fn send(&mut self, opening: &Opening) -> Result<Begun, Error> {
+        self.unchecked_since = (!opening.is_checked()).then(Instant::now);
+        opening.judge(begin(&mut self.conn, opening.sql()).await)
+    }
+
+    /// When the BEGIN was sent, if only the age of the transaction can show that it began the transaction: see
+    /// [`Opening::BeforeClaim`].
+    pub(crate) fn unchecked_since(&self) -> Option<Instant> {
+        self.unchecked_since
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        depth(&self.conn) > 0
+    }
+
+    /// Fails if the transaction cannot be committed because sqlx would send something else than a COMMIT: the service's
+    /// code has forgotten the guard of a nested transaction, or has dropped a nested `begin` while it waited.
+    pub(crate) fn check_depth(&self) -> Result<(), Error> {
+        match depth(&self.conn) {
+            0 => Err(Error::NotInTransaction),
+            1 => Ok(()),
+            _ => Err(Error::NestedTransaction),
+        }
+    }
+
+    /// Commits the transaction. After an error drop the session, or roll back.
+    pub(crate) async fn commit(&mut self) -> Result<(), Error> {
+        self.check_depth()?;
+        Ok(commit(&mut self.conn).await?)
+    }
+
+    /// Commits a transaction that began as [`Opening::Exempt`] and has no claim, so no completion could fail. PostgreSQL
+    /// answers the COMMIT of an aborted transaction with a ROLLBACK, and the handler may have ended the transaction and begun
+    /// another one. The setting of the opening ends with its transaction.
+    #[cfg(feature = "http")]
+    pub(crate) async fn commit_exempt(&mut self) -> Result<(), Error> {
+        self.check_depth()?;
+        self.conn.execute(IS_EXEMPT).await.map_err(|error| match sqlstate(&error).as_deref() {
+            Some(sqlstate::DIVISION_BY_ZERO) => Error::NotInTransaction,
+            _ => Error::Database(error),
+        })?;
+        self.commit().await
+    }
+
+    /// Rolls back everything.
+    pub(crate) async fn roll_back(&mut self) {
+        roll_back_to(&mut self.conn, 0).await;
+    }
+}
+
+impl Deref for Session {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.conn
+    }
+}
+
+impl DerefMut for Session {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.conn
     }
 }
 
 impl Drop for Session {
-    /// sqlx does not count a transaction if the future was dropped during BEGIN. The next statement on the connection
-    /// would look like autocommit, and would be lost. So this puts a ROLLBACK behind the BEGIN: `begin_with` writes its
-    /// text before it waits, whatever the text is.
+    /// Puts a ROLLBACK behind whatever was sent, and the pool's ping sends it. sqlx does not count a transaction if the
+    /// future was dropped during BEGIN. The next statement on the connection would look like autocommit, and would be
+    /// lost. `begin` writes its message before it waits, whatever the message is.
     ///
-    /// If sqlx counts a transaction, somebody has forgotten its guard. The next user of the pool would take it for
-    /// theirs, so the connection is closed.
+    /// If sqlx counts several transactions, the ROLLBACK of one would give the pool an open transaction.
     fn drop(&mut self) {
-        if self.conn.is_in_transaction() {
-            self.conn.close_on_drop();
-        } else if self.beginning {
-            let _ = pin!(self.conn.begin_with("rollback")).poll(&mut Context::from_waker(Waker::noop()));
+        queue_rollbacks(&mut self.conn, 0);
+        if self.beginning {
+            let _ =
+                pin!(begin(&mut self.conn, "rollback".into_sql_str())).poll(&mut Context::from_waker(Waker::noop()));
         }
     }
 }
@@ -131,15 +153,19 @@ where
     E: From<Error>,
     W: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
 {
-    Session::of(pool).await?.in_transaction(&opening, work).await
+    let mut session = Session::of(pool).await?;
+    session.begin(&opening).await?;
+    let worked = work(&mut session).await;
+    if worked.is_ok() && opening.commits() {
+        session.commit().await?;
+    } else {
+        session.roll_back().await;
+    }
+    worked
 }
 
-/// Commits a transaction that the crate has begun, whatever sqlx counts. If the caller's code has begun a nested
-/// transaction and forgotten its guard, sqlx's own `commit` releases a savepoint in place of the COMMIT, and returns `Ok`.
-///
-/// The chained transaction is empty, and holds neither lock nor snapshot. The caller ends it with sqlx's guard, and nobody
-/// waits for that. If a guard was forgotten, sqlx then names a savepoint that is not there, and the pool closes the
-/// connection.
+/// Commits the transaction that the crate has begun, in plain SQL. sqlx still counts a transaction, so this begins another
+/// one, which is empty, and holds neither lock nor snapshot.
 pub(crate) async fn commit_and_chain(conn: &mut PgConnection) -> Result<(), Error> {
     conn.execute(COMMIT_AND_CHAIN).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
         // The caller's code has ended the transaction.

@@ -9,10 +9,11 @@ use sqlx::{Connection as _, PgConnection, PgPool};
 use super::fewest::{claiming, complete_and_chain};
 use super::{Idempotency, RoundTrips};
 use crate::claim::{Asked, Claimed, contend};
+use crate::error::sqlstate;
 use crate::outcome::{Outcome, Verdict, decode, encode};
 use crate::record::{Claim, Record, Terms};
 use crate::response::Response;
-use crate::session::{Opening, Savepoint, Session};
+use crate::session::{Opening, Savepoint, Session, depth, roll_back_to};
 use crate::{Body, Error, Key, Mode};
 
 /// One call: its record, and the terms of its claim.
@@ -32,6 +33,8 @@ pub(crate) struct Won<'k> {
     pub(crate) claim: Claim,
     /// The state before `perform`.
     savepoint: Option<Savepoint>,
+    /// Whether the completion goes into the message with the COMMIT.
+    in_messages: bool,
 }
 
 impl<'k> Call<'k> {
@@ -73,7 +76,7 @@ impl<'k> Call<'k> {
         if !conn.is_in_transaction() {
             return Err(Error::NotInTransaction.into());
         }
-        let mut won = match self.claim(conn).await? {
+        let mut won = match self.claim(conn, None).await? {
             Claimed::Won(won) => won,
             Claimed::Replayed(stored) => return Ok(Outcome::Replayed(decode(&stored)?)),
         };
@@ -89,83 +92,107 @@ impl<'k> Call<'k> {
         performed.map(Outcome::Performed)
     }
 
-    /// The protocol, in a transaction of the crate's own. With fewest round trips the message that begins also claims.
-    /// If it finds the key taken, the call looks for a response, and then goes the plain way.
+    /// The protocol, in a transaction of the crate's own.
     pub(super) async fn run<T, E, F>(&self, pool: &PgPool, perform: F) -> Result<Outcome<T>, E>
     where
         T: Serialize + DeserializeOwned,
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
-        let (record, terms) = (self.record, &self.terms);
-        let fewest = self.round_trips.are_fewest(record.deployment) && !self.isolated;
         let mut session = Session::of(pool).await?;
-        if self.round_trips == RoundTrips::SelectFirst
-            && let Some(stored) = record.select_first(session.conn(), terms).await
-        {
-            return Ok(Outcome::Replayed(decode(&stored)?));
-        }
-        let (mut tx, claim) = 'begun: {
-            if fewest {
-                let (claim, opening) = claiming(record, terms)?;
-                if let Some(tx) = session.begin(&opening).await? {
-                    break 'begun (tx, Some(claim));
-                }
-                if let Some(stored) = record.select_first(session.conn(), terms).await {
-                    return Ok(Outcome::Replayed(decode(&stored)?));
-                }
-            }
-            loop {
-                if let Some(tx) = session.begin(&Opening::Plain).await? {
-                    break (tx, None);
-                }
-            }
-        };
         let ended = async {
-            let mut won = match claim {
-                Some(claim) => Won { record, claim, savepoint: None },
-                None => match self.claim(&mut tx).await? {
-                    Claimed::Won(won) => won,
-                    Claimed::Replayed(stored) => return Ok(Outcome::Replayed(decode(&stored)?)),
-                },
+            let mut won = match self.begin(&mut session).await? {
+                Claimed::Won(won) => won,
+                Claimed::Replayed(stored) => {
+                    let response = decode(&stored)?;
+                    // Empty. If it were dropped, it would count as a rollback in `pg_stat_database`.
+                    if session.is_open() {
+                        session.commit().await?;
+                    }
+                    return Ok(Outcome::Replayed(response));
+                }
             };
-            let (response, stored) = won.perform(&mut tx, perform).await?;
-            if fewest {
-                won.complete_and_chain(&mut tx, &stored).await?;
-            } else {
-                won.store(&mut tx, &stored).await?;
-            }
+            let (response, stored) = won.perform(&mut session, perform).await?;
+            won.complete_and_commit(&mut session, &stored).await?;
             Ok(Outcome::Performed(response))
         };
-        match ended.await {
-            // The transaction that is chained to the committed one is empty. The pool ends it.
-            Ok(Outcome::Performed(response)) if fewest => Ok(Outcome::Performed(response)),
-            Ok(outcome) => {
-                tx.commit().await.map_err(Error::from)?;
-                session.committed()?;
-                Ok(outcome)
+        let ended = ended.await;
+        if ended.is_err() {
+            // Awaited, so that an immediate retry finds the key free.
+            session.roll_back().await;
+        }
+        ended
+    }
+
+    /// Begins a transaction of the crate's own and claims the key in it, or finds the stored response, with the round trips
+    /// that the options save. A replay leaves an empty transaction, or none.
+    pub(crate) async fn begin(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
+        let (record, terms) = (self.record, &self.terms);
+        if self.claims_in_messages() {
+            let (claim, opening) = claiming(record, terms)?;
+            if session.begin(&opening).await? {
+                return self.won(session, claim).await.map(Claimed::Won);
             }
-            Err(error) => {
-                // Awaited, so that an immediate retry finds the key free. A ROLLBACK fails only if the connection is
-                // broken, and then the server rolls back. The caller needs the first error.
-                let _ = tx.rollback().await;
-                Err(error)
+        }
+        if self.round_trips != RoundTrips::Plain
+            && let Some(stored) = record.select_first(session, terms).await
+        {
+            return Ok(Claimed::Replayed(stored));
+        }
+        self.begin_and_claim(session).await
+    }
+
+    /// As [`begin`](Self::begin), with a statement for each part.
+    ///
+    /// If the transaction may be a foreign one, it is rolled back, and the call begins again with the check: if it is older
+    /// than this call, or if a setting of its owner, `read only` or a role, may be the reason of the error.
+    pub(crate) async fn begin_and_claim(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
+        let deployment = self.record.deployment;
+        // The statements for a distributed table tell no age.
+        session.begin(if deployment.distributed { &Opening::Plain } else { &Opening::BeforeClaim }).await?;
+        let unchecked_since = session.unchecked_since();
+        match self.claim(session, unchecked_since).await {
+            Err(error) if unchecked_since.is_some() && may_be_of_a_foreign_transaction(&error) => {
+                session.begin(&Opening::Plain).await?;
+                self.claim(session, None).await
             }
+            claimed => claimed,
         }
     }
 
     /// Claims the key in the open transaction, or finds the stored response.
-    pub(crate) async fn claim(&self, conn: &mut PgConnection) -> Result<Claimed<Won<'k>>, Error> {
-        Ok(match contend(conn, self.record, &self.terms, &mut Asked::since(self.since)).await? {
+    async fn claim(
+        &self,
+        conn: &mut PgConnection,
+        unchecked_since: Option<Instant>,
+    ) -> Result<Claimed<Won<'k>>, Error> {
+        let mut asked = Asked::since(self.since).in_transaction_since(unchecked_since);
+        Ok(match contend(conn, self.record, &self.terms, &mut asked).await? {
             Claimed::Won(claim) => Claimed::Won(self.won(conn, claim).await?),
             Claimed::Replayed(stored) => Claimed::Replayed(stored),
         })
     }
 
     /// A key that this call has claimed in the open transaction.
-    pub(crate) async fn won(&self, conn: &mut PgConnection, claim: Claim) -> Result<Won<'k>, Error> {
+    async fn won(&self, conn: &mut PgConnection, claim: Claim) -> Result<Won<'k>, Error> {
         let savepoint = if self.isolated { Some(Savepoint::set(conn, claim.token).await?) } else { None };
-        Ok(Won { record: self.record, claim, savepoint })
+        Ok(Won { record: self.record, claim, savepoint, in_messages: self.claims_in_messages() })
+    }
+
+    fn claims_in_messages(&self) -> bool {
+        self.round_trips.are_fewest(self.record.deployment)
+    }
+}
+
+/// Whether a foreign transaction may be the reason why a claim has failed.
+fn may_be_of_a_foreign_transaction(error: &Error) -> bool {
+    match error {
+        Error::NotInTransaction => true,
+        Error::Database(cause) => matches!(
+            sqlstate(cause).as_deref(),
+            Some(sqlstate::READ_ONLY_TRANSACTION | sqlstate::INSUFFICIENT_PRIVILEGE)
+        ),
+        _ => false,
     }
 }
 
@@ -177,7 +204,15 @@ impl Won<'_> {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
-        let verdict = perform(&mut *conn).await?;
+        let before = depth(conn);
+        let performed = perform(&mut *conn).await;
+        if depth(conn) > before {
+            // The guard of a nested transaction was forgotten. sqlx would end that one in place of the transaction.
+            roll_back_to(conn, before).await;
+            performed?;
+            return Err(Error::NestedTransaction.into());
+        }
+        let verdict = performed?;
         let (Verdict::Keep(response) | Verdict::Undo(response)) = &verdict;
         let stored = encode(response)?;
         if let Verdict::Undo(_) = verdict {
@@ -190,7 +225,7 @@ impl Won<'_> {
     }
 
     /// Undoes what `perform` wrote, and keeps the claim.
-    pub(crate) async fn undo(&self, conn: &mut PgConnection) -> Result<(), Error> {
+    async fn undo(&self, conn: &mut PgConnection) -> Result<(), Error> {
         match self.savepoint {
             Some(savepoint) => savepoint.undo(conn).await,
             None => Ok(()),
@@ -225,14 +260,32 @@ impl Won<'_> {
         }
     }
 
-    /// Stores the response. The COMMIT that follows ends the savepoint, too.
-    pub(crate) async fn store(&self, conn: &mut PgConnection, response: &Response) -> Result<(), Error> {
+    async fn store(&self, conn: &mut PgConnection, response: &Response) -> Result<(), Error> {
         self.record.complete(conn, self.claim, response).await
     }
 
-    /// Stores the response and commits, in one message if the response is short. After an error roll back.
-    pub(crate) async fn complete_and_chain(&self, conn: &mut PgConnection, response: &Response) -> Result<(), Error> {
-        complete_and_chain(conn, self.record, self.claim, response).await
+    /// Undoes what the handler wrote if `undo`, stores the response and commits. After an error roll back.
+    #[cfg(feature = "http")]
+    pub(crate) async fn undo_and_commit(
+        &self,
+        session: &mut Session,
+        response: &Response,
+        undo: bool,
+    ) -> Result<(), Error> {
+        if undo {
+            self.undo(session).await?;
+        }
+        self.complete_and_commit(session, response).await
+    }
+
+    /// Stores the response and commits, which ends the savepoint, too. After an error roll back.
+    async fn complete_and_commit(&self, session: &mut Session, response: &Response) -> Result<(), Error> {
+        session.check_depth()?;
+        if self.in_messages {
+            return complete_and_chain(session, self.record, self.claim, response).await;
+        }
+        self.store(session, response).await?;
+        session.commit().await
     }
 }
 

@@ -80,8 +80,8 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// - Errors before `perform`: [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing),
 ///   [`NotInTransaction`](Error::NotInTransaction) if sqlx has begun no transaction on the connection.
 /// - Errors after `perform`, when the response could not be stored: [`Unencodable`](Error::Unencodable),
-///   [`NotInTransaction`](Error::NotInTransaction), [`OutlivedRetention`](Error::OutlivedRetention). Nothing was
-///   acknowledged: roll back.
+///   [`NotInTransaction`](Error::NotInTransaction), [`NestedTransaction`](Error::NestedTransaction),
+///   [`OutlivedRetention`](Error::OutlivedRetention). Nothing was acknowledged: roll back.
 /// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database). After a lost connection or
 ///   an error of the COMMIT it is unknown whether the operation took effect: ask again with the same key.
 ///
@@ -213,7 +213,7 @@ impl Idempotency {
     /// # Errors
     ///
     /// As [`ensure_idempotent`], but an error of `perform` is rolled back; [`Error::Database`] if the pool has no
-    /// connection in time; [`Error::UnknownTransaction`] if the connection cannot be cleared of such a transaction.
+    /// connection in time.
     ///
     /// # Cancellation
     ///

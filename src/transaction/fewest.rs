@@ -41,7 +41,7 @@ pub(super) async fn complete_and_chain(
 }
 
 /// The message that claims and begins.
-pub(crate) fn claiming(record: Record<'_>, terms: &Terms) -> Result<(Claim, Opening), Error> {
+pub(super) fn claiming(record: Record<'_>, terms: &Terms) -> Result<(Claim, Opening), Error> {
     let token = draw_token()?;
     let message = format!(
         "select idempotency.claim({key}, '{token}', {fingerprint}, {retention}, {lease}, {mode}, '{lock_id}', {trace}); begin",

@@ -125,7 +125,7 @@ pub enum RoundTrips {
     ///   returns to the pool with an empty transaction, and the pool rolls that transaction back first. So the round
     ///   trips are saved only if the pool has another connection for the next call.
     ///
-    /// It has no effect on isolated calls, nor on a [distributed](Deployment::with_distributed) table. Roles need
+    /// It has no effect on a [distributed](Deployment::with_distributed) table. Roles need
     /// EXECUTE on `idempotency.claim` and `idempotency.complete`. PUBLIC has it by default.
     Fewest,
 }

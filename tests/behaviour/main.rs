@@ -63,6 +63,8 @@ mod record {
 mod session {
     mod commit;
     mod deployment;
+    mod foreign;
+    mod nested;
     mod own;
 }
 

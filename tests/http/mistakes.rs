@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Router, body::Bytes};
-use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Misconfigured, NoTransaction, Rejection};
+use pg_idempotency::{Error, RoundTrips};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgPool};
 
@@ -44,9 +44,10 @@ async fn a_connection_returned_with_a_forgotten_transaction_does_not_fail_the_ne
     assert_eq!(notes, ["x"; 3], "what is not ours was not committed");
 }
 
-/// sqlx would release a savepoint in place of the COMMIT, and return `Ok`.
+/// sqlx would release a savepoint in place of the COMMIT, and return `Ok`. Whatever the handler answers, the next user of the
+/// connection is in no transaction.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_success_with_a_forgotten_nested_transaction_is_committed(_: PgPoolOptions, options: PgConnectOptions) {
+async fn a_forgotten_nested_transaction_is_never_acknowledged(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await.expect("a pool");
     let other = PgPool::connect_with(options).await.expect("a pool");
     create_effects(&other).await;
@@ -55,26 +56,58 @@ async fn a_success_with_a_forgotten_nested_transaction_is_committed(_: PgPoolOpt
         let mut nested = tx.begin().await.expect("a savepoint");
         sqlx::query("insert into effect (note) values ('nested')").execute(&mut *nested).await.expect("an effect");
         std::mem::forget(nested);
-        "x".repeat(str::from_utf8(&body).expect("text").parse().expect("a number"))
+        StatusCode::from_bytes(&body).expect("a status")
     };
-    let mut performed = 0;
-    for layer in [RoundTrips::Plain, RoundTrips::Fewest].map(|saved| saving(&pool, saved)) {
-        let app = Router::new().route("/forgets", post(forgets)).layer(layer.with_optional_key(true));
-        // A response over 16 KiB does not go into the message with the COMMIT.
-        for (key, bytes) in [(Some("short"), "1"), (Some("long"), "20000"), (None, "1")] {
-            let key = key.map(|key| format!("{key}-{performed}"));
-            let answer = send(&app, request("POST", "/forgets", key.as_deref(), bytes)).await;
-            assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
-            performed += 1;
-            assert_eq!(effects(&other).await, 2 * performed, "acknowledged, so committed: {key:?}");
-            until_nothing_is_open(&other).await;
-            if key.is_some() {
-                let repeat = send(&app, request("POST", "/forgets", key.as_deref(), bytes)).await;
-                assert_eq!((repeat.is_replayed(), repeat.body), (true, answer.body));
+    for layer in [RoundTrips::Plain, RoundTrips::SelectFirst, RoundTrips::Fewest].map(|saved| saving(&pool, saved)) {
+        let layer = layer.with_optional_key(true).with_stored_errors([StatusCode::PAYMENT_REQUIRED]).expect("errors");
+        let app = Router::new().route("/forgets", post(forgets)).layer(layer);
+        for key in [Some("key-1"), None] {
+            // Nothing is stored of an answer that frees the key, nor of an error without a key.
+            let declined = if key.is_some() { 500 } else { 402 };
+            for (handlers, expected) in [("200", 500), ("402", declined), ("404", 404), ("503", 503)] {
+                let answer = send(&app, request("POST", "/forgets", key, handlers)).await;
+                assert_eq!(answer.status.as_u16(), expected, "{answer:?}");
+                if expected == 500 {
+                    let Some(Rejection::Misconfigured(mistake)) = answer.rejection else { panic!("another rejection") };
+                    assert!(matches!(*mistake, Misconfigured::Refused(Error::NestedTransaction)), "{mistake:?}");
+                }
+                outside(&pool, "insert into effect (note) values ('the next user')").await;
+                assert_eq!((effects(&other).await, records(&other).await), (1, 0), "{key:?} {handlers}");
+                outside(&other, "truncate effect").await;
             }
         }
     }
-    assert_eq!(records(&other).await, 4);
+}
+
+/// With and without a key, a success after a raw end of the transaction is refused, and nothing is stored.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_handler_that_ends_the_transaction_is_never_acknowledged(pool: PgPool) {
+    create_effects(&pool).await;
+    let ends = async |mut tx: IdempotentTx, body: String| {
+        insert(&mut tx, "before").await;
+        for statement in body.split(';') {
+            sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut *tx).await.expect("executed");
+        }
+        "done"
+    };
+    for layer in [RoundTrips::Plain, RoundTrips::Fewest].map(|saved| saving(&pool, saved)) {
+        let app = Router::new().route("/ends", post(ends)).layer(layer.with_optional_key(true));
+        for body in ["rollback", "commit", "rollback; begin", "commit; begin", "rollback and chain", "commit and chain"]
+        {
+            for key in [Some("key-1"), None] {
+                let answer = send(&app, request("POST", "/ends", key, body)).await;
+                assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "{key:?} {body}: {answer:?}");
+                let Some(Rejection::Misconfigured(mistake)) = answer.rejection else { panic!("another rejection") };
+                assert!(matches!(*mistake, Misconfigured::Refused(Error::NotInTransaction)), "{body}: {mistake:?}");
+                until_nothing_is_open(&pool).await;
+                // A raw COMMIT commits the claim, which is indeterminate then, and the writes before it.
+                let kept = i64::from(body.starts_with("commit"));
+                assert_eq!(effects(&pool).await, kept, "{key:?} {body}");
+                assert_eq!(records(&pool).await, if key.is_some() { kept } else { 0 });
+                outside(&pool, "truncate effect, idempotency.record").await;
+            }
+        }
+    }
 }
 
 /// Dropping a query does not cancel it, so the ROLLBACK waits behind it.

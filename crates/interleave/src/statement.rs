@@ -50,6 +50,7 @@ const NAMES: &[(&str, &str, &str)] = &[
     ("select 1 / (", "'exempt'", "opening exempt"),
     ("select 1 / (", "'step'", "opening durable"),
     ("select 1 / (", "; begin", "opening"),
+    ("begin not deferrable", "", "opening before claim"),
     ("begin; rollback; begin isolation", "", "opening at read committed"),
     ("select", "; begin", ""),
     ("select pg_catalog.pg_try_advisory_xact_lock(", "", TRY_LOCK),

@@ -52,7 +52,8 @@ pub(crate) async fn look(
         (None, Some(true)) => Standing::Free,
         (None, _) => Standing::Held,
     };
-    Ok(Look { asked, standing })
+    // The transaction began with the check, so nobody asks for its age.
+    Ok(Look { asked, age: Duration::ZERO, standing })
 }
 
 impl Found {

@@ -121,21 +121,18 @@ async fn an_error_of_the_commit_itself_comes_back(pool: PgPool) -> anyhow::Resul
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_savepoint_is_released_and_commits_nothing(pool: PgPool) -> anyhow::Result<()> {
+async fn a_nested_transaction_is_refused_and_the_outer_one_is_over(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = pool.begin().await?;
-    let mut savepoint = tx.begin().await?;
-    process(&mut savepoint, &key("kept")).await?;
-    commit(savepoint).await?;
-    assert_eq!(records(&pool).await, 0, "the transaction around it is open");
-
-    let mut savepoint = tx.begin().await?;
-    process(&mut savepoint, &key("undone")).await?;
-    savepoint.execute("select 1 / 0").await.expect_err("swallowed");
-    let error = commit(savepoint).await.expect_err("aborted");
-    assert!(matches!(error, Error::TransactionAborted(_)), "{error:?}");
-    commit(tx).await?;
-    assert_eq!((effects(&pool).await, records(&pool).await), (1, 1), "rolled back to the savepoint");
+    process(&mut tx, &key("outer")).await?;
+    let mut nested = tx.begin().await?;
+    process(&mut nested, &key("nested")).await?;
+    let error = commit(nested).await.expect_err("a savepoint");
+    assert!(matches!(error, Error::NestedTransaction), "{error:?}");
+    assert_idle(&mut tx).await;
+    let error = commit(tx).await.expect_err("over");
+    assert!(matches!(error, Error::NotInTransaction), "{error:?}");
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
     Ok(())
 }
 

@@ -45,7 +45,7 @@ fn row(error: &Error) -> &'static str {
         Error::TooManyKeys { .. } => "TooManyKeys",
         Error::AlreadyInTransaction => "AlreadyInTransaction",
         Error::OutlivedRetention => "OutlivedRetention",
-        Error::UnknownTransaction => "UnknownTransaction",
+        Error::NestedTransaction => "NestedTransaction",
     }
 }
 
@@ -131,7 +131,7 @@ fn samples() -> Vec<Error> {
         Error::TooManyKeys { keys: 101 },
         Error::AlreadyInTransaction,
         Error::OutlivedRetention,
-        Error::UnknownTransaction,
+        Error::NestedTransaction,
     ]
 }
 
