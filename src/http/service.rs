@@ -108,11 +108,12 @@ async fn run_in_task<H: Handler>(layer: &Arc<IdempotencyLayer>, ticket: Option<T
     };
     let counted = layer.runs.begin_until(limit, patience.place).await.ok_or(Rejection::Overloaded { limit })?;
     let layer = layer.clone();
-    let run = async move {
+    // Boxed, because a task is moved about ten times before its first poll, and this one has the handler and all statements.
+    let run = Box::pin(async move {
         let reply = run(&layer, keyed, handler).await;
         drop(counted);
         reply
-    };
+    });
     // The task fails if the runtime is shutting down, or the layer itself has panicked.
     let ended = tokio::spawn(run.in_current_span()).await;
     ended.unwrap_or_else(|_| Err(crate::Error::Unanswered.into()))
