@@ -141,16 +141,17 @@ $$;
 
 -- The option "fewest round trips" sends these calls in the messages that also begin and commit, where nothing is prepared. The
 -- server keeps the plans of a function; planning the statements anew costs more than a round trip on a Unix socket. They are
--- those of src/record/claim.rs and src/record/complete.rs, word for word, but for the age that the former returns.
+-- those of src/record/claim.rs and src/record/complete.rs, word for word, but for the age that the former returns. Like these,
+-- they name the schema of everything, so they need no search_path of their own, which every call would have to set and reset.
 
 create function idempotency.claim(text, text, text, int8, bytea, interval, interval, text, int8, text)
-returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+returns void language plpgsql as $$
 declare
     claims text;
 begin
     -- The message that calls this function begins the transaction. If now() is older than the message, somebody else has begun
     -- one, and the crate must not commit it.
-    if now() <> statement_timestamp() then
+    if pg_catalog.now() <> pg_catalog.statement_timestamp() then
         raise exception 'the connection was already in a transaction' using errcode = 'IK005';
     end if;
     insert into idempotency.record
@@ -169,7 +170,7 @@ begin
         when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($9::int8)
     end
     on conflict (scope, operation, value) do nothing
-    returning pg_catalog.set_config('idempotency.claim', pg_catalog.concat_ws(' ', nullif(pg_catalog.current_setting('idempotency.claim', true), ''), $4::int8::text), true)
+    returning pg_catalog.set_config('idempotency.claim', coalesce(pg_catalog.current_setting('idempotency.claim', true), '') || ' ' || $4::int8::text, true)
     into claims;
     if not found then
         raise exception 'the idempotency key is taken' using errcode = 'IK001';
@@ -178,7 +179,7 @@ end
 $$;
 
 create function idempotency.complete(text, text, text, int8, bytea, int2, text)
-returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+returns void language plpgsql as $$
 begin
     update idempotency.record
     set completed_at = pg_catalog.statement_timestamp(),

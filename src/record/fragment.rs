@@ -8,10 +8,10 @@
 macro_rules! note_claim {
     ($token:literal) => {
         concat!(
-            "pg_catalog.set_config('idempotency.claim', pg_catalog.concat_ws(' ', \
-             nullif(pg_catalog.current_setting('idempotency.claim', true), ''), ",
+            "pg_catalog.set_config('idempotency.claim', \
+             coalesce(pg_catalog.current_setting('idempotency.claim', true), '') || ' ' || ",
             $token,
-            "::text), true)"
+            "::text, true)"
         )
     };
 }
