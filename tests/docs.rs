@@ -194,6 +194,26 @@ fn every_diff_leads_to_the_code_of_its_document() {
     assert!(added > 0, "no document has a diff");
 }
 
+/// A service that waits for a connection as long as sqlx does by default answers 503 when its clients have given up.
+#[test]
+fn every_service_that_a_document_or_an_example_starts_bounds_the_wait_for_a_connection() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let examples = files(&root.join("examples"), "rs").into_iter().map(|path| {
+        let text = fs::read_to_string(&path).expect("a text");
+        (path, text)
+    });
+    let mut services = 0;
+    for (path, text) in documents().into_iter().chain(examples) {
+        let connects = text.contains(".connect(") || text.contains("PgPool::connect");
+        if connects && (text.contains("axum::serve") || text.contains("StatusCode")) {
+            services += 1;
+            let bounded = text.contains("PgPoolOptions::new().acquire_timeout(Duration::from_secs(5)).connect(");
+            assert!(bounded && !text.contains("PgPool::connect"), "{}", path.display());
+        }
+    }
+    assert!(services >= 4, "{services} services");
+}
+
 /// Each rule has a test, and the tests pass.
 #[test]
 fn the_alerts_fire_when_they_should() {

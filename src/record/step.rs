@@ -81,10 +81,10 @@ macro_rules! settled_step {
     () => {
         concat! {
             "where scope = $1::text and operation = $2::text and value = $3::text
-                    and token = $4::int8
-                    and completed_at is null
-                    and ", no_live_lease!(), "
-                    and steps -> $6::text -> 'begun'::text is not null"
+                and token = $4::int8
+                and completed_at is null
+                and ", no_live_lease!(), "
+                and steps -> $6::text -> 'begun'::text is not null"
         }
     };
 }
@@ -179,23 +179,17 @@ impl Record<'_> {
         name: &str,
         result: &str,
     ) -> Result<Option<i64>, Error> {
-        let new_token = draw_token()?;
-        let update = self
-            .query(concat! {
-                "
-                update idempotency.record
-                set lease_until = '-infinity', token = $5::int8, granted_attempt = attempt + 1,
-                    -- Citus refuses a column in jsonb_build_object, which is stable. So the attempt is taken from the old step.
-                    steps = pg_catalog.jsonb_set(steps, array[$6::text], (steps -> $6::text) - 'begun'::text
-                        || pg_catalog.jsonb_build_object('result', $7::text, 'at', pg_catalog.statement_timestamp()))
-                ", settled_step!(), "
-                ",
-            })
-            .bind(token) // $4
-            .bind(new_token) // $5
-            .bind(name) // $6
-            .bind(result); // $7
-        Ok(changes_a_row(conn, update).await?.then_some(new_token))
+        let sql = concat! {
+            "
+            update idempotency.record
+            set lease_until = '-infinity', token = $5::int8, granted_attempt = attempt + 1,
+                -- Citus refuses a column in jsonb_build_object, which is stable. So the attempt is that of the old step.
+                steps = pg_catalog.jsonb_set(steps, array[$6::text], (steps -> $6::text) - 'begun'::text
+                    || pg_catalog.jsonb_build_object('result', $7::text, 'at', pg_catalog.statement_timestamp()))
+            ", settled_step!(), "
+            ",
+        };
+        self.settle_step(conn, sql, token, name, result).await
     }
 
     /// As [`resolve_step`](Self::resolve_step), for a step that took no effect. Stores the reason.
@@ -206,20 +200,32 @@ impl Record<'_> {
         name: &str,
         reason: &str,
     ) -> Result<Option<i64>, Error> {
+        let sql = concat! {
+            "
+            update idempotency.record
+            set lease_until = '-infinity', token = $5::int8, granted_attempt = attempt + 1,
+                steps = nullif(steps - $6::text, '{}'::jsonb), last_error = $7::text
+            ", settled_step!(), "
+            ",
+        };
+        self.settle_step(conn, sql, token, name, &storable(reason)).await
+    }
+
+    async fn settle_step(
+        self,
+        conn: &mut PgConnection,
+        sql: &'static str,
+        token: i64,
+        name: &str,
+        said: &str,
+    ) -> Result<Option<i64>, Error> {
         let new_token = draw_token()?;
         let update = self
-            .query(concat! {
-                "
-                update idempotency.record
-                set lease_until = '-infinity', token = $5::int8, granted_attempt = attempt + 1,
-                    steps = nullif(steps - $6::text, '{}'::jsonb), last_error = $7::text
-                ", settled_step!(), "
-                ",
-            })
+            .query(sql)
             .bind(token) // $4
             .bind(new_token) // $5
             .bind(name) // $6
-            .bind(storable(reason)); // $7
+            .bind(said); // $7: the result or the reason
         Ok(changes_a_row(conn, update).await?.then_some(new_token))
     }
 

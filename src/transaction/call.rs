@@ -243,12 +243,8 @@ impl Won<'_> {
             // says why.
             savepoint.undo(conn).await.map_err(|second| if first.is_transient() { first } else { second })?;
         }
-        match self.record.release(conn, self.claim).await {
-            // The savepoint was there, and the claim is older. Citus undoes a savepoint also without the worker on which
-            // the claim was, and tells the client by a warning.
-            Err(Error::NotInTransaction) if self.record.deployment.distributed => Err(lost_worker()),
-            released => released,
-        }
+        // Citus undoes a savepoint also without a worker that it has lost. Then this statement gets the worker's error.
+        self.record.release(conn, self.claim).await
     }
 
     /// Stores the response. Then the savepoint is not needed.
@@ -287,11 +283,4 @@ impl Won<'_> {
         self.store(session, response).await?;
         session.commit().await
     }
-}
-
-/// A worker's part of a transaction is gone, and no statement has said so.
-fn lost_worker() -> Error {
-    let lost =
-        std::io::Error::new(std::io::ErrorKind::ConnectionReset, "a worker of Citus was lost in the transaction");
-    Error::Database(sqlx::Error::Io(lost))
 }

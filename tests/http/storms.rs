@@ -11,7 +11,7 @@ use pg_idempotency::testing::{Gate, PATIENCE};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::task::{JoinHandle, yield_now};
-use tokio::time::timeout;
+use tokio::time::{interval, timeout};
 
 use crate::support::{
     Answer, app_without_layer, calls, create_effects, effects, post_to, spawned_post, stops_at, transactional, user,
@@ -19,6 +19,10 @@ use crate::support::{
 
 /// Three times the default number of runs for a pool of three.
 const STORM: usize = 300;
+/// How many requests with other keys come during a storm, and how often. A third of them come before the first request
+/// with the storm's key has ended.
+const STRANGERS: usize = 300;
+const PACE: Duration = Duration::from_millis(10);
 
 async fn pool_of(connections: u32, options: &PgConnectOptions) -> PgPool {
     let pool = PgPoolOptions::new().max_connections(connections).acquire_timeout(PATIENCE);
@@ -65,6 +69,8 @@ async fn until_runs(runs: &Runs, least: usize) {
     timeout(PATIENCE, reached).await.expect("in time");
 }
 
+/// A storm of duplicates arrives while the first request is performed. Requests with other keys come at a steady pace,
+/// before and after it ends.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn duplicates_that_waited_for_one_request_take_no_places_of_others(_: PgPoolOptions, options: PgConnectOptions) {
     create_effects(&pool_of(1, &options).await).await;
@@ -77,12 +83,20 @@ async fn duplicates_that_waited_for_one_request_take_no_places_of_others(_: PgPo
         let first = spawned_post(&app, "/gate", &key, "x");
         gate.reached().await;
         let storm: Vec<_> = (0..STORM).map(|_| spawned_post(&app, "/gate", &key, "x")).collect();
-        // Each duplicate is polled once, and waits.
-        yield_now().await;
-        gate.open();
-        done += 1 + strangers_during(&app, &format!("stranger-{connections}"), &storm).await;
+        let (mut strangers, mut pace) = (Vec::new(), interval(PACE));
+        for number in 0..STRANGERS {
+            pace.tick().await;
+            if number == STRANGERS / 3 {
+                gate.open();
+            }
+            strangers.push(spawned_post(&app, "/effects", &format!("stranger-{connections}-{number}"), "x"));
+        }
+        let strangers = join_all(strangers).await.into_iter().map(|answer| answer.expect("joined").status);
+        let refused = strangers.filter(|status| *status != StatusCode::CREATED).count();
+        assert_eq!(refused, 0, "of {STRANGERS} requests with other keys, and {connections} connections");
         assert_eq!(first.await.expect("joined").status, StatusCode::OK);
         all_are_replayed(storm).await;
+        done += 1 + i64::try_from(STRANGERS).expect("a small number");
         assert_eq!(effects(&pool).await, done);
         pool.close().await;
     }

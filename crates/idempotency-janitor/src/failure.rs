@@ -19,6 +19,8 @@ pub(crate) enum Failure {
     Login(#[source] sqlx::Error),
     #[error("the server gave no answer within {CONNECT_TIMEOUT:?}; check host, port and firewall")]
     Silence,
+    #[error("the server did not answer in time; look whether it has done what it was asked for")]
+    Unanswered,
     #[error(transparent)]
     Idempotency(#[from] Error),
     #[error(
@@ -163,6 +165,7 @@ pub(crate) fn of(error: Error) -> Failure {
                 cause => Failure::Database(cause),
             },
         },
+        Error::Unanswered => Failure::Unanswered,
         error => error.into(),
     }
 }

@@ -95,6 +95,12 @@ pub(crate) fn of(sql: &str) -> Vec<Edit> {
             }
             "'exempt'" | "'step'" => add(format!("does not set {word}"), at..at + 1, "''"),
             "and" if next == "chain" => add("without and chain".to_owned(), at..at + 2, ""),
+            // The end of an attempt whose work has begun. The sums with a time renew a lease.
+            "lease_until"
+                if [next, tokens.word(at + 2), tokens.word(at + 5)] == ["=", "pg_catalog.statement_timestamp", ","] =>
+            {
+                add("releases in place of lapsing".to_owned(), at + 2..at + 5, "'-infinity'");
+            }
             "perform" | "raise" => {
                 let end = (at..tokens.places.len()).find(|&at| tokens.word(at) == ";").unwrap_or(at);
                 let taken = at..end + 1;

@@ -222,15 +222,16 @@ pub(crate) fn all() -> Vec<Scenario> {
         leases("lease-other-mode", [owns(), wait()], &[]),
         // A call that waits, and finds a record that it must not take over.
         leases("lease-release-other-mode", [own(AT_LEAST_ONCE, Releases), wait()], &[]),
+        leases("lease-once-drops", [owns_once(), owns_once()], &[Drops(0), Most(1)]),
         // Claims that never begin, because nobody hears of their COMMIT.
         leases("unbegun", [owns(), owns()], &[Leaves(0)]),
         leases("unbegun-once", [owns_once(), owns_once()], &[Leaves(0), Most(1)]),
-        leases("unbegun-lapsed", [owns(), owns()], &[After(Lapsed(AT_LEAST_ONCE)), Leaves(0)]),
+        leases("unbegun-lapsed", [owns(), owns()], &[After(Lapsed(AT_LEAST_ONCE)), Leaves(0), Inside]),
         leases("unbegun-once-resolve", [owns_once(), lapse(), operate(Resolve)], &[Leaves(0)]),
         leases(
             "unbegun-repeatable-read",
             [own_at_repeatable_read(AT_MOST_ONCE, Completes), operate(Release)],
-            &[Leaves(0), Unmerged],
+            &[Leaves(0), Unmerged, Inside],
         ),
         // Steps.
         steps("steps-two", [work_in(&BOTH), work_in(&BOTH)], &[]),

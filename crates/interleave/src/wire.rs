@@ -39,7 +39,8 @@ pub(crate) struct Lane {
     pub(crate) in_vain: bool,
     /// As in ReadyForQuery: `I`, `T` or `E`.
     pub(crate) transaction: u8,
-    /// Its caller is gone, and did not wait for the answer to the held message. Later messages are not held.
+    /// Its caller is gone, and did not wait for the answer to the held message. Until its transaction has ended, later
+    /// messages are not held.
     pub(crate) is_left: bool,
     go: Option<oneshot::Sender<bool>>,
 }
@@ -320,6 +321,8 @@ impl Wire {
             (b'E', Some(player)) => player.heard.push(Part::Text(sqlstate(body))),
             (b'Z', _) => {
                 lane.transaction = body.first().copied().unwrap_or(b'I');
+                // Its transaction has ended, and the connection is in the pool again. The release may get it.
+                lane.is_left &= lane.transaction != b'I';
                 lane.at = At::Client;
                 lane.in_vain = false;
                 board.version += 1;

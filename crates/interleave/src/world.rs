@@ -220,7 +220,6 @@ impl World {
         self.board.change(|board| {
             board.players.clear();
             board.players.resize_with(scenario.actors.len(), Default::default);
-            board.lanes.values_mut().for_each(|lane| lane.is_left = false);
         });
         (self.rests, self.pauses, self.ended) = Default::default();
         self.leased = scenario.has(With::Works);
@@ -315,9 +314,15 @@ impl World {
 
     /// Whether the COMMIT of this actor's claim is held, and a lease begins with it.
     fn begins_lease(&self, board: &wire::Inner, at: usize) -> bool {
-        let commit = Part::Text("commit".to_owned());
+        let heard = &board.players[at].heard;
+        let is = |part: &Part, name: &str| matches!(part, Part::Text(text) if text == name);
+        // A replay may have to commit, too, because of a lock. Its last statement is a look.
+        let decided = heard.iter().rfind(|part| ["claim", "take over", "look"].iter().any(|name| is(part, name)));
         let mut lanes = board.lanes.values().filter(|lane| lane.actor == at && lane.at == At::Held);
-        self.leased && lanes.any(|lane| lane.statement == "commit") && !board.players[at].heard.contains(&commit)
+        self.leased
+            && lanes.any(|lane| lane.statement == "commit")
+            && !heard.iter().any(|part| is(part, "commit"))
+            && decided.is_some_and(|part| !is(part, "look"))
     }
 
     /// The connections on which the server works, if no client computes.
@@ -447,6 +452,7 @@ impl World {
             }
             Choice::Drop(_) => {
                 self.ended += 1;
+                self.board.change(|board| board.players[at].releases = self.begins_lease(board, at));
                 self.tasks[at].abort();
                 // The future has to be gone before its message is sent.
                 let _ = (&mut self.tasks[at]).await;

@@ -22,18 +22,23 @@ async fn behind(server: &PgConnectOptions) -> anyhow::Result<(Proxy, PgPool)> {
     Ok((proxy, pool))
 }
 
+/// The pool pings a connection that comes back, so it is idle a moment later.
+async fn until_idle(pool: &PgPool, connections: usize) {
+    let reached = async {
+        while pool.num_idle() != connections {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, reached).await.expect("in time");
+}
+
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_sweep_ends_and_the_next_one_works(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
     let (proxy, pool) = behind(&server).await?;
     let janitor = Janitor::new(pool.clone()).with_interval(Duration::from_secs(1))?;
     assert_eq!(janitor.sweep_once(10).await?.rows(), 0);
-    // The pool pings a connection that comes back. If that ping is lost, sqlx waits for it.
-    timeout(PATIENCE, async {
-        while pool.num_idle() == 0 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await?;
+    // If that ping is lost, sqlx waits for it.
+    until_idle(&pool, 1).await;
     proxy.lose_connections();
     let error = timeout(PATIENCE, janitor.sweep_once(10)).await.expect("in time").expect_err("no answer");
     assert!(matches!(error, Error::Unanswered), "{error:?}");
@@ -45,11 +50,12 @@ async fn a_sweep_ends_and_the_next_one_works(_: PgPoolOptions, server: PgConnect
 async fn a_janitor_hears_a_shutdown(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
     let (proxy, pool) = behind(&server).await?;
     let (stop, stopped) = oneshot::channel::<()>();
+    until_idle(&pool, 1).await;
     proxy.vanish();
-    let janitor = Janitor::new(pool).with_interval(Duration::from_secs(1))?;
+    let janitor = Janitor::new(pool.clone()).with_interval(Duration::from_secs(1))?;
     let running = tokio::spawn(janitor.run(async { drop(stopped.await) }));
-    // The first sweep begins within the interval.
-    tokio::time::sleep(Duration::from_millis(1100)).await;
+    // The first sweep has begun.
+    until_idle(&pool, 0).await;
     let asked = Instant::now();
     drop(stop);
     timeout(PATIENCE, running).await.expect("it ends")?;
@@ -66,13 +72,17 @@ async fn a_resumer_hears_a_shutdown_during_its_search(
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(3) };
     let leasing = Leasing::new(policy)?.with_stored_request(true).with_max_attempts(NonZeroU32::MIN);
     let resumer = Resumer::new(leasing, "operation")?.with_interval(Duration::from_millis(100))?;
+    until_idle(&pool, 1).await;
     proxy.vanish();
     let (stop, stopped) = oneshot::channel::<()>();
-    let running = tokio::spawn(async move {
-        let work = async |_: &Lease, _: String| Ok::<_, Error>(());
-        resumer.run(&pool, async { drop(stopped.await) }, work).await;
+    let running = tokio::spawn({
+        let pool = pool.clone();
+        async move {
+            let work = async |_: &Lease, _: String| Ok::<_, Error>(());
+            resumer.run(&pool, async { drop(stopped.await) }, work).await;
+        }
     });
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    until_idle(&pool, 0).await;
     drop(stop);
     timeout(Duration::from_secs(8), running).await.expect("it ends at once")?;
     Ok(())

@@ -2,7 +2,7 @@
 
 use pg_idempotency::operator::State;
 use pg_idempotency::testing::cancel_after;
-use pg_idempotency::{Deployment, Error, Idempotency, Verdict, ensure_idempotent, ensure_isolated};
+use pg_idempotency::{Error, Idempotency, Verdict, ensure_idempotent, ensure_isolated};
 use sqlx::{Executor as _, PgPool};
 
 use crate::support::{create_effects, create_open_effects, effects, key, leave_effect, once};
@@ -151,26 +151,5 @@ async fn a_stale_error_does_not_spoil_the_undo(pool: PgPool) -> anyhow::Result<(
     let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&pool).await?;
     assert_eq!(notes, ["the caller's own"]);
     assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
-    Ok(())
-}
-
-/// Citus undoes the savepoint of a transaction whose worker is gone, and the claim with it. A trigger plays the missing
-/// row; `tests/citus/` loses a real worker.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_claim_that_is_gone_after_the_undo_is_a_lost_worker(pool: PgPool) -> anyhow::Result<()> {
-    let suppress = "
-        create function suppress() returns trigger language plpgsql as 'begin return null; end';
-        create trigger suppress before update on idempotency.record for each row
-            when (new.lease_until = '-infinity') execute function suppress()";
-    sqlx::raw_sql(suppress).execute(&pool).await?;
-    for (distributed, transient) in [(true, true), (false, false)] {
-        let options = Idempotency::new().with_deployment(Deployment::new().with_distributed(distributed));
-        let mut tx = pool.begin().await?;
-        let failing = async |_: &mut sqlx::PgConnection| Err::<Verdict<i64>, _>(Failed::OnPurpose);
-        let lost = options.ensure_isolated(&mut tx, &key("lost worker"), "body", failing).await;
-        let Err(Failed::Idempotency(error)) = lost else { panic!("{lost:?}") };
-        assert_eq!(error.is_transient(), transient, "{error:?}");
-        tx.rollback().await?;
-    }
     Ok(())
 }

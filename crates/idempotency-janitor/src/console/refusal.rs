@@ -60,6 +60,7 @@ impl Refusal {
                 Failure::Connection(_)
                 | Failure::Login(_)
                 | Failure::Silence
+                | Failure::Unanswered
                 | Failure::Idempotency(Error::SchemaMissing { .. }) => StatusCode::SERVICE_UNAVAILABLE,
                 _ => StatusCode::INTERNAL_SERVER_ERROR,
             },

@@ -1,7 +1,7 @@
 //! What is said where there is no connection: one line, with the cause and what to do, and never a password.
 
 use std::net::TcpListener;
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use crate::support::{Server, assert_fails, command, janitor, text};
 
@@ -46,6 +46,21 @@ fn no_server_is_said_in_one_line() {
         let output = command().args(arguments).env("DATABASE_URL", &url).output().expect("the binary runs");
         assert_says_no(&output, 1, "check the database URL, and that the server is up");
         assert!(text(&output.stderr).contains("refused"), "{}", text(&output.stderr));
+    }
+}
+
+/// Supervisors decide by the exit code, also where the log is gone.
+#[test]
+fn the_exit_code_is_the_same_where_standard_error_cannot_be_written() {
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port();
+    let url = format!("postgres://me@127.0.0.1:{port}/db");
+    for (arguments, code) in
+        [(&["show", "scope", "operation", "value", "--database-url", &url][..], 1), (&["sweep"], 2)]
+    {
+        let (nobody_reads, stderr) = std::io::pipe().expect("a pipe");
+        drop(nobody_reads);
+        let status = command().args(arguments).stdout(Stdio::null()).stderr(stderr).status().expect("the binary runs");
+        assert_eq!(status.code(), Some(code), "{arguments:?}");
     }
 }
 

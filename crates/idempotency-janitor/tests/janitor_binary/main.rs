@@ -21,6 +21,7 @@ mod probes;
 mod protect;
 mod roles;
 mod settle;
+mod silence;
 mod slow_clients;
 mod stats;
 mod sweep;

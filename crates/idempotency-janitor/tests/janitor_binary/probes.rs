@@ -16,8 +16,8 @@ use crate::support::command;
 
 /// Stands between the daemon and the server, and counts connections. It can stop passing anything on, for good: a
 /// server that hangs, or a network that is lost without a word. New connections pass again after [`Line::mend`].
-struct Line {
-    port: u16,
+pub(crate) struct Line {
+    pub(crate) port: u16,
     connections: Arc<AtomicUsize>,
     open: Arc<Mutex<watch::Sender<bool>>>,
     /// Kept, since a connection whose sender is gone is closed.
@@ -28,7 +28,7 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 impl Line {
-    async fn to(server: &PgConnectOptions) -> anyhow::Result<Self> {
+    pub(crate) async fn to(server: &PgConnectOptions) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
         let connections = Arc::new(AtomicUsize::new(0));
@@ -48,11 +48,11 @@ impl Line {
         Ok(Self { port, connections, open, lost: Vec::new() })
     }
 
-    fn lose(&self) {
+    pub(crate) fn lose(&self) {
         self.open.lock().expect("nobody panics").send_replace(false);
     }
 
-    fn mend(&mut self) {
+    pub(crate) fn mend(&mut self) {
         let mut open = self.open.lock().expect("nobody panics");
         self.lost.push(std::mem::replace(&mut *open, watch::Sender::new(true)));
     }
