@@ -24,6 +24,12 @@ pub(crate) struct Arguments {
     /// Make calls at a steady rate for this many minutes; the repository keeps a run of 30 minutes or more
     #[arg(long, value_name = "MINUTES")]
     pub(crate) soak: Option<usize>,
+    /// Compare the processor time of a few calls with that of the release before, and fail if they became slower
+    #[arg(long)]
+    pub(crate) guard: bool,
+    /// Measure what --guard does, and keep it as the figures of this release
+    #[arg(long)]
+    pub(crate) keep: bool,
     /// Measure nothing, and write the pages and the charts again from the files of the last runs
     #[arg(long)]
     pub(crate) redraw: bool,

@@ -10,6 +10,7 @@ mod chart;
 mod client;
 mod figures;
 mod footprint;
+mod guard;
 mod measure;
 mod page;
 mod proxy;
@@ -35,6 +36,9 @@ async fn main() -> anyhow::Result<()> {
     if let Some(only) = &arguments.only {
         let cases = CASES.map(|case| case.name);
         ensure!(cases.contains(&only.as_str()), "there is no case {only}. Cases: {}", cases.join(", "));
+    }
+    if arguments.guard || arguments.keep {
+        return guard::run(&Bench::start(&arguments).await?, arguments.keep).await;
     }
     let directory = arguments.directory()?;
     let beside = directory.join("performance");

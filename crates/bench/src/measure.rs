@@ -9,6 +9,7 @@ use sqlx::{AssertSqlSafe, Executor as _};
 
 use crate::bench::Bench;
 use crate::client::{Client, next_call};
+use crate::guard::{postmaster, processor_time};
 use crate::results::Row;
 use crate::setting::Setting;
 use crate::way::Way;
@@ -51,6 +52,7 @@ pub(crate) async fn compare(
     ways: &[Way],
 ) -> anyhow::Result<Vec<Row>> {
     let mut observer = setting.connect(None).await?;
+    let postmaster = if bench.scale.by_processor { Some(postmaster(&mut observer).await?) } else { None };
     let mut teams = HashMap::new();
     for way in ways {
         if !teams.contains_key(&way.database) {
@@ -62,7 +64,12 @@ pub(crate) async fn compare(
         if let (Some(table), None) = (way.table, &way.database) {
             observer.execute(AssertSqlSafe(format!("truncate {table}"))).await?;
         }
-        sample(teams.get_mut(&way.database).context("connected above")?, way, bench.scale.slice).await
+        let team = teams.get_mut(&way.database).context("connected above")?;
+        let Some(postmaster) = postmaster else { return sample(team, way, bench.scale.slice).await };
+        let before = processor_time(postmaster)?;
+        let mut measured = sample(team, way, bench.scale.slice).await?;
+        measured.rate = measured.latencies.len() as f64 / (processor_time(postmaster)? - before);
+        Ok(measured)
     })
     .await
 }

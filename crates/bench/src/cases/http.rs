@@ -19,6 +19,7 @@ use crate::bench::Bench;
 use crate::client::{effect, response, spread};
 use crate::measure::compare;
 use crate::results::{MAIN, Table};
+use crate::setting::Setting;
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "http";
@@ -65,6 +66,20 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     }
     bench.clear().await?;
     Ok(tables)
+}
+
+/// The layer and the hand-made handler, for a first call and for a replay.
+pub(crate) async fn beside_by_hand(setting: &Setting) -> anyhow::Result<Vec<Way>> {
+    let service = Service::start(setting.pool(POOL).await?).await?;
+    for path in ["/reject", "/by-hand"] {
+        service.post(path, HOT, Duration::ZERO).await?;
+    }
+    Ok(vec![
+        service.way(handler::NAME, |call| ("/by-hand", spread(call), false)),
+        service.way(FIRST_CALL, |call| ("/reject", spread(call), false)),
+        service.way(BY_HAND_REPLAY, |_| ("/by-hand", HOT.to_owned(), true)),
+        service.way(REPLAY, |_| ("/reject", HOT.to_owned(), true)),
+    ])
 }
 
 /// A running service, and a client of it.
