@@ -1,2 +1,3 @@
 //! wip
+mod proxy;
 pub mod wire;
