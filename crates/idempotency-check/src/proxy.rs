@@ -17,7 +17,7 @@ use crate::wire::{Entrance, Flow, Message, Tap, relay};
 use lane::{Lane, Part, Step, Unit};
 
 pub(crate) use text::shorten;
-pub(crate) use upstream::Upstream;
+pub(crate) use upstream::{Trust, Upstream};
 
 /// Shorter than this, a silence may be the service thinking.
 const QUIET: Duration = Duration::from_millis(60);
