@@ -35,6 +35,7 @@ pub(crate) struct Place {
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Message {
+        connection: u64,
         place: Place,
         sql: String,
         mark: &'static str,
@@ -136,11 +137,6 @@ impl Proxy {
         self.entrance.port()
     }
 
-    /// How many connections the service has opened so far.
-    pub(crate) fn connections(&self) -> u64 {
-        self.shared.lock().connections
-    }
-
     /// Watches the idle service for so long. What it does now is background from now on.
     pub(crate) async fn learn(&self, watch: Duration) {
         self.shared.lock().phase = Phase::Learning;
@@ -222,11 +218,6 @@ impl Proxy {
         };
         timeout(patience, looking).await.is_ok()
     }
-
-    /// Whether a connection of the service has an open transaction.
-    pub(crate) fn is_in_transaction(&self) -> bool {
-        self.shared.lock().lanes.values().any(Lane::is_in_transaction)
-    }
 }
 
 impl Shared {
@@ -262,7 +253,7 @@ impl State {
             self.last_activity = Instant::now();
         }
         lane.sent(step);
-        if self.phase != Phase::Numbering || lane.unit != Unit::Foreground {
+        if self.phase != Phase::Numbering || lane.unit != Unit::Foreground || text::pings(&step.shape) {
             return Decision::Pass;
         }
         let occurrence = self.occurrences.entry(step.shape.clone()).or_default();
@@ -275,7 +266,7 @@ impl State {
             Some(Cut::After) => "the server executes this, and the connection is lost before the answer",
             Some(Cut::Hold) => "this is held back",
         };
-        self.events.push(Event::Message { place, sql: step.sql.clone(), mark });
+        self.events.push(Event::Message { connection: id, place, sql: step.sql.clone(), mark });
         match cut {
             None => Decision::Pass,
             Some(Cut::Before) => Decision::Close,

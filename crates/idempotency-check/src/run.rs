@@ -229,21 +229,31 @@ impl<'a> Run<'a> {
         Ok(effect)
     }
 
-    /// The events as lines, with the numbers of the undisturbed request.
+    /// The events as lines. Up to the interruption, the messages have the numbers of the undisturbed request.
     fn story(&self, key: &str, events: Vec<Event>, effect: &Effect) -> Vec<String> {
         let numbers: HashMap<_, _> = self.places.iter().enumerate().map(|(at, place)| (place, at + 1)).collect();
+        let mut connections = Vec::new();
+        let mut is_interrupted = false;
         let line = |event| match event {
-            Event::Message { place, sql, mark } => {
-                let number = numbers.get(&place).map_or(String::new(), ToString::to_string);
-                let sql = shorten(&sql.replace(key, "{key}"), SQL);
+            Event::Message { connection, place, sql, mark } => {
+                let number = numbers.get(&place).filter(|_| !is_interrupted).map_or(String::new(), ToString::to_string);
+                is_interrupted |= !mark.is_empty();
+                let known = connections.iter().position(|known| *known == connection);
+                let connection = known.unwrap_or_else(|| {
+                    connections.push(connection);
+                    connections.len() - 1
+                });
+                // The first connection needs no name.
+                let connection =
+                    if connection == 0 { String::new() } else { format!("(connection {}) ", connection + 1) };
                 let mark = if mark.is_empty() { String::new() } else { format!("   <-- {mark}") };
-                format!("{number:>4}  {sql}{mark}")
+                format!("{number:>4}  {connection}{}{mark}", shorten(&sql.replace(key, "{key}"), SQL))
             }
             Event::Rejected(what) => format!("      the database: ERROR {}", shorten(&what, SQL)),
-            Event::Said(what) => format!("      {}", what.replace(key, "{key}")),
+            Event::Said(what) => format!("      * {}", what.replace(key, "{key}")),
         };
         let mut story: Vec<_> = events.into_iter().map(line).collect();
-        story.push(format!("      the database holds {effect} in place of {}", self.expected.effect));
+        story.push(format!("      * the effect: {effect}; without an interruption: {}", self.expected.effect));
         story
     }
 

@@ -13,6 +13,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::Error;
 
+/// How long a service may take until it listens.
+pub(crate) const START: Duration = Duration::from_secs(60);
 /// The end of what the service wrote, shown if it does not start.
 const LINES: usize = 20;
 
@@ -21,7 +23,6 @@ pub(crate) struct Service {
     environment: (String, String),
     /// Host and port of its URL.
     address: (String, u16),
-    patience: Duration,
     running: Option<Running>,
     log: Arc<Mutex<VecDeque<String>>>,
 }
@@ -39,13 +40,8 @@ impl Drop for Running {
 }
 
 impl Service {
-    pub(crate) fn new(
-        command: Vec<String>,
-        environment: (String, String),
-        address: (String, u16),
-        patience: Duration,
-    ) -> Self {
-        Self { command, environment, address, patience, running: None, log: Arc::default() }
+    pub(crate) fn new(command: Vec<String>, environment: (String, String), address: (String, u16)) -> Self {
+        Self { command, environment, address, running: None, log: Arc::default() }
     }
 
     pub(crate) fn command(&self) -> &[String] {
@@ -85,7 +81,7 @@ impl Service {
                 sleep(Duration::from_millis(100)).await;
                 return Err(Error::Service(format!("the service ended with {status}{}", self.wrote())));
             }
-            if started.elapsed() > self.patience {
+            if started.elapsed() > START {
                 let wrote = self.wrote();
                 return Err(Error::Service(format!("the service does not listen on {host}:{port}{wrote}")));
             }

@@ -46,6 +46,11 @@ pub(crate) fn controls(sql: &str) -> bool {
     word.is_empty() || WORDS.iter().any(|known| known.eq_ignore_ascii_case(word))
 }
 
+/// Whether the statement only asks whether the server is there, as pools do before they lend a connection.
+pub(crate) fn pings(shape: &str) -> bool {
+    matches!(shape, "" | ";" | "prepare: ") || shape.eq_ignore_ascii_case("select ?")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -111,6 +111,7 @@ impl<'a> Run<'a> {
                         talk.hear("first", first).await;
                     }
                     service.start().await?;
+                    talk.begin_again(self.options.patience);
                     self.proxy.say("the process is started again");
                 }
             }
