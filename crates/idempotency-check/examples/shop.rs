@@ -13,7 +13,7 @@ use sqlx::{PgConnection, PgPool};
 
 /// How the service remembers a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
+pub(crate) enum Memory {
     /// In the transaction of the payment.
     Right,
     /// After the payment was committed: a payment whose connection is lost in between is made again.
@@ -29,7 +29,7 @@ fn failed(error: sqlx::Error) -> Failure {
 }
 
 /// Creates the tables.
-pub async fn create(pool: &PgPool) -> Result<(), sqlx::Error> {
+pub(crate) async fn create(pool: &PgPool) -> Result<(), sqlx::Error> {
     sqlx::raw_sql(
         "create table if not exists payments (id bigserial primary key, amount bigint not null);
          create table if not exists keys (key text primary key, request text not null, answer text)",
@@ -40,7 +40,7 @@ pub async fn create(pool: &PgPool) -> Result<(), sqlx::Error> {
 }
 
 /// The service.
-pub fn shop(pool: PgPool, memory: Memory) -> Router {
+pub(crate) fn shop(pool: PgPool, memory: Memory) -> Router {
     Router::new().route("/payments", post(pay)).with_state((pool, memory))
 }
 
