@@ -63,7 +63,7 @@ impl<'a> Run<'a> {
         let nobody = Talk::new(caller, proxy, &[], Duration::ZERO).key;
         let before = effects.settled(&nobody).await?;
         if let Some(service) = &mut service {
-            service.start().await?;
+            service.start_first().await?;
         }
         (options.progress)("watching the idle service");
         proxy.learn(WATCH).await;
@@ -81,6 +81,10 @@ impl<'a> Run<'a> {
             self.undisturbed().await?;
         }
         self.interrupt_all().await?;
+        if let Some(deaths) = self.service.map(|service| service.deaths).filter(|&deaths| deaths > 0) {
+            let text = format!("the process ended by itself {deaths} times, and was started again each time");
+            self.report.notes.push(text);
+        }
         self.report.conclude();
         Ok(self.report)
     }
@@ -222,7 +226,9 @@ impl<'a> Run<'a> {
 
     /// Waits until the request has had all its effects.
     async fn after(&mut self, key: &str, before: Reading) -> Result<Effect, Error> {
-        self.proxy.settle(SETTLE).await;
+        if !self.proxy.settle(SETTLE).await {
+            self.note("after a request, a connection of the service still had an open transaction");
+        }
         let after = self.effects.settled(key).await?;
         let effect = after.since(&before);
         self.last = Some((before, after));
@@ -255,6 +261,12 @@ impl<'a> Run<'a> {
         let mut story: Vec<_> = events.into_iter().map(line).collect();
         story.push(format!("      * the effect: {effect}; without an interruption: {}", self.expected.effect));
         story
+    }
+
+    fn note(&mut self, text: &str) {
+        if !self.report.notes.iter().any(|note| note == text) {
+            self.report.notes.push(text.to_owned());
+        }
     }
 
     /// Whether another body under the key is refused. `None` if there is none, or no answer.
