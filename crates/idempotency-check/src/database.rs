@@ -98,7 +98,7 @@ mod tests {
             database.through(([127, 0, 0, 1], 9999).into()),
             "postgres://ada:p%40ss@127.0.0.1:9999/shop?application_name=a&sslmode=disable"
         );
-        let on_a_socket = Database::parse("postgres://ada@/shop?host=/run/pg").expect("a URL");
+        let on_a_socket = Database::parse("postgres:///shop?host=/run/pg&user=ada").expect("a URL");
         let url = on_a_socket.through(([127, 0, 0, 1], 9999).into());
         assert_eq!(url, "postgres://ada@127.0.0.1:9999/shop?sslmode=disable");
     }

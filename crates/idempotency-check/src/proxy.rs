@@ -280,3 +280,6 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

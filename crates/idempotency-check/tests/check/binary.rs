@@ -26,9 +26,16 @@ async fn a_right_service_survives_every_interruption_and_is_stopped(pool: PgPool
     std::fs::remove_file(file)?;
     assert_eq!(report["service"]["killed"], true);
     assert_eq!(report["messages"][4], serde_json::json!({"number": 5, "sql": "COMMIT"}));
-    let killed = report["tries"].as_array().expect("tries").iter().filter(|it| it["interruption"] == "killed");
-    assert!(killed.clone().all(|it| it["verdict"] == "one_effect"));
-    assert_eq!(killed.count(), 5);
+    let tries = report["tries"].as_array().expect("tries");
+    assert!(tries.iter().all(|it| it["verdict"] == "one_effect"));
+    let first = |interruption: &str| -> Vec<_> {
+        tries.iter().filter(|it| it["interruption"] == interruption).map(|it| it["answers"][0].clone()).collect()
+    };
+    // A service that survives tells its client that something has failed. A killed one tells nothing.
+    assert_eq!(first("lost-after").iter().filter(|it| it["status"] == 500).count(), 5);
+    assert_eq!(first("killed").iter().filter(|it| it["status"].is_null() && it["request"] == "first").count(), 5);
+    // A client that has hung up hears nothing either, and asks again.
+    assert_eq!(first("hang-up").iter().filter(|it| it["request"] == "retry").count(), 5);
     let refused = report["undisturbed"].as_array().expect("checks").iter().find(|it| it["check"] == "another_body");
     assert_eq!(refused.expect("another body")["answers"][1]["status"], 422);
     Ok(())
