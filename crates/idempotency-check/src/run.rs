@@ -79,6 +79,10 @@ impl<'a> Run<'a> {
         self.number().await?;
         if self.options.only.is_none() {
             self.undisturbed().await?;
+        } else {
+            // A try asks for another body if that is refused without an interruption.
+            self.another_body().await?;
+            self.report.undisturbed.clear();
         }
         self.interrupt_all().await?;
         if let Some(deaths) = self.service.map(|service| service.deaths).filter(|&deaths| deaths > 0) {

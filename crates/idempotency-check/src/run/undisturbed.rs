@@ -57,7 +57,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    async fn another_body(&mut self) -> Result<(), Error> {
+    pub(super) async fn another_body(&mut self) -> Result<(), Error> {
         let mut talk = self.talk();
         if talk.call(Variant::OtherBody).is_none() {
             return self.untried("another_body", "not tried: the request has no body that could be changed").await;
