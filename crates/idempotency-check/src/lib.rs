@@ -1,0 +1,2 @@
+//! wip
+pub mod wire;
