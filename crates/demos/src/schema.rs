@@ -13,7 +13,7 @@ use crate::books::Books;
 use crate::{escape, queue};
 
 /// Every statement of a demo has to keep the rules of a record, which this file turns into constraints.
-const STRICT: &str = include_str!("../../../migrations/strict.sql");
+pub const STRICT: &str = include_str!("../../../migrations/strict.sql");
 
 /// A duplicate that waits for its first request holds a connection for up to 5 seconds, the crate's default. A request
 /// behind it must wait longer than that, or a storm of duplicates becomes a storm of 503s.

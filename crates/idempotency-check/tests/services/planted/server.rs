@@ -21,22 +21,6 @@ const LOCK_EXPIRES: Duration = Duration::from_secs(10);
 /// Each of 16 duplicates at once may hold a connection, and the mistake `WriteThroughPool` needs a second one.
 const CONNECTIONS: u32 = 20;
 
-const TABLES: &str = "
-    create table if not exists payments (
-        id bigint generated always as identity,
-        amount bigint not null,
-        currency text not null
-    );
-    create table if not exists idempotency_key (
-        scope text,
-        value text,
-        fingerprint bytea not null,
-        status smallint,
-        body bytea,
-        body_as_jsonb jsonb,
-        primary key (scope, value)
-    )";
-
 type Key = (String, String);
 type Answer = (StatusCode, Vec<u8>);
 
@@ -74,7 +58,6 @@ pub(crate) async fn serve(database_url: &str, port: u16, mistake: Option<Mistake
         .acquire_timeout(Duration::from_secs(5))
         .connect(database_url)
         .await?;
-    sqlx::raw_sql(TABLES).execute(&pool).await?;
     let shop =
         Arc::new(Shop { pool, mistake, outside: Mutex::default(), one_at_a_time: tokio::sync::Mutex::default() });
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await?;
