@@ -1,2 +1,42 @@
-//! wip
+//! Interrupts a service at each message to its PostgreSQL, lets a client retry with the same idempotency key, and judges
+//! whether the operation had one effect and one answer.
+//!
+//! The program `idempotency-check` does this to any HTTP service; its README describes what it tries. This library does it in
+//! a project's own tests:
+//!
+//! ```no_run
+//! # async fn pay(_: &str, _: &str) -> Result<idempotency_check::Answer, String> { unimplemented!() }
+//! # async fn test() -> Result<(), idempotency_check::Error> {
+//! use idempotency_check::Check;
+//!
+//! let report = Check::new("postgres://localhost/shop")
+//!     .effects("select count(*), coalesce(sum(amount), 0) from payments")
+//!     .call(async |database_url, key| pay(&database_url, &key).await)
+//!     .run()
+//!     .await?;
+//! assert!(report.findings.is_empty(), "{report}");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The function is called for each request, retry and duplicate. When the client hangs up, its future is dropped.
+
+mod check;
+pub mod cli;
+mod client;
+mod database;
+mod effects;
+mod error;
+mod judge;
+mod proxy;
+mod report;
+mod run;
+mod service;
+mod talk;
 pub mod wire;
+
+pub use check::Check;
+pub use client::Answer;
+pub use error::Error;
+pub use judge::{Compare, Interruption, Verdict};
+pub use report::{Checked, Finding, Numbered, Report, Told, Try, Undisturbed};

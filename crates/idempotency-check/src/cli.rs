@@ -1,0 +1,204 @@
+//! The command line.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use reqwest::Method;
+use reqwest::header::{HeaderName, HeaderValue};
+use url::Url;
+
+use crate::client::{Request, other_body};
+use crate::judge::{Compare, Interruption};
+use crate::{Check, Error};
+
+/// Interrupts a service at each message to its PostgreSQL, retries with the same idempotency key, and reports whether the
+/// operation had one effect and one answer.
+///
+/// The service is the command after `--`. It is started with the URL of a proxy in DATABASE_URL. `{key}` in the URL, a header,
+/// the body or the effects stands for the key. Exit codes: 0 no findings, 1 findings, 2 the check could not run.
+#[derive(Debug, Parser)]
+#[command(version)]
+pub struct Arguments {
+    /// The database of the service, as a URL of PostgreSQL
+    #[arg(long, value_name = "URL")]
+    database: String,
+    /// A query that shows the effects; its numbers are compared as differences
+    #[arg(long, value_name = "SQL", required_unless_present = "effects_command")]
+    effects: Option<String>,
+    /// A command of the shell that shows effects elsewhere
+    #[arg(long, value_name = "CMD")]
+    effects_command: Option<String>,
+    /// The body, as JSON
+    #[arg(long, group = "content", value_name = "BODY")]
+    json: Option<String>,
+    /// The body, as a form
+    #[arg(long, group = "content", value_name = "BODY")]
+    form: Option<String>,
+    /// The body, without a content type
+    #[arg(long, group = "content", value_name = "BODY")]
+    body: Option<String>,
+    /// Another body, which the service has to refuse under the same key [default: the first number or string is changed]
+    #[arg(long, value_name = "BODY")]
+    other_json: Option<String>,
+    /// A header of another user, in place of the one with this name
+    #[arg(long, value_name = "N: V", value_parser = header)]
+    other_header: Vec<(String, String)>,
+    /// The method [default: POST]
+    #[arg(short = 'X', long = "request", value_name = "METHOD")]
+    method: Option<Method>,
+    /// A header
+    #[arg(short = 'H', long = "header", value_name = "N: V", value_parser = header)]
+    headers: Vec<(String, String)>,
+    /// The header of the key [default: Idempotency-Key, unless {key} is elsewhere]
+    #[arg(long, value_name = "NAME")]
+    key_header: Option<HeaderName>,
+    /// The statuses after which a client retries
+    #[arg(long, value_delimiter = ',', default_value = "202,409,425,429,500,502,503,504")]
+    again: Vec<u16>,
+    /// How long a client retries
+    #[arg(long, default_value = "30s", value_parser = duration)]
+    patience: Duration,
+    /// How two answers are compared
+    #[arg(long, value_enum, default_value = "body")]
+    compare: How,
+    /// The variable that gives the URL of the database to the service
+    #[arg(long, value_name = "NAME", default_value = "DATABASE_URL")]
+    env: String,
+    /// Writes everything to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Repeats one try, such as 7:lost-after
+    #[arg(long, value_parser = one_try)]
+    only: Option<(usize, Interruption)>,
+    /// Where the proxy listens, for a service that is not started by the check
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// Where the request goes
+    url: String,
+    /// The command that starts the service
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum How {
+    Body,
+    Status,
+}
+
+/// Runs the check, and prints its report. Returns the exit code.
+pub async fn run(arguments: Arguments) -> u8 {
+    let file = arguments.report.clone();
+    let report = match arguments.check() {
+        Ok(check) => check.run().await,
+        Err(error) => Err(error),
+    };
+    let report = match report {
+        Ok(report) => report,
+        Err(error) => return fail(&error.in_one_line()),
+    };
+    // A reader that has gone away, as `head` does, is no failure.
+    let _ = writeln!(std::io::stdout(), "{report}");
+    if let Some(file) = file {
+        let text = serde_json::to_vec_pretty(&report).map_err(|error| error.to_string());
+        let written = text.and_then(|text| std::fs::write(&file, text).map_err(|error| error.to_string()));
+        if let Err(error) = written {
+            return fail(&format!("{} cannot be written: {error}", file.display()));
+        }
+    }
+    u8::from(!report.findings.is_empty())
+}
+
+fn fail(what: &str) -> u8 {
+    let _ = writeln!(std::io::stderr(), "idempotency-check: {what}");
+    2
+}
+
+impl Arguments {
+    fn check(self) -> Result<Check, Error> {
+        let compare = match self.compare {
+            How::Body => Compare::Body,
+            How::Status => Compare::Status,
+        };
+        let mut check = Check::new(self.database.clone())
+            .again(self.again.clone())
+            .patience(self.patience)
+            .compare(compare)
+            .listen(self.listen)
+            .progress(|line| {
+                let _ = writeln!(std::io::stderr(), "{line}");
+            });
+        if let Some(query) = &self.effects {
+            check = check.effects(query);
+        }
+        if let Some(command) = &self.effects_command {
+            check = check.effects_command(command);
+        }
+        if let Some((message, interruption)) = self.only {
+            check = check.only(message, interruption);
+        }
+        let (command, variable) = (self.command.clone(), self.env.clone());
+        Ok(check.http(self.request(), command, variable))
+    }
+
+    fn request(self) -> Request {
+        let mut headers = self.headers;
+        let content_type = match (&self.json, &self.form) {
+            (Some(_), _) => Some("application/json"),
+            (_, Some(_)) => Some("application/x-www-form-urlencoded"),
+            _ => None,
+        };
+        let is_named = headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-type"));
+        headers.extend(content_type.filter(|_| !is_named).map(|it| ("content-type".to_owned(), it.to_owned())));
+        let body = self.json.or(self.form).or(self.body);
+        let other_body = self.other_json.or_else(|| body.as_deref().and_then(other_body));
+        let texts = headers.iter().map(|(_, value)| value).chain(&body).chain([&self.url]);
+        let is_elsewhere = texts.into_iter().any(|text| text.contains("{key}"));
+        let key_header = self.key_header.map(|name| name.to_string());
+        let key_header = key_header.or_else(|| (!is_elsewhere).then(|| "idempotency-key".to_owned()));
+        let method = self.method.unwrap_or(Method::POST);
+        Request { method, url: self.url, headers, body, other_body, other_headers: self.other_header, key_header }
+    }
+}
+
+impl Request {
+    /// Where the service listens.
+    pub(crate) fn address(&self) -> Result<(String, u16), Error> {
+        let url =
+            Url::parse(&self.url.replace("{key}", "key")).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+        let address = url.and_then(|url| Some((url.host_str()?.to_owned(), url.port_or_known_default()?)));
+        address.ok_or_else(|| {
+            Error::Argument(format!("the service has to be a URL of HTTP, and this is none: {}", self.url))
+        })
+    }
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once(':').ok_or("a header has a name, a colon and a value")?;
+    let name = HeaderName::try_from(name.trim()).map_err(|error| error.to_string())?;
+    let value = value.trim();
+    HeaderValue::try_from(value).map_err(|error| error.to_string())?;
+    Ok((name.to_string(), value.to_owned()))
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = text.split_at(text.find(|next: char| !next.is_ascii_digit()).unwrap_or(text.len()));
+    let number: u64 = number.parse().map_err(|_| "a duration is a whole number with ms, s or m".to_owned())?;
+    match unit {
+        "ms" => Ok(Duration::from_millis(number)),
+        "s" | "" => Ok(Duration::from_secs(number)),
+        "m" => Ok(Duration::from_secs(number * 60)),
+        _ => Err("a duration is a whole number with ms, s or m".to_owned()),
+    }
+}
+
+fn one_try(text: &str) -> Result<(usize, Interruption), String> {
+    let names = || Interruption::ALL.map(Interruption::name).join(", ");
+    let (message, name) = text.split_once(':').ok_or_else(|| format!("7:lost-after; the others are {}", names()))?;
+    let message = message.parse().map_err(|_| "the number of a message comes first".to_owned())?;
+    let interruption = Interruption::ALL.into_iter().find(|it| it.name() == name);
+    interruption.map(|it| (message, it)).ok_or_else(|| format!("the interruptions are {}", names()))
+}

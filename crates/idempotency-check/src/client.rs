@@ -1,0 +1,195 @@
+//! The client: one request, and the retries with the same key.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use reqwest::redirect::Policy;
+use reqwest::{Client, Method};
+
+use crate::Error;
+
+/// What the service answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The status of HTTP. A caller without HTTP uses 200 for success.
+    pub status: u16,
+    /// `Content-Type` and `Location`, as far as they were sent.
+    pub headers: Vec<(String, String)>,
+    /// Compared byte for byte.
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    /// An answer without headers.
+    #[must_use]
+    pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
+        Self { status, headers: Vec::new(), body: body.into() }
+    }
+
+    pub(crate) fn is_success(&self) -> bool {
+        (200..400).contains(&self.status)
+    }
+}
+
+/// Which request is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Variant {
+    Plain,
+    OtherBody,
+    OtherUser,
+    NoKey,
+}
+
+/// An answer, or why there was none.
+pub(crate) type Calling<'a> = Pin<Box<dyn Future<Output = Result<Answer, String>> + 'a>>;
+
+/// The way to the service.
+pub(crate) trait Caller {
+    /// `None` if this caller cannot send such a request. Dropping the future hangs up.
+    fn call<'a>(&'a self, key: &str, variant: Variant) -> Option<Calling<'a>>;
+}
+
+/// Requests of HTTP. Each has a connection of its own, so that hanging up is seen.
+pub(crate) struct Http {
+    client: Client,
+    pub(crate) request: Request,
+}
+
+/// What is sent, with `{key}` where the key belongs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Request {
+    pub(crate) method: Method,
+    pub(crate) url: String,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Option<String>,
+    pub(crate) other_body: Option<String>,
+    pub(crate) other_headers: Vec<(String, String)>,
+    /// The header of the key, unless `{key}` is elsewhere.
+    pub(crate) key_header: Option<String>,
+}
+
+impl Http {
+    pub(crate) fn new(request: Request, timeout: Duration) -> Result<Self, Error> {
+        let client = Client::builder()
+            .redirect(Policy::none())
+            .no_proxy()
+            .pool_max_idle_per_host(0)
+            .timeout(timeout)
+            .build()
+            .map_err(|error| Error::Argument(error.to_string()))?;
+        Ok(Self { client, request })
+    }
+}
+
+impl Caller for Http {
+    fn call<'a>(&'a self, key: &str, variant: Variant) -> Option<Calling<'a>> {
+        let request = &self.request;
+        let mut headers = request.headers.clone();
+        let mut body = request.body.as_ref();
+        match variant {
+            Variant::Plain => {}
+            Variant::OtherBody => body = Some(request.other_body.as_ref()?),
+            Variant::OtherUser if request.other_headers.is_empty() => return None,
+            Variant::OtherUser => {
+                let replaced =
+                    |name: &str| request.other_headers.iter().any(|(other, _)| other.eq_ignore_ascii_case(name));
+                headers.retain(|(name, _)| !replaced(name));
+                headers.extend(request.other_headers.iter().cloned());
+            }
+            Variant::NoKey => {
+                request.key_header.as_ref()?;
+            }
+        }
+        if let Some(name) = request.key_header.as_ref().filter(|_| variant != Variant::NoKey) {
+            headers.push((name.clone(), key.to_owned()));
+        }
+        let with_key = |text: &str| text.replace("{key}", key);
+        let mut map = HeaderMap::new();
+        for (name, value) in &headers {
+            // Both were checked when the arguments were read.
+            map.append(HeaderName::try_from(name).ok()?, HeaderValue::try_from(with_key(value)).ok()?);
+        }
+        let mut sending = self.client.request(request.method.clone(), with_key(&request.url)).headers(map);
+        if let Some(body) = body {
+            sending = sending.body(with_key(body));
+        }
+        Some(Box::pin(async move {
+            let response = sending.send().await.map_err(reason)?;
+            let status = response.status().as_u16();
+            let kept = [CONTENT_TYPE, LOCATION].into_iter().filter_map(|name| {
+                let value = response.headers().get(&name)?;
+                Some((name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()))
+            });
+            let headers = kept.collect();
+            let body = response.bytes().await.map_err(reason)?.to_vec();
+            Ok(Answer { status, headers, body })
+        }))
+    }
+}
+
+fn reason(error: reqwest::Error) -> String {
+    if error.is_timeout() {
+        "no answer in time".to_owned()
+    } else if error.is_connect() {
+        "connection refused".to_owned()
+    } else {
+        "the connection was closed without an answer".to_owned()
+    }
+}
+
+/// The body with its first number, or else its first string, changed, so that the service still understands it.
+pub(crate) fn other_body(body: &str) -> Option<String> {
+    let bytes = body.as_bytes();
+    let mut in_string = false;
+    for (at, &byte) in bytes.iter().enumerate() {
+        in_string ^= byte == b'"' && (at == 0 || bytes[at - 1] != b'\\');
+        let begins = at == 0 || matches!(bytes[at - 1], b':' | b'=' | b'[' | b',' | b' ' | b'-');
+        if byte.is_ascii_digit() && begins && !in_string {
+            let length = bytes[at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+            return Some(changed(body, at + length - 1));
+        }
+    }
+    // The value of a member or an element: what follows a colon, a bracket or an equals sign.
+    let values = body.match_indices([':', '[', '=']).filter_map(|(at, _)| {
+        let value = body[at + 1..].trim_start();
+        let at = body.len() - value.len();
+        let at = if value.starts_with('"') { at + 1 } else { at };
+        (!body[at..].starts_with("{key}") && bytes.get(at).is_some_and(u8::is_ascii_alphanumeric)).then_some(at)
+    });
+    let first = values.into_iter().next().or_else(|| (!body.starts_with(['{', '['])).then_some(0))?;
+    bytes.get(first).filter(|byte| byte.is_ascii_alphanumeric()).map(|_| changed(body, first))
+}
+
+/// Another letter or digit at this place.
+fn changed(body: &str, at: usize) -> String {
+    let mut bytes = body.as_bytes().to_vec();
+    bytes[at] = match bytes[at] {
+        b'9' => b'8',
+        b'z' => b'y',
+        b'Z' => b'Y',
+        other => other + 1,
+    };
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::other_body;
+
+    #[test]
+    fn the_first_number_or_string_is_changed() {
+        for (body, other) in [
+            (r#"{"amount":100,"currency":"USD"}"#, Some(r#"{"amount":101,"currency":"USD"}"#)),
+            (r#"{"id2": "a1", "amount": -9.5}"#, Some(r#"{"id2": "a1", "amount": -8.5}"#)),
+            (r#"{"name":"ada"}"#, Some(r#"{"name":"bda"}"#)),
+            (r#"{"key":"{key}","name":"ada"}"#, Some(r#"{"key":"{key}","name":"bda"}"#)),
+            ("amount=100&to=b", Some("amount=101&to=b")),
+            ("to=bob", Some("to=cob")),
+            ("hello", Some("iello")),
+            ("{}", None),
+        ] {
+            assert_eq!(other_body(body).as_deref(), other, "{body}");
+        }
+    }
+}

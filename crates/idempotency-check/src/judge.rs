@@ -1,0 +1,189 @@
+//! What a try shows.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::client::Answer;
+use crate::effects::Effect;
+
+/// What the check does to a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Interruption {
+    /// The connection is lost before the server receives the message.
+    LostBefore,
+    /// The server executes the message, and the connection is lost before its answer arrives.
+    LostAfter,
+    /// The client hangs up while the message is on its way.
+    HangUp,
+    /// The process is killed while the message is on its way, and started again. The server still executes the message.
+    Killed,
+    /// A second request with the same key arrives while the message is on its way.
+    Duplicate,
+}
+
+impl Interruption {
+    pub(crate) const ALL: [Self; 5] = [Self::LostBefore, Self::LostAfter, Self::HangUp, Self::Killed, Self::Duplicate];
+
+    /// As `--only` has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LostBefore => "lost-before",
+            Self::LostAfter => "lost-after",
+            Self::HangUp => "hang-up",
+            Self::Killed => "killed",
+            Self::Duplicate => "duplicate",
+        }
+    }
+}
+
+/// What came of a try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// The effect happened once, and each final answer is the same. This is no finding.
+    OneEffect,
+    /// More than one effect.
+    TwoEffects,
+    /// The client was told of success, and the effect, or a part of it, is missing.
+    NoEffectButSuccess,
+    /// One effect, and two final answers that differ.
+    OtherAnswer,
+    /// No final answer in time.
+    Stuck,
+    /// The final answer is a refusal, although the same request succeeds without an interruption.
+    RefusedThoughRetried,
+    /// Another body under the same key was answered with success.
+    NotRefused,
+}
+
+impl Verdict {
+    pub(crate) const ALL: [Self; 7] = [
+        Self::OneEffect,
+        Self::TwoEffects,
+        Self::NoEffectButSuccess,
+        Self::OtherAnswer,
+        Self::Stuck,
+        Self::RefusedThoughRetried,
+        Self::NotRefused,
+    ];
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OneEffect => "one effect",
+            Self::TwoEffects => "two effects",
+            Self::NoEffectButSuccess => "no effect but success",
+            Self::OtherAnswer => "other answer",
+            Self::Stuck => "stuck",
+            Self::RefusedThoughRetried => "refused though retried",
+            Self::NotRefused => "not refused",
+        })
+    }
+}
+
+/// How two answers are compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compare {
+    /// The status, `Content-Type`, `Location`, and every byte of the body.
+    #[default]
+    Body,
+    /// The status.
+    Status,
+}
+
+impl Compare {
+    fn same(self, one: &Answer, other: &Answer) -> bool {
+        one.status == other.status && (self == Self::Status || one == other)
+    }
+}
+
+/// What the undisturbed request does.
+#[derive(Clone, Debug)]
+pub(crate) struct Expected {
+    pub(crate) effect: Effect,
+    pub(crate) status: u16,
+}
+
+impl Expected {
+    /// Judges the final answers to one key, in their order, and what they changed.
+    pub(crate) fn judge(&self, effect: &Effect, finals: &[&Answer], compare: Compare) -> (Verdict, String) {
+        let in_place = || format!("the effect is {effect} in place of {}", self.effect);
+        let Some(first) = finals.first() else {
+            let stuck = if effect.exceeds(&self.effect) { Verdict::TwoEffects } else { Verdict::Stuck };
+            let what = if effect.equals(&self.effect) { "the effect happened once".to_owned() } else { in_place() };
+            return (stuck, format!("the client never got a final answer; {what}"));
+        };
+        if effect.exceeds(&self.effect) {
+            return (Verdict::TwoEffects, in_place());
+        }
+        if !effect.equals(&self.effect) {
+            let verdict = if finals.iter().any(|answer| answer.is_success()) {
+                Verdict::NoEffectButSuccess
+            } else {
+                Verdict::RefusedThoughRetried
+            };
+            return (verdict, format!("the client was told {}, and {}", first.status, in_place()));
+        }
+        if let Some(refusal) = finals.iter().find(|answer| !answer.is_success()) {
+            let detail = format!("the effect happened, and the client was told {}", refusal.status);
+            return (Verdict::RefusedThoughRetried, detail);
+        }
+        if let Some(other) = finals.iter().find(|answer| !compare.same(first, answer)) {
+            return (Verdict::OtherAnswer, difference(first, other));
+        }
+        if first.status != self.status {
+            let detail = format!("the status is {} in place of {}", first.status, self.status);
+            return (Verdict::OtherAnswer, detail);
+        }
+        (Verdict::OneEffect, String::new())
+    }
+}
+
+fn difference(first: &Answer, other: &Answer) -> String {
+    if first.status != other.status {
+        return format!("the first final answer had the status {}, a later one {}", first.status, other.status);
+    }
+    if first.headers != other.headers {
+        return format!("the headers were {:?} first, and later {:?}", first.headers, other.headers);
+    }
+    let text = |answer: &Answer| crate::proxy::shorten(&String::from_utf8_lossy(&answer.body), 80);
+    format!("the first final answer was {}, a later one {}", text(first), text(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::effects::Reading;
+
+    #[test]
+    fn each_verdict_follows_from_the_effect_and_the_answers() {
+        let zero = Reading::of(&[&["0", "0"]]);
+        let effect = |after: [&str; 2]| Reading::of(&[&after]).since(&zero);
+        let expected = Expected { effect: effect(["1", "100"]), status: 201 };
+        let (created, other) = (Answer::new(201, "a"), Answer::new(201, "b"));
+        let (refused, replayed) = (Answer::new(422, "a"), Answer::new(200, "a"));
+        let cases: [(_, &[&Answer], _); 12] = [
+            (["1", "100"], &[&created, &created], Verdict::OneEffect),
+            (["2", "200"], &[&created, &created], Verdict::TwoEffects),
+            (["2", "200"], &[], Verdict::TwoEffects),
+            (["2", "200"], &[&refused], Verdict::TwoEffects),
+            (["0", "0"], &[&created], Verdict::NoEffectButSuccess),
+            (["1", "0"], &[&created], Verdict::NoEffectButSuccess),
+            (["0", "0"], &[&refused, &created], Verdict::NoEffectButSuccess),
+            (["0", "0"], &[&refused], Verdict::RefusedThoughRetried),
+            (["1", "100"], &[&created, &refused], Verdict::RefusedThoughRetried),
+            (["1", "100"], &[&created, &other], Verdict::OtherAnswer),
+            (["1", "100"], &[&replayed, &replayed], Verdict::OtherAnswer),
+            (["1", "100"], &[], Verdict::Stuck),
+        ];
+        for (after, finals, verdict) in cases {
+            assert_eq!(expected.judge(&effect(after), finals, Compare::Body).0, verdict, "{after:?} {finals:?}");
+        }
+        let by_status = expected.judge(&effect(["1", "100"]), &[&created, &other], Compare::Status);
+        assert_eq!(by_status.0, Verdict::OneEffect);
+    }
+}

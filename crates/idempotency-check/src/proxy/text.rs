@@ -1,0 +1,71 @@
+//! What two executions of the same statement have in common, and how a statement is shown.
+
+/// The text without its values and its white space, so that the same statement with another key is recognised.
+pub(crate) fn shape(sql: &str) -> String {
+    let mut shape = String::with_capacity(sql.len());
+    let mut characters = sql.trim().trim_end_matches(';').chars().peekable();
+    while let Some(character) = characters.next() {
+        let in_word = shape.ends_with(|last: char| last.is_alphanumeric() || matches!(last, '_' | '$' | '.'));
+        match character {
+            '\'' => {
+                // A doubled quote begins the next string at once, and is shown as one.
+                while characters.next().is_some_and(|next| next != '\'') {}
+                if !shape.ends_with('?') {
+                    shape.push('?');
+                }
+            }
+            digit if digit.is_ascii_digit() && !in_word => {
+                while characters.next_if(|next| next.is_ascii_alphanumeric() || *next == '.').is_some() {}
+                shape.push('?');
+            }
+            space if space.is_whitespace() => {
+                if !shape.ends_with(' ') {
+                    shape.push(' ');
+                }
+            }
+            other => shape.push(other),
+        }
+    }
+    shape
+}
+
+/// In one line, and not too long for a report.
+pub(crate) fn shorten(text: &str, longest: usize) -> String {
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if words.chars().count() <= longest {
+        return words;
+    }
+    words.chars().take(longest - 1).chain(['…']).collect()
+}
+
+/// Whether the statement begins, ends or sets up a transaction, as a background job does as well as a request.
+pub(crate) fn controls(sql: &str) -> bool {
+    const WORDS: [&str; 10] =
+        ["abort", "begin", "commit", "end", "release", "reset", "rollback", "savepoint", "set", "start"];
+    let word = sql.trim_start().split(|next: char| !next.is_ascii_alphabetic()).next().unwrap_or_default();
+    word.is_empty() || WORDS.iter().any(|known| known.eq_ignore_ascii_case(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_has_no_values() {
+        let with = |key| shape(&format!("insert into  payment2\n values ('{key}', 100.5, $1, 'it''s');"));
+        assert_eq!(with("a"), "insert into payment2 values (?, ?, $1, ?)");
+        assert_eq!(with("a"), with("1f'' 2"));
+    }
+
+    #[test]
+    fn a_long_text_is_shortened_to_one_line() {
+        assert_eq!(shorten("select\n  1", 20), "select 1");
+        assert_eq!(shorten("select 123456", 8), "select …");
+    }
+
+    #[test]
+    fn control_is_recognised_by_its_first_word() {
+        assert!(controls("BEGIN READ WRITE") && controls("  commit;") && controls("") && controls("SET LOCAL x = 1"));
+        assert!(!controls("select 1") && !controls("settle()"));
+    }
+}

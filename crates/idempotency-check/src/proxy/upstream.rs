@@ -1,0 +1,177 @@
+//! The way from the proxy to the database: plain, or through TLS, as the URL demands.
+
+use std::io;
+use std::sync::Arc;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::client::WebPkiServerVerifier;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{
+    self, CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+};
+
+use crate::wire::{Address, Message, Stream};
+
+/// The code of AuthenticationSASL.
+const SASL: [u8; 4] = [0, 0, 0, 10];
+
+pub(crate) struct Upstream {
+    address: Address,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+}
+
+/// What `sslmode` demands of the server's certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// `require`: anything.
+    Anything,
+    /// `verify-ca`: a known authority, and any name.
+    Authority,
+    /// `verify-full`.
+    Name,
+}
+
+impl Upstream {
+    pub(crate) fn plain(address: Address) -> Self {
+        Self { address, tls: None }
+    }
+
+    /// With the authorities of this file, or those of the machine.
+    pub(crate) fn encrypted(address: Address, trust: Trust, authorities: Option<&str>) -> io::Result<Self> {
+        let Address::Tcp(host, _) = &address else { return Ok(Self::plain(address)) };
+        let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).map_err(io::Error::other)?;
+        let provider = Arc::new(ring::default_provider());
+        let inner = match trust {
+            Trust::Anything => None,
+            Trust::Authority | Trust::Name => {
+                let roots = Arc::new(roots(authorities)?);
+                let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build();
+                Some(verifier.map_err(io::Error::other)?)
+            }
+        };
+        let verifier = Verifier { inner, checks_name: trust == Trust::Name, provider: provider.clone() };
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(io::Error::other)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_no_client_auth();
+        Ok(Self { address, tls: Some((TlsConnector::from(Arc::new(config)), name)) })
+    }
+
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    pub(crate) async fn connect(&self) -> io::Result<Stream> {
+        let mut stream = self.address.connect().await?;
+        let Some((connector, name)) = &self.tls else { return Ok(stream) };
+        stream.write_all(Message::ssl_request().bytes()).await?;
+        if stream.read_u8().await? != b'S' {
+            return Err(io::Error::other("the database does not offer TLS, and sslmode demands it"));
+        }
+        Ok(Box::new(connector.connect(name.clone(), stream).await?))
+    }
+}
+
+/// A client without TLS must not be offered a mechanism that binds the password to the TLS connection.
+pub(crate) fn without_channel_binding(message: &mut Message) {
+    if message.kind() != b'R' || !message.body().starts_with(&SASL) {
+        return;
+    }
+    let mut body = SASL.to_vec();
+    for mechanism in message.body()[SASL.len()..].split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+        if !mechanism.ends_with(b"-PLUS") {
+            body.extend(mechanism);
+            body.push(0);
+        }
+    }
+    body.push(0);
+    message.set_body(&body);
+}
+
+fn roots(file: Option<&str>) -> io::Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    let certificates = match file {
+        Some(file) => {
+            let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            read.map_err(|error| io::Error::other(format!("{file} cannot be read: {error}")))?
+        }
+        None => rustls_native_certs::load_native_certs().certs,
+    };
+    roots.add_parsable_certificates(certificates);
+    Ok(roots)
+}
+
+/// libpq's three levels.
+#[derive(Debug)]
+struct Verifier {
+    inner: Option<Arc<WebPkiServerVerifier>>,
+    checks_name: bool,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        use CertificateError::{NotValidForName, NotValidForNameContext};
+        let Some(inner) = &self.inner else { return Ok(ServerCertVerified::assertion()) };
+        match inner.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+            Err(rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }))
+                if !self.checks_name =>
+            {
+                Ok(ServerCertVerified::assertion())
+            }
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_without_tls_is_not_offered_channel_binding() {
+        let mut message = Message::new(b'R', b"\0\0\0\x0aSCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0");
+        without_channel_binding(&mut message);
+        assert_eq!(message.body(), b"\0\0\0\x0aSCRAM-SHA-256\0\0");
+        let mut ok = Message::new(b'R', &[0; 4]);
+        without_channel_binding(&mut ok);
+        assert_eq!(ok.body(), [0; 4]);
+    }
+}

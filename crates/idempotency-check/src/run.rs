@@ -1,0 +1,255 @@
+//! One run of the check: the request without interruptions first, and then each interruption of each message.
+
+mod interrupt;
+mod undisturbed;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crate::Error;
+use crate::client::{Caller, Variant};
+use crate::effects::{Effect, Effects, Reading};
+use crate::judge::{Compare, Expected, Interruption, Verdict};
+use crate::proxy::{Event, Place, Proxy, shorten};
+use crate::report::{Numbered, Report, Try};
+use crate::service::Service;
+use crate::talk::Talk;
+
+/// How long the idle service is watched, before its first request and after it. Job queues poll every second or two.
+const WATCH: Duration = Duration::from_millis(2_200);
+/// How long the work of a request may go on in the database after its answer.
+const SETTLE: Duration = Duration::from_secs(3);
+/// How much of a statement is shown.
+const SQL: usize = 110;
+
+pub(crate) struct Options {
+    pub(crate) again: Vec<u16>,
+    pub(crate) patience: Duration,
+    pub(crate) compare: Compare,
+    pub(crate) only: Option<(usize, Interruption)>,
+    pub(crate) progress: Box<dyn Fn(&str)>,
+}
+
+pub(crate) struct Run<'a> {
+    proxy: &'a Proxy,
+    caller: &'a dyn Caller,
+    service: Option<Service>,
+    effects: Effects,
+    options: &'a Options,
+    expected: Expected,
+    places: Vec<Place>,
+    /// Whether another body under a used key is refused without an interruption.
+    refuses: bool,
+    /// The readings before and after the last try.
+    last: Option<(Reading, Reading)>,
+    report: Report,
+}
+
+/// An undisturbed request.
+struct Plain {
+    messages: Vec<(Place, String)>,
+    expected: Expected,
+    took: Duration,
+}
+
+impl<'a> Run<'a> {
+    pub(crate) async fn new(
+        proxy: &'a Proxy,
+        caller: &'a dyn Caller,
+        mut service: Option<Service>,
+        mut effects: Effects,
+        options: &'a Options,
+    ) -> Result<Self, Error> {
+        let nobody = Talk::new(caller, proxy, &[], Duration::ZERO).key;
+        let before = effects.settled(&nobody).await?;
+        if let Some(service) = &mut service {
+            service.start().await?;
+        }
+        (options.progress)("watching the idle service");
+        proxy.learn(WATCH).await;
+        let expected = Expected { effect: before.since(&before), status: 0 };
+        let mut report = Report::default();
+        report.service.killed = service.is_some();
+        report.service.command = service.as_ref().map(|service| service.command().to_vec()).unwrap_or_default();
+        let (places, refuses, last) = (Vec::new(), false, None);
+        Ok(Self { proxy, caller, service, effects, options, expected, places, refuses, last, report })
+    }
+
+    pub(crate) async fn run(mut self) -> Result<Report, Error> {
+        self.number().await?;
+        if self.options.only.is_none() {
+            self.undisturbed().await?;
+        }
+        self.interrupt_all().await?;
+        self.report.conclude();
+        Ok(self.report)
+    }
+
+    fn talk(&self) -> Talk<'a> {
+        Talk::new(self.caller, self.proxy, &self.options.again, self.options.patience)
+    }
+
+    /// Finds the messages of the request, its effect and its answer, and that they are the same each time.
+    async fn number(&mut self) -> Result<(), Error> {
+        let cold = self.plain().await?;
+        if cold.messages.is_empty() {
+            return Err(Error::Unproxied);
+        }
+        self.proxy.learn(WATCH).await;
+        let (first, second) = (self.plain().await?, self.plain().await?);
+        let unlike = |what: &str, one: &dyn std::fmt::Display, other: &dyn std::fmt::Display| {
+            let text = format!("two requests without any interruption differ in their {what}: {one}, and {other}");
+            Err(Error::Undisturbed(text))
+        };
+        if first.expected.status != second.expected.status {
+            return unlike("status", &first.expected.status, &second.expected.status);
+        }
+        if !first.expected.effect.equals(&second.expected.effect) {
+            return unlike("effect", &first.expected.effect, &second.expected.effect);
+        }
+        if second.expected.effect.is_none() {
+            let text = "the undisturbed request changes nothing that the effects show".to_owned();
+            return Err(Error::Undisturbed(text));
+        }
+        let shapes = |plain: &Plain| plain.messages.iter().map(|(place, _)| place.clone()).collect::<Vec<_>>();
+        if shapes(&first) != shapes(&second) {
+            self.report.notes.push("the messages of two undisturbed requests differ, or their order does".to_owned());
+        }
+        let background = self.proxy.background();
+        if background > 0 {
+            let text = format!("{background} statements that the idle service sends by itself are not numbered");
+            self.report.notes.push(text);
+        }
+        self.places = shapes(&second);
+        let numbered = second.messages.iter().enumerate();
+        self.report.messages =
+            numbered.map(|(at, (_, sql))| Numbered { number: at + 1, sql: shorten(sql, SQL) }).collect();
+        self.expected = second.expected;
+        self.announce(second.took);
+        Ok(())
+    }
+
+    async fn plain(&mut self) -> Result<Plain, Error> {
+        let started = Instant::now();
+        let mut talk = self.talk();
+        let before = self.before(&talk.key).await?;
+        self.proxy.number(None);
+        talk.ask("first").await;
+        talk.retry().await;
+        self.proxy.settle(SETTLE).await;
+        let events = self.proxy.finish();
+        let effect = self.effects.settled(&talk.key).await?.since(&before);
+        let Some(answer) = talk.finals().first().map(|answer| (answer.status, answer.is_success())) else {
+            let told = talk.told.last().map(ToString::to_string).unwrap_or_default();
+            let wrote = self.service.as_ref().map(Service::wrote).unwrap_or_default();
+            let text =
+                format!("the undisturbed request gets no final answer (--again lists those that are none): {told}");
+            return Err(Error::Undisturbed(text + &wrote));
+        };
+        if !answer.1 {
+            let told = talk.told.last().map(ToString::to_string).unwrap_or_default();
+            return Err(Error::Undisturbed(format!("the undisturbed request fails: {told}")));
+        }
+        let messages = events.into_iter().filter_map(|event| match event {
+            Event::Message { place, sql, .. } => Some((place, sql.replace(&talk.key, "{key}"))),
+            _ => None,
+        });
+        let expected = Expected { effect, status: answer.0 };
+        Ok(Plain { messages: messages.collect(), expected, took: started.elapsed() })
+    }
+
+    /// Says what it will cost.
+    fn announce(&self, took: Duration) {
+        let tries = self.plan();
+        // Each try asks four times, and waits for its effects.
+        let kills = tries.iter().filter(|(_, interruption)| *interruption == Interruption::Killed).count();
+        let seconds = tries.len() as f64 * (took.as_secs_f64() + 0.25) + kills as f64;
+        let count = self.report.messages.len();
+        let killed =
+            if self.service.is_some() { "" } else { "; it is not killed, because the check has not started it" };
+        let text = format!("{count} messages, {} tries, about {seconds:.0} s{killed}", tries.len());
+        (self.options.progress)(&text);
+    }
+
+    fn plan(&self) -> Vec<(usize, Interruption)> {
+        let kinds =
+            Interruption::ALL.into_iter().filter(|&kind| kind != Interruption::Killed || self.service.is_some());
+        let all = kinds.flat_map(|kind| (1..=self.places.len()).map(move |message| (message, kind)));
+        let mut plan: Vec<_> = all.filter(|it| self.options.only.is_none_or(|only| only == *it)).collect();
+        plan.sort_by_key(|(message, _)| *message);
+        plan
+    }
+
+    async fn interrupt_all(&mut self) -> Result<(), Error> {
+        let plan = self.plan();
+        if plan.is_empty()
+            && let Some((message, interruption)) = self.options.only
+        {
+            let (count, name) = (self.places.len(), interruption.name());
+            return Err(Error::Argument(format!("there is no try {message}:{name}: the request has {count} messages")));
+        }
+        for (message, interruption) in plan {
+            let result = self.interrupt(message, interruption).await?;
+            let verdict = result.verdict.map_or("not reached".to_owned(), |verdict| verdict.to_string());
+            let sql = shorten(&self.report.messages[message - 1].sql, 40);
+            (self.options.progress)(&format!("{message}:{} {verdict} ({sql})", interruption.name()));
+            self.report.tries.push(result);
+        }
+        Ok(())
+    }
+
+    /// A reading before a try. What has changed since the last try ended was a late effect of that one.
+    async fn before(&mut self, key: &str) -> Result<Reading, Error> {
+        let before = self.effects.read(key).await?;
+        if self.effects.is_by_key() {
+            return Ok(before);
+        }
+        if let Some((start, end)) = self.last.take()
+            && end != before
+            && let Some(Try { verdict, detail, effect, .. }) = self.report.tries.last_mut()
+        {
+            let late = before.since(&start);
+            *effect = late.rows();
+            *detail = format!("after a late change, the effect is {late} in place of {}", self.expected.effect);
+            *verdict = Some(if late.exceeds(&self.expected.effect) {
+                Verdict::TwoEffects
+            } else {
+                verdict.unwrap_or(Verdict::OneEffect)
+            });
+        }
+        Ok(before)
+    }
+
+    /// Waits until the request has had all its effects.
+    async fn after(&mut self, key: &str, before: Reading) -> Result<Effect, Error> {
+        self.proxy.settle(SETTLE).await;
+        let after = self.effects.settled(key).await?;
+        let effect = after.since(&before);
+        self.last = Some((before, after));
+        Ok(effect)
+    }
+
+    /// The events as lines, with the numbers of the undisturbed request.
+    fn story(&self, key: &str, events: Vec<Event>, effect: &Effect) -> Vec<String> {
+        let numbers: HashMap<_, _> = self.places.iter().enumerate().map(|(at, place)| (place, at + 1)).collect();
+        let line = |event| match event {
+            Event::Message { place, sql, mark } => {
+                let number = numbers.get(&place).map_or(String::new(), ToString::to_string);
+                let sql = shorten(&sql.replace(key, "{key}"), SQL);
+                let mark = if mark.is_empty() { String::new() } else { format!("   <-- {mark}") };
+                format!("{number:>4}  {sql}{mark}")
+            }
+            Event::Rejected(what) => format!("      the database: ERROR {}", shorten(&what, SQL)),
+            Event::Said(what) => format!("      {}", what.replace(key, "{key}")),
+        };
+        let mut story: Vec<_> = events.into_iter().map(line).collect();
+        story.push(format!("      the database holds {effect} in place of {}", self.expected.effect));
+        story
+    }
+
+    /// Whether another body under the key is refused. `None` if there is none, or no answer.
+    async fn is_refused(&self, talk: &mut Talk<'a>) -> Option<bool> {
+        let answer = talk.vary("other-body", Variant::OtherBody).await?;
+        answer.ok().map(|answer| !answer.is_success())
+    }
+}

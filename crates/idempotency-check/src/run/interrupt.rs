@@ -1,0 +1,172 @@
+//! One interruption of one message.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join;
+use tokio::time::{sleep, timeout};
+
+use crate::Error;
+use crate::client::{Calling, Variant};
+use crate::effects::Reading;
+use crate::judge::{Interruption, Verdict};
+use crate::proxy::{Cut, Then, Trap};
+use crate::report::Try;
+use crate::talk::{ATTEMPT, Talk};
+
+use super::{Run, SETTLE};
+
+/// How long the service has to notice that its client has hung up.
+const HANG_UP: Duration = Duration::from_millis(100);
+/// How long a duplicate may take until it is answered or waits.
+const DUPLICATE: Duration = Duration::from_millis(700);
+/// How long a promised effect may take until it is committed.
+const PROMISE: Duration = Duration::from_secs(1);
+
+impl<'a> Run<'a> {
+    pub(super) async fn interrupt(&mut self, message: usize, interruption: Interruption) -> Result<Try, Error> {
+        let mut talk = self.talk();
+        let before = self.before(&talk.key).await?;
+        let cut = match interruption {
+            Interruption::LostBefore => Cut::Before,
+            Interruption::LostAfter => Cut::After,
+            Interruption::HangUp | Interruption::Killed | Interruption::Duplicate => Cut::Hold,
+        };
+        self.proxy.number(Some(Trap { place: self.places[message - 1].clone(), cut }));
+        let mut first = talk.call(Variant::Plain);
+        let early = match &mut first {
+            Some(first) => tokio::select! {
+                biased;
+                () = self.proxy.fired() => None,
+                answer = timeout(ATTEMPT, first) => answer.ok(),
+            },
+            None => None,
+        };
+        if let Some(answer) = early {
+            first = None;
+            talk.heard("first", answer);
+            // The message may follow the answer.
+            tokio::select! { () = self.proxy.fired() => {} _ = self.proxy.settle(SETTLE) => {} }
+        }
+        let reached = self.proxy.has_fired();
+        let mut broken = None;
+        if reached {
+            broken = self.act(interruption, first, &mut talk, &before).await?;
+        } else if let Some(first) = first {
+            talk.hear("first", first).await;
+        }
+        talk.retry().await;
+        if !talk.finals().is_empty() {
+            talk.ask("again").await;
+            if self.refuses && self.is_refused(&mut talk).await == Some(false) {
+                broken = broken.or(Some((Verdict::NotRefused, "another body under the key is accepted".to_owned())));
+            }
+        }
+        let start = before.clone();
+        let effect = self.after(&talk.key, start).await?;
+        let events = self.proxy.finish();
+        let judged = self.expected.judge(&effect, &talk.finals(), self.options.compare);
+        let (verdict, detail) = if judged.0 == Verdict::OneEffect { broken.unwrap_or(judged) } else { judged };
+        let story = self.story(&talk.key, events, &effect);
+        Ok(Try {
+            message,
+            interruption,
+            reached,
+            verdict: reached.then_some(verdict),
+            key: talk.key,
+            detail,
+            expected: self.expected.effect.rows(),
+            effect: effect.rows(),
+            answers: talk.told,
+            story,
+        })
+    }
+
+    /// The trap has caught the message. Returns what is wrong already.
+    async fn act(
+        &mut self,
+        interruption: Interruption,
+        first: Option<Calling<'a>>,
+        talk: &mut Talk<'a>,
+        before: &Reading,
+    ) -> Result<Option<(Verdict, String)>, Error> {
+        match interruption {
+            Interruption::LostBefore | Interruption::LostAfter => {
+                if let Some(first) = first {
+                    talk.hear("first", first).await;
+                }
+            }
+            Interruption::HangUp => {
+                drop(first);
+                self.proxy.say("the client hangs up");
+                sleep(HANG_UP).await;
+                self.proxy.say("the message is let go");
+                self.proxy.let_go(Then::Pass);
+            }
+            Interruption::Killed => {
+                if let Some(service) = &mut self.service {
+                    service.kill().await;
+                    self.proxy.say("the process is killed; the server executes the message all the same");
+                    self.proxy.let_go(Then::Orphan);
+                    if let Some(first) = first {
+                        talk.hear("first", first).await;
+                    }
+                    service.start().await?;
+                    self.proxy.say("the process is started again");
+                }
+            }
+            Interruption::Duplicate => return self.duplicate(first, talk, before).await,
+        }
+        Ok(None)
+    }
+
+    async fn duplicate(
+        &mut self,
+        first: Option<Calling<'a>>,
+        talk: &mut Talk<'a>,
+        before: &Reading,
+    ) -> Result<Option<(Verdict, String)>, Error> {
+        let mut beside = talk.beside();
+        let Some(mut second) = talk.call(Variant::Plain) else { return Ok(None) };
+        self.proxy.say("a duplicate is sent");
+        let answered = tokio::select! {
+            answer = &mut second => Some(answer),
+            () = self.proxy.pause(Instant::now(), DUPLICATE) => None,
+        };
+        let is_answered = answered.is_some();
+        let mut broken = None;
+        if let Some(answer) = answered {
+            beside.heard("duplicate", answer);
+            if beside.finals().first().is_some_and(|answer| answer.is_success()) && !self.is_kept(talk, before).await? {
+                let detail = "the duplicate was told of success while nothing was committed".to_owned();
+                broken = Some((Verdict::NoEffectButSuccess, detail));
+            }
+        }
+        self.proxy.say("the message is let go");
+        self.proxy.let_go(Then::Pass);
+        let first = async {
+            if let Some(first) = first {
+                talk.hear("first", first).await;
+            }
+        };
+        let second = async {
+            if !is_answered {
+                beside.hear("duplicate", second).await;
+            }
+        };
+        join(first, second).await;
+        talk.join(beside);
+        Ok(broken)
+    }
+
+    /// Whether the effect that a client was told of is committed, or will be soon.
+    async fn is_kept(&mut self, talk: &Talk<'a>, before: &Reading) -> Result<bool, Error> {
+        let started = Instant::now();
+        while self.effects.read(&talk.key).await?.since(before).is_none() {
+            if started.elapsed() > PROMISE {
+                return Ok(false);
+            }
+            sleep(HANG_UP).await;
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,150 @@
+//! Requests without an interruption.
+
+use futures_util::future::join_all;
+
+use crate::Error;
+use crate::client::Variant;
+use crate::effects::Effect;
+use crate::judge::Verdict;
+use crate::report::Undisturbed;
+use crate::talk::Talk;
+
+use super::Run;
+
+impl<'a> Run<'a> {
+    pub(super) async fn undisturbed(&mut self) -> Result<(), Error> {
+        self.at_once("again", 1).await?;
+        self.at_once("two_at_once", 2).await?;
+        self.at_once("sixteen_at_once", 16).await?;
+        self.another_body().await?;
+        self.at_once("another_key", 1).await?;
+        self.no_key().await?;
+        self.another_user().await
+    }
+
+    /// So many clients with one key, and then the same request again.
+    async fn at_once(&mut self, check: &'static str, clients: usize) -> Result<(), Error> {
+        let mut talk = self.talk();
+        let before = self.before(&talk.key).await?;
+        self.proxy.number(None);
+        let each = (0..clients).map(|_| {
+            let mut client = talk.beside();
+            async move {
+                client.ask("first").await;
+                client.retry().await;
+                client
+            }
+        });
+        let clients = join_all(each).await;
+        let unanswered = clients.iter().filter(|client| client.finals().is_empty()).count();
+        clients.into_iter().for_each(|client| talk.join(client));
+        talk.ask("again").await;
+        let effect = self.after(&talk.key, before).await?;
+        let (mut verdict, mut detail) = self.expected.judge(&effect, &talk.finals(), self.options.compare);
+        if verdict == Verdict::OneEffect && unanswered > 0 {
+            (verdict, detail) = (Verdict::Stuck, format!("{unanswered} clients never got a final answer"));
+        }
+        self.add(check, Some(verdict), true, detail, talk, &effect);
+        Ok(())
+    }
+
+    async fn another_body(&mut self) -> Result<(), Error> {
+        let mut talk = self.talk();
+        if talk.call(Variant::OtherBody).is_none() {
+            return self.untried("another_body", "not tried: the request has no body that could be changed").await;
+        }
+        let before = self.before(&talk.key).await?;
+        self.proxy.number(None);
+        talk.ask("first").await;
+        talk.retry().await;
+        let answer = talk.vary("other-body", Variant::OtherBody).await;
+        let effect = self.after(&talk.key, before).await?;
+        let status = answer.and_then(Result::ok).map(|answer| (answer.status, answer.is_success()));
+        self.refuses = status.is_some_and(|(_, success)| !success);
+        let (verdict, detail) = match status {
+            _ if effect.exceeds(&self.expected.effect) => {
+                let text = format!("the effect is {effect} in place of {}", self.expected.effect);
+                (Some(Verdict::TwoEffects), text)
+            }
+            Some((status, true)) => (Some(Verdict::NotRefused), format!("another body was answered {status}")),
+            Some((status, false)) => (Some(Verdict::OneEffect), format!("refused with {status}")),
+            None => (Some(Verdict::Stuck), "another body got no answer".to_owned()),
+        };
+        self.add("another_body", verdict, true, detail, talk, &effect);
+        // Otherwise, the service may refuse the changed body itself, and not its second use of the key.
+        let mut talk = self.talk();
+        let accepted = talk.vary("other-body", Variant::OtherBody).await;
+        self.proxy.settle(super::SETTLE).await;
+        if !accepted.is_some_and(|answer| answer.is_ok_and(|answer| answer.is_success())) {
+            let text = "the changed body is refused under a new key too, so its refusal under a used one shows nothing: \
+                        give one with --other-json";
+            self.report.notes.push(text.to_owned());
+        }
+        Ok(())
+    }
+
+    async fn no_key(&mut self) -> Result<(), Error> {
+        let mut talk = self.talk();
+        if talk.call(Variant::NoKey).is_none() {
+            return self.untried("no_key", "not tried: the key is a part of the request").await;
+        }
+        let before = self.before(&talk.key).await?;
+        self.proxy.number(None);
+        talk.vary("keyless", Variant::NoKey).await;
+        let effect = self.after(&talk.key, before).await?;
+        let status = talk.told.last().and_then(|told| told.status).map_or("nothing".to_owned(), |it| it.to_string());
+        let detail = format!("answered {status}; the effect is {effect}");
+        self.add("no_key", None, false, detail, talk, &effect);
+        Ok(())
+    }
+
+    async fn another_user(&mut self) -> Result<(), Error> {
+        let mut talk = self.talk();
+        if talk.call(Variant::OtherUser).is_none() {
+            return self.untried("another_user", "not tried: --other-header names no other user").await;
+        }
+        self.proxy.number(None);
+        talk.ask("first").await;
+        talk.retry().await;
+        self.proxy.settle(super::SETTLE).await;
+        let before = self.effects.settled(&talk.key).await?;
+        let answer = talk.vary("other-user", Variant::OtherUser).await;
+        let effect = self.after(&talk.key, before).await?;
+        let (verdict, detail) = match answer {
+            Some(Ok(answer)) if answer.is_success() && effect.is_none() => {
+                (Verdict::NoEffectButSuccess, "another user was answered in place of the first one".to_owned())
+            }
+            Some(Ok(answer)) if answer.is_success() => (Verdict::OneEffect, String::new()),
+            Some(Ok(answer)) => {
+                (Verdict::RefusedThoughRetried, format!("another user with the same key was told {}", answer.status))
+            }
+            _ => (Verdict::Stuck, "another user got no answer".to_owned()),
+        };
+        self.add("another_user", Some(verdict), true, detail, talk, &effect);
+        Ok(())
+    }
+
+    async fn untried(&mut self, check: &'static str, why: &str) -> Result<(), Error> {
+        let talk = self.talk();
+        let before = self.before(&talk.key).await?;
+        self.add(check, None, false, why.to_owned(), talk, &before.since(&before));
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        check: &'static str,
+        verdict: Option<Verdict>,
+        judged: bool,
+        detail: String,
+        talk: Talk<'a>,
+        effect: &Effect,
+    ) {
+        let events = self.proxy.finish();
+        let story = self.story(&talk.key, events, effect);
+        let shown = verdict.map_or("not judged".to_owned(), |verdict| verdict.to_string());
+        (self.options.progress)(&format!("{}: {shown}", check.replace('_', " ")));
+        let (effect, answers) = (effect.rows(), talk.told);
+        self.report.undisturbed.push(Undisturbed { check, verdict, judged, detail, effect, answers, story });
+    }
+}

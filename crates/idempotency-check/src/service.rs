@@ -1,0 +1,133 @@
+//! The service as a process of the check: started, killed, and started again.
+
+use std::collections::VecDeque;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep};
+
+use crate::Error;
+
+/// The end of what the service wrote, shown if it does not start.
+const LINES: usize = 20;
+
+pub(crate) struct Service {
+    command: Vec<String>,
+    environment: (String, String),
+    /// Host and port of its URL.
+    address: (String, u16),
+    patience: Duration,
+    running: Option<Running>,
+    log: Arc<Mutex<VecDeque<String>>>,
+}
+
+struct Running {
+    child: Child,
+    group: Pid,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It fails if the whole group has ended already.
+        let _ = kill_process_group(self.group, Signal::KILL);
+    }
+}
+
+impl Service {
+    pub(crate) fn new(
+        command: Vec<String>,
+        environment: (String, String),
+        address: (String, u16),
+        patience: Duration,
+    ) -> Self {
+        Self { command, environment, address, patience, running: None, log: Arc::default() }
+    }
+
+    pub(crate) fn command(&self) -> &[String] {
+        &self.command
+    }
+
+    /// Returns once it listens.
+    pub(crate) async fn start(&mut self) -> Result<(), Error> {
+        let (host, port) = &self.address;
+        if self.running.is_none()
+            && self.log.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+            && listens(host, *port).await
+        {
+            return Err(Error::Service(format!("another process already listens on {host}:{port}")));
+        }
+        let (program, arguments) = self.command.split_first().unwrap_or((&self.command[0], &[]));
+        let mut child = Command::new(program)
+            .args(arguments)
+            .env(&self.environment.0, &self.environment.1)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // A signal to the group reaches the processes that the service starts.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| Error::Service(format!("{program} cannot be started: {error}")))?;
+        self.collect(child.stdout.take());
+        self.collect(child.stderr.take());
+        let group = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        let group = group.ok_or_else(|| Error::Service(format!("{program} ended at once")))?;
+        let running = self.running.insert(Running { child, group });
+        let started = Instant::now();
+        let mut pause = Duration::from_millis(5);
+        while !listens(host, *port).await {
+            if let Ok(Some(status)) = running.child.try_wait() {
+                // The last lines may still be in the pipe.
+                sleep(Duration::from_millis(100)).await;
+                return Err(Error::Service(format!("the service ended with {status}{}", self.wrote())));
+            }
+            if started.elapsed() > self.patience {
+                let wrote = self.wrote();
+                return Err(Error::Service(format!("the service does not listen on {host}:{port}{wrote}")));
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    /// SIGKILL, to its whole process group.
+    pub(crate) async fn kill(&mut self) {
+        if let Some(mut running) = self.running.take() {
+            let _ = kill_process_group(running.group, Signal::KILL);
+            let _ = running.child.wait().await;
+        }
+    }
+
+    fn collect(&self, from: Option<impl AsyncRead + Unpin + Send + 'static>) {
+        let Some(from) = from else { return };
+        let log = self.log.clone();
+        tokio::spawn(async move {
+            let mut lines = BufReader::new(from).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+                log.push_back(line);
+                if log.len() > LINES {
+                    log.pop_front();
+                }
+            }
+        });
+    }
+
+    /// The end of its log, for an error.
+    pub(crate) fn wrote(&self) -> String {
+        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        if log.is_empty() {
+            return ", and wrote nothing".to_owned();
+        }
+        format!(", and wrote last: {}", log.iter().cloned().collect::<Vec<_>>().join(" / "))
+    }
+}
+
+pub(crate) async fn listens(host: &str, port: u16) -> bool {
+    TcpStream::connect((host.trim_matches(['[', ']']), port)).await.is_ok()
+}
