@@ -9,8 +9,9 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tokio::net::TcpStream;
 use tokio::process::Command;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::database::{Database, TABLES};
 
@@ -32,7 +33,8 @@ pub(crate) struct Service {
     path: &'static str,
     body: &'static str,
     effects: &'static str,
-    tables: &'static str,
+    /// `None` for a service that creates its tables when it starts.
+    tables: Option<&'static str>,
     options: Vec<&'static str>,
 }
 
@@ -55,7 +57,7 @@ impl Service {
             path: "/payments",
             body: BODY,
             effects: EFFECTS,
-            tables: TABLES,
+            tables: Some(TABLES),
             options: vec!["-H", "X-User-ID: 42"],
         })
     }
@@ -70,8 +72,8 @@ impl Service {
         self
     }
 
-    pub(crate) fn with_tables(mut self, tables: &'static str) -> Self {
-        self.tables = tables;
+    pub(crate) fn with_own_tables(mut self) -> Self {
+        self.tables = None;
         self
     }
 
@@ -85,9 +87,25 @@ impl Service {
         self
     }
 
+    async fn start_once(&self, database: &Database) -> anyhow::Result<()> {
+        let (program, arguments) = self.command.split_first().context("a command")?;
+        let mut command = Command::new(program);
+        command.args(arguments).envs(self.environment.iter().cloned()).env("DATABASE_URL", database.url());
+        let mut child = command.current_dir(&self.directory).kill_on_drop(true).spawn()?;
+        tokio::select! {
+            ended = child.wait() => anyhow::bail!("{} ended: {}", self.name, ended?),
+            listens = timeout(LIMIT, listens(self.port)) => listens?,
+        }
+        Ok(child.kill().await?)
+    }
+
     /// One run of the program, on a database of its own.
     pub(crate) async fn check(&self, options: &[&str]) -> anyhow::Result<Checked> {
-        let database = Database::create(self.tables).await?;
+        let database = Database::create(self.tables.unwrap_or_default()).await?;
+        if self.tables.is_none() {
+            // The check reads the effects before it starts the service.
+            self.start_once(&database).await?;
+        }
         let report = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{}.json", self.name, self.port));
         let mut command = Command::new(env!("CARGO_BIN_EXE_idempotency-check"));
         command
@@ -114,6 +132,13 @@ impl Service {
     }
 }
 
+/// Returns once something listens on this port.
+async fn listens(port: u16) {
+    while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
 /// A run that hangs is terminated, so that it stops its service.
 async fn ended(mut command: Command) -> anyhow::Result<Output> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
@@ -133,25 +158,23 @@ pub(crate) struct Checked {
     pub(crate) printed: String,
 }
 
-/// What was found, and where: by an interruption at a message, or by an undisturbed request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Finding {
     pub(crate) verdict: String,
-    /// `lost-after insert into payments …`, or the name of the undisturbed check.
+    /// The interruption, or the undisturbed check.
     pub(crate) by: String,
+    /// The message that was interrupted, if one was.
+    pub(crate) sql: String,
 }
 
 impl Checked {
     pub(crate) fn findings(&self) -> Vec<Finding> {
         let findings = self.report["findings"].as_array().into_iter().flatten();
-        findings.map(|finding| Finding { verdict: text(&finding["verdict"]), by: self.by(finding) }).collect()
-    }
-
-    fn by(&self, finding: &Value) -> String {
-        match &finding["message"] {
-            Value::Null => text(&finding["check"]),
-            number => format!("{} {}", text(&finding["interruption"]), self.sql(number)),
-        }
+        let finding = |finding: &Value| {
+            let by = if finding["check"].is_null() { &finding["interruption"] } else { &finding["check"] };
+            Finding { verdict: text(&finding["verdict"]), by: text(by), sql: self.sql(&finding["message"]) }
+        };
+        findings.map(finding).collect()
     }
 
     fn sql(&self, number: &Value) -> String {

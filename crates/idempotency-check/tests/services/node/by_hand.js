@@ -5,8 +5,9 @@ const { text } = require("node:stream/consumers");
 const { Pool } = require("pg");
 
 const pool = new Pool({ connectionString: process.env.DATABASE_URL, max: 20, connectionTimeoutMillis: 5000 });
-// An idle connection may be lost at any time. Without a listener, this would end the process.
+// A connection may be lost at any time, idle or in use. Without these listeners, that would end the process.
 pool.on("error", (error) => console.error(error.message));
+pool.on("connect", (client) => client.on("error", (error) => console.error(error.message)));
 
 async function pay(client, key, body) {
   const fingerprint = createHash("sha256").update(body).digest();
