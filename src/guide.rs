@@ -33,6 +33,7 @@ pages! {
     orms: "SeaORM, other versions of sqlx, and other libraries." with "sea_orm.rs";
     nothing_escapes: "Let the database refuse writes outside an operation.";
     testing: "Test your service.";
+    check: "Check your own service.";
     migrations: "Use the crate beside your migrations.";
     production: "Before production: a checklist.", "deployment";
     sizing: "How large the table becomes, and what it costs.";

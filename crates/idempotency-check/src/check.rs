@@ -13,7 +13,7 @@ use crate::judge::{Compare, Interruption};
 use crate::proxy::Proxy;
 use crate::report::Report;
 use crate::run::{Options, Run};
-use crate::service::{Service, listens};
+use crate::service::{START, Service, listens};
 use crate::talk::ATTEMPT;
 
 /// A check of one request. The crate's documentation has an example.
@@ -163,13 +163,12 @@ impl Check {
                 let (host, port) = request.address()?;
                 let (http_url, method) = (request.url.clone(), request.method.to_string());
                 let caller = Http::new(request, ATTEMPT)?;
-                let patience = self.options.patience;
                 let service = if command.is_empty() {
                     (self.options.progress)(&format!("waiting for a service with {variable}={url}"));
-                    until_it_listens(&host, port, patience).await?;
+                    until_it_listens(&host, port).await?;
                     None
                 } else {
-                    Some(Service::new(command, (variable, url), (host, port), patience))
+                    Some(Service::new(command, (variable, url), (host, port)))
                 };
                 let run = Run::new(&proxy, &caller, service, effects, &self.options).await?;
                 let mut report = run.run().await?;
@@ -180,10 +179,10 @@ impl Check {
     }
 }
 
-async fn until_it_listens(host: &str, port: u16, patience: Duration) -> Result<(), Error> {
+async fn until_it_listens(host: &str, port: u16) -> Result<(), Error> {
     let started = Instant::now();
     while !listens(host, port).await {
-        if started.elapsed() > patience {
+        if started.elapsed() > START {
             return Err(Error::Service(format!("no service listens on {host}:{port}")));
         }
         sleep(Duration::from_millis(100)).await;

@@ -1,5 +1,6 @@
 //! The proxy between the service and its database: it numbers the messages of a request, and interrupts one of them.
 
+mod connection;
 mod lane;
 mod text;
 mod upstream;
@@ -13,8 +14,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
-use crate::wire::{Entrance, Flow, Message, Tap, relay};
-use lane::{Lane, Part, Step, Unit};
+use crate::wire::{Entrance, relay};
+use connection::Connection;
+use lane::{Lane, Step, Unit};
 
 pub(crate) use text::shorten;
 pub(crate) use upstream::{Trust, Upstream};
@@ -35,6 +37,7 @@ pub(crate) struct Place {
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Message {
+        connection: u64,
         place: Place,
         sql: String,
         mark: &'static str,
@@ -136,11 +139,6 @@ impl Proxy {
         self.entrance.port()
     }
 
-    /// How many connections the service has opened so far.
-    pub(crate) fn connections(&self) -> u64 {
-        self.shared.lock().connections
-    }
-
     /// Watches the idle service for so long. What it does now is background from now on.
     pub(crate) async fn learn(&self, watch: Duration) {
         self.shared.lock().phase = Phase::Learning;
@@ -222,11 +220,6 @@ impl Proxy {
         };
         timeout(patience, looking).await.is_ok()
     }
-
-    /// Whether a connection of the service has an open transaction.
-    pub(crate) fn is_in_transaction(&self) -> bool {
-        self.shared.lock().lanes.values().any(Lane::is_in_transaction)
-    }
 }
 
 impl Shared {
@@ -246,23 +239,19 @@ impl State {
     fn decide(&mut self, id: u64, step: &Step) -> Decision {
         let Some(lane) = self.lanes.get_mut(&id) else { return Decision::Pass };
         let learnt = self.background.contains(&step.shape);
-        let starts = lane.unit == Unit::Unknown;
-        // A background job begins and commits transactions too. Whose transaction it is shows its first other statement.
-        match (self.phase, text::controls(&step.sql)) {
-            (Phase::Learning, _) => {
-                self.background.insert(step.shape.clone());
-            }
-            (_, true) if starts && learnt => {}
-            (_, false) if starts && learnt => lane.unit = Unit::Background,
-            (_, true) if lane.unit == Unit::Background => {}
-            (_, false) if lane.unit == Unit::Background && learnt => {}
-            _ => lane.unit = Unit::Foreground,
+        if self.phase == Phase::Learning {
+            self.background.insert(step.shape.clone());
+        } else if learnt && lane.unit != Unit::Foreground {
+            // A job begins its transaction as a request does. The first statement that the job does not send shows whose it is.
+            lane.unit = Unit::Background;
+        } else {
+            lane.unit = Unit::Foreground;
         }
         if lane.unit != Unit::Background {
             self.last_activity = Instant::now();
         }
         lane.sent(step);
-        if self.phase != Phase::Numbering || lane.unit != Unit::Foreground {
+        if self.phase != Phase::Numbering || lane.unit != Unit::Foreground || text::pings(&step.shape) {
             return Decision::Pass;
         }
         let occurrence = self.occurrences.entry(step.shape.clone()).or_default();
@@ -275,7 +264,7 @@ impl State {
             Some(Cut::After) => "the server executes this, and the connection is lost before the answer",
             Some(Cut::Hold) => "this is held back",
         };
-        self.events.push(Event::Message { place, sql: step.sql.clone(), mark });
+        self.events.push(Event::Message { connection: id, place, sql: step.sql.clone(), mark });
         match cut {
             None => Decision::Pass,
             Some(Cut::Before) => Decision::Close,
@@ -288,91 +277,6 @@ impl State {
                 self.held = Some(held);
                 Decision::Hold(goes)
             }
-        }
-    }
-}
-
-/// The tap of one connection.
-struct Connection {
-    id: u64,
-    shared: Arc<Shared>,
-    /// Towards the server, and not towards the service.
-    is_encrypted: bool,
-}
-
-impl Connection {
-    fn new(shared: Arc<Shared>, is_encrypted: bool) -> Self {
-        let id = {
-            let mut state = shared.lock();
-            state.connections += 1;
-            let id = state.connections;
-            state.lanes.insert(id, Lane::default());
-            id
-        };
-        Self { id, shared, is_encrypted }
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.shared.lock().lanes.remove(&self.id);
-    }
-}
-
-impl Tap for Connection {
-    async fn up(&self, message: &mut Message) -> Flow {
-        let decision = {
-            let mut state = self.shared.lock();
-            let Some(lane) = state.lanes.get_mut(&self.id) else { return Flow::Close };
-            if lane.is_cut {
-                return Flow::Swallow;
-            }
-            match lane.up(message) {
-                Part::Apart => return Flow::Pass,
-                Part::Begun => return Flow::Gather,
-                Part::Complete(step) => {
-                    let waiting = state.trap.is_some();
-                    let decision = state.decide(self.id, &step);
-                    if waiting && state.trap.is_none() {
-                        self.shared.fired.notify_waiters();
-                    }
-                    decision
-                }
-            }
-        };
-        match decision {
-            Decision::Pass => Flow::Pass,
-            Decision::Close => Flow::Close,
-            Decision::Hold(goes) => {
-                if goes.await == Ok(Then::Orphan)
-                    && let Some(lane) = self.shared.lock().lanes.get_mut(&self.id)
-                {
-                    lane.is_cut = true;
-                }
-                Flow::Pass
-            }
-        }
-    }
-
-    async fn down(&self, message: &mut Message) -> Flow {
-        if self.is_encrypted {
-            upstream::without_channel_binding(message);
-        }
-        let mut state = self.shared.lock();
-        let Some(lane) = state.lanes.get_mut(&self.id) else { return Flow::Close };
-        let is_lost = lane.is_lost();
-        lane.down(message);
-        let is_over = is_lost && lane.is_answered();
-        if lane.unit != Unit::Background {
-            state.last_activity = Instant::now();
-        }
-        if let (Phase::Numbering, Some(rejection)) = (state.phase, message.rejection()) {
-            state.events.push(Event::Rejected(format!("{} {}", rejection.code, rejection.message)));
-        }
-        match (is_lost, is_over) {
-            (_, true) => Flow::Close,
-            (true, _) => Flow::Swallow,
-            _ => Flow::Pass,
         }
     }
 }

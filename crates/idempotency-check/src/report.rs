@@ -12,6 +12,10 @@ use crate::proxy::shorten;
 /// How much of an answer is shown.
 const BODY: usize = 200;
 
+/// How many lines of a story are shown, and how many of them are its beginning.
+const STORY: usize = 36;
+const BEGIN: usize = 30;
+
 /// What the check found.
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
@@ -180,7 +184,7 @@ impl Report {
             .filter(|&verdict| self.tries.iter().any(|it| it.verdict == Some(verdict)))
             .collect();
         let mut table = Table::new();
-        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+        table.load_preset(presets::NOTHING);
         let heads = used.iter().map(ToString::to_string);
         table.set_header(["interruption".to_owned(), "tried".to_owned()].into_iter().chain(heads));
         for interruption in Interruption::ALL {
@@ -220,8 +224,14 @@ impl fmt::Display for Report {
                 _ => finding.check.unwrap_or_default().replace('_', " "),
             };
             writeln!(f, "\n{}, at {place}: {}\n", finding.verdict.to_string().to_uppercase(), finding.detail)?;
-            for line in &finding.story {
-                writeln!(f, "  {line}")?;
+            let left_out = finding.story.len().saturating_sub(STORY);
+            for (at, line) in finding.story.iter().enumerate() {
+                match at {
+                    // The end says what came of it.
+                    BEGIN if left_out > 0 => writeln!(f, "        … {} more lines; --report has them", left_out)?,
+                    _ if at >= BEGIN && at < BEGIN + left_out => {}
+                    _ => writeln!(f, "  {line}")?,
+                }
             }
         }
         for note in &self.notes {

@@ -63,7 +63,7 @@ impl<'a> Run<'a> {
         let nobody = Talk::new(caller, proxy, &[], Duration::ZERO).key;
         let before = effects.settled(&nobody).await?;
         if let Some(service) = &mut service {
-            service.start().await?;
+            service.start_first().await?;
         }
         (options.progress)("watching the idle service");
         proxy.learn(WATCH).await;
@@ -81,6 +81,10 @@ impl<'a> Run<'a> {
             self.undisturbed().await?;
         }
         self.interrupt_all().await?;
+        if let Some(deaths) = self.service.map(|service| service.deaths).filter(|&deaths| deaths > 0) {
+            let text = format!("the process ended by itself {deaths} times, and was started again each time");
+            self.report.notes.push(text);
+        }
         self.report.conclude();
         Ok(self.report)
     }
@@ -222,29 +226,47 @@ impl<'a> Run<'a> {
 
     /// Waits until the request has had all its effects.
     async fn after(&mut self, key: &str, before: Reading) -> Result<Effect, Error> {
-        self.proxy.settle(SETTLE).await;
+        if !self.proxy.settle(SETTLE).await {
+            self.note("after a request, a connection of the service still had an open transaction");
+        }
         let after = self.effects.settled(key).await?;
         let effect = after.since(&before);
         self.last = Some((before, after));
         Ok(effect)
     }
 
-    /// The events as lines, with the numbers of the undisturbed request.
+    /// The events as lines. Up to the interruption, the messages have the numbers of the undisturbed request.
     fn story(&self, key: &str, events: Vec<Event>, effect: &Effect) -> Vec<String> {
         let numbers: HashMap<_, _> = self.places.iter().enumerate().map(|(at, place)| (place, at + 1)).collect();
+        let mut connections = Vec::new();
+        let mut is_interrupted = false;
         let line = |event| match event {
-            Event::Message { place, sql, mark } => {
-                let number = numbers.get(&place).map_or(String::new(), ToString::to_string);
-                let sql = shorten(&sql.replace(key, "{key}"), SQL);
+            Event::Message { connection, place, sql, mark } => {
+                let number = numbers.get(&place).filter(|_| !is_interrupted).map_or(String::new(), ToString::to_string);
+                is_interrupted |= !mark.is_empty();
+                let known = connections.iter().position(|known| *known == connection);
+                let connection = known.unwrap_or_else(|| {
+                    connections.push(connection);
+                    connections.len() - 1
+                });
+                // The first connection needs no name.
+                let connection =
+                    if connection == 0 { String::new() } else { format!("(connection {}) ", connection + 1) };
                 let mark = if mark.is_empty() { String::new() } else { format!("   <-- {mark}") };
-                format!("{number:>4}  {sql}{mark}")
+                format!("{number:>4}  {connection}{}{mark}", shorten(&sql.replace(key, "{key}"), SQL))
             }
             Event::Rejected(what) => format!("      the database: ERROR {}", shorten(&what, SQL)),
-            Event::Said(what) => format!("      {}", what.replace(key, "{key}")),
+            Event::Said(what) => format!("      * {}", what.replace(key, "{key}")),
         };
         let mut story: Vec<_> = events.into_iter().map(line).collect();
-        story.push(format!("      the database holds {effect} in place of {}", self.expected.effect));
+        story.push(format!("      * the effect: {effect}; without an interruption: {}", self.expected.effect));
         story
+    }
+
+    fn note(&mut self, text: &str) {
+        if !self.report.notes.iter().any(|note| note == text) {
+            self.report.notes.push(text.to_owned());
+        }
     }
 
     /// Whether another body under the key is refused. `None` if there is none, or no answer.

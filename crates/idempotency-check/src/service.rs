@@ -1,6 +1,7 @@
 //! The service as a process of the check: started, killed, and started again.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,10 +10,14 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::Error;
 
+/// How long a service may take until it listens.
+pub(crate) const START: Duration = Duration::from_secs(60);
+/// How long the processes of a killed group may take to let go of the port.
+const FREE: Duration = Duration::from_secs(5);
 /// The end of what the service wrote, shown if it does not start.
 const LINES: usize = 20;
 
@@ -21,8 +26,9 @@ pub(crate) struct Service {
     environment: (String, String),
     /// Host and port of its URL.
     address: (String, u16),
-    patience: Duration,
     running: Option<Running>,
+    /// How often it has ended without being killed by the check.
+    pub(crate) deaths: usize,
     log: Arc<Mutex<VecDeque<String>>>,
 }
 
@@ -39,28 +45,26 @@ impl Drop for Running {
 }
 
 impl Service {
-    pub(crate) fn new(
-        command: Vec<String>,
-        environment: (String, String),
-        address: (String, u16),
-        patience: Duration,
-    ) -> Self {
-        Self { command, environment, address, patience, running: None, log: Arc::default() }
+    pub(crate) fn new(command: Vec<String>, environment: (String, String), address: (String, u16)) -> Self {
+        Self { command, environment, address, running: None, deaths: 0, log: Arc::default() }
     }
 
     pub(crate) fn command(&self) -> &[String] {
         &self.command
     }
 
+    /// As [`Service::start`], unless something else is there already.
+    pub(crate) async fn start_first(&mut self) -> Result<(), Error> {
+        let (host, port) = &self.address;
+        if listens(host, *port).await {
+            return Err(Error::Service(format!("another process already listens on {host}:{port}")));
+        }
+        self.start().await
+    }
+
     /// Returns once it listens.
     pub(crate) async fn start(&mut self) -> Result<(), Error> {
         let (host, port) = &self.address;
-        if self.running.is_none()
-            && self.log.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-            && listens(host, *port).await
-        {
-            return Err(Error::Service(format!("another process already listens on {host}:{port}")));
-        }
         let (program, arguments) = self.command.split_first().unwrap_or((&self.command[0], &[]));
         let mut child = Command::new(program)
             .args(arguments)
@@ -85,7 +89,7 @@ impl Service {
                 sleep(Duration::from_millis(100)).await;
                 return Err(Error::Service(format!("the service ended with {status}{}", self.wrote())));
             }
-            if started.elapsed() > self.patience {
+            if started.elapsed() > START {
                 let wrote = self.wrote();
                 return Err(Error::Service(format!("the service does not listen on {host}:{port}{wrote}")));
             }
@@ -95,12 +99,37 @@ impl Service {
         Ok(())
     }
 
-    /// SIGKILL, to its whole process group.
+    /// SIGKILL, to its whole process group. Returns once its port is free.
     pub(crate) async fn kill(&mut self) {
         if let Some(mut running) = self.running.take() {
             let _ = kill_process_group(running.group, Signal::KILL);
             let _ = running.child.wait().await;
+            let killed = Instant::now();
+            while listens(&self.address.0, self.address.1).await && killed.elapsed() < FREE {
+                sleep(Duration::from_millis(5)).await;
+            }
         }
+    }
+
+    /// Starts it again each time that it ends by itself, as a supervisor does. Never returns without an error.
+    pub(crate) async fn keep(&mut self) -> Result<Infallible, Error> {
+        loop {
+            if let Some(running) = &mut self.running {
+                let _ = running.child.wait().await;
+            }
+            self.revive().await?;
+        }
+    }
+
+    /// Starts it again if it has ended by itself.
+    pub(crate) async fn revive(&mut self) -> Result<(), Error> {
+        let has_ended = |running: &mut Running| !matches!(running.child.try_wait(), Ok(None));
+        if self.running.as_mut().is_none_or(has_ended) {
+            self.deaths += 1;
+            self.kill().await;
+            self.start().await?;
+        }
+        Ok(())
     }
 
     fn collect(&self, from: Option<impl AsyncRead + Unpin + Send + 'static>) {
@@ -129,5 +158,6 @@ impl Service {
 }
 
 pub(crate) async fn listens(host: &str, port: u16) -> bool {
-    TcpStream::connect((host.trim_matches(['[', ']']), port)).await.is_ok()
+    let connecting = TcpStream::connect((host.trim_matches(['[', ']']), port));
+    timeout(Duration::from_secs(1), connecting).await.is_ok_and(|connected| connected.is_ok())
 }

@@ -32,6 +32,11 @@ impl<'a> Talk<'a> {
         Self { caller, proxy, again, key, deadline, finals: Vec::new(), told: Vec::new() }
     }
 
+    /// The patience begins now: what the check did until now was not the service's fault.
+    pub(crate) fn begin_again(&mut self, patience: Duration) {
+        self.deadline = Instant::now() + patience;
+    }
+
     /// Another client with the same key.
     pub(crate) fn beside(&self) -> Self {
         let key = self.key.clone();

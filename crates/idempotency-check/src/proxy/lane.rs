@@ -168,10 +168,6 @@ impl Lane {
     pub(super) fn is_idle(&self) -> bool {
         self.is_answered() && matches!(self.transaction, b'I' | 0)
     }
-
-    pub(super) fn is_in_transaction(&self) -> bool {
-        matches!(self.transaction, b'T' | b'E')
-    }
 }
 
 #[cfg(test)]
@@ -231,7 +227,7 @@ mod tests {
         lane.is_cut = true;
         assert!(!lane.is_lost());
         lane.down(&front(b'Z', b"T"));
-        assert!(lane.is_lost() && !lane.is_answered() && lane.is_in_transaction());
+        assert!(lane.is_lost() && !lane.is_answered() && !lane.is_idle());
         lane.down(&front(b'Z', b"I"));
         assert!(lane.is_answered());
     }

@@ -24,6 +24,9 @@ const PROMISE: Duration = Duration::from_secs(1);
 
 impl<'a> Run<'a> {
     pub(super) async fn interrupt(&mut self, message: usize, interruption: Interruption) -> Result<Try, Error> {
+        if let Some(service) = &mut self.service {
+            service.revive().await?;
+        }
         let mut talk = self.talk();
         let before = self.before(&talk.key).await?;
         let cut = match interruption {
@@ -54,7 +57,10 @@ impl<'a> Run<'a> {
         } else if let Some(first) = first {
             talk.hear("first", first).await;
         }
-        talk.retry().await;
+        match &mut self.service {
+            Some(service) => tokio::select! { () = talk.retry() => {} ended = service.keep() => drop(ended?) },
+            None => talk.retry().await,
+        }
         if !talk.finals().is_empty() {
             talk.ask("again").await;
             if self.refuses && self.is_refused(&mut talk).await == Some(false) {
@@ -111,6 +117,7 @@ impl<'a> Run<'a> {
                         talk.hear("first", first).await;
                     }
                     service.start().await?;
+                    talk.begin_again(self.options.patience);
                     self.proxy.say("the process is started again");
                 }
             }

@@ -1,0 +1,63 @@
+//! The binary, with a service that it starts.
+
+use idempotency_check::Interruption;
+use sqlx::PgPool;
+
+use crate::shop::create;
+use crate::support::{command_on, free_port, is_open, text};
+
+#[sqlx::test]
+async fn a_right_service_survives_every_interruption_and_is_stopped(pool: PgPool) -> anyhow::Result<()> {
+    let options = pool.connect_options();
+    create(&pool).await?;
+    let port = free_port();
+    let file = std::env::temp_dir().join(format!("idempotency-check-{port}.json"));
+    let path = file.to_string_lossy().into_owned();
+    let output = command_on(&options, port, &["--report", &path], "right").output()?;
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
+    assert!(said.contains("25 interruptions tried, 0 findings."), "{said}");
+    assert!(text(&output.stderr).contains("5 messages, 25 tries, about "), "{}", text(&output.stderr));
+    assert!(!is_open(port), "the service still listens");
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&file)?)?;
+    std::fs::remove_file(file)?;
+    assert_eq!(report["service"]["killed"], true);
+    assert_eq!(report["messages"][4], serde_json::json!({"number": 5, "sql": "COMMIT"}));
+    let killed = report["tries"].as_array().expect("tries").iter().filter(|it| it["interruption"] == "killed");
+    assert!(killed.clone().all(|it| it["verdict"] == "one_effect"));
+    assert_eq!(killed.count(), 5);
+    let refused = report["undisturbed"].as_array().expect("checks").iter().find(|it| it["check"] == "another_body");
+    assert_eq!(refused.expect("another body")["answers"][1]["status"], 422);
+    Ok(())
+}
+
+#[sqlx::test]
+async fn a_finding_is_told_and_ends_with_1(pool: PgPool) -> anyhow::Result<()> {
+    let options = pool.connect_options();
+    create(&pool).await?;
+    let port = free_port();
+    let only = format!("4:{}", Interruption::Killed.name());
+    let output = command_on(&options, port, &["--only", &only], "late").output()?;
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}{}", text(&output.stderr));
+    assert!(said.contains("TWO EFFECTS, at 4:killed: the effect is +2 +200 in place of +1 +100"), "{said}");
+    assert!(said.contains("the process is killed; the server executes the message all the same"), "{said}");
+    Ok(())
+}
+
+#[sqlx::test]
+async fn a_signal_stops_the_service_too(pool: PgPool) -> anyhow::Result<()> {
+    let options = pool.connect_options();
+    create(&pool).await?;
+    let port = free_port();
+    let mut check = command_on(&options, port, &[], "right").spawn()?;
+    while !is_open(port) {
+        anyhow::ensure!(check.try_wait()?.is_none(), "the check has ended");
+        tokio::task::yield_now().await;
+    }
+    let id = rustix::process::Pid::from_raw(check.id().cast_signed()).expect("a process");
+    rustix::process::kill_process(id, rustix::process::Signal::TERM)?;
+    assert_eq!(check.wait()?.code(), Some(143));
+    assert!(!is_open(port), "the service still listens");
+    Ok(())
+}

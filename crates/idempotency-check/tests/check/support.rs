@@ -1,0 +1,90 @@
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use idempotency_check::{Answer, Check, Finding, Report, Verdict};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions as _, PgPool};
+use tokio::sync::OnceCell;
+
+use crate::shop::{Memory, create, shop};
+
+pub(crate) const EFFECTS: &str = "select count(*), coalesce(sum(amount), 0) from payments";
+
+pub(crate) fn url(options: &PgConnectOptions) -> String {
+    options.to_url_lossy().into()
+}
+
+/// A port that is free now.
+pub(crate) fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+pub(crate) fn is_open(port: u16) -> bool {
+    std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+}
+
+/// Sends the request of a payment.
+pub(crate) async fn pay(at: &str, key: &str) -> anyhow::Result<Answer> {
+    let request = reqwest::Client::new().post(at).header("idempotency-key", key).body("{\"amount\":100}");
+    let response = request.send().await?;
+    Ok(Answer::new(response.status().as_u16(), response.bytes().await?))
+}
+
+/// A check of the shop in this process.
+pub(crate) async fn check(options: &PgConnectOptions, memory: Memory) -> anyhow::Result<Check> {
+    create(&PgPool::connect_with(options.clone()).await?).await?;
+    let service = Arc::new(OnceCell::new());
+    Ok(Check::new(url(options)).effects(EFFECTS).call(async move |database: String, key: String| {
+        let at = service.get_or_try_init(|| serve(&database, memory)).await?;
+        pay(at, &key).await
+    }))
+}
+
+async fn serve(database: &str, memory: Memory) -> anyhow::Result<String> {
+    let pool = PgPool::connect(database).await?;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let at = format!("http://{}/payments", listener.local_addr()?);
+    tokio::spawn(async move { axum::serve(listener, shop(pool, memory)).await });
+    Ok(at)
+}
+
+/// The findings with this verdict.
+pub(crate) fn with(report: &Report, verdict: Verdict) -> Vec<&Finding> {
+    report.findings.iter().filter(|finding| finding.verdict == verdict).collect()
+}
+
+/// The server of the example, which `cargo test` builds.
+pub(crate) fn example() -> PathBuf {
+    let mut path = std::env::current_exe().expect("a path");
+    path.pop();
+    path.pop();
+    path.join("examples/shop")
+}
+
+pub(crate) fn command() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_idempotency-check"))
+}
+
+/// Of the database of this test and the service on this port.
+pub(crate) fn command_on(options: &PgConnectOptions, port: u16, more: &[&str], memory: &str) -> Command {
+    let mut command = command();
+    command.args(["--database", &url(options), "--effects", EFFECTS, "--json", "{\"amount\":100}"]);
+    command.args(more).arg(format!("http://127.0.0.1:{port}/payments"));
+    command.arg("--").arg(example()).args([&port.to_string(), memory]);
+    command
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// One line that says this, and the exit code 2.
+pub(crate) fn assert_cannot_run(output: &Output, says: &str) {
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    let said: Vec<_> = errors.lines().filter(|line| line.starts_with("idempotency-check: ")).collect();
+    assert_eq!(said.len(), 1, "{errors}");
+    assert!(said[0].contains(says), "{errors}");
+}
