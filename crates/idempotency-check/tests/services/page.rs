@@ -126,8 +126,10 @@ fn stories() -> anyhow::Result<String> {
             }
             let at = finding["message"].as_u64().map(|number| format!(" of message {number}")).unwrap_or_default();
             writeln!(stories, "**{verdict}**, by {}{at}: {}\n\n```text", place(finding), text(&finding["detail"]))?;
-            for line in list(&finding["story"]) {
-                writeln!(stories, "{}", text(line))?;
+            // A client that retries is told the same many times.
+            for same in list(&finding["story"]).chunk_by(PartialEq::eq) {
+                let times = if same.len() > 1 { format!(" ({} times)", same.len()) } else { String::new() };
+                writeln!(stories, "{}{times}", text(&same[0]))?;
             }
             stories += "```\n\n";
             told.push(verdict);

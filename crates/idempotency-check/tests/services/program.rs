@@ -186,11 +186,12 @@ impl Checked {
         self.report["messages"].as_array().into_iter().flatten()
     }
 
-    /// The number of the last message whose SQL contains this, whatever its case: the first one may only prepare it.
-    pub(crate) fn number_of(&self, sql: &str) -> anyhow::Result<u64> {
-        let says = |message: &&Value| text(&message["sql"]).to_lowercase().contains(sql);
-        let number = self.messages().filter(says).last().and_then(|message| message["number"].as_u64());
-        number.with_context(|| format!("no message says {sql}\n{}", self.printed))
+    /// The number of the message that commits the payment: the COMMIT after its insert, or the insert itself.
+    pub(crate) fn commit_of_the_payment(&self) -> anyhow::Result<&Value> {
+        let says = |message: &&Value, sql: &str| text(&message["sql"]).to_lowercase().contains(sql);
+        let mut from_the_insert = self.messages().skip_while(|message| !says(message, "insert into payments"));
+        let insert = from_the_insert.next().with_context(|| format!("no message inserts\n{}", self.printed))?;
+        Ok(&from_the_insert.find(|message| says(message, "commit")).unwrap_or(insert)["number"])
     }
 
     /// How often an interruption took place.

@@ -4,6 +4,7 @@ mod mistake;
 mod server;
 
 use anyhow::ensure;
+use tokio::task::JoinSet;
 
 use crate::page;
 use crate::program::{Finding, Service};
@@ -29,8 +30,31 @@ fn shop(mistake: Option<Mistake>) -> anyhow::Result<Service> {
         .with_options(["--other-header", "X-User-ID: 43"]))
 }
 
-/// A whole run finds the mistake, and at least once by this interruption, or undisturbed check, at a message that says this.
-async fn found(mistake: Mistake, verdict: &str, by: &str, at: &str) -> anyhow::Result<()> {
+/// What the check says of a mistake: the verdict, the interruption or undisturbed check that shows it, and the interrupted message.
+const FOUND: [(Mistake, &str, &str, &str); 10] = [
+    (Mistake::EffectBeforeClaim, "two_effects", "lost-before", "insert into idempotency_key"),
+    (Mistake::KeyAfterCommit, "two_effects", "lost-before", "insert into idempotency_key"),
+    (Mistake::LockElsewhere, "two_effects", "lost-after", "insert into payments"),
+    (Mistake::JsonbResponse, "other_answer", "again", ""),
+    (Mistake::FailureStored, "stuck", "lost-before", "insert into payments"),
+    (Mistake::KeyWithoutScope, "no_effect_but_success", "another_user", ""),
+    (Mistake::ProcessingForever, "stuck", "lost-before", "insert into payments"),
+    (Mistake::BodyNotCompared, "not_refused", "another_body", ""),
+    (Mistake::WriteThroughPool, "two_effects", "lost-before", "commit"),
+    (Mistake::UncommittedAnswer, "no_effect_but_success", "lost-before", "commit"),
+];
+
+/// All at once, because a check waits for most of its time.
+#[tokio::test]
+async fn each_mistake_is_found_and_named() -> anyhow::Result<()> {
+    let mut checks = JoinSet::new();
+    for (mistake, verdict, by, at) in FOUND {
+        checks.spawn(found(mistake, verdict, by, at));
+    }
+    checks.join_all().await.into_iter().collect()
+}
+
+async fn found(mistake: Mistake, verdict: &'static str, by: &'static str, at: &'static str) -> anyhow::Result<()> {
     // Each stuck key takes as long as the client's patience.
     let patience: &[&str] = if verdict == "stuck" { &["--patience", "1s"] } else { &[] };
     let checked = shop(Some(mistake))?.check(patience).await?;
@@ -46,54 +70,4 @@ async fn without_a_mistake_nothing_is_found() -> anyhow::Result<()> {
     let checked = shop(None)?.check(&[]).await?;
     page::record("planted", &checked)?;
     checked.ensure_clean()
-}
-
-#[tokio::test]
-async fn an_effect_before_the_claim_happens_twice() -> anyhow::Result<()> {
-    found(Mistake::EffectBeforeClaim, "two_effects", "lost-before", "insert into idempotency_key").await
-}
-
-#[tokio::test]
-async fn a_key_that_is_stored_after_commit_may_be_missing() -> anyhow::Result<()> {
-    found(Mistake::KeyAfterCommit, "two_effects", "lost-before", "insert into idempotency_key").await
-}
-
-#[tokio::test]
-async fn a_lock_in_another_store_does_not_know_what_was_committed() -> anyhow::Result<()> {
-    found(Mistake::LockElsewhere, "two_effects", "lost-after", "insert into payments").await
-}
-
-#[tokio::test]
-async fn a_response_in_jsonb_is_replayed_with_other_bytes() -> anyhow::Result<()> {
-    found(Mistake::JsonbResponse, "other_answer", "again", "").await
-}
-
-#[tokio::test]
-async fn a_stored_failure_blocks_the_key() -> anyhow::Result<()> {
-    found(Mistake::FailureStored, "stuck", "lost-before", "insert into payments").await
-}
-
-#[tokio::test]
-async fn a_key_without_scope_gives_a_user_the_answer_of_another() -> anyhow::Result<()> {
-    found(Mistake::KeyWithoutScope, "no_effect_but_success", "another_user", "").await
-}
-
-#[tokio::test]
-async fn a_claim_that_nobody_takes_over_blocks_the_key() -> anyhow::Result<()> {
-    found(Mistake::ProcessingForever, "stuck", "lost-before", "insert into payments").await
-}
-
-#[tokio::test]
-async fn a_body_that_is_not_compared_gets_the_answer_of_another() -> anyhow::Result<()> {
-    found(Mistake::BodyNotCompared, "not_refused", "another_body", "").await
-}
-
-#[tokio::test]
-async fn a_write_through_the_pool_commits_without_its_key() -> anyhow::Result<()> {
-    found(Mistake::WriteThroughPool, "two_effects", "lost-before", "commit").await
-}
-
-#[tokio::test]
-async fn an_answer_from_an_uncommitted_state_has_no_effect() -> anyhow::Result<()> {
-    found(Mistake::UncommittedAnswer, "no_effect_but_success", "lost-before", "commit").await
 }
