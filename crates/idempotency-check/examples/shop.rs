@@ -25,6 +25,10 @@ pub(crate) enum Memory {
 type Failure = (StatusCode, String);
 
 fn failed(error: sqlx::Error) -> Failure {
+    // Many a service does not survive an error of its connection.
+    if std::env::var_os("SHOP_IS_FRAGILE").is_some() {
+        std::process::exit(1);
+    }
     (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 
@@ -97,19 +101,27 @@ async fn remembered(on: &mut PgConnection, key: &str, body: &str) -> Result<Resp
     }
 }
 
-/// The program.
-#[allow(dead_code, reason = "the tests have a main function of their own")]
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let port = arguments.next().ok_or("no port")?.parse::<u16>()?;
-    let memory = match arguments.next().as_deref() {
-        Some("late") => Memory::Late,
-        Some("stuck") => Memory::Stuck,
-        _ => Memory::Right,
-    };
+/// Serves on this port.
+pub(crate) async fn serve(port: u16, memory: Memory) -> anyhow::Result<()> {
     let pool = PgPool::connect(&std::env::var("DATABASE_URL")?).await?;
     create(&pool).await?;
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await?;
     Ok(axum::serve(listener, shop(pool, memory)).await?)
+}
+
+/// What the second argument means.
+pub(crate) fn memory(name: &str) -> Memory {
+    match name {
+        "late" => Memory::Late,
+        "stuck" => Memory::Stuck,
+        _ => Memory::Right,
+    }
+}
+
+#[allow(dead_code, reason = "the tests have a main function of their own")]
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let (Some(port), Some(name)) = (arguments.next(), arguments.next()) else { anyhow::bail!("a port, and a memory") };
+    serve(port.parse()?, memory(&name)).await
 }

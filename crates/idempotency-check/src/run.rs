@@ -225,9 +225,11 @@ impl<'a> Run<'a> {
     }
 
     /// Waits until the request has had all its effects.
-    async fn after(&mut self, key: &str, before: Reading) -> Result<Effect, Error> {
+    async fn after(&mut self, key: &str, before: Reading, place: &str) -> Result<Effect, Error> {
         if !self.proxy.settle(SETTLE).await {
-            self.note("after a request, a connection of the service still had an open transaction");
+            let text =
+                format!("after {place}, a connection of the service was left in an open transaction, or at work");
+            self.report.notes.push(text);
         }
         let after = self.effects.settled(key).await?;
         let effect = after.since(&before);
@@ -261,12 +263,6 @@ impl<'a> Run<'a> {
         let mut story: Vec<_> = events.into_iter().map(line).collect();
         story.push(format!("      * the effect: {effect}; without an interruption: {}", self.expected.effect));
         story
-    }
-
-    fn note(&mut self, text: &str) {
-        if !self.report.notes.iter().any(|note| note == text) {
-            self.report.notes.push(text.to_owned());
-        }
     }
 
     /// Whether another body under the key is refused. `None` if there is none, or no answer.

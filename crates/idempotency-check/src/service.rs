@@ -41,6 +41,11 @@ impl Drop for Running {
     fn drop(&mut self) {
         // It fails if the whole group has ended already.
         let _ = kill_process_group(self.group, Signal::KILL);
+        // A killed process ends at once; its port is free only then.
+        let killed = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && killed.elapsed() < FREE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -101,9 +106,7 @@ impl Service {
 
     /// SIGKILL, to its whole process group. Returns once its port is free.
     pub(crate) async fn kill(&mut self) {
-        if let Some(mut running) = self.running.take() {
-            let _ = kill_process_group(running.group, Signal::KILL);
-            let _ = running.child.wait().await;
+        if self.running.take().is_some() {
             let killed = Instant::now();
             while listens(&self.address.0, self.address.1).await && killed.elapsed() < FREE {
                 sleep(Duration::from_millis(5)).await;

@@ -67,8 +67,8 @@ impl<'a> Run<'a> {
                 broken = broken.or(Some((Verdict::NotRefused, "another body under the key is accepted".to_owned())));
             }
         }
-        let start = before.clone();
-        let effect = self.after(&talk.key, start).await?;
+        let place = format!("{message}:{}", interruption.name());
+        let effect = self.after(&talk.key, before, &place).await?;
         let events = self.proxy.finish();
         let judged = self.expected.judge(&effect, &talk.finals(), self.options.compare);
         let (verdict, detail) = if judged.0 == Verdict::OneEffect { broken.unwrap_or(judged) } else { judged };

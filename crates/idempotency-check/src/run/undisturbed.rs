@@ -44,7 +44,7 @@ impl<'a> Run<'a> {
             let unanswered = answered.iter().filter(|client| client.finals().is_empty()).count();
             answered.into_iter().for_each(|client| talk.join(client));
             talk.ask("again").await;
-            let effect = self.after(&talk.key, before).await?;
+            let effect = self.after(&talk.key, before, check).await?;
             let (mut verdict, mut detail) = self.expected.judge(&effect, &talk.finals(), self.options.compare);
             if verdict == Verdict::OneEffect && unanswered > 0 {
                 (verdict, detail) = (Verdict::Stuck, format!("{unanswered} clients never got a final answer"));
@@ -67,7 +67,7 @@ impl<'a> Run<'a> {
         talk.ask("first").await;
         talk.retry().await;
         let answer = talk.vary("other-body", Variant::OtherBody).await;
-        let effect = self.after(&talk.key, before).await?;
+        let effect = self.after(&talk.key, before, "another_body").await?;
         let status = answer.and_then(Result::ok).map(|answer| (answer.status, answer.is_success()));
         self.refuses = status.is_some_and(|(_, success)| !success);
         let (verdict, detail) = match status {
@@ -100,7 +100,7 @@ impl<'a> Run<'a> {
         let before = self.before(&talk.key).await?;
         self.proxy.number(None);
         talk.vary("keyless", Variant::NoKey).await;
-        let effect = self.after(&talk.key, before).await?;
+        let effect = self.after(&talk.key, before, "no_key").await?;
         let status = talk.told.last().and_then(|told| told.status).map_or("nothing".to_owned(), |it| it.to_string());
         let detail = format!("answered {status}; the effect is {effect}");
         self.add("no_key", None, false, detail, talk, &effect);
@@ -118,7 +118,7 @@ impl<'a> Run<'a> {
         self.proxy.settle(super::SETTLE).await;
         let before = self.effects.settled(&talk.key).await?;
         let answer = talk.vary("other-user", Variant::OtherUser).await;
-        let effect = self.after(&talk.key, before).await?;
+        let effect = self.after(&talk.key, before, "another_user").await?;
         let (verdict, detail) = match answer {
             Some(Ok(answer)) if answer.is_success() && effect.is_none() => {
                 (Verdict::NoEffectButSuccess, "another user was answered in place of the first one".to_owned())

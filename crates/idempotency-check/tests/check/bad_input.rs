@@ -77,8 +77,8 @@ async fn a_request_that_fails_or_changes_nothing(pool: PgPool) -> anyhow::Result
     let port = free_port();
     let mut command = command();
     command.args(["--database", &url(&options), "--effects", "select count(*) from keys where key = 'none'"]);
-    command.args(["--json", "1", &format!("http://127.0.0.1:{port}/payments"), "--"]).arg(crate::support::example());
-    let output = command.args([&port.to_string(), "right"]).output()?;
+    command.args(["--json", "1", &format!("http://127.0.0.1:{port}/payments"), "--"]);
+    let output = command.args(crate::support::as_a_process(port, "right")).output()?;
     assert_cannot_run(&output, "the undisturbed request changes nothing that the effects show");
     Ok(())
 }

@@ -1,10 +1,13 @@
 //! The binary, with a service that it starts.
 
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Command, Stdio};
+
 use idempotency_check::Interruption;
 use sqlx::PgPool;
 
 use crate::shop::create;
-use crate::support::{command_on, free_port, is_open, text};
+use crate::support::{EFFECTS, as_a_process, command, command_on, free_port, is_open, text, url};
 
 #[sqlx::test]
 async fn a_right_service_survives_every_interruption_and_is_stopped(pool: PgPool) -> anyhow::Result<()> {
@@ -59,5 +62,43 @@ async fn a_signal_stops_the_service_too(pool: PgPool) -> anyhow::Result<()> {
     rustix::process::kill_process(id, rustix::process::Signal::TERM)?;
     assert_eq!(check.wait()?.code(), Some(143));
     assert!(!is_open(port), "the service still listens");
+    Ok(())
+}
+
+#[sqlx::test]
+async fn a_process_that_ends_by_itself_is_started_again(pool: PgPool) -> anyhow::Result<()> {
+    let options = pool.connect_options();
+    create(&pool).await?;
+    let mut command = command_on(&options, free_port(), &["--only", "5:lost-before"], "right");
+    let output = command.env("SHOP_IS_FRAGILE", "1").output()?;
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
+    assert!(said.contains("the process ended by itself 1 times, and was started again each time"), "{said}");
+    Ok(())
+}
+
+#[sqlx::test]
+async fn a_service_that_is_started_elsewhere_is_not_killed(pool: PgPool) -> anyhow::Result<()> {
+    create(&pool).await?;
+    let port = free_port();
+    let mut check = command();
+    check.args(["--database", &url(&pool.connect_options()), "--effects", EFFECTS, "--json", "{\"amount\":100}"]);
+    check.arg(format!("http://127.0.0.1:{port}/payments")).stderr(Stdio::piped()).stdout(Stdio::null());
+    let mut check = check.spawn()?;
+    let mut errors = BufReader::new(check.stderr.take().expect("piped"));
+    let mut line = String::new();
+    errors.read_line(&mut line)?;
+    let through = line.trim().strip_prefix("waiting for a service with DATABASE_URL=").expect("the URL").to_owned();
+    let mut service =
+        Command::new("env").args(&as_a_process(port, "right")[1..]).env("DATABASE_URL", through).spawn()?;
+    let mut rest = String::new();
+    errors.read_to_string(&mut rest)?;
+    let code = check.wait()?.code();
+    let still_runs = service.try_wait()?.is_none();
+    service.kill()?;
+    service.wait()?;
+    assert_eq!(code, Some(0), "{rest}");
+    assert!(still_runs, "{rest}");
+    assert!(rest.contains("5 messages, 20 tries") && rest.contains("it is not killed"), "{rest}");
     Ok(())
 }

@@ -38,6 +38,8 @@ async fn a_key_that_is_kept_after_the_commit_allows_a_second_payment(pool: PgPoo
     // BEGIN, the look, the payment and COMMIT; then BEGIN, the key, its answer and COMMIT.
     assert!(found(4, Interruption::LostAfter), "{report}");
     assert!(found(8, Interruption::LostBefore), "{report}");
+    // The handler ends with its client, and keeps no key.
+    assert!(found(4, Interruption::HangUp), "{report}");
     assert!(!found(4, Interruption::LostBefore) && !found(8, Interruption::LostAfter), "{report}");
     Ok(())
 }

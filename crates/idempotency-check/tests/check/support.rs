@@ -1,4 +1,3 @@
-use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::Arc;
 
@@ -7,7 +6,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, PgPool};
 use tokio::sync::OnceCell;
 
-use crate::shop::{Memory, create, shop};
+use crate::shop::{Memory, create, memory, shop};
 
 pub(crate) const EFFECTS: &str = "select count(*), coalesce(sum(amount), 0) from payments";
 
@@ -55,12 +54,20 @@ pub(crate) fn with(report: &Report, verdict: Verdict) -> Vec<&Finding> {
     report.findings.iter().filter(|finding| finding.verdict == verdict).collect()
 }
 
-/// The server of the example, which `cargo test` builds.
-pub(crate) fn example() -> PathBuf {
-    let mut path = std::env::current_exe().expect("a path");
-    path.pop();
-    path.pop();
-    path.join("examples/shop")
+/// The shop as a process of its own: this program, whose one test that is ignored serves.
+pub(crate) fn as_a_process(port: u16, memory: &str) -> [String; 6] {
+    let program = std::env::current_exe().expect("a path").to_string_lossy().into_owned();
+    let serves = ["--ignored", "--exact", "support::serves"].map(ToOwned::to_owned);
+    let [ignored, exact, serves] = serves;
+    ["env".to_owned(), format!("SHOP={port} {memory}"), program, ignored, exact, serves]
+}
+
+#[tokio::test]
+#[ignore = "the other tests start it as a process"]
+async fn serves() -> anyhow::Result<()> {
+    let Ok(shop) = std::env::var("SHOP") else { return Ok(()) };
+    let (port, name) = shop.split_once(' ').expect("a port and a memory");
+    crate::shop::serve(port.parse()?, memory(name)).await
 }
 
 pub(crate) fn command() -> Command {
@@ -72,7 +79,7 @@ pub(crate) fn command_on(options: &PgConnectOptions, port: u16, more: &[&str], m
     let mut command = command();
     command.args(["--database", &url(options), "--effects", EFFECTS, "--json", "{\"amount\":100}"]);
     command.args(more).arg(format!("http://127.0.0.1:{port}/payments"));
-    command.arg("--").arg(example()).args([&port.to_string(), memory]);
+    command.arg("--").args(as_a_process(port, memory));
     command
 }
 
