@@ -92,7 +92,9 @@ fn table(rows: &[Row]) -> anyhow::Result<String> {
     for row in rows {
         let report = report(row)?;
         let (service, store, messages) = (row.service, row.store, list(&report["messages"]).len());
-        let tried = list(&report["tries"]).iter().filter(|tried| tried["reached"] == true).count();
+        let tries = list(&report["tries"]);
+        let reached = tries.iter().filter(|tried| tried["reached"] == true).count();
+        let tried = if reached == tries.len() { reached.to_string() } else { format!("{reached} of {}", tries.len()) };
         writeln!(table, "| {service} | {store} | {messages} | {tried} | {} |", findings(&report))?;
     }
     Ok(table)
