@@ -1,8 +1,8 @@
-//! What `idempotency-check` finds in services: in one with planted mistakes, in two of other languages, in packages that
-//! promise idempotency, and in every way of pg-idempotency.
+//! What `idempotency-check` finds in services: in one with planted mistakes, in two of other languages, in packages
+//! that promise idempotency, and in every way of pg-idempotency.
 //!
-//! `CHECK=whole` tries every interruption of every service, for docs/checked.md (`script/check-services`). Otherwise only
-//! what the tests assert is tried.
+//! `CHECK=whole` tries every interruption of every service, for docs/checked.md (`script/check-services`). Otherwise
+//! only what the tests assert is tried.
 
 mod database;
 mod installed;

@@ -1,5 +1,5 @@
-//! Every way of pg-idempotency's layer, and the demos with an HTTP door. They are programs of crates/demos, which this crate
-//! does not depend on, because it judges pg-idempotency as a stranger.
+//! Every way of pg-idempotency's layer, and the demos with an HTTP door. They are programs of crates/demos, which this
+//! crate does not depend on, because it judges pg-idempotency as a stranger.
 
 use std::path::{Path, PathBuf};
 

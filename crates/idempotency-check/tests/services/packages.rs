@@ -1,5 +1,5 @@
-//! Services in Python and Node. The two that are made by hand have to be right. What is found in a package is recorded for
-//! docs/checked.md, and fails no test: the packages are not ours.
+//! Services in Python and Node. The two that are made by hand have to be right. What is found in a package is recorded
+//! for docs/checked.md, and fails no test: the packages are not ours.
 
 use std::io::Write as _;
 
@@ -51,8 +51,8 @@ struct Package {
 /// The claims in Redis end after five minutes at the earliest, so that more patience would show nothing else.
 const IN_REDIS: Package = Package { needs_redis: true, patience: "10s" };
 
-/// Records what is found, and asserts that the run worked. The quick starts know no users, so that none of them is asked to
-/// tell two users apart.
+/// Records what is found, and asserts that the run worked. The quick starts know no users, so that none of them is
+/// asked to tell two users apart.
 async fn package(service: Option<Service>, package: Package) -> anyhow::Result<()> {
     let Some(mut service) = service else { return Ok(()) };
     let redis = match package.needs_redis.then(Redis::start).transpose() {

@@ -23,7 +23,8 @@ const STOPS: Duration = Duration::from_secs(20);
 pub(crate) const EFFECTS: &str = "select count(*), coalesce(sum(amount), 0) from payments";
 const BODY: &str = r#"{"amount":100,"currency":"USD"}"#;
 
-/// A service that the program starts and checks. Each has `POST /payments` and the table `payments`, unless it says otherwise.
+/// A service that the program starts and checks. Each has `POST /payments` and the table `payments`, unless it says
+/// otherwise.
 pub(crate) struct Service {
     pub(crate) name: &'static str,
     command: Vec<OsString>,

@@ -30,7 +30,8 @@ fn shop(mistake: Option<Mistake>) -> anyhow::Result<Service> {
         .with_options(["--other-header", "X-User-ID: 43"]))
 }
 
-/// What the check says of a mistake: the verdict, the interruption or undisturbed check that shows it, and the interrupted message.
+/// What the check says of a mistake: the verdict, the interruption or undisturbed check that shows it, and the
+/// interrupted message.
 const FOUND: [(Mistake, &str, &str, &str); 10] = [
     (Mistake::EffectBeforeClaim, "two_effects", "lost-before", "insert into idempotency_key"),
     (Mistake::KeyAfterCommit, "two_effects", "lost-before", "insert into idempotency_key"),

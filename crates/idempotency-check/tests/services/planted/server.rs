@@ -1,5 +1,5 @@
-//! `POST /payments` of a shop, with a hand-made idempotency middleware. Without a mistake it is right: the claim, the payment
-//! and the exact bytes of the answer commit in one transaction.
+//! `POST /payments` of a shop, with a hand-made idempotency middleware. Without a mistake it is right: the claim, the
+//! payment and the exact bytes of the answer commit in one transaction.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -208,7 +208,8 @@ impl Shop {
     /// The stored answer of a key, or the refusal of another body. `None` while there is no answer.
     async fn stored(&self, conn: &mut PgConnection, key: &Key, body: &[u8]) -> sqlx::Result<Option<Answer>> {
         let row: Option<(bool, Option<i16>, Option<Vec<u8>>)> = sqlx::query_as(
-            "select fingerprint = sha256($3::bytea), status, coalesce(body, convert_to(body_as_jsonb::text, 'UTF8'::name))
+            "select fingerprint = sha256($3::bytea), status,
+                coalesce(body, convert_to(body_as_jsonb::text, 'UTF8'::name))
              from idempotency_key where scope = $1::text and value = $2::text",
         )
         .bind(&key.0)
