@@ -1,5 +1,6 @@
 //! A program's start and end.
 
+use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{self, Command, ExitCode};
@@ -7,6 +8,8 @@ use std::time::Duration;
 use std::{env, io, thread};
 
 use anyhow::Context as _;
+use axum::Router;
+use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
@@ -60,6 +63,25 @@ pub fn run_worker(
     let ended = block_on(async {
         let url = database_url().context("a worker needs DATABASE_URL")?;
         work(&Schema::of_run(url, program, run), &arguments[2..]).await
+    });
+    Some(ended.map_or_else(|error| failed(program, &error), |()| ExitCode::SUCCESS))
+}
+
+/// If this program was started as `PROGRAM serve PORT`, serves its API on this port, on tables that stay, until the process
+/// ends: `script/check-services` checks it from outside.
+pub fn run_service(
+    program: &'static str,
+    tables: &'static str,
+    router: impl AsyncFnOnce(&Schema) -> anyhow::Result<Router>,
+) -> Option<ExitCode> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let ["serve", port] = [arguments.first()?.as_str(), arguments.get(1)?.as_str()] else { return None };
+    let ended = block_on(async {
+        let url = database_url().context("a service needs DATABASE_URL")?;
+        let schema = Schema::served(url, program, tables).await?;
+        let router = router(&schema).await?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port.parse()?)).await?;
+        Ok(axum::serve(listener, router).await?)
     });
     Some(ended.map_or_else(|error| failed(program, &error), |()| ExitCode::SUCCESS))
 }

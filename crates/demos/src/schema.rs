@@ -13,7 +13,7 @@ use crate::books::Books;
 use crate::{escape, queue};
 
 /// Every statement of a demo has to keep the rules of a record, which this file turns into constraints.
-const STRICT: &str = include_str!("../../../migrations/strict.sql");
+pub const STRICT: &str = include_str!("../../../migrations/strict.sql");
 
 /// A duplicate that waits for its first request holds a connection for up to 5 seconds, the crate's default. A request
 /// behind it must wait longer than that, or a storm of duplicates becomes a storm of 503s.
@@ -22,7 +22,7 @@ const ACQUIRE_LIMIT: Duration = Duration::from_secs(10);
 pub struct Schema {
     url: String,
     program: &'static str,
-    /// Eight hexadecimal digits. The scopes of the run's keys begin with them.
+    /// Eight hexadecimal digits, or `served`. The scopes of the run's keys begin with them.
     pub run: String,
     /// The tables that only idempotent operations write. The database refuses every other write.
     protected: Vec<String>,
@@ -30,11 +30,23 @@ pub struct Schema {
 
 impl Schema {
     pub(crate) async fn create(url: String, program: &'static str, tables: &'static str) -> anyhow::Result<Self> {
-        let mut schema = Self::of_run(url, program, &Uuid::new_v4().simple().to_string().split_off(24));
+        Self::of_run(url, program, &Uuid::new_v4().simple().to_string().split_off(24)).created(tables).await
+    }
+
+    /// The tables of a service that is checked from outside: a second start of its process finds them.
+    pub(crate) async fn served(url: String, program: &'static str, tables: &'static str) -> anyhow::Result<Self> {
+        let schema = Self::of_run(url, program, "served");
+        let exists = "select exists (select from pg_namespace where nspname::text = $1::text)";
+        let exists: bool = sqlx::query_scalar(exists).bind(schema.name()).fetch_one(&schema.pool(1).await?).await?;
+        if exists { Ok(schema) } else { schema.created(tables).await }
+    }
+
+    async fn created(mut self, tables: &'static str) -> anyhow::Result<Self> {
+        let schema = &mut self;
         let pool = schema.pool(1).await?;
         pg_idempotency::migrate(&pool).await?;
         sqlx::raw_sql(STRICT).execute(&pool).await?;
-        let Self { run, .. } = &schema;
+        let Self { run, .. } = &*schema;
         let schema_and_records = format!(
             "
             create schema {name};
@@ -60,7 +72,7 @@ impl Schema {
             pg_idempotency::protect(&pool, table, OnEscape::Refuse).await?;
         }
         escape::log(&pool, &schema.protected).await?;
-        Ok(schema)
+        Ok(self)
     }
 
     pub(crate) fn of_run(url: String, program: &'static str, run: &str) -> Self {

@@ -48,12 +48,20 @@ fn idempotency(pool: PgPool) -> Result<IdempotencyLayer, InvalidSetting> {
         .with_canonical_json([])
 }
 
+pub(crate) async fn router(schema: &Schema) -> anyhow::Result<Router> {
+    Ok(routes(idempotency(schema.pool(CONNECTIONS).await?)?))
+}
+
+fn routes(layer: IdempotencyLayer) -> Router {
+    Router::new().route("/payments", post(create)).route_layer(layer)
+}
+
 /// Serves requests until SIGTERM, and then finishes the payments that have begun.
 pub(crate) async fn serve(schema: &Schema, _: &[String]) -> anyhow::Result<()> {
     let pool = schema.pool(CONNECTIONS).await?;
     let layer = idempotency(pool)?;
     let runs = layer.runs();
-    let router = Router::new().route("/payments", post(create)).route_layer(layer);
+    let router = routes(layer);
     // Registered before the URL is printed, because a reader of that line may send SIGTERM at once.
     let mut terminated = signal(SignalKind::terminate())?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;

@@ -13,6 +13,7 @@ use demos::books::Books;
 use demos::client::{Answer, Tally, client, storm};
 use demos::crew::Worker;
 use demos::gate::Gate;
+use demos::program::{run, run_service, run_worker};
 use demos::schema::{Schema, count};
 use reqwest::{Client, RequestBuilder};
 use sqlx::PgPool;
@@ -66,7 +67,9 @@ const DISTURBANCES: [Disturbance; 4] = [
 ];
 
 fn main() -> ExitCode {
-    demos::program::run_worker(NAME, api::serve).unwrap_or_else(|| demos::program::run(NAME, api::TABLES, demo))
+    run_service(NAME, api::TABLES, api::router)
+        .or_else(|| run_worker(NAME, api::serve))
+        .unwrap_or_else(|| run(NAME, api::TABLES, demo))
 }
 
 /// A payment that the user wants to make once, however often the client asks.

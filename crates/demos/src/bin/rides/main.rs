@@ -17,6 +17,7 @@ use demos::books::Books;
 use demos::client::{Answer, Tally, client, storm};
 use demos::crew::Crew;
 use demos::gateway::{Gateway, Mishap};
+use demos::program::{run, run_service, run_worker};
 use demos::schema::{Schema, count};
 use sqlx::PgPool;
 use tokio::time::sleep;
@@ -46,7 +47,9 @@ const KILLS: usize = 4 * ROUNDS;
 const UNANSWERED: i64 = 2 * ROUNDS as i64;
 
 fn main() -> ExitCode {
-    demos::program::run_worker(NAME, service::work).unwrap_or_else(|| demos::program::run(NAME, ride::TABLES, demo))
+    run_service(NAME, ride::TABLES, service::router)
+        .or_else(|| run_worker(NAME, service::work))
+        .unwrap_or_else(|| run(NAME, ride::TABLES, demo))
 }
 
 async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {

@@ -2,13 +2,15 @@
 //! calls lease mode itself and not through the HTTP layer, because a resumer has to finish a ride without a request.
 
 use std::future::pending;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
+use demos::gateway::Gateway;
 use demos::outside::{Failure, Outside};
 use demos::problem::Problem;
 use demos::schema::Schema;
@@ -29,12 +31,23 @@ pub(crate) async fn rides(schema: &Schema, gateway: &str) -> anyhow::Result<Ride
     Ok(Rides { pool: schema.pool(CONNECTIONS).await?, outside: Outside::new(gateway), operation })
 }
 
+/// Without a resumer, and with a gateway of its own that lasts as long as the process.
+pub(crate) async fn router(schema: &Schema) -> anyhow::Result<Router> {
+    let gateway = Gateway::start().await?;
+    let rides = rides(schema, &gateway.url).await?;
+    Ok(routes(rides).layer(Extension(Arc::new(gateway))))
+}
+
+fn routes(rides: Rides) -> Router {
+    Router::new().route("/rides", post(create)).with_state(rides)
+}
+
 /// Ends only with an error, or with the process.
 pub(crate) async fn work(schema: &Schema, arguments: &[String]) -> anyhow::Result<()> {
     let [gateway] = arguments else { anyhow::bail!("a worker gets the gateway's URL") };
     let rides = rides(schema, gateway).await?;
     let resumer = Resumer::new(leasing()?, &rides.operation)?.with_interval(INTERVAL)?;
-    println!("{}", serve(Router::new().route("/rides", post(create)).with_state(rides.clone())).await?);
+    println!("{}", serve(routes(rides.clone())).await?);
     resumer.run(&rides.pool, pending(), async |lease: &Lease, new: NewRide| rides.perform(lease, &new).await).await;
     Ok(())
 }

@@ -1,0 +1,97 @@
+//! Every way of pg-idempotency's layer, and the demos with an HTTP door. They are programs of crates/demos, which this
+//! crate does not depend on, because it judges pg-idempotency as a stranger.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::ensure;
+
+use crate::page;
+use crate::program::{Checked, Service};
+use crate::skipped;
+
+/// A program of crates/demos, which a build of the workspace puts beside the check.
+fn demo(name: &str, service: &str) -> Option<PathBuf> {
+    let program = Path::new(env!("CARGO_BIN_EXE_idempotency-check")).with_file_name(name);
+    if program.exists() { Some(program) } else { skipped(service, "`cargo build -p demos` has not built it") }
+}
+
+async fn check(service: Service) -> anyhow::Result<Checked> {
+    let service = service.with_own_tables().with_options(["--other-header", "X-User-ID: 43"]);
+    let checked = service.check(&[]).await?;
+    page::record(service.name, &checked)?;
+    Ok(checked)
+}
+
+fn layer(way: &'static str) -> anyhow::Result<Option<Service>> {
+    let Some(program) = demo("every_way", way) else { return Ok(None) };
+    Ok(Some(Service::new(way, [program.as_os_str(), way.as_ref(), "{port}".as_ref()])?))
+}
+
+async fn layer_is_right(way: &'static str) -> anyhow::Result<()> {
+    let Some(service) = layer(way)? else { return Ok(()) };
+    check(service).await?.ensure_clean()
+}
+
+#[tokio::test]
+async fn the_transactional_layer_is_right() -> anyhow::Result<()> {
+    layer_is_right("transactional").await
+}
+
+#[tokio::test]
+async fn the_layer_that_selects_first_is_right() -> anyhow::Result<()> {
+    layer_is_right("select-first").await
+}
+
+#[tokio::test]
+async fn the_layer_with_the_fewest_round_trips_is_right() -> anyhow::Result<()> {
+    layer_is_right("fewest").await
+}
+
+#[tokio::test]
+async fn the_layer_at_least_once_is_right() -> anyhow::Result<()> {
+    layer_is_right("at-least-once").await
+}
+
+#[tokio::test]
+async fn the_layer_in_steps_is_right() -> anyhow::Result<()> {
+    layer_is_right("in-steps").await
+}
+
+/// The client's patience where keys in doubt are expected: longer than the leases, which last two seconds.
+const PATIENCE: [&str; 2] = ["--patience", "4s"];
+
+/// At most once, a key whose effect may have happened is left to an operator.
+#[tokio::test]
+async fn the_layer_at_most_once_leaves_keys_in_doubt_and_nothing_worse() -> anyhow::Result<()> {
+    let Some(service) = layer("at-most-once")? else { return Ok(()) };
+    stuck_at_worst(&check(service.with_options(PATIENCE)).await?)
+}
+
+#[tokio::test]
+async fn the_demo_payments_is_right() -> anyhow::Result<()> {
+    let Some(program) = demo("payments", "payments") else { return Ok(()) };
+    let service = Service::new("payments", [program.as_os_str(), "serve".as_ref(), "{port}".as_ref()])?.with_request(
+        "/payments",
+        r#"{"amount":1250,"currency":"EUR","customer_id":"c-17"}"#,
+        "select count(*), coalesce(sum(amount), 0) from payments_served.payment",
+    );
+    check(service).await?.ensure_clean()
+}
+
+/// Its last step sends a text at most once. The check sees the rows, and not what the gateway did.
+#[tokio::test]
+async fn the_demo_rides_leaves_texts_in_doubt_and_nothing_worse() -> anyhow::Result<()> {
+    let Some(program) = demo("rides", "rides") else { return Ok(()) };
+    let service = Service::new("rides", [program.as_os_str(), "serve".as_ref(), "{port}".as_ref()])?.with_request(
+        "/rides",
+        r#"{"from":"a","to":"b","card":"tok_1","phone":"+44","cents":1250}"#,
+        "select (select count(*) from rides_served.ride), (select count(*) from rides_served.receipt)",
+    );
+    stuck_at_worst(&check(service.with_options(PATIENCE)).await?)
+}
+
+fn stuck_at_worst(checked: &Checked) -> anyhow::Result<()> {
+    let worse: Vec<_> = checked.findings().into_iter().filter(|finding| finding.verdict != "stuck").collect();
+    ensure!(checked.exit <= 1 && worse.is_empty(), "exit {}, {worse:?}\n{}", checked.exit, checked.printed);
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! Services in Python and Node. The two that are made by hand have to be right. What is found in a package is recorded
+//! for docs/checked.md, and fails no test: the packages are not ours.
+
+use std::io::Write as _;
+
+use anyhow::ensure;
+
+use crate::installed::{directory, node_modules, python};
+use crate::page::{self, is_whole};
+use crate::program::Service;
+use crate::redis::Redis;
+use crate::skipped;
+
+/// Starts `python` with the packages after `before`. `None` where there is no Python.
+fn in_python(name: &'static str, before: &str, module: &str) -> anyhow::Result<Option<Service>> {
+    let python = match python() {
+        Ok(python) => python.display(),
+        Err(reason) => return Ok(skipped(name, reason)),
+    };
+    let uvicorn = format!("-m uvicorn --host 127.0.0.1 --port $PORT --log-level warning {module}:app");
+    let service = Service::new(name, ["sh", "-c", &format!("python={python}; {before} exec $python {uvicorn}")])?;
+    // Python would write compiled files beside the sources.
+    Ok(Some(service.with_directory(&directory("python")).with_environment("PYTHONDONTWRITEBYTECODE", "1")))
+}
+
+/// `None` where there is no Node.
+fn in_node(name: &'static str, file: &str) -> anyhow::Result<Option<Service>> {
+    let node_modules = match node_modules() {
+        Ok(node_modules) => node_modules,
+        Err(reason) => return Ok(skipped(name, reason)),
+    };
+    let service = Service::new(name, ["node", file])?.with_directory(&directory("node"));
+    Ok(Some(service.with_environment("NODE_PATH", node_modules)))
+}
+
+/// Every interruption, of which none may find anything.
+async fn right(service: Option<Service>) -> anyhow::Result<()> {
+    let Some(service) = service else { return Ok(()) };
+    let service = service.with_options(["--other-header", "X-User-ID: 43"]);
+    let checked = service.check(&[]).await?;
+    page::record(service.name, &checked)?;
+    checked.ensure_clean()
+}
+
+/// A package, and how long a client retries before a key of it is called stuck.
+struct Package {
+    needs_redis: bool,
+    patience: &'static str,
+}
+
+/// The claims in Redis end after five minutes at the earliest, so that more patience would show nothing else.
+const IN_REDIS: Package = Package { needs_redis: true, patience: "10s" };
+
+/// Records what is found, and asserts that the run worked. The quick starts know no users, so that none of them is
+/// asked to tell two users apart.
+async fn package(service: Option<Service>, package: Package) -> anyhow::Result<()> {
+    let Some(mut service) = service else { return Ok(()) };
+    let redis = match package.needs_redis.then(Redis::start).transpose() {
+        Ok(redis) => redis,
+        Err(error) => {
+            skipped::<()>(service.name, &format!("{error:#}"));
+            return Ok(());
+        }
+    };
+    if let Some(redis) = &redis {
+        service = service.with_environment("REDIS_SOCKET", &redis.socket);
+    }
+    let checked = if is_whole() {
+        service.check(&["--patience", package.patience]).await?
+    } else {
+        let quick = ["--patience", "3s", "--only"];
+        let first = service.check(&[&quick[..], &["1:lost-before"]].concat()).await?;
+        let commit = first.commit_of_the_payment()?;
+        service.check(&[&quick[..], &[&format!("{commit}:lost-after")]].concat()).await?
+    };
+    ensure!(checked.exit <= 1 && checked.interruptions() > 0, "exit {}\n{}", checked.exit, checked.printed);
+    page::record(service.name, &checked)?;
+    writeln!(std::io::stderr(), "{}: {:?}", service.name, checked.findings())?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn fastapi_and_psycopg_by_hand_are_right() -> anyhow::Result<()> {
+    right(in_python("fastapi", "", "by_hand")?).await
+}
+
+#[tokio::test]
+async fn node_and_pg_by_hand_are_right() -> anyhow::Result<()> {
+    right(in_node("node", "by_hand.js")?).await
+}
+
+#[tokio::test]
+async fn asgi_idempotency_header_is_checked() -> anyhow::Result<()> {
+    package(in_python("asgi-idempotency-header", "", "with_asgi_idempotency_header")?, IN_REDIS).await
+}
+
+#[tokio::test]
+async fn idemkit_is_checked() -> anyhow::Result<()> {
+    // Its table is created at each start, which changes nothing the second time.
+    let before = "$(dirname $python)/idemkit init-pg $DATABASE_URL &&";
+    let service = in_python("idemkit", before, "with_idemkit")?;
+    // It documents 423 as an answer after which a client retries.
+    let again = ["--again", "202,409,423,425,429,500,502,503,504"];
+    // A claim is taken over after 30 seconds, and is not stuck before.
+    let patient = Package { needs_redis: false, patience: "40s" };
+    package(service.map(|service| service.with_options(again)), patient).await
+}
+
+#[tokio::test]
+async fn idemptx_is_checked() -> anyhow::Result<()> {
+    package(in_python("idemptx", "", "with_idemptx")?, IN_REDIS).await
+}
+
+#[tokio::test]
+async fn express_idempotency_is_checked() -> anyhow::Result<()> {
+    package(in_node("express-idempotency", "with_express_idempotency.js")?, IN_REDIS).await
+}
+
+#[tokio::test]
+async fn node_idempotency_is_checked() -> anyhow::Result<()> {
+    package(in_node("node-idempotency", "with_node_idempotency.js")?, IN_REDIS).await
+}
