@@ -28,17 +28,6 @@ macro_rules! forget_claim {
     };
 }
 
-/// This transaction has claimed with this token, and has not released the claim.
-macro_rules! claimed_here {
-    ($token:literal) => {
-        concat!(
-            "coalesce(",
-            $token,
-            "::text = any (pg_catalog.string_to_array(pg_catalog.current_setting('idempotency.claim', true), ' ')), false)"
-        )
-    };
-}
-
 /// No owner works under a lease any more. A live lease protects its record, even past `expires_at`.
 macro_rules! no_live_lease {
     () => {
@@ -145,16 +134,14 @@ macro_rules! may_be_taken_over {
     };
 }
 
-/// The [`State`](crate::state::State) of a record, which is expired as of this moment. The first line that matches
-/// counts, so the order has a meaning. The last line is also for a lease of a newer release's mode.
+/// The [`State`](crate::state::State) of a record now. The first line that matches counts, so the order has a meaning. The
+/// last line is also for a lease of a newer release's mode. A look derives the same state itself:
+/// [`Found::at`](super::look::Found::at).
 macro_rules! state {
     () => {
-        $crate::record::fragment::state!("pg_catalog.statement_timestamp()")
-    };
-    ($moment:literal) => {
         concat! {
             "case
-                when ", $crate::record::fragment::expired_at!($moment), " then 'expired'
+                when ", $crate::record::fragment::expired_at!("pg_catalog.statement_timestamp()"), " then 'expired'
                 when completed_at is not null then case mode when 'mark' then 'mark' else 'completed' end
                 when lease_until > pg_catalog.statement_timestamp() then 'in_flight'
                 when ", $crate::record::fragment::may_be_retried!(), "
@@ -176,8 +163,8 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    attempts_are_left, claimed_here, expired_at, expired_when_asked, forget_claim, may_be_retried, may_be_taken_over,
-    no_live_lease, no_step_in_doubt, note_claim, readable, readable_place, state, steps_in_doubt, table_or_leaf,
+    attempts_are_left, expired_at, expired_when_asked, forget_claim, may_be_retried, may_be_taken_over, no_live_lease,
+    no_step_in_doubt, note_claim, readable, readable_place, state, steps_in_doubt, table_or_leaf,
 };
 
 #[cfg(test)]

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::distributed;
-use super::fragment::{claimed_here, readable, state, steps_in_doubt};
-use super::statement::{self, Record, interval};
+use super::statement::{self, Record};
 use super::step::in_doubt;
 use crate::mode::UnknownMode;
 use crate::response::Response;
@@ -57,6 +56,25 @@ pub(crate) struct Found {
     pub(crate) granted_attempt: Option<i32>,
 }
 
+/// What a look reads of the record. [`Found::at`] derives the state.
+macro_rules! columns {
+    () => {
+        concat!(
+            "mode, fingerprint, token, attempt, granted_attempt, last_error, trace, ",
+            $crate::record::fragment::readable!("claimed_at"),
+            " as claimed_at, ",
+            $crate::record::fragment::steps_in_doubt!(),
+            "::text as steps_in_doubt, completed_at is not null as completed, \
+             lease_until is not distinct from '-infinity' as released, ",
+            $crate::record::fragment::readable!("lease_until"),
+            " as lease_until, ",
+            $crate::record::fragment::readable!("expires_at"),
+            " as expires_at, response_status, response_headers::text as response_headers, response_body"
+        )
+    };
+}
+pub(super) use columns;
+
 impl Record<'_> {
     /// Looks in a snapshot of its own, because an owner may have committed since the claim's snapshot. `asked` is the
     /// time of the call as an earlier look found it. `waited` is the time since the call, by the clock of this process.
@@ -71,60 +89,100 @@ impl Record<'_> {
         if self.deployment.distributed {
             return distributed::look(self, conn, asked, waited).await;
         }
-        self.query(concat! {
-            "
-            select
-                asked.at as asked,
-                pg_catalog.statement_timestamp() - pg_catalog.now() as age,
-                case when record.token is null then pg_catalog.pg_try_advisory_xact_lock($4::int8) end as mine,
-                mode, fingerprint, token, attempt, granted_attempt, last_error, trace, ", readable!("claimed_at"), " as claimed_at,
-                ", claimed_here!("token"), " as claimed_by_this_transaction,
-                case when lease_until > pg_catalog.statement_timestamp()
-                    then extract(epoch from (", readable!("lease_until"), ") - pg_catalog.statement_timestamp())::float8
-                end as lease_left,
-                ", state!("asked.at"), " as state,
-                ", steps_in_doubt!(), "::text as steps_in_doubt,
-                response_status, response_headers::text as response_headers, response_body
-            -- The smaller, because the clock may have jumped back: a record must not expire before its time.
-            from (
-                select least($5::timestamptz, pg_catalog.statement_timestamp() - $6::interval) as at
-            ) as asked
-            left join idempotency.record on scope = $1::text and operation = $2::text and value = $3::text
-            ",
-        })
-        .bind(self.key.lock_id()) // $4
-        .bind(asked) // $5
-        .bind(interval(waited)) // $6
-        .try_map(|row: PgRow| {
-            let standing = match row.try_get("mine")? {
-                None => Standing::Found(Found::of(&row)?),
-                Some(true) => Standing::Free,
-                Some(false) => Standing::Held,
-            };
-            Ok(Look { asked: row.try_get("asked")?, age: statement::age(&row)?, standing })
-        })
-        .fetch_one(conn)
-        .await
-        .map_err(Error::of_statement)
+        let row = self
+            .query(concat! {
+                "
+                select
+                    pg_catalog.statement_timestamp() as at,
+                    pg_catalog.statement_timestamp() - pg_catalog.now() as age,
+                    pg_catalog.current_setting('idempotency.claim', true) as claims,
+                    case when record.token is null then pg_catalog.pg_try_advisory_xact_lock($4::int8) end as mine,
+                    ", columns!(), "
+                from (select) as one
+                left join idempotency.record on scope = $1::text and operation = $2::text and value = $3::text
+                ",
+            })
+            .bind(self.key.lock_id()) // $4
+            .fetch_one(conn)
+            .await
+            .map_err(Error::of_statement)?;
+        Look::of(&row, asked, waited).map_err(Error::of_statement)
+    }
+}
+
+impl Look {
+    fn of(row: &PgRow, asked: Option<DateTime<Utc>>, waited: Duration) -> sqlx::Result<Self> {
+        let now = Now { at: row.try_get("at")?, claims: row.try_get("claims")? };
+        let asked = now.when_asked(asked, waited);
+        let standing = match row.try_get("mine")? {
+            None => Standing::Found(Found::at(row, asked, &now)?),
+            Some(true) => Standing::Free,
+            Some(false) => Standing::Held,
+        };
+        Ok(Self { asked, age: statement::age(row)?, standing })
+    }
+}
+
+/// What the server says beside the record, on Citus the coordinator.
+pub(super) struct Now {
+    pub(super) at: DateTime<Utc>,
+    /// The tokens that this transaction has claimed with.
+    pub(super) claims: Option<String>,
+}
+
+impl Now {
+    /// When the call was made. The smaller of two times, because the clock may have jumped back: a record must not expire
+    /// before its time.
+    pub(super) fn when_asked(&self, asked: Option<DateTime<Utc>>, waited: Duration) -> DateTime<Utc> {
+        let called = self.at - TimeDelta::from_std(waited).unwrap_or_default();
+        asked.map_or(called, |first| first.min(called))
+    }
+
+    fn has_claimed_with(&self, token: i64) -> bool {
+        let token = token.to_string();
+        self.claims.iter().flat_map(|claims| claims.split(' ')).any(|claim| claim == token)
     }
 }
 
 impl Found {
-    fn of(row: &PgRow) -> sqlx::Result<Self> {
-        let lease_left: Option<f64> = row.try_get("lease_left")?;
+    /// The lines of [`state`](super::fragment::state), in the same order. They are here again, because the server prepares
+    /// the SQL expression for every look, which takes as long as a small statement, and because a worker of Citus would
+    /// evaluate it by its own clock.
+    pub(super) fn at(row: &PgRow, asked: DateTime<Utc>, now: &Now) -> sqlx::Result<Self> {
+        let token: i64 = row.try_get("token")?;
+        let expires_at: DateTime<Utc> = row.try_get("expires_at")?;
+        let lease_until: Option<DateTime<Utc>> = row.try_get("lease_until")?;
+        let lease_left = lease_until.and_then(|until| (until - now.at).to_std().ok()).filter(|left| !left.is_zero());
+        let mode = Mode::from_column(row.try_get("mode")?);
+        let steps_in_doubt = in_doubt(row)?;
+        let state = if expires_at <= asked && lease_left.is_none() {
+            State::Expired
+        } else if row.try_get("completed")? {
+            if matches!(mode, Ok(Mode::Mark)) { State::Mark } else { State::Completed }
+        } else if lease_left.is_some() {
+            State::InFlight
+        } else if !steps_in_doubt.is_empty() {
+            State::Indeterminate
+        } else if row.try_get("released")? {
+            State::Released
+        } else if lease_until.is_some() && mode.as_ref().is_ok_and(|mode| mode.repeats()) {
+            State::Lapsed
+        } else {
+            State::Indeterminate
+        };
         Ok(Self {
-            mode: Mode::from_column(row.try_get("mode")?),
+            mode,
             fingerprint: row.try_get("fingerprint")?,
-            token: row.try_get("token")?,
+            token,
             attempt: row.try_get("attempt")?,
             claimed_at: row.try_get("claimed_at")?,
-            claimed_by_this_transaction: row.try_get("claimed_by_this_transaction")?,
-            state: statement::state(row)?,
-            lease_left: lease_left.map(|left| Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX)),
+            claimed_by_this_transaction: now.has_claimed_with(token),
+            state,
+            lease_left,
             response: Response::of(row)?,
             trace: row.try_get("trace")?,
             last_error: row.try_get("last_error")?,
-            steps_in_doubt: in_doubt(row)?,
+            steps_in_doubt,
             granted_attempt: row.try_get("granted_attempt")?,
         })
     }

@@ -1,18 +1,16 @@
 //! What the coordinator knows: its time, the locks, and the settings of this transaction.
 
-use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{Executor as _, PgConnection, Row as _};
 
 use crate::record::fragment::{forget_claim, note_claim};
+use crate::record::look::Now;
 use crate::record::statement::Record;
 use crate::{Deployment, Error};
 
 /// The coordinator's answer to a statement without a table.
 pub(super) struct Coordinator {
-    pub(super) at: DateTime<Utc>,
-    /// The tokens that this transaction has claimed with.
-    claims: Option<String>,
+    pub(super) now: Now,
     /// Whether this transaction has the key's lock; `None` if the statement did not try.
     pub(super) mine: Option<bool>,
     pub(super) has_lock_timeout: bool,
@@ -79,8 +77,7 @@ pub(super) async fn ask(record: Record<'_>, conn: &mut PgConnection, lock: bool)
     .bind(lock) // $2
     .try_map(|row: PgRow| {
         Ok(Coordinator {
-            at: row.try_get("at")?,
-            claims: row.try_get("claims")?,
+            now: Now { at: row.try_get("at")?, claims: row.try_get("claims")? },
             mine: row.try_get("mine")?,
             has_lock_timeout: row.try_get("has_lock_timeout")?,
         })
@@ -88,11 +85,4 @@ pub(super) async fn ask(record: Record<'_>, conn: &mut PgConnection, lock: bool)
     .fetch_one(conn)
     .await
     .map_err(Error::of_statement)
-}
-
-impl Coordinator {
-    pub(super) fn has_claimed_with(&self, token: i64) -> bool {
-        let token = token.to_string();
-        self.claims.iter().flat_map(|claims| claims.split(' ')).any(|claim| claim == token)
-    }
 }
