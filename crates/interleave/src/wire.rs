@@ -364,12 +364,24 @@ fn parameters(bind: &[u8], at: usize, offset: usize) -> Vec<std::ops::Range<usiz
     values(bind, at + 2 + 2 * formats, offset)
 }
 
+/// The length of an interval. The only one is the age of a transaction, which is younger than its call in every schedule.
+const INTERVAL: usize = 16;
+
 fn columns(row: &[u8]) -> Vec<Part> {
     let value = |place: std::ops::Range<usize>| match row[place.clone()].try_into() {
         Ok(eight) => Part::Eight(eight),
-        Err(_) => Part::Text(timeless(&String::from_utf8_lossy(&row[place]))),
+        Err(_) if place.len() == INTERVAL => Part::Text("age".to_owned()),
+        Err(_) => text(&String::from_utf8_lossy(&row[place])),
     };
     values(row, 0, 0).into_iter().map(value).collect()
+}
+
+/// The setting `idempotency.claim` is a token in digits.
+fn text(text: &str) -> Part {
+    match text.trim_start().parse::<i64>() {
+        Ok(token) if text.len() > 8 => Part::Eight(token.to_be_bytes()),
+        _ => Part::Text(timeless(text)),
+    }
 }
 
 /// The text without the times in it, which are strings of JSON: `"2026-11-22T…"`.
