@@ -218,7 +218,6 @@ pub(crate) fn ending(result: Result<Outcome<String>, Failure>) -> What {
 fn of_error(error: &Error) -> What {
     match error {
         Error::InFlight { .. } => What::Refused("in flight".to_owned()),
-        Error::UnknownTransaction => What::Refused("another caller's transaction".to_owned()),
         Error::OutlivedRetention => What::Refused("outlived its retention".to_owned()),
         Error::Retryable(_) => What::Refused("retryable".to_owned()),
         // The error may be one of the COMMIT.
