@@ -57,7 +57,7 @@ const PACKAGES: [Row; 5] = [
 ];
 
 /// The tables and stories have a marker each.
-const PROSE: &str = include_str!("page.md");
+const PROSE: &str = include_str!("page.template");
 
 /// The prose, with what the tests do in place of each `{name}`.
 fn prose() -> String {
