@@ -63,7 +63,7 @@ pub struct Arguments {
     patience: Duration,
     /// How two answers are compared
     #[arg(long, value_enum, default_value = "body")]
-    compare: How,
+    compare: Compare,
     /// The variable that gives the URL of the database to the service
     #[arg(long, value_name = "NAME", default_value = "DATABASE_URL")]
     env: String,
@@ -81,12 +81,6 @@ pub struct Arguments {
     /// The command that starts the service
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum How {
-    Body,
-    Status,
 }
 
 /// Runs the check, and prints its report. Returns the exit code.
@@ -119,14 +113,10 @@ fn fail(what: &str) -> u8 {
 
 impl Arguments {
     fn check(self) -> Result<Check, Error> {
-        let compare = match self.compare {
-            How::Body => Compare::Body,
-            How::Status => Compare::Status,
-        };
         let mut check = Check::new(self.database.clone())
             .again(self.again.clone())
             .patience(self.patience)
-            .compare(compare)
+            .compare(self.compare)
             .listen(self.listen)
             .progress(|line| {
                 let _ = writeln!(std::io::stderr(), "{line}");
@@ -196,9 +186,9 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 fn one_try(text: &str) -> Result<(usize, Interruption), String> {
-    let names = || Interruption::ALL.map(Interruption::name).join(", ");
-    let (message, name) = text.split_once(':').ok_or_else(|| format!("7:lost-after; the others are {}", names()))?;
+    let (message, name) = text.split_once(':').ok_or("a number, a colon and an interruption, such as 7:lost-after")?;
     let message = message.parse().map_err(|_| "the number of a message comes first".to_owned())?;
-    let interruption = Interruption::ALL.into_iter().find(|it| it.name() == name);
-    interruption.map(|it| (message, it)).ok_or_else(|| format!("the interruptions are {}", names()))
+    let names = || Interruption::value_variants().iter().map(|it| it.name()).collect::<Vec<_>>().join(", ");
+    let interruption = Interruption::from_str(name, false);
+    interruption.map(|it| (message, it)).map_err(|_| format!("the interruptions are {}", names()))
 }

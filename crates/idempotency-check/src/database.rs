@@ -48,19 +48,16 @@ impl Database {
 
     pub(crate) fn upstream(&self) -> Result<Upstream, Error> {
         let address = Address::of(&self.options);
-        let authorities = self.parameter("sslrootcert");
+        let parameters = self.url.query_pairs();
+        let authorities =
+            parameters.into_iter().find(|(key, _)| key == "sslrootcert").map(|(_, value)| value.into_owned());
         let trust = match self.options.get_ssl_mode() {
-            PgSslMode::Require if authorities.is_none() => Trust::Anything,
-            // As libpq has it: with an authority, `require` verifies.
-            PgSslMode::Require | PgSslMode::VerifyCa => Trust::Authority,
-            PgSslMode::VerifyFull => Trust::Name,
             PgSslMode::Disable | PgSslMode::Allow | PgSslMode::Prefer => return Ok(Upstream::plain(address)),
+            PgSslMode::Require if authorities.is_none() => Trust::Anything,
+            // libpq verifies no name for the first two. One way to verify is enough here, and it is the stricter one.
+            PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull => Trust::Verified(authorities),
         };
-        Upstream::encrypted(address, trust, authorities.as_deref()).map_err(Error::Proxy)
-    }
-
-    fn parameter(&self, name: &str) -> Option<String> {
-        self.url.query_pairs().find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
+        Upstream::encrypted(address, trust).map_err(Error::Proxy)
     }
 
     /// The URL for the service: the same user, password, database and settings, through the proxy.

@@ -36,7 +36,7 @@ enum Change {
 }
 
 /// The difference between two readings.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Effect(Vec<Vec<Change>>);
 
 pub(crate) struct Effects {

@@ -2,13 +2,14 @@
 
 use std::fmt;
 
+use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::client::Answer;
 use crate::effects::Effect;
 
 /// What the check does to a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Interruption {
     /// The connection is lost before the server receives the message.
@@ -24,23 +25,15 @@ pub enum Interruption {
 }
 
 impl Interruption {
-    pub(crate) const ALL: [Self; 5] = [Self::LostBefore, Self::LostAfter, Self::HangUp, Self::Killed, Self::Duplicate];
-
     /// As `--only` has it.
     #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::LostBefore => "lost-before",
-            Self::LostAfter => "lost-after",
-            Self::HangUp => "hang-up",
-            Self::Killed => "killed",
-            Self::Duplicate => "duplicate",
-        }
+    pub fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 }
 
 /// What came of a try.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// The effect happened once, and each final answer is the same. This is no finding.
@@ -59,18 +52,6 @@ pub enum Verdict {
     NotRefused,
 }
 
-impl Verdict {
-    pub(crate) const ALL: [Self; 7] = [
-        Self::OneEffect,
-        Self::TwoEffects,
-        Self::NoEffectButSuccess,
-        Self::OtherAnswer,
-        Self::Stuck,
-        Self::RefusedThoughRetried,
-        Self::NotRefused,
-    ];
-}
-
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -86,7 +67,7 @@ impl fmt::Display for Verdict {
 }
 
 /// How two answers are compared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Compare {
     /// The status, `Content-Type`, `Location`, and every byte of the body.
     #[default]

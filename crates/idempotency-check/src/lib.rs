@@ -39,4 +39,4 @@ pub use check::Check;
 pub use client::Answer;
 pub use error::Error;
 pub use judge::{Compare, Interruption, Verdict};
-pub use report::{Checked, Finding, Numbered, Report, Told, Try, Undisturbed};
+pub use report::{Checked, Numbered, Report, Told, Try};

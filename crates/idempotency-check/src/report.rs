@@ -1,7 +1,9 @@
 //! The report: values for a program, JSON for a file, and text for a person.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
+use clap::ValueEnum as _;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 
@@ -27,9 +29,9 @@ pub struct Report {
     /// Every interruption of every message.
     pub tries: Vec<Try>,
     /// What happens without an interruption.
-    pub undisturbed: Vec<Undisturbed>,
-    /// What is wrong.
-    pub findings: Vec<Finding>,
+    pub undisturbed: Vec<Try>,
+    /// Those of both that are wrong.
+    pub findings: Vec<Try>,
     /// What a reader should know besides.
     pub notes: Vec<String>,
 }
@@ -70,45 +72,27 @@ pub struct Told {
     pub body: String,
 }
 
-/// One interruption of one message.
+/// Requests with one key: an interruption of one message, or a check without an interruption.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Try {
-    /// The number of the message.
-    pub message: usize,
+    /// The number of the message, if one was interrupted.
+    pub message: Option<usize>,
     /// What was done to it.
-    pub interruption: Interruption,
-    /// Whether the message occurred in this try.
+    pub interruption: Option<Interruption>,
+    /// The name of a check without an interruption, such as `two_at_once`.
+    pub check: Option<&'static str>,
+    /// Whether the message occurred.
     pub reached: bool,
-    /// `None` if it was not reached.
+    /// `None` if the message was not reached, or nothing is judged.
     pub verdict: Option<Verdict>,
     /// The idempotency key.
     pub key: String,
-    /// The verdict in words.
+    /// The verdict in words, or what happened.
     pub detail: String,
     /// The effect of an undisturbed request.
     pub expected: Vec<Vec<String>>,
-    /// The effect of this one.
-    pub effect: Vec<Vec<String>>,
-    /// What the client was told.
-    pub answers: Vec<Told>,
-    /// What happened, in order.
-    pub story: Vec<String>,
-}
-
-/// One kind of requests without an interruption.
-#[derive(Clone, Debug, Serialize)]
-#[non_exhaustive]
-pub struct Undisturbed {
-    /// Its name, such as `two_at_once`.
-    pub check: &'static str,
-    /// `None` if nothing is judged.
-    pub verdict: Option<Verdict>,
-    /// Whether it can be a finding.
-    pub judged: bool,
-    /// The verdict in words, or what happened.
-    pub detail: String,
-    /// The effect.
+    /// The effect of this try.
     pub effect: Vec<Vec<String>>,
     /// What the clients were told.
     pub answers: Vec<Told>,
@@ -116,22 +100,14 @@ pub struct Undisturbed {
     pub story: Vec<String>,
 }
 
-/// Something that is wrong.
-#[derive(Clone, Debug, Serialize)]
-#[non_exhaustive]
-pub struct Finding {
-    /// The number of the message, if one was interrupted.
-    pub message: Option<usize>,
-    /// What was done to it.
-    pub interruption: Option<Interruption>,
-    /// Which requests without an interruption.
-    pub check: Option<&'static str>,
-    /// What is wrong.
-    pub verdict: Verdict,
-    /// In words.
-    pub detail: String,
-    /// What happened, in order.
-    pub story: Vec<String>,
+impl Try {
+    /// Such as `7:lost-after`, or `two at once`.
+    pub(crate) fn place(&self) -> String {
+        match (self.message, self.interruption) {
+            (Some(message), Some(interruption)) => format!("{message}:{}", interruption.name()),
+            _ => self.check.unwrap_or_default().replace('_', " "),
+        }
+    }
 }
 
 impl Told {
@@ -158,19 +134,8 @@ impl fmt::Display for Told {
 
 impl Report {
     pub(crate) fn conclude(&mut self) {
-        let wrong = |verdict: Option<Verdict>| verdict.filter(|verdict| *verdict != Verdict::OneEffect);
-        let undisturbed = self.undisturbed.iter().filter(|it| it.judged).filter_map(|it| {
-            let verdict = wrong(it.verdict)?;
-            let (detail, story) = (it.detail.clone(), it.story.clone());
-            Some(Finding { message: None, interruption: None, check: Some(it.check), verdict, detail, story })
-        });
-        let interrupted = self.tries.iter().filter_map(|it| {
-            let verdict = wrong(it.verdict)?;
-            let (detail, story) = (it.detail.clone(), it.story.clone());
-            let (message, interruption) = (Some(it.message), Some(it.interruption));
-            Some(Finding { message, interruption, check: None, verdict, detail, story })
-        });
-        self.findings = undisturbed.chain(interrupted).collect();
+        let is_wrong = |it: &&Try| it.verdict.is_some_and(|verdict| verdict != Verdict::OneEffect);
+        self.findings = self.undisturbed.iter().chain(&self.tries).filter(is_wrong).cloned().collect();
         let missed = self.tries.iter().filter(|it| !it.reached).count();
         if missed > 0 {
             self.notes.push(format!("{missed} tries did not reach their message: the messages change from run to run"));
@@ -179,20 +144,17 @@ impl Report {
 
     /// How often each interruption had each verdict.
     fn table(&self) -> Table {
-        let used: Vec<_> = Verdict::ALL
-            .into_iter()
-            .filter(|&verdict| self.tries.iter().any(|it| it.verdict == Some(verdict)))
-            .collect();
+        let used: BTreeSet<_> = self.tries.iter().filter_map(|it| it.verdict).collect();
         let mut table = Table::new();
         table.load_preset(presets::NOTHING);
         let heads = used.iter().map(ToString::to_string);
         table.set_header(["interruption".to_owned(), "tried".to_owned()].into_iter().chain(heads));
-        for interruption in Interruption::ALL {
-            let of = || self.tries.iter().filter(move |it| it.interruption == interruption && it.reached);
+        for &interruption in Interruption::value_variants() {
+            let of = || self.tries.iter().filter(move |it| it.interruption == Some(interruption) && it.reached);
             if of().next().is_some() {
                 let count = |verdict| of().filter(|it| it.verdict == Some(verdict)).count().to_string();
                 let counts = used.iter().map(|&verdict| count(verdict));
-                table.add_row([interruption.name().to_owned(), of().count().to_string()].into_iter().chain(counts));
+                table.add_row([interruption.name(), of().count().to_string()].into_iter().chain(counts));
             }
         }
         table
@@ -216,14 +178,11 @@ impl fmt::Display for Report {
             let verdict = it.verdict.map(|verdict| verdict.to_string());
             let detail = [verdict.as_deref().unwrap_or(""), &it.detail];
             let detail: Vec<_> = detail.into_iter().filter(|part| !part.is_empty()).collect();
-            writeln!(f, "  {:<16} {}", it.check.replace('_', " "), detail.join(": "))?;
+            writeln!(f, "  {:<16} {}", it.place(), detail.join(": "))?;
         }
         for finding in &self.findings {
-            let place = match (finding.message, finding.interruption) {
-                (Some(message), Some(interruption)) => format!("{message}:{}", interruption.name()),
-                _ => finding.check.unwrap_or_default().replace('_', " "),
-            };
-            writeln!(f, "\n{}, at {place}: {}\n", finding.verdict.to_string().to_uppercase(), finding.detail)?;
+            let (place, verdict) = (finding.place(), finding.verdict.map(|verdict| verdict.to_string().to_uppercase()));
+            writeln!(f, "\n{}, at {place}: {}\n", verdict.unwrap_or_default(), finding.detail)?;
             let left_out = finding.story.len().saturating_sub(STORY);
             for (at, line) in finding.story.iter().enumerate() {
                 match at {

@@ -6,8 +6,10 @@ mod undisturbed;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum as _;
+
 use crate::Error;
-use crate::client::{Caller, Variant};
+use crate::client::Caller;
 use crate::effects::{Effect, Effects, Reading};
 use crate::judge::{Compare, Expected, Interruption, Verdict};
 use crate::proxy::{Event, Place, Proxy, shorten};
@@ -61,13 +63,13 @@ impl<'a> Run<'a> {
         options: &'a Options,
     ) -> Result<Self, Error> {
         let nobody = Talk::new(caller, proxy, &[], Duration::ZERO).key;
-        let before = effects.settled(&nobody).await?;
+        effects.settled(&nobody).await?;
         if let Some(service) = &mut service {
             service.start_first().await?;
         }
         (options.progress)("watching the idle service");
         proxy.learn(WATCH).await;
-        let expected = Expected { effect: before.since(&before), status: 0 };
+        let expected = Expected { effect: Effect::default(), status: 0 };
         let mut report = Report::default();
         report.service.killed = service.is_some();
         report.service.command = service.as_ref().map(|service| service.command().to_vec()).unwrap_or_default();
@@ -147,22 +149,22 @@ impl<'a> Run<'a> {
         self.proxy.settle(SETTLE).await;
         let events = self.proxy.finish();
         let effect = self.effects.settled(&talk.key).await?.since(&before);
-        let Some(answer) = talk.finals().first().map(|answer| (answer.status, answer.is_success())) else {
+        let status = talk.finals().first().map(|answer| (answer.status, answer.is_success()));
+        let Some((status, true)) = status else {
             let told = talk.told.last().map(ToString::to_string).unwrap_or_default();
+            if status.is_some() {
+                return Err(Error::Undisturbed(format!("the undisturbed request fails: {told}")));
+            }
             let wrote = self.service.as_ref().map(Service::wrote).unwrap_or_default();
-            let text =
-                format!("the undisturbed request gets no final answer (--again lists those that are none): {told}");
-            return Err(Error::Undisturbed(text + &wrote));
+            return Err(Error::Undisturbed(format!(
+                "the undisturbed request gets no final answer (--again lists those that are none): {told}{wrote}"
+            )));
         };
-        if !answer.1 {
-            let told = talk.told.last().map(ToString::to_string).unwrap_or_default();
-            return Err(Error::Undisturbed(format!("the undisturbed request fails: {told}")));
-        }
         let messages = events.into_iter().filter_map(|event| match event {
             Event::Message { place, sql, .. } => Some((place, sql.replace(&talk.key, "{key}"))),
             _ => None,
         });
-        let expected = Expected { effect, status: answer.0 };
+        let expected = Expected { effect, status };
         Ok(Plain { messages: messages.collect(), expected, took: started.elapsed() })
     }
 
@@ -180,8 +182,10 @@ impl<'a> Run<'a> {
     }
 
     fn plan(&self) -> Vec<(usize, Interruption)> {
-        let kinds =
-            Interruption::ALL.into_iter().filter(|&kind| kind != Interruption::Killed || self.service.is_some());
+        let kinds = Interruption::value_variants()
+            .iter()
+            .copied()
+            .filter(|&kind| kind != Interruption::Killed || self.service.is_some());
         let all = kinds.flat_map(|kind| (1..=self.places.len()).map(move |message| (message, kind)));
         let mut plan: Vec<_> = all.filter(|it| self.options.only.is_none_or(|only| only == *it)).collect();
         plan.sort_by_key(|(message, _)| *message);
@@ -200,7 +204,7 @@ impl<'a> Run<'a> {
             let result = self.interrupt(message, interruption).await?;
             let verdict = result.verdict.map_or("not reached".to_owned(), |verdict| verdict.to_string());
             let sql = shorten(&self.report.messages[message - 1].sql, 40);
-            (self.options.progress)(&format!("{message}:{} {verdict} ({sql})", interruption.name()));
+            (self.options.progress)(&format!("{} {verdict} ({sql})", result.place()));
             self.report.tries.push(result);
         }
         Ok(())
@@ -241,6 +245,23 @@ impl<'a> Run<'a> {
         Ok(effect)
     }
 
+    /// What is known of the requests with a key when they are over.
+    fn tried(&self, talk: Talk<'a>, verdict: Option<Verdict>, detail: String, effect: &Effect) -> Try {
+        Try {
+            message: None,
+            interruption: None,
+            check: None,
+            reached: true,
+            verdict,
+            detail,
+            expected: self.expected.effect.rows(),
+            effect: effect.rows(),
+            story: self.story(&talk.key, self.proxy.finish(), effect),
+            key: talk.key,
+            answers: talk.told,
+        }
+    }
+
     /// The events as lines. Up to the interruption, the messages have the numbers of the undisturbed request.
     fn story(&self, key: &str, events: Vec<Event>, effect: &Effect) -> Vec<String> {
         let numbers: HashMap<_, _> = self.places.iter().enumerate().map(|(at, place)| (place, at + 1)).collect();
@@ -267,11 +288,5 @@ impl<'a> Run<'a> {
         let mut story: Vec<_> = events.into_iter().map(line).collect();
         story.push(format!("      * the effect: {effect}; without an interruption: {}", self.expected.effect));
         story
-    }
-
-    /// Whether another body under the key is refused. `None` if there is none, or no answer.
-    async fn is_refused(&self, talk: &mut Talk<'a>) -> Option<bool> {
-        let answer = talk.vary("other-body", Variant::OtherBody).await?;
-        answer.ok().map(|answer| !answer.is_success())
     }
 }

@@ -56,9 +56,7 @@ impl<'a> Talk<'a> {
     }
 
     pub(crate) fn heard(&mut self, request: &'static str, answer: Result<Answer, String>) {
-        let told = Told::new(request, &answer);
-        self.proxy.say(told.to_string());
-        self.told.push(told);
+        self.tell(request, &answer);
         if let Ok(answer) = answer
             && !self.again.contains(&answer.status)
         {
@@ -87,10 +85,14 @@ impl<'a> Talk<'a> {
     pub(crate) async fn vary(&mut self, request: &'static str, variant: Variant) -> Option<Result<Answer, String>> {
         let calling = self.call(variant)?;
         let answer = timeout(ATTEMPT, calling).await.unwrap_or_else(|_| Err("no answer in time".to_owned()));
-        let told = Told::new(request, &answer);
+        self.tell(request, &answer);
+        Some(answer)
+    }
+
+    fn tell(&mut self, request: &'static str, answer: &Result<Answer, String>) {
+        let told = Told::new(request, answer);
         self.proxy.say(told.to_string());
         self.told.push(told);
-        Some(answer)
     }
 
     pub(crate) fn join(&mut self, other: Self) {

@@ -5,14 +5,11 @@ use std::sync::Arc;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use tokio_rustls::rustls::{
-    self, CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
-};
+use tokio_rustls::rustls::{self, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 use crate::wire::{Address, Message, Stream};
 
@@ -25,14 +22,12 @@ pub(crate) struct Upstream {
 }
 
 /// What `sslmode` demands of the server's certificate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trust {
     /// `require`: anything.
     Anything,
-    /// `verify-ca`: a known authority, and any name.
-    Authority,
-    /// `verify-full`.
-    Name,
+    /// The name of the server, by an authority of this file, or of the machine.
+    Verified(Option<String>),
 }
 
 impl Upstream {
@@ -40,27 +35,19 @@ impl Upstream {
         Self { address, tls: None }
     }
 
-    /// With the authorities of this file, or those of the machine.
-    pub(crate) fn encrypted(address: Address, trust: Trust, authorities: Option<&str>) -> io::Result<Self> {
+    pub(crate) fn encrypted(address: Address, trust: Trust) -> io::Result<Self> {
         let Address::Tcp(host, _) = &address else { return Ok(Self::plain(address)) };
         let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).map_err(io::Error::other)?;
         let provider = Arc::new(ring::default_provider());
-        let inner = match trust {
-            Trust::Anything => None,
-            Trust::Authority | Trust::Name => {
-                let roots = Arc::new(roots(authorities)?);
-                let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build();
-                Some(verifier.map_err(io::Error::other)?)
-            }
-        };
-        let verifier = Verifier { inner, checks_name: trust == Trust::Name, provider: provider.clone() };
-        let config = ClientConfig::builder_with_provider(provider)
+        let config = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
-            .map_err(io::Error::other)?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier))
-            .with_no_client_auth();
-        Ok(Self { address, tls: Some((TlsConnector::from(Arc::new(config)), name)) })
+            .map_err(io::Error::other)?;
+        let config = match trust {
+            Trust::Anything => config.dangerous().with_custom_certificate_verifier(Arc::new(Unverified(provider))),
+            Trust::Verified(authorities) => config.with_root_certificates(roots(authorities.as_deref())?),
+        };
+        let connector = TlsConnector::from(Arc::new(config.with_no_client_auth()));
+        Ok(Self { address, tls: Some((connector, name)) })
     }
 
     pub(crate) fn is_encrypted(&self) -> bool {
@@ -107,33 +94,20 @@ fn roots(file: Option<&str>) -> io::Result<RootCertStore> {
     Ok(roots)
 }
 
-/// libpq's three levels.
+/// Accepts every certificate, as `sslmode=require` does. rustls has no such verifier of its own.
 #[derive(Debug)]
-struct Verifier {
-    inner: Option<Arc<WebPkiServerVerifier>>,
-    checks_name: bool,
-    provider: Arc<CryptoProvider>,
-}
+struct Unverified(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Verifier {
+impl ServerCertVerifier for Unverified {
     fn verify_server_cert(
         &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        server_name: &ServerName<'_>,
-        ocsp_response: &[u8],
-        now: UnixTime,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        use CertificateError::{NotValidForName, NotValidForNameContext};
-        let Some(inner) = &self.inner else { return Ok(ServerCertVerified::assertion()) };
-        match inner.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            Err(rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }))
-                if !self.checks_name =>
-            {
-                Ok(ServerCertVerified::assertion())
-            }
-            verified => verified,
-        }
+        Ok(ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -142,7 +116,7 @@ impl ServerCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
+        let algorithms = &self.0.signature_verification_algorithms;
         rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
     }
 
@@ -152,12 +126,12 @@ impl ServerCertVerifier for Verifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
+        let algorithms = &self.0.signature_verification_algorithms;
         rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.0.signature_verification_algorithms.supported_schemes()
     }
 }
 

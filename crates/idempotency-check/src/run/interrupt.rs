@@ -63,28 +63,19 @@ impl<'a> Run<'a> {
         }
         if !talk.finals().is_empty() {
             talk.ask("again").await;
-            if self.refuses && self.is_refused(&mut talk).await == Some(false) {
+            if self.refuses
+                && let Some(Ok(answer)) = talk.vary("other-body", Variant::OtherBody).await
+                && answer.is_success()
+            {
                 broken = broken.or(Some((Verdict::NotRefused, "another body under the key is accepted".to_owned())));
             }
         }
         let place = format!("{message}:{}", interruption.name());
         let effect = self.after(&talk.key, before, &place).await?;
-        let events = self.proxy.finish();
         let judged = self.expected.judge(&effect, &talk.finals(), self.options.compare);
         let (verdict, detail) = if judged.0 == Verdict::OneEffect { broken.unwrap_or(judged) } else { judged };
-        let story = self.story(&talk.key, events, &effect);
-        Ok(Try {
-            message,
-            interruption,
-            reached,
-            verdict: reached.then_some(verdict),
-            key: talk.key,
-            detail,
-            expected: self.expected.effect.rows(),
-            effect: effect.rows(),
-            answers: talk.told,
-            story,
-        })
+        let tried = self.tried(talk, reached.then_some(verdict), detail, &effect);
+        Ok(Try { message: Some(message), interruption: Some(interruption), reached, ..tried })
     }
 
     /// The trap has caught the message. Returns what is wrong already.

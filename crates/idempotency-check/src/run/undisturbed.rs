@@ -6,7 +6,7 @@ use crate::Error;
 use crate::client::Variant;
 use crate::effects::Effect;
 use crate::judge::Verdict;
-use crate::report::Undisturbed;
+use crate::report::Try;
 use crate::talk::Talk;
 
 use super::Run;
@@ -50,7 +50,7 @@ impl<'a> Run<'a> {
                 (verdict, detail) = (Verdict::Stuck, format!("{unanswered} clients never got a final answer"));
             }
             if verdict != Verdict::OneEffect || clients == 1 || race == RACES {
-                self.add(check, Some(verdict), true, detail, talk, &effect);
+                self.add(check, Some(verdict), detail, talk, &effect);
                 break;
             }
         }
@@ -60,7 +60,8 @@ impl<'a> Run<'a> {
     pub(super) async fn another_body(&mut self) -> Result<(), Error> {
         let mut talk = self.talk();
         if talk.call(Variant::OtherBody).is_none() {
-            return self.untried("another_body", "not tried: the request has no body that could be changed").await;
+            self.untried("another_body", "not tried: the request has no body that could be changed");
+            return Ok(());
         }
         let before = self.before(&talk.key).await?;
         self.proxy.number(None);
@@ -79,7 +80,7 @@ impl<'a> Run<'a> {
             Some((status, false)) => (Some(Verdict::OneEffect), format!("refused with {status}")),
             None => (Some(Verdict::Stuck), "another body got no answer".to_owned()),
         };
-        self.add("another_body", verdict, true, detail, talk, &effect);
+        self.add("another_body", verdict, detail, talk, &effect);
         // Otherwise, the service may refuse the changed body itself, and not its second use of the key.
         let mut talk = self.talk();
         let accepted = talk.vary("other-body", Variant::OtherBody).await;
@@ -95,7 +96,8 @@ impl<'a> Run<'a> {
     async fn no_key(&mut self) -> Result<(), Error> {
         let mut talk = self.talk();
         if talk.call(Variant::NoKey).is_none() {
-            return self.untried("no_key", "not tried: the key is a part of the request").await;
+            self.untried("no_key", "not tried: the key is a part of the request");
+            return Ok(());
         }
         let before = self.before(&talk.key).await?;
         self.proxy.number(None);
@@ -103,14 +105,15 @@ impl<'a> Run<'a> {
         let effect = self.after(&talk.key, before, "no_key").await?;
         let status = talk.told.last().and_then(|told| told.status).map_or("nothing".to_owned(), |it| it.to_string());
         let detail = format!("answered {status}; the effect is {effect}");
-        self.add("no_key", None, false, detail, talk, &effect);
+        self.add("no_key", None, detail, talk, &effect);
         Ok(())
     }
 
     async fn another_user(&mut self) -> Result<(), Error> {
         let mut talk = self.talk();
         if talk.call(Variant::OtherUser).is_none() {
-            return self.untried("another_user", "not tried: --other-header names no other user").await;
+            self.untried("another_user", "not tried: --other-header names no other user");
+            return Ok(());
         }
         self.proxy.number(None);
         talk.ask("first").await;
@@ -129,31 +132,19 @@ impl<'a> Run<'a> {
             }
             _ => (Verdict::Stuck, "another user got no answer".to_owned()),
         };
-        self.add("another_user", Some(verdict), true, detail, talk, &effect);
+        self.add("another_user", Some(verdict), detail, talk, &effect);
         Ok(())
     }
 
-    async fn untried(&mut self, check: &'static str, why: &str) -> Result<(), Error> {
+    fn untried(&mut self, check: &'static str, why: &str) {
         let talk = self.talk();
-        let before = self.before(&talk.key).await?;
-        self.add(check, None, false, why.to_owned(), talk, &before.since(&before));
-        Ok(())
+        self.add(check, None, why.to_owned(), talk, &Effect::default());
     }
 
-    fn add(
-        &mut self,
-        check: &'static str,
-        verdict: Option<Verdict>,
-        judged: bool,
-        detail: String,
-        talk: Talk<'a>,
-        effect: &Effect,
-    ) {
-        let events = self.proxy.finish();
-        let story = self.story(&talk.key, events, effect);
+    fn add(&mut self, check: &'static str, verdict: Option<Verdict>, detail: String, talk: Talk<'a>, effect: &Effect) {
         let shown = verdict.map_or("not judged".to_owned(), |verdict| verdict.to_string());
         (self.options.progress)(&format!("{}: {shown}", check.replace('_', " ")));
-        let (effect, answers) = (effect.rows(), talk.told);
-        self.report.undisturbed.push(Undisturbed { check, verdict, judged, detail, effect, answers, story });
+        let tried = self.tried(talk, verdict, detail, effect);
+        self.report.undisturbed.push(Try { check: Some(check), ..tried });
     }
 }

@@ -9,4 +9,5 @@ mod bad_input;
 mod binary;
 mod interruptions;
 mod library;
+mod requests;
 mod tls;

@@ -1,7 +1,7 @@
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use idempotency_check::{Answer, Check, Finding, Report, Verdict};
+use idempotency_check::{Answer, Check, Report, Try, Verdict};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, PgPool};
 use tokio::sync::OnceCell;
@@ -50,8 +50,8 @@ async fn serve(database: &str, memory: Memory) -> anyhow::Result<String> {
 }
 
 /// The findings with this verdict.
-pub(crate) fn with(report: &Report, verdict: Verdict) -> Vec<&Finding> {
-    report.findings.iter().filter(|finding| finding.verdict == verdict).collect()
+pub(crate) fn with(report: &Report, verdict: Verdict) -> Vec<&Try> {
+    report.findings.iter().filter(|finding| finding.verdict == Some(verdict)).collect()
 }
 
 /// The shop as a process of its own: this program, whose one test that is ignored serves.

@@ -58,13 +58,13 @@ async fn the_layer_in_steps_is_right() -> anyhow::Result<()> {
 }
 
 /// The client's patience where keys in doubt are expected: longer than the leases, which last two seconds.
-const PATIENCE: [&str; 2] = ["--patience", "4s"];
+pub(crate) const PATIENCE: &str = "4s";
 
 /// At most once, a key whose effect may have happened is left to an operator.
 #[tokio::test]
 async fn the_layer_at_most_once_leaves_keys_in_doubt_and_nothing_worse() -> anyhow::Result<()> {
     let Some(service) = layer("at-most-once")? else { return Ok(()) };
-    stuck_at_worst(&check(service.with_options(PATIENCE)).await?)
+    stuck_at_worst(&check(service.with_options(["--patience", PATIENCE])).await?)
 }
 
 #[tokio::test]
@@ -87,7 +87,7 @@ async fn the_demo_rides_leaves_texts_in_doubt_and_nothing_worse() -> anyhow::Res
         r#"{"from":"a","to":"b","card":"tok_1","phone":"+44","cents":1250}"#,
         "select (select count(*) from rides_served.ride), (select count(*) from rides_served.receipt)",
     );
-    stuck_at_worst(&check(service.with_options(PATIENCE)).await?)
+    stuck_at_worst(&check(service.with_options(["--patience", PATIENCE])).await?)
 }
 
 fn stuck_at_worst(checked: &Checked) -> anyhow::Result<()> {

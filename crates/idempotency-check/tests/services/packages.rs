@@ -42,17 +42,25 @@ async fn right(service: Option<Service>) -> anyhow::Result<()> {
     checked.ensure_clean()
 }
 
-/// A package, and how long a client retries before a key of it is called stuck.
-struct Package {
+/// What the test of a package knows of it. docs/checked.md says all of it.
+pub(crate) struct Package {
     needs_redis: bool,
-    patience: &'static str,
+    /// How long a client retries before a key is called stuck.
+    pub(crate) patience: &'static str,
+    /// After which time the package frees a claim of a process that is gone.
+    pub(crate) claim: &'static str,
+    /// A status after which a client retries, besides those of the program.
+    pub(crate) again: Option<&'static str>,
 }
 
-/// The claims in Redis end after five minutes at the earliest, so that more patience would show nothing else.
-const IN_REDIS: Package = Package { needs_redis: true, patience: "10s" };
+/// The claims last far longer, so that more patience would show nothing else.
+pub(crate) const IN_REDIS: Package = Package { needs_redis: true, patience: "10s", claim: "five minutes", again: None };
 
-/// Records what is found, and asserts that the run worked. The quick starts know no users, so that none of them is
-/// asked to tell two users apart.
+/// It documents 423 as an answer after which a client retries. A claim that is taken over is not stuck before.
+pub(crate) const IDEMKIT: Package = Package { needs_redis: false, patience: "40s", claim: "30s", again: Some("423") };
+
+/// Records what is found, and asserts that the run worked. No package is asked to tell two users apart: only the quick
+/// start of idemkit knows users.
 async fn package(service: Option<Service>, package: Package) -> anyhow::Result<()> {
     let Some(mut service) = service else { return Ok(()) };
     let redis = match package.needs_redis.then(Redis::start).transpose() {
@@ -65,10 +73,13 @@ async fn package(service: Option<Service>, package: Package) -> anyhow::Result<(
     if let Some(redis) = &redis {
         service = service.with_environment("REDIS_SOCKET", &redis.socket);
     }
+    // The default of the program, and one more.
+    let again = package.again.map(|status| format!("202,409,425,429,500,502,503,504,{status}"));
+    let again = again.as_deref().map_or(Vec::new(), |statuses| vec!["--again", statuses]);
     let checked = if is_whole() {
-        service.check(&["--patience", package.patience]).await?
+        service.check(&[&again[..], &["--patience", package.patience]].concat()).await?
     } else {
-        let quick = ["--patience", "3s", "--only"];
+        let quick = [&again[..], &["--patience", "3s", "--only"]].concat();
         let first = service.check(&[&quick[..], &["1:lost-before"]].concat()).await?;
         let commit = first.commit_of_the_payment()?;
         service.check(&[&quick[..], &[&format!("{commit}:lost-after")]].concat()).await?
@@ -98,12 +109,7 @@ async fn asgi_idempotency_header_is_checked() -> anyhow::Result<()> {
 async fn idemkit_is_checked() -> anyhow::Result<()> {
     // Its table is created at each start, which changes nothing the second time.
     let before = "$(dirname $python)/idemkit init-pg $DATABASE_URL &&";
-    let service = in_python("idemkit", before, "with_idemkit")?;
-    // It documents 423 as an answer after which a client retries.
-    let again = ["--again", "202,409,423,425,429,500,502,503,504"];
-    // A claim is taken over after 30 seconds, and is not stuck before.
-    let patient = Package { needs_redis: false, patience: "40s" };
-    package(service.map(|service| service.with_options(again)), patient).await
+    package(in_python("idemkit", before, "with_idemkit")?, IDEMKIT).await
 }
 
 #[tokio::test]

@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
+use crate::installed::directory;
+use crate::packages::{IDEMKIT, IN_REDIS};
 use crate::program::{Checked, text};
+use crate::{ours, planted};
 
 /// A row of the page: what the program cannot know of a service.
+#[derive(Clone, Copy)]
 struct Row {
     name: &'static str,
     service: &'static str,
@@ -41,14 +45,54 @@ const BY_HAND: [Row; 3] = [
 ];
 
 const PACKAGES: [Row; 5] = [
-    row("asgi-idempotency-header", "asgi-idempotency-header 0.2.0 (PyPI), FastAPI", "Redis"),
-    row("idemkit", "idemkit 1.0.2 (PyPI), FastAPI", "the same PostgreSQL, by connections of its own"),
-    row("idemptx", "idemptx 0.2.2 (PyPI), FastAPI", "Redis"),
-    row("express-idempotency", "express-idempotency 1.0.6 with its Redis adapter 1.0.8 (npm), Express", "Redis"),
-    row("node-idempotency", "@node-idempotency/nestjs 1.0.4 (npm), NestJS", "Redis"),
+    row("asgi-idempotency-header", "asgi-idempotency-header {asgi-idempotency-header} (PyPI), FastAPI", "Redis"),
+    row("idemkit", "idemkit {idemkit} (PyPI), FastAPI", "the same PostgreSQL, by connections of its own"),
+    row("idemptx", "idemptx {idemptx} (PyPI), FastAPI", "Redis"),
+    row(
+        "express-idempotency",
+        "express-idempotency {express-idempotency}, its adapter {express-idempotency-redis-adapter} (npm), Express",
+        "Redis",
+    ),
+    row("node-idempotency", "@node-idempotency/nestjs {@node-idempotency/nestjs} (npm), NestJS", "Redis"),
 ];
 
-const INTRODUCTION: &str = include_str!("page.md");
+/// The tables and stories have a marker each.
+const PROSE: &str = include_str!("page.template");
+
+/// The prose, with what the tests do in place of each `{name}`.
+fn prose() -> String {
+    let spaced = |duration: &str| duration.replace('s', " s");
+    [
+        ("{patience_in_doubt}", spaced(ours::PATIENCE)),
+        ("{mistakes}", planted::FOUND.len().to_string()),
+        ("{patience_with_idemkit}", spaced(IDEMKIT.patience)),
+        ("{claim_of_idemkit}", spaced(IDEMKIT.claim)),
+        ("{again_with_idemkit}", IDEMKIT.again.unwrap_or("nothing more").to_owned()),
+        ("{patience_with_redis}", spaced(IN_REDIS.patience)),
+        ("{claim_in_redis}", IN_REDIS.claim.to_owned()),
+    ]
+    .into_iter()
+    .fold(PROSE.to_owned(), |prose, (name, value)| prose.replace(name, &value))
+}
+
+/// The versions of all packages, as the lock files have them.
+fn versions() -> anyhow::Result<Vec<(String, String)>> {
+    let python = std::fs::read_to_string(directory("python").join("requirements.txt"))?;
+    let of_python = python.lines().filter_map(|line| line.split_once("=="));
+    let node: Value = serde_json::from_slice(&std::fs::read(directory("node").join("package-lock.json"))?)?;
+    let of_node = node["packages"].as_object().into_iter().flatten();
+    let of_node = of_node.filter_map(|(path, it)| Some((path.strip_prefix("node_modules/")?, it["version"].as_str()?)));
+    Ok(of_python.chain(of_node).map(|(name, version)| (name.to_owned(), version.to_owned())).collect())
+}
+
+/// The name of a service, with the version in place of each `{package}`.
+fn service(row: &Row) -> anyhow::Result<String> {
+    let versions = versions()?.into_iter();
+    let named =
+        versions.fold(row.service.to_owned(), |text, (name, version)| text.replace(&format!("{{{name}}}"), &version));
+    ensure!(!named.contains('{'), "no lock file has the version in {named}");
+    Ok(named)
+}
 
 /// Whether every interruption of every service is tried.
 pub(crate) fn is_whole() -> bool {
@@ -72,12 +116,35 @@ pub(crate) fn record(name: &str, checked: &Checked) -> anyhow::Result<()> {
 #[test]
 #[ignore = "writes docs/checked.md"]
 fn the_page_is_written() -> anyhow::Result<()> {
-    let mut page = INTRODUCTION.to_owned();
+    let mut page = prose();
     for (marker, rows) in [("OURS", &OURS[..]), ("DEMOS", &DEMOS), ("BY HAND", &BY_HAND), ("PACKAGES", &PACKAGES)] {
         page = page.replace(&format!("<!-- {marker} -->\n"), &table(rows)?);
     }
     page = page.replace("<!-- STORIES -->\n", &stories()?);
-    Ok(std::fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/checked.md"), page)?)
+    Ok(std::fs::write(written(), page)?)
+}
+
+fn written() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/checked.md")
+}
+
+/// A new version or another patience needs a new run.
+#[test]
+fn the_page_describes_the_tests_of_today() -> anyhow::Result<()> {
+    let page = std::fs::read_to_string(written())?;
+    let prose = prose();
+    ensure!(!prose.contains('{'), "a name of the prose has no value");
+    let mut rest = &*page;
+    for part in prose.split("<!-- ").map(|part| part.split_once("-->\n").map_or(part, |(_, part)| part)) {
+        let (_, after) =
+            rest.split_once(part).with_context(|| format!("docs/checked.md lacks, or has elsewhere: {part}"))?;
+        rest = after;
+    }
+    for row in [&OURS[..], &DEMOS, &BY_HAND, &PACKAGES].concat() {
+        let named = format!("| {} | {} |", service(&row)?, row.store);
+        ensure!(page.contains(&named), "docs/checked.md has no row {named}");
+    }
+    Ok(())
 }
 
 fn report(row: &Row) -> anyhow::Result<Value> {
@@ -91,7 +158,7 @@ fn table(rows: &[Row]) -> anyhow::Result<String> {
     table += "|---|---|---:|---:|---|\n";
     for row in rows {
         let report = report(row)?;
-        let (service, store, messages) = (row.service, row.store, list(&report["messages"]).len());
+        let (service, store, messages) = (service(row)?, row.store, list(&report["messages"]).len());
         let tries = list(&report["tries"]);
         let reached = tries.iter().filter(|tried| tried["reached"] == true).count();
         let tried = if reached == tries.len() { reached.to_string() } else { format!("{reached} of {}", tries.len()) };
@@ -119,7 +186,11 @@ fn stories() -> anyhow::Result<String> {
     let mut stories = String::new();
     for row in &PACKAGES {
         let report = report(row)?;
-        writeln!(stories, "### {}\n", row.service)?;
+        writeln!(stories, "### {}\n", service(row)?)?;
+        let untried = list(&report["undisturbed"]).iter().filter(|it| text(&it["detail"]).starts_with("not tried"));
+        for it in untried {
+            writeln!(stories, "Not tried: {}.\n", spoken(&it["check"]))?;
+        }
         let mut told = Vec::new();
         for finding in list(&report["findings"]) {
             let verdict = spoken(&finding["verdict"]);

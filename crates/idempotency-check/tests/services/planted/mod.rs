@@ -32,7 +32,7 @@ fn shop(mistake: Option<Mistake>) -> anyhow::Result<Service> {
 
 /// What the check says of a mistake: the verdict, the interruption or undisturbed check that shows it, and the
 /// interrupted message.
-const FOUND: [(Mistake, &str, &str, &str); 10] = [
+pub(crate) const FOUND: [(Mistake, &str, &str, &str); 10] = [
     (Mistake::EffectBeforeClaim, "two_effects", "lost-before", "insert into idempotency_key"),
     (Mistake::KeyAfterCommit, "two_effects", "lost-before", "insert into idempotency_key"),
     (Mistake::LockElsewhere, "two_effects", "lost-after", "insert into payments"),
