@@ -37,21 +37,22 @@ pub(crate) async fn run(bench: &Bench, keep: bool) -> anyhow::Result<()> {
         println!("skipped: this system has no /proc, which tells the processor time of the server");
         return Ok(());
     }
+    let mut kept: Kept = serde_json::from_str(&fs::read_to_string(file())?)?;
+    let before = kept.last_key_value().map(|(_, ratios)| ratios.clone()).unwrap_or_default();
+    ensure!(keep || !before.is_empty(), "no release is kept; run script/bench --keep");
     let mut rounds = Vec::new();
     for _ in 0..ROUNDS {
         let table = measure(bench).await?;
         let ratio = |(way, other): (&str, &str)| table.rate_over(way, other).context("both were measured");
         rounds.push(RATIOS.into_iter().map(ratio).collect::<anyhow::Result<Vec<_>>>()?);
     }
-    let mut kept: Kept = serde_json::from_str(&fs::read_to_string(file())?)?;
-    let (release, before) = kept.last_key_value().context("no release is kept")?;
     let mut slower = Vec::new();
     let mut now = BTreeMap::new();
     for (at, (way, other)) in RATIOS.into_iter().enumerate() {
         let name = format!("{way} over {other}");
         let of_rounds: Vec<f64> = rounds.iter().map(|round| rounded(round[at])).collect();
         let wanted = before.get(&name).copied();
-        println!("{name}: {of_rounds:?}, in {release} {wanted:?}");
+        println!("{name}: {of_rounds:?}, kept: {wanted:?}");
         let too_slow = |ratio: &&f64| wanted.is_some_and(|wanted| **ratio < wanted * TOO_SLOW);
         if of_rounds.iter().filter(too_slow).count() * 2 > ROUNDS {
             slower.push(name.clone());
