@@ -142,7 +142,7 @@ $$;
 -- The option "fewest round trips" sends these calls in the messages that also begin and commit, where nothing is prepared. The
 -- server keeps the plans of a function; planning the statements anew costs more than a round trip on a Unix socket. They are
 -- those of src/record/claim.rs and src/record/complete.rs, word for word, but for the age that the former returns. Like these,
--- they name the schema of everything, so they need no search_path of their own, which every call would have to set and reset.
+-- they name the schema of every function and table, so they have no search_path of their own, which every call would set and reset.
 
 create function idempotency.claim(text, text, text, int8, bytea, interval, interval, text, int8, text)
 returns void language plpgsql as $$

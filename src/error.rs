@@ -139,7 +139,7 @@ pub enum Error {
     /// - A mark or a call with a connection was made while the connection was in no transaction that sqlx has begun. Begin
     ///   one with `conn.begin()`, or use [`Idempotency::run`](crate::Idempotency::run), which takes a pool. Nothing was done.
     /// - `perform` has ended the transaction that holds the claim, with a COMMIT, a ROLLBACK, or a nested
-    ///   `conn.begin()` whose future was dropped while it waited. The response was not stored, and nothing was
+    ///   `conn.begin()` that failed, or whose future was dropped while it waited. The response was not stored, and nothing was
     ///   acknowledged. **Later writes of `perform` stay.**
     /// - [`commit`](crate::commit()) met a transaction that had ended in one of these ways.
     #[error(
@@ -171,13 +171,14 @@ pub enum Error {
 
     /// A nested transaction was still open where the transaction around it had to end: its guard was forgotten
     /// (`std::mem::forget`, a leak), or [`commit`](crate::commit()) got the nested transaction itself. sqlx would have
-    /// released a savepoint in place of the COMMIT. Nothing was stored, and nothing was acknowledged.
+    /// released a savepoint in place of the COMMIT. No response was stored, and nothing was acknowledged.
     ///
-    /// - `perform` has forgotten it in the caller's transaction: the nested writes are undone. Roll back.
+    /// - `perform` has forgotten it in the caller's transaction: the nested writes are undone. Roll back. After an isolated
+    ///   call, the key is released, and the transaction is usable.
     /// - `perform`, a handler or a step has forgotten it in a transaction of the crate: everything was rolled back.
     /// - [`commit`](crate::commit()): everything was rolled back, **also the transactions around the nested one**.
     #[error(
-        "a nested transaction was still open, so nothing was stored; roll back the transaction around it, end each \
+        "a nested transaction was still open, so no response was stored; roll back the transaction around it, end each \
          nested transaction by its own commit or rollback, and give `commit` only the outermost one"
     )]
     NestedTransaction,

@@ -45,9 +45,10 @@ impl Asked {
     }
 
     /// Fails if the transaction is older than the message that was to begin it: a BEGIN inside a transaction begins
-    /// nothing. Both ages are differences on one clock, so the clocks need not agree.
-    fn judge(&self, age: Duration) -> Result<(), Error> {
-        match self.unchecked_since {
+    /// nothing. The server's clock gives one age and the process's clock the other, so the two clocks need not agree. Only
+    /// the first statement is judged, because the clocks drift apart during a long wait.
+    fn judge(&mut self, age: Duration) -> Result<(), Error> {
+        match self.unchecked_since.take() {
             Some(since) if age > since.elapsed() => Err(Error::NotInTransaction),
             _ => Ok(()),
         }
@@ -79,8 +80,8 @@ enum Step {
 /// [`Record::await_key`] and [`wait_for_row`] wait within the limit of the terms, and the transaction is usable after
 /// them.
 ///
-/// In a transaction that [nothing has checked](Asked::in_transaction_since), [`Error::NotInTransaction`] means that it seems
-/// to be another one.
+/// If the call has not [checked](Asked::in_transaction_since) that its BEGIN began the transaction,
+/// [`Error::NotInTransaction`] means that the transaction is older than this BEGIN, and so may be a foreign one.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,

@@ -108,7 +108,7 @@ async fn run_in_task<H: Handler>(layer: &Arc<IdempotencyLayer>, ticket: Option<T
     };
     let counted = layer.runs.begin_until(limit, patience.place).await.ok_or(Rejection::Overloaded { limit })?;
     let layer = layer.clone();
-    // Boxed, because a task is moved about ten times before its first poll, and this one has the handler and all statements.
+    // Boxed, because a task is moved several times before its first poll, and this one is large.
     let run = Box::pin(async move {
         let reply = run(&layer, keyed, handler).await;
         drop(counted);

@@ -196,8 +196,8 @@ impl Transactional<'_> {
         committed.map_err(Rejection::of_completion)
     }
 
-    /// Ends a transaction that has written nothing, in a task, so that no answer waits for it: that of a replay, or the one
-    /// that is chained to a commit.
+    /// Starts a task that commits a transaction without writes: that of a replay, or the one that `commit and chain` began.
+    /// The answer does not wait for this task.
     fn commit_unwatched(self, mut session: Session) {
         if session.is_open() {
             let committing = async move { session.commit().await };

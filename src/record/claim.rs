@@ -26,7 +26,8 @@ pub(crate) struct Claim {
 /// A record that a claim has inserted.
 pub(crate) struct Inserted {
     pub(crate) claim: Claim,
-    /// The age of the transaction, by the server's clock.
+    /// The age of the transaction after the insert, by the server's clock. It is the only use of `clock_timestamp`: an age
+    /// before the insert would not show a foreign transaction that is younger than the insert takes.
     pub(crate) age: Duration,
 }
 
@@ -73,7 +74,7 @@ impl Record<'_> {
                     when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($9::int8)
                 end
                 on conflict (scope, operation, value) do nothing
-                returning ", note_claim!("$4::int8"), ", pg_catalog.statement_timestamp() - pg_catalog.now() as age",
+                returning ", note_claim!("$4::int8"), ", pg_catalog.clock_timestamp() - pg_catalog.now() as age",
             })
             .bind(token) // $4
             .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes)) // $5

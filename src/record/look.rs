@@ -94,7 +94,7 @@ impl Record<'_> {
                 "
                 select
                     pg_catalog.statement_timestamp() as at,
-                    pg_catalog.statement_timestamp() - pg_catalog.now() as age,
+                    pg_catalog.clock_timestamp() - pg_catalog.now() as age,
                     pg_catalog.current_setting('idempotency.claim', true) as claims,
                     case when record.token is null then pg_catalog.pg_try_advisory_xact_lock($4::int8) end as mine,
                     ", columns!(), "
@@ -145,9 +145,8 @@ impl Now {
 }
 
 impl Found {
-    /// The lines of [`state`](super::fragment::state), in the same order. They are here again, because the server prepares
-    /// the SQL expression for every look, which takes as long as a small statement, and because a worker of Citus would
-    /// evaluate it by its own clock.
+    /// Repeats the conditions of [`state`](super::fragment::state), in the same order. In SQL, the server would prepare the
+    /// expression for every look, and a worker of Citus would evaluate it by its own clock.
     pub(super) fn at(row: &PgRow, asked: DateTime<Utc>, now: &Now) -> sqlx::Result<Self> {
         let token: i64 = row.try_get("token")?;
         let expires_at: DateTime<Utc> = row.try_get("expires_at")?;

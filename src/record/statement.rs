@@ -73,12 +73,12 @@ pub(super) fn state(row: &PgRow) -> sqlx::Result<State> {
     State::from_column(state).ok_or_else(|| sqlx::Error::Decode(format!("unknown state {state:?}").into()))
 }
 
-/// The column `age` of a statement: `statement_timestamp() - now()`.
+/// The column `age` of a statement: `clock_timestamp() - now()`. If the server's clock has jumped back, the age is unknown,
+/// and counts as the greatest.
 pub(super) fn age(row: &PgRow) -> sqlx::Result<Duration> {
     let PgInterval { days, microseconds, .. } = row.try_get("age")?;
-    // Negative if the server's clock has jumped back.
     let age = i64::from(days).saturating_mul(MICROSECONDS_PER_DAY).saturating_add(microseconds);
-    Ok(Duration::from_micros(u64::try_from(age).unwrap_or(0)))
+    Ok(Duration::from_micros(u64::try_from(age).unwrap_or(u64::MAX)))
 }
 
 /// A duration as a parameter. It has microseconds only: days and months would depend on the session's time zone.

@@ -58,9 +58,8 @@ pub(crate) fn ended_or_closed<R>(
 /// Calls `drop_them`, which drops connections of a pool, and closes these connections.
 ///
 /// When a connection is dropped, sqlx spawns a task, which pings the server and returns the connection to the pool. On a
-/// vanished connection this ping has no end, and the connection would keep its place in the pool. A dropped future
-/// does not give its connection back, so nobody can close it or detach it. But the task is spawned on the current
-/// runtime. Here this is a runtime that never runs, so the task is dropped with its connection: the socket is closed, no
+/// vanished connection this ping has no end, and the connection would keep its place in the pool. Nobody
+/// can take a connection out of a future to close or to detach it. But the task is spawned on the current runtime. Here this is a runtime that never runs, so the task is dropped with its connection: the socket is closed, no
 /// word is sent, nothing is awaited, and the place is free.
 fn outside_the_pool(drop_them: impl FnOnce()) {
     match runtime::Builder::new_current_thread().build() {

@@ -30,7 +30,8 @@ const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempoten
 /// ```
 ///
 /// This takes one more round trip than `tx.commit()`. If `tx` is a nested transaction (`tx.begin()`), which would only
-/// release a savepoint, this refuses it, and rolls back the outer transaction, too. Use `tx.commit()` there.
+/// release a savepoint, this refuses it, and rolls back the outer transaction, too. Use `tx.commit()` there. After such an
+/// error, the outer `tx.commit()` of sqlx returns `Ok` and saves nothing, so return the error.
 ///
 /// # What it cannot see
 ///
@@ -43,7 +44,7 @@ const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempoten
 /// - [`Error::TransactionAborted`]: a statement had failed before. Nothing was saved, and the transaction is rolled
 ///   back.
 /// - [`Error::NotInTransaction`]: the transaction had ended before, by a raw COMMIT or ROLLBACK, or by a nested `begin`
-///   whose future was dropped while it waited.
+///   that failed, or whose future was dropped while it waited.
 /// - [`Error::NestedTransaction`]: a nested transaction is open, because its guard was forgotten, or because it is `tx`
 ///   itself. Everything is rolled back.
 /// - [`Error::Retryable`] and [`Error::Database`] of the COMMIT itself: a deferred constraint, a serialization failure.

@@ -25,15 +25,19 @@ pub(super) async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {
 
 /// Rolls back all transactions that are deeper than `depth`.
 ///
-/// A ROLLBACK fails only if the connection is broken, and then the server rolls back. One to a savepoint also fails if SQL
-/// of the caller has removed the savepoint. The callers of this function already have an error to return.
+/// This returns no error. A ROLLBACK fails only if the connection is broken, and then the server rolls back. A ROLLBACK TO
+/// SAVEPOINT also fails if the caller's SQL has removed the savepoint.
 ///
 /// # Cancellation
 ///
 /// All of them are queued before the first await, and the next statement on the connection sends them.
 pub(crate) async fn roll_back_to(conn: &mut PgConnection, depth: usize) {
-    // Each error ends a ping.
-    for _ in 0..queue_rollbacks(conn, depth) {
+    let queued = queue_rollbacks(conn, depth);
+    if queued == 0 {
+        return;
+    }
+    // A ping returns at the first error that it reads. One more error may be that of a statement whose future was dropped.
+    for _ in 0..=queued {
         if conn.ping().await.is_ok() {
             break;
         }

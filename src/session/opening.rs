@@ -10,9 +10,9 @@ use crate::{Deployment, Error};
 pub(crate) enum Opening {
     /// With the session's settings.
     Plain,
-    /// As `Plain`, for a claim that tells how old its transaction is. It costs the server no statement, and detects a
-    /// foreign transaction only if a query has run in it, or if it is aborted. The caller of the claim detects the others,
-    /// which are older than the call.
+    /// As `Plain`, without the check, for a claim that returns the age of its transaction. It detects a foreign transaction
+    /// only if a query has run in it, if it has a savepoint, or if it is aborted. The caller of the claim detects another
+    /// one by its age, unless it began shortly before the call.
     BeforeClaim,
     /// For a handler without a key. It claims nothing, and may write the tables that are protected
     /// ([`protect`](crate::protect())).
@@ -42,8 +42,7 @@ pub(super) enum Begun {
     Open,
     /// The claim in the message did not win: the key is taken, or the claim lost against a concurrent transaction.
     Taken,
-    /// The connection was in a transaction that nobody owns, because the connection came from the pool. The error has
-    /// aborted it.
+    /// The pool gave out a connection with an open transaction, which nobody owns. The error has aborted this transaction.
     Foreign(sqlx::Error),
 }
 

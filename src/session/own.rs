@@ -1,7 +1,7 @@
 //! Transactions that the crate begins and ends itself, on connections of a pool.
 //!
-//! The pool pings each connection that comes back. This sends a ROLLBACK that is queued, and closes a connection on which a
-//! statement whose future was dropped has failed. So a connection of the pool has no error of an earlier statement.
+//! The pool pings each connection that is returned to it. The ping sends a queued ROLLBACK. If a statement failed after its
+//! future was dropped, the ping gets the error, and the pool closes the connection. So no call gets an old error.
 
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
@@ -20,10 +20,12 @@ use crate::error::sqlstate;
 /// Commits, and begins an empty transaction, because sqlx still counts one.
 pub(crate) const COMMIT_AND_CHAIN: &str = "commit and chain";
 
-/// Fails outside the transaction that began as [`Opening::Exempt`]. Claims of the handler follow the word.
+/// Fails outside the transaction that began as [`Opening::Exempt`]. It compares only the beginning of the setting, because
+/// claims of the handler append their tokens. The savepoint fails outside every transaction: a role may have the setting
+/// for all its sessions.
 #[cfg(feature = "http")]
-const IS_EXEMPT: &str = "select 1 / pg_catalog.starts_with(
-    pg_catalog.current_setting('idempotency.claim', true), 'exempt'::text
+const IS_EXEMPT: &str = "savepoint pg_idempotency; release savepoint pg_idempotency; select 1 / pg_catalog.starts_with(
+    coalesce(pg_catalog.current_setting('idempotency.claim', true), ''), 'exempt'::text
 )::int";
 
 /// A connection of the pool, and the transaction that the crate has begun on it, if there is one. If the session is
@@ -38,7 +40,10 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) async fn of(pool: &PgPool) -> Result<Self, Error> {
-        Ok(Self { conn: pool.acquire().await?, beginning: false, unchecked_since: None })
+        let mut conn = pool.acquire().await?;
+        // sqlx counts the transaction of a forgotten guard. Not even a look may happen in it.
+        roll_back_to(&mut conn, 0).await;
+        Ok(Self { conn, beginning: false, unchecked_since: None })
     }
 
     /// Begins a transaction. `false` means that the claim in the message did not win, and no transaction is open.
@@ -55,13 +60,12 @@ impl Session {
             }
             begun => begun,
         };
-        self.beginning = false;
-        match begun {
-            Begun::Open => Ok(true),
-            Begun::Taken => Ok(false),
-            // After a ROLLBACK there is no other transaction.
-            Begun::Foreign(error) => Err(Error::of_statement(error)),
+        // After a ROLLBACK there is no other transaction.
+        if let Begun::Foreign(error) = begun {
+            return Err(Error::of_statement(error));
         }
+        self.beginning = false;
+        Ok(matches!(begun, Begun::Open))
     }
 
     async fn send(&mut self, opening: &Opening) -> Result<Begun, Error> {
@@ -102,7 +106,7 @@ impl Session {
     pub(crate) async fn commit_exempt(&mut self) -> Result<(), Error> {
         self.check_depth()?;
         self.conn.execute(IS_EXEMPT).await.map_err(|error| match sqlstate(&error).as_deref() {
-            Some(sqlstate::DIVISION_BY_ZERO) => Error::NotInTransaction,
+            Some(sqlstate::DIVISION_BY_ZERO | sqlstate::NO_ACTIVE_TRANSACTION) => Error::NotInTransaction,
             _ => Error::Database(error),
         })?;
         self.commit().await
@@ -129,11 +133,11 @@ impl DerefMut for Session {
 }
 
 impl Drop for Session {
-    /// Puts a ROLLBACK behind whatever was sent, and the pool's ping sends it. sqlx does not count a transaction if the
-    /// future was dropped during BEGIN. The next statement on the connection would look like autocommit, and would be
-    /// lost. `begin` writes its message before it waits, whatever the message is.
+    /// Queues a ROLLBACK, which the pool's ping sends. If the future was dropped during BEGIN, sqlx counts no transaction. The
+    /// next caller would then write into an open transaction, and lose the write. So a `begin` with the message `rollback`
+    /// is polled once: `begin` queues its message before it waits.
     ///
-    /// If sqlx counts several transactions, the ROLLBACK of one would give the pool an open transaction.
+    /// All transactions that sqlx counts are rolled back, because otherwise the pool would get an open one.
     fn drop(&mut self) {
         queue_rollbacks(&mut self.conn, 0);
         if self.beginning {

@@ -144,8 +144,9 @@ impl<'k> Call<'k> {
 
     /// As [`begin`](Self::begin), with a statement for each part.
     ///
-    /// If the transaction may be a foreign one, it is rolled back, and the call begins again with the check: if it is older
-    /// than this call, or if a setting of its owner, `read only` or a role, may be the reason of the error.
+    /// If the transaction is older than this call, it may be a foreign one. The same is true if the claim fails because the
+    /// transaction is read only, or because its role lacks a privilege. Then the call rolls it back, and begins again with
+    /// the check.
     pub(crate) async fn begin_and_claim(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
         let deployment = self.record.deployment;
         // The statements for a distributed table tell no age.

@@ -91,10 +91,10 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// future and then commits, the key is left indeterminate. A statement that was sent runs to its end on the server, and
 /// holds the claim until then.
 ///
-/// Three things inside `perform` end the claim: a COMMIT, a ROLLBACK, and a nested `conn.begin()` whose future is
-/// dropped while it waits (sqlx 0.9 then rolls back the *outer* transaction). After that the call returns
-/// [`NotInTransaction`](Error::NotInTransaction), so it is never acknowledged. Later writes of `perform` are in
-/// autocommit, and they stay.
+/// Three things inside `perform` end the claim: a COMMIT, a ROLLBACK, and a nested `conn.begin()` that fails, or whose
+/// future is dropped while it waits (sqlx 0.9 then rolls back the *outer* transaction; `conn.begin_with` always fails
+/// there). After that the call returns [`NotInTransaction`](Error::NotInTransaction), so it is never acknowledged. Later
+/// writes of `perform` are in autocommit, and they stay. So if a nested `begin` fails, return its error.
 pub async fn ensure_idempotent<T, E, B, F>(
     conn: &mut PgConnection,
     key: &Key,
@@ -207,8 +207,8 @@ impl Idempotency {
     /// or replays, and commits.
     ///
     /// If the pool's connection has a transaction that nobody owns, the crate rolls that transaction back, and begins
-    /// again. (A replay under [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst) does not notice such a
-    /// transaction.) A duplicate that [waits](crate::InFlight::Wait) holds its connection.
+    /// again; [the promises](crate::guide::promises) name the exception. (A replay under
+    /// [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst) reads in it, and leaves it as it is.) A duplicate that [waits](crate::InFlight::Wait) holds its connection.
     ///
     /// # Errors
     ///

@@ -44,8 +44,8 @@ async fn a_connection_returned_with_a_forgotten_transaction_does_not_fail_the_ne
     assert_eq!(notes, ["x"; 3], "what is not ours was not committed");
 }
 
-/// sqlx would release a savepoint in place of the COMMIT, and return `Ok`. Whatever the handler answers, the next user of the
-/// connection is in no transaction.
+/// sqlx would release a savepoint in place of the COMMIT, and return `Ok`. The next caller that gets the connection finds no
+/// open transaction, whatever the handler answers.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_forgotten_nested_transaction_is_never_acknowledged(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await.expect("a pool");
@@ -62,7 +62,7 @@ async fn a_forgotten_nested_transaction_is_never_acknowledged(_: PgPoolOptions, 
         let layer = layer.with_optional_key(true).with_stored_errors([StatusCode::PAYMENT_REQUIRED]).expect("errors");
         let app = Router::new().route("/forgets", post(forgets)).layer(layer);
         for key in [Some("key-1"), None] {
-            // Nothing is stored of an answer that frees the key, nor of an error without a key.
+            // Neither an answer that releases the key nor an error without a key is stored.
             let declined = if key.is_some() { 500 } else { 402 };
             for (handlers, expected) in [("200", 500), ("402", declined), ("404", 404), ("503", 503)] {
                 let answer = send(&app, request("POST", "/forgets", key, handlers)).await;
@@ -71,7 +71,7 @@ async fn a_forgotten_nested_transaction_is_never_acknowledged(_: PgPoolOptions, 
                     let Some(Rejection::Misconfigured(mistake)) = answer.rejection else { panic!("another rejection") };
                     assert!(matches!(*mistake, Misconfigured::Refused(Error::NestedTransaction)), "{mistake:?}");
                 }
-                outside(&pool, "insert into effect (note) values ('the next user')").await;
+                outside(&pool, "insert into effect (note) values ('the next caller')").await;
                 assert_eq!((effects(&other).await, records(&other).await), (1, 0), "{key:?} {handlers}");
                 outside(&other, "truncate effect").await;
             }

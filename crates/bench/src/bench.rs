@@ -57,7 +57,7 @@ const QUICK: Scale = Scale {
     soak_minutes: 0,
 };
 
-/// A round of the guard takes ten seconds. A tick of the processor's clock is a hundredth of a second.
+/// A slice is long in comparison with a tick of the processor's clock, which is a hundredth of a second.
 const GUARD: Scale = Scale { by_processor: true, rounds: 3, slice: Duration::from_millis(400), ..QUICK };
 
 impl Bench {

@@ -13,6 +13,7 @@ mod footprint;
 mod guard;
 mod measure;
 mod page;
+mod processor;
 mod proxy;
 mod redis;
 mod results;

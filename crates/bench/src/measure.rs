@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Executor as _};
 
 use crate::bench::Bench;
 use crate::client::{Client, next_call};
-use crate::guard::{postmaster, processor_time};
+use crate::processor::{postmaster, processor_time};
 use crate::results::Row;
 use crate::setting::Setting;
 use crate::way::Way;

@@ -44,7 +44,7 @@ impl Caller for Function<'_> {
 }
 
 impl Check {
-    /// With the answers that a client retries, and the 30 seconds that it does so.
+    /// A check with the default statuses ([`again`](Self::again)) and the default [`patience`](Self::patience).
     #[must_use]
     pub fn new(database_url: impl Into<String>) -> Self {
         let options = Options {

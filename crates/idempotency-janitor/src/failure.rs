@@ -19,7 +19,7 @@ pub(crate) enum Failure {
     Login(#[source] sqlx::Error),
     #[error("the server gave no answer within {CONNECT_TIMEOUT:?}; check host, port and firewall")]
     Silence,
-    #[error("the server did not answer in time; look whether it has done what it was asked for")]
+    #[error("the server did not answer in time; it may still have carried out the command")]
     Unanswered,
     #[error(transparent)]
     Idempotency(#[from] Error),

@@ -95,7 +95,7 @@ async fn every_call_leaves_a_foreign_transaction_without_effect(
     for statement in REFUSED.iter().chain(JOINED) {
         for call in CALLS {
             let key = key(&format!("{call} {statement}"));
-            // A busy machine can make a claim take longer than the foreign transaction is old. It is joined then.
+            // If the claim's answer takes longer than the foreign transaction is old, the call joins it. So wait longer.
             let mut pause = Duration::from_millis(20);
             while !is_without_effect(&pool, &other, &key, call, statement, pause).await? {
                 assert!(pause < PATIENCE, "{call} after {statement}: the foreign transaction had an effect");
@@ -156,9 +156,10 @@ async fn an_error_of_the_sessions_own_settings_comes_back(
     Ok(())
 }
 
-/// What remains, and is documented: a transaction in which no query has run, and which is younger than the answer to the
-/// claim takes. Here the claim waits in its insert. The settings of the foreign transaction then apply to the call: row
-/// security shows the rows of another tenant. The claim and the protection of the table hold all the same.
+/// The documented exception: no query has run in the foreign transaction, and the way of the claim's answer takes longer
+/// than this transaction was old when the call began. Here a trigger delays the answer after the insert. The settings of the
+/// foreign transaction then apply to the call: row security shows the rows of another tenant. The claim and the protection
+/// of the table hold all the same.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a transaction on a distributed table begins with the check")]
 async fn a_younger_transaction_without_a_query_is_joined(
@@ -175,7 +176,7 @@ async fn a_younger_transaction_without_a_query_is_joined(
          create policy tenant on account using (tenant = current_setting('app.tenant', true));
          create function slow() returns trigger language plpgsql as
              $$ begin perform pg_advisory_xact_lock(1); return new; end $$;
-         create trigger slow before insert on idempotency.record for each row execute function slow();
+         create trigger slow after insert on idempotency.record for each row execute function slow();
          create role {role}; grant select on account to {role}; grant usage on schema idempotency to {role};
          grant select, insert, update on idempotency.record, effect to {role}",
     );

@@ -27,11 +27,11 @@ async fn pools(options: PgConnectOptions) -> anyhow::Result<(PgPool, PgPool)> {
     Ok((pool, PgPool::connect_with(options).await?))
 }
 
-/// The next user of the connection writes in autocommit, and others see it.
-async fn assert_the_next_user_is_alone(pool: &PgPool, other: &PgPool, expected: i64) -> anyhow::Result<()> {
+/// The next caller that gets the connection writes in autocommit, and other connections see the write.
+async fn assert_the_next_caller_is_alone(pool: &PgPool, other: &PgPool, expected: i64) -> anyhow::Result<()> {
     let mut conn = pool.acquire().await?;
     assert!(!conn.is_in_transaction());
-    leave_effect(&mut conn, "the next user's").await?;
+    leave_effect(&mut conn, "the next caller's").await?;
     assert_eq!(effects(other).await, expected + 1, "in autocommit");
     Ok(())
 }
@@ -77,7 +77,7 @@ async fn a_call_on_a_pool_acknowledges_nothing_and_returns_a_clean_connection(
                     | (End::Dropped, Err(_)) => {}
                     (_, other) => panic!("{way:?}, {isolated}, {end:?}: {other:?}"),
                 }
-                assert_the_next_user_is_alone(&pool, &other, 0).await?;
+                assert_the_next_caller_is_alone(&pool, &other, 0).await?;
                 assert_eq!(records(&other).await, 0);
             }
         }
@@ -86,7 +86,7 @@ async fn a_call_on_a_pool_acknowledges_nothing_and_returns_a_clean_connection(
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_call_in_the_callers_transaction_undoes_the_nested_one_so_that_the_callers_end_is_an_end(
+async fn a_call_in_the_callers_transaction_undoes_the_nested_one_so_that_the_caller_can_end_it(
     _: PgPoolOptions,
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
@@ -114,7 +114,7 @@ async fn a_call_in_the_callers_transaction_undoes_the_nested_one_so_that_the_cal
                 tx.rollback().await?;
                 assert_eq!((effects(&other).await, records(&other).await), (0, 0));
             }
-            assert_the_next_user_is_alone(&pool, &other, i64::from(committed)).await?;
+            assert_the_next_caller_is_alone(&pool, &other, i64::from(committed)).await?;
         }
     }
     Ok(())
@@ -142,7 +142,10 @@ async fn an_isolated_call_releases_the_key_and_leaves_the_callers_transaction_us
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_step_stores_nothing(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+async fn a_step_with_a_forgotten_guard_stores_nothing(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().max_connections(2).connect_with(options).await?;
     create_open_effects(&pool).await;
     let leasing = Leasing::new(Policy::InSteps { lease: Duration::from_secs(30) })?;
@@ -199,7 +202,7 @@ async fn a_commit_with_a_forgotten_guard_rolls_everything_back_also_if_it_is_dro
         leave_effect(&mut tx, "the caller's").await?;
         leave_effect_and_forget(&mut tx).await?;
         let committed = cancel_after(polls, commit(tx)).await;
-        assert_the_next_user_is_alone(&pool, &other, 0).await?;
+        assert_the_next_caller_is_alone(&pool, &other, 0).await?;
         if let Some(committed) = committed {
             let error = committed.expect_err("refused");
             assert!(matches!(error, Error::NestedTransaction), "{error:?}");

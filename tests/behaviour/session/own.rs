@@ -10,7 +10,7 @@ use sqlx::{Connection as _, Executor as _, PgPool};
 use crate::backend::backend;
 use crate::fixture::Fixture;
 use crate::support::{
-    WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, records,
+    WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, records, setting,
 };
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
@@ -150,6 +150,34 @@ async fn an_error_of_a_dropped_call_reaches_no_other_call(
             assert!(!outcome.is_replayed());
             leave_effect(&mut *pool.acquire().await?, "in autocommit").await?;
             assert_eq!(effects(&other).await, 2 * sleeps, "both are there for others to see");
+        }
+    }
+    Ok(())
+}
+
+/// A forgotten guard whose transaction has written nothing: no look happens in it, and the end of a replay does not commit it.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_replay_leaves_the_transaction_of_a_forgotten_guard_without_effect(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    create_effects(&pool).await;
+    assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
+    for way in WAYS {
+        for guards in [1, 2] {
+            let mut conn = pool.acquire().await?;
+            for _ in 0..guards {
+                std::mem::forget(conn.begin().await?);
+            }
+            conn.execute("set application_name = 'foreign'").await?;
+            drop(conn);
+            let key = key("a");
+            let replay = way.run(&pool, &key, "body", async |_| -> Result<i64, Error> { panic!("performed") });
+            assert!(replay.await?.is_replayed());
+            let mut conn = pool.acquire().await?;
+            assert!(!conn.is_in_transaction());
+            assert_ne!(setting(&mut conn, "application_name").await, "foreign", "{way:?}, {guards}");
         }
     }
     Ok(())

@@ -38,7 +38,7 @@ async fn the_functions_of_the_schema_contain_the_crates_own_statements(pool: PgP
                 .fetch_one(&mut conn)
                 .await?;
         // The function judges the age of the transaction itself.
-        let prepared = prepared.replace(", pg_catalog.statement_timestamp() - pg_catalog.now() as age", "");
+        let prepared = prepared.replace(", pg_catalog.clock_timestamp() - pg_catalog.now() as age", "");
         let source: String = sqlx::query_scalar(
             "select prosrc from pg_proc where proname = $1 and pronamespace = 'idempotency'::regnamespace::oid",
         )

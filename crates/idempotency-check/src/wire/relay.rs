@@ -68,7 +68,7 @@ pub async fn relay(mut client: Stream, server: Stream, tap: &impl Tap) {
     };
     tokio::select! { () = up => {}, () = down => {} }
     drop((from_client, to_client));
-    // With unread bytes in it, a TCP connection that is closed is reset, and the server may lose what it has not read yet.
+    // Closing a TCP connection that still has unread bytes resets it, and the server may lose what it has not read yet.
     let _ = to_server.shutdown().await;
     let _ = timeout(CLOSING, tokio::io::copy(&mut from_server, &mut tokio::io::sink())).await;
 }
