@@ -207,7 +207,7 @@ impl Idempotency {
     /// or replays, and commits.
     ///
     /// If the pool's connection has a transaction that nobody owns, the crate rolls that transaction back, and begins
-    /// again; [the promises](crate::guide::promises) name the exception. (A replay under
+    /// again, with one exception that the guide's page *promises* names. (A replay under
     /// [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst) reads in it, and leaves it as it is.) A duplicate that [waits](crate::InFlight::Wait) holds its connection.
     ///
     /// # Errors

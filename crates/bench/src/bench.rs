@@ -58,7 +58,7 @@ const QUICK: Scale = Scale {
 };
 
 /// A slice is long in comparison with a tick of the processor's clock, which is a hundredth of a second.
-const GUARD: Scale = Scale { by_processor: true, rounds: 3, slice: Duration::from_millis(400), ..QUICK };
+const GUARD: Scale = Scale { by_processor: true, rounds: 5, slice: Duration::from_millis(400), ..QUICK };
 
 impl Bench {
     pub(crate) async fn start(arguments: &Arguments) -> anyhow::Result<Self> {
