@@ -171,7 +171,7 @@ impl<'a> Run<'a> {
     /// Says what it will cost.
     fn announce(&self, took: Duration) {
         let tries = self.plan();
-        // Each try asks four times, and waits for its effects.
+        // A try takes longer than an undisturbed request: it retries, asks again, and waits for the interruption.
         let kills = tries.iter().filter(|(_, interruption)| *interruption == Interruption::Killed).count();
         let seconds = tries.len() as f64 * (took.as_secs_f64() + 0.25) + kills as f64;
         let count = self.report.messages.len();
