@@ -72,15 +72,15 @@ pub(crate) const CASES: [Case; 11] = [
         title: "First call",
         targets: &[
             rate(library::NAME, usual::NAME, AtLeast(0.88)).on(SOCKET),
-            rate(library::NAME, usual::NAME, AtLeast(0.76)).on(NOT_DURABLE),
+            rate(library::NAME, usual::NAME, AtLeast(0.8)).on(NOT_DURABLE),
             rate(library::NAME, usual::NAME, AtLeast(0.98)).on(ONE_MILLISECOND),
             rate(library::FEWEST, usual::NAME, AtLeast(1.25)).on(ONE_MILLISECOND),
             p50(library::NAME, BARE, AtMost(1.75)).on(ONE_MILLISECOND),
             p50(library::FEWEST, BARE, AtMost(1.15)).on(ONE_MILLISECOND),
             rate(library::NAME, by_hand::NAME, AtLeast(0.95)),
-            rate(library::BY_RUN, library::FROM_POOL, AtLeast(0.95)).on(SOCKET),
-            rate(library::NAME, usual::NAME, AtLeast(0.9)).of(first_call::BY_SIZE).on("4 KB"),
-            rate(library::NAME, usual::NAME, AtLeast(2.5)).of(first_call::BY_SIZE).on("256 KB"),
+            rate(library::BY_RUN, library::FROM_POOL, AtLeast(0.97)).on(SOCKET),
+            rate(library::NAME, usual::NAME, AtLeast(1.0)).of(first_call::BY_SIZE).on("4 KB"),
+            rate(library::NAME, usual::NAME, AtLeast(3.0)).of(first_call::BY_SIZE).on("256 KB"),
             other("round trips more than those of the bare transaction", AtMost(2.0), |of, _| {
                 Some(of.cost(library::NAME, ROUND_TRIPS)? - of.cost(BARE, ROUND_TRIPS)?)
             })
@@ -125,8 +125,8 @@ pub(crate) const CASES: [Case; 11] = [
         title: "HTTP layer",
         targets: &[
             rate(http::FIRST_CALL, handler::NAME, AtLeast(0.9)).on(SOCKET),
-            rate(http::REPLAY, http::BY_HAND_REPLAY, AtLeast(1.0)).on(SOCKET),
-            rate(http::SELECT_FIRST, http::BY_HAND_REPLAY, AtLeast(1.5)).on(SOCKET),
+            rate(http::REPLAY, http::BY_HAND_REPLAY, AtLeast(0.85)).on(SOCKET),
+            rate(http::SELECT_FIRST, http::BY_HAND_REPLAY, AtLeast(1.6)).on(SOCKET),
             rate(http::FIRST_CALL, http::BARE, AtLeast(0.5)).on(SOCKET),
             rate(http::FEWEST, http::BARE, AtLeast(0.75)).on(ONE_MILLISECOND),
             rate(http::REPLAY, http::BARE, AtLeast(0.85)).on(SOCKET),
