@@ -33,17 +33,14 @@ fn value(name: &str, results: &Results) -> anyhow::Result<String> {
     let on_socket = |case| main(case, SOCKET);
     let ratio =
         |table: Option<&Table>, way: &str, other: &str| table.and_then(|table| table.rate_over(way, other)).map(figure);
-    let of_http = |way, other| ratio(on_socket(http::NAME), way, other);
     let text = match name {
         "runs" => Some(runs(results)),
+        "summary" => Some(summary(results)),
         "comparison" => Some(comparison(results)),
         "first call added" => added(results, first_call::NAME, BARE, library::NAME),
         "fewest added" => added(results, first_call::NAME, BARE, library::FEWEST),
         "http added" => added(results, http::NAME, http::BARE, http::FIRST_CALL),
         "lease added" => added(results, lease::NAME, lease::BARE, library::NAME),
-        "http first call" => of_http(http::FIRST_CALL, handler::NAME),
-        "http replay" => of_http(http::REPLAY, http::BY_HAND_REPLAY),
-        "http select first" => of_http(http::SELECT_FIRST, http::BY_HAND_REPLAY),
         "grown first calls" => grown(results, growth::FIRST_CALLS),
         "grown replays" => grown(results, growth::REPLAYS),
         "grown selects" => grown(results, growth::BARE_SELECTS),
@@ -52,7 +49,6 @@ fn value(name: &str, results: &Results) -> anyhow::Result<String> {
             storms.iter().filter_map(|table| storm_adds(table, results)).reduce(f64::max).map(figure)
         }
         "marks" => ratio(results.find(marks::NAME, marks::TITLE, SOCKET), &marks::name(100), &marks::name(1)),
-        "mark of a claim" => ratio(main(protect::NAME, NOT_DURABLE), by_hand::NAME, protect::WITHOUT),
         "trigger" => {
             let inserts = results.find(protect::NAME, protect::STATEMENTS, NOT_DURABLE);
             let added = inserts.and_then(|table| Some(table.p50(protect::GUARDED)? - table.p50(protect::UNGUARDED)?));
@@ -76,6 +72,27 @@ fn runs(results: &Results) -> String {
         format!("- `{}`: {}, {:.0} min, {} cores for clients and server.", run.command, run.day, run.minutes, run.cores)
     };
     results.runs.iter().map(of_run).collect::<Vec<_>>().join("\n")
+}
+
+/// The rates over those of the code that somebody would write without the crate, or of the same code without one part.
+fn summary(results: &Results) -> String {
+    let rows = [
+        (first_call::NAME, library::NAME, usual::NAME, "first call", "the usual hand-written code"),
+        (first_call::NAME, library::BY_RUN, library::FROM_POOL, "first call by `run`", "a call that begins and commits"),
+        (http::NAME, http::FIRST_CALL, handler::NAME, "first request, HTTP layer", "a hand-made handler"),
+        (http::NAME, http::REPLAY, http::BY_HAND_REPLAY, "replay, HTTP layer", "its replay"),
+        (http::NAME, http::SELECT_FIRST, http::BY_HAND_REPLAY, "replay, HTTP layer, select first", "its replay"),
+        (protect::NAME, by_hand::NAME, protect::WITHOUT, "claim with its mark", "a claim that leaves no mark"),
+    ];
+    let columns = [SOCKET, NOT_DURABLE, ONE_MILLISECOND];
+    let heads: String = columns.iter().map(|column| cell(column)).collect();
+    let mut text = format!("| rate of a | over that of |{heads}\n|---|---|{}\n", "--:|".repeat(columns.len()));
+    for (case, way, other, what, compared) in rows {
+        let ratio = |column: &&str| results.find(case, MAIN, column)?.rate_over(way, other).map(figure);
+        let cells: String = columns.iter().map(|column| cell(&ratio(column).unwrap_or_default())).collect();
+        let _ = writeln!(text, "| {what} | {compared} |{cells}");
+    }
+    text.trim_end().to_owned()
 }
 
 /// The targets that were missed, as a list.

@@ -8,7 +8,7 @@ use crate::support::{EFFECTS, assert_cannot_run, command, command_on, free_port,
 const NOWHERE: &str = "http://127.0.0.1:9/payments";
 
 #[test]
-fn an_unreachable_database_and_another_kind_of_url() -> anyhow::Result<()> {
+fn an_unreachable_database_and_another_kind_of_url_are_refused() -> anyhow::Result<()> {
     let port = free_port();
     for (database, says) in [
         (format!("postgres://a@127.0.0.1:{port}/a"), "the database does not answer: "),
@@ -21,7 +21,7 @@ fn an_unreachable_database_and_another_kind_of_url() -> anyhow::Result<()> {
 }
 
 #[sqlx::test]
-async fn effects_that_fail_or_never_rest(pool: PgPool) -> anyhow::Result<()> {
+async fn effects_that_fail_or_never_rest_are_refused(pool: PgPool) -> anyhow::Result<()> {
     let options = pool.connect_options();
     for (query, says) in [
         ("select * from nothing", "the effects cannot be read: "),
@@ -48,7 +48,7 @@ async fn a_service_that_ends_says_why(pool: PgPool) -> anyhow::Result<()> {
 }
 
 #[sqlx::test]
-async fn a_service_that_does_not_use_the_proxy(pool: PgPool) -> anyhow::Result<()> {
+async fn a_service_that_does_not_use_the_proxy_is_named(pool: PgPool) -> anyhow::Result<()> {
     let options = pool.connect_options();
     create(&pool).await?;
     let mut command = command_on(&options, free_port(), &["--env", "SHOP_DATABASE"], "right");
@@ -58,7 +58,7 @@ async fn a_service_that_does_not_use_the_proxy(pool: PgPool) -> anyhow::Result<(
 }
 
 #[sqlx::test]
-async fn a_port_that_is_taken(pool: PgPool) -> anyhow::Result<()> {
+async fn a_port_that_is_taken_is_named(pool: PgPool) -> anyhow::Result<()> {
     let options = pool.connect_options();
     create(&pool).await?;
     let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
@@ -68,7 +68,7 @@ async fn a_port_that_is_taken(pool: PgPool) -> anyhow::Result<()> {
 }
 
 #[sqlx::test]
-async fn a_request_that_fails_or_changes_nothing(pool: PgPool) -> anyhow::Result<()> {
+async fn a_request_that_fails_or_changes_nothing_is_not_checked(pool: PgPool) -> anyhow::Result<()> {
     let options = pool.connect_options();
     create(&pool).await?;
     let missing = ["-X", "GET"];

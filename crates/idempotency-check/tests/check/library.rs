@@ -45,7 +45,7 @@ async fn a_key_that_is_kept_after_the_commit_allows_a_second_payment(pool: PgPoo
 }
 
 #[sqlx::test]
-async fn a_claim_that_nobody_frees_is_stuck(pool: PgPool) -> anyhow::Result<()> {
+async fn a_claim_that_nobody_releases_is_stuck(pool: PgPool) -> anyhow::Result<()> {
     let options = pool.connect_options();
     let patience = Duration::from_millis(300);
     let report = check(&options, Memory::Stuck).await?.patience(patience).run().await?;

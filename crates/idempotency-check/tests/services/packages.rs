@@ -47,7 +47,7 @@ pub(crate) struct Package {
     needs_redis: bool,
     /// How long a client retries before a key is called stuck.
     pub(crate) patience: &'static str,
-    /// After which time the package frees a claim of a process that is gone.
+    /// After which time the package releases a claim of a process that is gone.
     pub(crate) claim: &'static str,
     /// A status after which a client retries, besides those of the program.
     pub(crate) again: Option<&'static str>,

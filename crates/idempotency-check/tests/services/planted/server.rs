@@ -144,7 +144,7 @@ impl Shop {
         Ok(answer)
     }
 
-    /// A failure frees the lock, because the middleware believes that nothing has happened.
+    /// A failure releases the lock, because the middleware believes that nothing has happened.
     async fn lock_elsewhere(&self, key: &Key, body: &[u8], payment: &Payment) -> sqlx::Result<Answer> {
         {
             let mut outside = self.outside();
