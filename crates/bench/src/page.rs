@@ -78,7 +78,13 @@ fn runs(results: &Results) -> String {
 fn summary(results: &Results) -> String {
     let rows = [
         (first_call::NAME, library::NAME, usual::NAME, "first call", "the usual hand-written code"),
-        (first_call::NAME, library::BY_RUN, library::FROM_POOL, "first call by `run`", "a call that begins and commits"),
+        (
+            first_call::NAME,
+            library::BY_RUN,
+            library::FROM_POOL,
+            "first call by `run`",
+            "a call that begins and commits",
+        ),
         (http::NAME, http::FIRST_CALL, handler::NAME, "first request, HTTP layer", "a hand-made handler"),
         (http::NAME, http::REPLAY, http::BY_HAND_REPLAY, "replay, HTTP layer", "its replay"),
         (http::NAME, http::SELECT_FIRST, http::BY_HAND_REPLAY, "replay, HTTP layer, select first", "its replay"),

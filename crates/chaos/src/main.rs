@@ -12,15 +12,13 @@
 //! - [`world`] is the database of some callers, with their history and the faults.
 //! - [`stage`] is what a scenario is given, and [`finding`] what it returns.
 //! - [`checker`] is what the crate promises.
-//! - [`cluster`], [`citus`] and [`patroni`] are the servers. [`keeper`] ends them, and [`entrance`] is the port of a
-//!   proxy.
+//! - [`cluster`], [`citus`] and [`patroni`] are the servers. [`keeper`] ends them.
 //! - [`request`], [`mutant`], [`history`] and [`random`] are the words of all.
 
 mod callers;
 mod checker;
 mod citus;
 mod cluster;
-mod entrance;
 mod finding;
 mod history;
 mod keeper;

@@ -1,10 +1,11 @@
 //! A node's connection to etcd, which a scenario can cut for this node alone.
 
+use std::net::Ipv4Addr;
+
+use idempotency_check::wire::{Entrance, Stream};
 use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-
-use crate::entrance::Entrance;
 
 /// While the link is cut, nothing passes and nothing is refused, as if the network dropped every packet. When it is
 /// mended, the older connections are closed.
@@ -16,12 +17,13 @@ pub(crate) struct Link {
 impl Link {
     pub(crate) async fn to(port: u16) -> anyhow::Result<Self> {
         let (cut, is_cut) = watch::channel(false);
-        let entrance = Entrance::open(move |client| pass(client, port, is_cut.clone())).await?;
+        let entrance =
+            Entrance::tcp((Ipv4Addr::LOCALHOST, 0).into(), move |client| pass(client, port, is_cut.clone())).await?;
         Ok(Self { entrance, cut })
     }
 
     pub(crate) fn port(&self) -> u16 {
-        self.entrance.port
+        self.entrance.port()
     }
 
     pub(crate) fn cut(&self) {
@@ -33,7 +35,7 @@ impl Link {
     }
 }
 
-async fn pass(mut client: TcpStream, port: u16, mut is_cut: watch::Receiver<bool>) {
+async fn pass(mut client: Stream, port: u16, mut is_cut: watch::Receiver<bool>) {
     if !*is_cut.borrow()
         && let Ok(mut server) = TcpStream::connect(("127.0.0.1", port)).await
     {

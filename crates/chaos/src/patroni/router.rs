@@ -1,11 +1,13 @@
 //! The callers' way to the leader: a TCP proxy that asks the REST API of every node whether it leads, as HAProxy does with
 //! the configuration in Patroni's documentation.
 
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use idempotency_check::wire::{Entrance, Stream};
 use sqlx::postgres::PgConnectOptions;
 use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
@@ -15,7 +17,6 @@ use tokio::time::sleep;
 
 use super::rest;
 use crate::cluster::on_port;
-use crate::entrance::Entrance;
 
 /// `inter`: the time between two questions to a node. Patroni's documentation has 3 s for a `ttl` of 30 s. Here the `ttl`
 /// is a quarter of that.
@@ -45,12 +46,14 @@ impl Router {
         let shuts_sessions = Arc::new(AtomicBool::new(true));
         let following = tokio::spawn(follow(nodes, found));
         let (to, shuts) = (leader.clone(), shuts_sessions.clone());
-        let entrance = Entrance::open(move |client| pass(client, to.clone(), shuts.clone())).await?;
+        let entrance =
+            Entrance::tcp((Ipv4Addr::LOCALHOST, 0).into(), move |client| pass(client, to.clone(), shuts.clone()))
+                .await?;
         Ok(Self { entrance, leader, shuts_sessions, following })
     }
 
     pub(crate) fn options(&self) -> PgConnectOptions {
-        on_port(self.entrance.port)
+        on_port(self.entrance.port())
     }
 
     /// The leader to which the callers are led.
@@ -95,7 +98,7 @@ async fn follow(nodes: Vec<Ports>, found: watch::Sender<Option<Ports>>) {
 }
 
 /// Without a leader a connection is closed at once, as a proxy without a server does.
-async fn pass(mut client: TcpStream, mut leader: watch::Receiver<Option<Ports>>, shuts_sessions: Arc<AtomicBool>) {
+async fn pass(mut client: Stream, mut leader: watch::Receiver<Option<Ports>>, shuts_sessions: Arc<AtomicBool>) {
     let Some(node) = *leader.borrow_and_update() else { return };
     let Ok(mut server) = TcpStream::connect(("127.0.0.1", node.sql)).await else { return };
     let _ = server.set_nodelay(true);
