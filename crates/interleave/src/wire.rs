@@ -2,13 +2,12 @@
 //! writes down what the server answers.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use idempotency_check::wire::{Address, Entrance, Message, Stream};
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{Notify, oneshot};
 
 use crate::mutants::Sql;
@@ -129,29 +128,26 @@ pub(crate) fn listen(
     actor: usize,
     board: &Arc<Board>,
     edits: &Arc<Edits>,
-) -> anyhow::Result<PgConnectOptions> {
+) -> anyhow::Result<(Entrance, PgConnectOptions)> {
     let directory = directory.join(actor.to_string());
     std::fs::create_dir_all(&directory)?;
-    let listener = UnixListener::bind(directory.join(".s.PGSQL.5432"))?;
-    let socket = server.get_socket().ok_or_else(|| anyhow::anyhow!("the server has no Unix socket"))?;
-    let path = socket.join(format!(".s.PGSQL.{}", server.get_port()));
+    let address = Address::of(server);
     let (board, edits) = (board.clone(), edits.clone());
-    tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            tokio::spawn(connect(client, path.clone(), actor, board.clone(), edits.clone()));
-        }
-    });
-    Ok(PgConnectOptions::new_without_pgpass()
+    let entrance = Entrance::unix(&directory, move |client| {
+        connect(client, address.clone(), actor, board.clone(), edits.clone())
+    })?;
+    let options = PgConnectOptions::new_without_pgpass()
         .socket(directory)
-        .port(5432)
+        .port(entrance.port())
         .username(server.get_username())
         .database(server.get_database().unwrap_or("postgres"))
         .application_name(&actor.to_string())
-        .ssl_mode(PgSslMode::Disable))
+        .ssl_mode(PgSslMode::Disable);
+    Ok((entrance, options))
 }
 
-async fn connect(client: UnixStream, path: PathBuf, actor: usize, board: Arc<Board>, edits: Arc<Edits>) {
-    let Ok(server) = UnixStream::connect(path).await else { return };
+async fn connect(client: Stream, server: Address, actor: usize, board: Arc<Board>, edits: Arc<Edits>) {
+    let Ok(server) = server.connect().await else { return };
     let lane = board.change(|board| {
         board.last += 1;
         let lane = Lane {
@@ -168,8 +164,8 @@ async fn connect(client: UnixStream, path: PathBuf, actor: usize, board: Arc<Boa
         board.lanes.insert(board.last, lane);
         board.last
     });
-    let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
+    let (from_client, to_client) = tokio::io::split(client);
+    let (from_server, to_server) = tokio::io::split(server);
     let wire = Wire { lane, actor, board: board.clone(), edits, answered: Notify::new() };
     tokio::select! {
         _ = wire.up(from_client, to_server) => {}
@@ -197,11 +193,8 @@ struct Batch {
 }
 
 impl Wire {
-    async fn up(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> std::io::Result<()> {
-        let mut startup = from.read_u32().await?.to_be_bytes().to_vec();
-        startup.resize(u32::from_be_bytes([startup[0], startup[1], startup[2], startup[3]]) as usize, 0);
-        from.read_exact(&mut startup[4..]).await?;
-        to.write_all(&startup).await?;
+    async fn up(&self, mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> std::io::Result<()> {
+        to.write_all(Message::read_first(&mut from).await?.bytes()).await?;
         self.answered.notified().await;
         let mut prepared = HashMap::new();
         loop {
@@ -219,31 +212,33 @@ impl Wire {
         }
     }
 
-    async fn read(&self, from: &mut OwnedReadHalf, prepared: &mut HashMap<Vec<u8>, String>) -> std::io::Result<Batch> {
+    async fn read(
+        &self,
+        from: &mut (impl AsyncRead + Unpin),
+        prepared: &mut HashMap<String, String>,
+    ) -> std::io::Result<Batch> {
         let mut batch = Batch::default();
         loop {
-            let (kind, mut body) = message(from).await?;
-            match kind {
-                b'P' => {
-                    let name = until_zero(&body).to_vec();
-                    let sql = String::from_utf8_lossy(until_zero(&body[name.len() + 1..])).into_owned();
-                    let rest = body.split_off(name.len() + sql.len() + 2);
+            let mut message = Message::read(from).await?;
+            let sql = message.sql().map(String::from);
+            let name = message.statement().map(String::from).unwrap_or_default();
+            match (message.kind(), sql) {
+                (b'P', Some(sql)) => {
                     let statement = statement::name(&sql);
                     if !matches!(statement, "" | statement::MOVES_TIME) {
                         self.board.lock().sql.entry(statement.to_owned()).or_default().insert(sql.clone());
                     }
-                    body = [&*name, &[0], self.edits.apply(&sql).as_bytes(), &[0], &*rest].concat();
+                    let types = &message.body()[name.len() + sql.len() + 2..];
+                    message.set_body(&[name.as_bytes(), &[0], self.edits.apply(&sql).as_bytes(), &[0], types].concat());
                     prepared.insert(name, sql);
                 }
-                b'B' => {
-                    let portal = until_zero(&body).len() + 1;
-                    let name = until_zero(&body[portal..]);
-                    batch.sql = prepared.get(name).cloned();
+                (b'B', _) => {
+                    let portal = message.body().iter().position(|&byte| byte == 0).unwrap_or_default() + 1;
                     let first = portal + name.len() + 1;
-                    batch.parameters = parameters(&body, first, batch.bytes.len() + 5);
+                    batch.parameters = parameters(message.body(), first, batch.bytes.len() + 5);
+                    batch.sql = prepared.get(&name).cloned();
                 }
-                b'Q' => {
-                    let sql = String::from_utf8_lossy(until_zero(&body)).into_owned();
+                (b'Q', Some(sql)) => {
                     let name = statement::name(&sql);
                     if statement::opens(name) || statement::only_ends(name) {
                         self.board.lock().sql.entry(name.to_owned()).or_default().insert(sql.clone());
@@ -253,15 +248,13 @@ impl Wire {
                         let name = format!("{name} by a function");
                         self.board.lock().sql.entry(name).or_default().insert(format!("{call}("));
                     }
-                    body = [self.edits.apply(&sql).as_bytes(), &[0]].concat();
+                    message.set_body(&[self.edits.apply(&sql).as_bytes(), &[0]].concat());
                     batch.sql = Some(sql);
                 }
                 _ => {}
             }
-            batch.bytes.push(kind);
-            batch.bytes.extend((body.len() as u32 + 4).to_be_bytes());
-            batch.bytes.extend(body);
-            if matches!(kind, b'S' | b'Q' | b'X') {
+            batch.bytes.extend(message.bytes());
+            if matches!(message.kind(), b'S' | b'Q' | b'X') {
                 return Ok(batch);
             }
         }
@@ -298,29 +291,30 @@ impl Wire {
         })
     }
 
-    async fn down(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> std::io::Result<()> {
+    async fn down(&self, mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> std::io::Result<()> {
         loop {
-            let (kind, body) = message(&mut from).await?;
-            self.heard(kind, &body);
-            to.write_all(&[&[kind], &(body.len() as u32 + 4).to_be_bytes()[..], &body].concat()).await?;
-            if kind == b'Z' {
+            let message = Message::read(&mut from).await?;
+            self.heard(&message);
+            to.write_all(message.bytes()).await?;
+            if message.ready().is_some() {
                 self.answered.notify_one();
             }
         }
     }
 
-    fn heard(&self, kind: u8, body: &[u8]) {
+    fn heard(&self, message: &Message) {
+        let body = message.body();
         let mut inner = self.board.lock();
         let board = &mut *inner;
         let Some(lane) = board.lanes.get_mut(&self.lane) else { return };
         let heard = board.players.get_mut(self.actor).filter(|_| !lane.statement.is_empty());
-        match (kind, heard) {
+        match (message.kind(), heard) {
             (b'K', _) => lane.pid = i32::from_be_bytes(*body.first_chunk().unwrap_or(&[0; 4])),
             (b'D', Some(player)) => player.heard.extend(columns(body)),
             (b'C', Some(player)) => player.heard.push(Part::Text(String::from_utf8_lossy(body).into_owned())),
-            (b'E', Some(player)) => player.heard.push(Part::Text(sqlstate(body))),
+            (b'E', Some(player)) => player.heard.extend(message.rejection().map(|said| Part::Text(said.code))),
             (b'Z', _) => {
-                lane.transaction = body.first().copied().unwrap_or(b'I');
+                lane.transaction = message.ready().unwrap_or(b'I');
                 // Its transaction has ended, and the connection is in the pool again. The release may get it.
                 lane.is_left &= lane.transaction != b'I';
                 lane.at = At::Client;
@@ -331,17 +325,6 @@ impl Wire {
             _ => {}
         }
     }
-}
-
-async fn message(from: &mut OwnedReadHalf) -> std::io::Result<(u8, Vec<u8>)> {
-    let kind = from.read_u8().await?;
-    let mut body = vec![0; from.read_u32().await? as usize - 4];
-    from.read_exact(&mut body).await?;
-    Ok((kind, body))
-}
-
-fn until_zero(bytes: &[u8]) -> &[u8] {
-    bytes.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
 /// The values of a counted list, each with its length before it, from this place on, as places moved by `offset`.
@@ -388,10 +371,4 @@ fn text(text: &str) -> Part {
 fn timeless(text: &str) -> String {
     let is_time = |part: &&str| part.len() > 10 && part.as_bytes()[10] == b'T' && part.starts_with(char::is_numeric);
     text.split('"').filter(|part| !is_time(part)).collect::<Vec<_>>().join("\"")
-}
-
-fn sqlstate(error: &[u8]) -> String {
-    let mut fields = error.split(|&byte| byte == 0);
-    let code = fields.find(|field| field.first() == Some(&b'C')).unwrap_or_default();
-    String::from_utf8_lossy(code).into_owned()
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use idempotency_check::wire::Entrance;
 use pg_idempotency::{Error, Key};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, PgConnection, PgPool, Row as _};
@@ -100,6 +101,7 @@ pub(crate) struct World {
     /// Whether a claim that never begins is released in the background.
     leased: bool,
     ways: Vec<PgConnectOptions>,
+    _entrances: Vec<Entrance>,
     pools: Vec<PgPool>,
     directory: PathBuf,
     // Of the schedule that runs.
@@ -164,9 +166,11 @@ impl World {
         let board = Arc::new(Board::default());
         let inside = edits.inside;
         let edits = Arc::new(edits);
-        let mut ways = Vec::new();
+        let (mut ways, mut entrances) = (Vec::new(), Vec::new());
         for actor in 0..SEATS {
-            ways.push(wire::listen(database, &directory, actor, &board, &edits)?.disable_statement_logging());
+            let (entrance, way) = wire::listen(database, &directory, actor, &board, &edits)?;
+            ways.push(way.disable_statement_logging());
+            entrances.push(entrance);
         }
         let mut gates = PgConnection::connect_with(database).await?;
         Ok(Self {
@@ -180,6 +184,7 @@ impl World {
             leased: false,
             pools: ways.iter().map(pool).collect(),
             ways,
+            _entrances: entrances,
             directory,
             tasks: Vec::new(),
             key: Key::new("interleave", "call", "key")?,
