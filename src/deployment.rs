@@ -22,7 +22,7 @@ impl Deployment {
     /// One server that keeps prepared statements: PostgreSQL itself, or a pooler in session mode.
     #[must_use]
     pub const fn new() -> Self {
-        // Only our own tests set this cfg: script/test --citus.
+        // Only our own tests set this cfg: script/prove --citus.
         Self { prepared: true, distributed: cfg!(idempotency_distributed) }
     }
 

@@ -55,7 +55,7 @@ pub(crate) fn user(parts: &Parts) -> Result<String, Denied> {
     Ok(user.to_owned())
 }
 
-/// `script/test` runs all tests twice, without and with the settings that save round trips, which must change no
+/// `script/prove` runs all tests again with the settings that save round trips, which must change no
 /// answer.
 pub(crate) fn calls() -> Idempotency {
     let saving = std::env::var_os("SAVE_ROUND_TRIPS").is_some();

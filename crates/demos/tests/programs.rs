@@ -1,4 +1,4 @@
-//! Each program runs on a server of its own or of `DATABASE_URL`, and ends with right books. `script/test` runs payments
+//! Each program runs on a server of its own or of `DATABASE_URL`, and ends with right books. `script/prove` runs payments
 //! and retrying_clients by their scripts.
 
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Fingerprints: which bodies are the same. `script/test` runs this file again with serde_json's `preserve_order` and
+//! Fingerprints: which bodies are the same. `script/prove` runs this file again with serde_json's `preserve_order` and
 //! `arbitrary_precision`, which another crate may turn on: the digests in this file must not change.
 
 use std::collections::{BTreeMap, HashMap};

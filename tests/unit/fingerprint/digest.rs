@@ -13,7 +13,7 @@ fn hash(text: impl AsRef<[u8]>) -> Option<Fingerprint> {
     Fingerprint::of_json_without(text.as_ref(), []).ok()
 }
 
-/// `script/test` runs this with serde_json's `arbitrary_precision` too, because another crate may turn it on. A
+/// `script/prove` runs this with serde_json's `arbitrary_precision` too, because another crate may turn it on. A
 /// fingerprint that was stored before must still be the same.
 #[test]
 fn the_digest_is_the_same_however_serde_json_was_built() {
