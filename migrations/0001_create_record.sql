@@ -38,6 +38,8 @@ create table idempotency.record (
     steps            jsonb,
     -- The JSON of the request, so that a resumer can do the work if no caller comes back.
     request          bytea,
+    -- What a reconciler has found out about an operation in doubt: see src/record/looks.rs.
+    looks            jsonb,
     -- The traceparent of the last claim: 55 characters, or null.
     trace            text,
 

@@ -20,6 +20,7 @@ alter table idempotency.record
     drop constraint if exists response_only_when_completed,
     drop constraint if exists steps_only_in_steps,
     drop constraint if exists request_only_to_resume,
+    drop constraint if exists looks_only_in_doubt,
     drop constraint if exists trace_is_a_traceparent,
     add constraint known_mode check (mode in ('transaction', 'at_least_once', 'in_steps', 'at_most_once', 'mark')),
     -- An entry of the index has at most 2704 bytes.
@@ -75,6 +76,10 @@ alter table idempotency.record
     ),
     add constraint steps_only_in_steps check (steps is null or (mode = 'in_steps' and completed_at is null)),
     add constraint request_only_to_resume check (
-        request is null or (mode in ('at_least_once', 'in_steps') and completed_at is null)
+        request is null or (mode in ('at_least_once', 'in_steps', 'at_most_once') and completed_at is null)
+    ),
+    -- An attempt or a decision ends what was found out before.
+    add constraint looks_only_in_doubt check (
+        looks is null or (mode in ('in_steps', 'at_most_once') and completed_at is null and request is not null)
     ),
     add constraint trace_is_a_traceparent check (trace ~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$');

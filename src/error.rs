@@ -13,7 +13,7 @@ use chrono::{DateTime, Utc};
 use crate::mode::UnknownMode;
 use crate::{InvalidBody, InvalidDuration, InvalidKey, Key, Mode};
 
-pub use problem::{InvalidStep, NotResumable};
+pub use problem::{InvalidStep, NotReconcilable, NotResumable};
 pub(crate) use problem::{MAX_NAME_BYTES, MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
 pub(crate) use sqlstate::sqlstate;
 
@@ -112,6 +112,14 @@ pub enum Error {
     NotResumable {
         /// The reason.
         problem: NotResumable,
+    },
+
+    /// The options do not allow to settle operations in doubt by a [`Reconciler`](crate::lease::Reconciler). No SQL ran.
+    #[error("the operations cannot be reconciled: {problem}")]
+    #[non_exhaustive]
+    NotReconcilable {
+        /// The reason.
+        problem: NotReconcilable,
     },
 
     /// A batch of marks has more than 100 different keys. No SQL ran.

@@ -52,20 +52,25 @@
 //! attempt may wait: 40 seconds is usual. If a queue delivers a message again before the lease has lapsed, the call
 //! only returns [`Error::InFlight`](crate::Error::InFlight).
 
+mod finding;
 mod handle;
 mod leasing;
 mod memory;
 mod owner;
 mod policy;
 mod protocol;
+mod reconcile;
+mod reconciler;
 mod renewal;
 mod resume;
 mod resumer;
 mod retry;
+mod settled;
 mod step;
 mod steps;
 mod unbegun;
 
+pub use finding::{Answer, Finding, InDoubt};
 pub use handle::Lease;
 pub use leasing::Leasing;
 pub use owner::LeaseOwner;
@@ -73,6 +78,8 @@ pub use policy::Policy;
 #[cfg(feature = "http")]
 pub(crate) use protocol::unless_lost;
 pub use protocol::{Acquired, ensure_leased};
+pub use reconcile::Visit;
+pub use reconciler::Reconciler;
 pub use resumer::Resumer;
 pub use step::Step;
-pub(crate) use step::{encode_result, too_large};
+pub(crate) use step::{encode_result, store_result_of_step};

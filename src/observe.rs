@@ -184,6 +184,20 @@ pub(crate) fn resumed(operation: &str, outcome: &'static str) {
         .increment(1);
 }
 
+/// A look at an operation in doubt, and what it said.
+pub(crate) fn looked(operation: &str, finding: &'static str) {
+    tracing::debug!(operation, finding, "looked");
+    metrics::counter!("idempotency_looks_total", "operation" => operation.to_owned(), "finding" => finding)
+        .increment(1);
+}
+
+/// What became of an operation in doubt after a look.
+pub(crate) fn reconciled(operation: &str, outcome: &'static str) {
+    tracing::debug!(operation, outcome, "reconciled");
+    metrics::counter!("idempotency_reconciled_total", "operation" => operation.to_owned(), "outcome" => outcome)
+        .increment(1);
+}
+
 /// A batch that the janitor deleted: how many records of each kind.
 pub(crate) fn swept(kinds: [(&'static str, u64); 3], took: Duration) {
     for (kind, rows) in kinds {

@@ -8,7 +8,8 @@
 //!
 //! - The protocol of all modes: `claim`, `look`, `take_over`, `wait`; `select_first` is an optional shortcut.
 //! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.
-//! - The steps of an operation: `step`. Operations that a resumer may take over: `resume`.
+//! - The steps of an operation: `step`. Operations that a resumer may take over: `resume`; those that
+//!   a reconciler looks up: `looks`.
 //! - Everything for a table that Citus distributes: `distributed`.
 //! - Marks in batches: `mark`.
 //! - The janitor: `sweep`. The operator: `stats`, `show`, `setup`, `owners`.
@@ -17,9 +18,11 @@
 mod claim;
 mod complete;
 mod distributed;
+mod fence;
 mod fragment;
 mod lease;
 mod look;
+mod looks;
 mod mark;
 mod owners;
 mod protect;
@@ -39,13 +42,16 @@ pub(crate) use claim::{Claim, Inserted, Terms};
 pub(crate) use distributed::{
     Distribution, create_distributed_table, distribution, is_distributed, sweep as sweep_distributed, workers,
 };
+pub use fence::Fence;
 pub(crate) use lease::Actor;
 pub(crate) use look::{Found, Standing};
+pub use looks::ShownLooks;
+pub(crate) use looks::{Doubt, LooksAt, Writing};
 pub(crate) use mark::{MarkBatch, MarkOf};
 pub(crate) use owners::{Stranger, strangers};
 pub use protect::OnEscape;
 pub(crate) use protect::{gaps, protect, protected, unprotect};
-pub(crate) use release::Unclaimed;
+pub(crate) use release::{Unclaimed, storable};
 pub(crate) use resume::Candidate;
 pub(crate) use setup::{CommitSetting, commit_settings, setup};
 pub use show::Shown;

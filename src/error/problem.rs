@@ -30,6 +30,21 @@ pub enum InvalidStep {
     TooLarge,
 }
 
+/// Why a [`Reconciler`](crate::lease::Reconciler) refuses its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotReconcilable {
+    /// The next caller does the work again, so nothing is ever in doubt.
+    #[error("under Policy::AtLeastOnce nothing is in doubt; run a Resumer")]
+    AtLeastOnce,
+    /// The search needs the index of the stored requests.
+    #[error("the claims do not store their requests; set Leasing::with_stored_request")]
+    NoStoredRequest,
+    /// Too few looks.
+    #[error("the looks without a trace are at least 2, and at most as many as all looks")]
+    Looks,
+}
+
 /// Why the options do not allow to store requests or to resume operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

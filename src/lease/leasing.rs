@@ -101,8 +101,11 @@ impl Leasing {
     /// The request is stored as JSON, in plain text, until the operation is complete. It stays in WAL and in backups
     /// for longer. So put a reference to a secret into the body, and not the secret.
     ///
-    /// Under [`AtMostOnce`](Policy::AtMostOnce), or with a [`Fingerprint`](crate::Fingerprint) in place of a body,
-    /// every call then returns [`Error::NotResumable`](crate::Error::NotResumable).
+    /// Under [`AtMostOnce`](Policy::AtMostOnce) nobody does the work again, and the request is for a
+    /// [`Reconciler`](super::Reconciler), which finds out what became of it.
+    ///
+    /// With a [`Fingerprint`](crate::Fingerprint) in place of a body, every call then returns
+    /// [`Error::NotResumable`](crate::Error::NotResumable).
     #[must_use]
     pub const fn with_stored_request(self, stored_request: bool) -> Self {
         Self { stored_request, ..self }

@@ -120,7 +120,7 @@ impl LeaseOwner {
         let (record, token) = (self.record(), self.token);
         let stored = within_a_lease(policy.lease(), || {
             committed(&self.pool, Opening::durable(self.leasing.deployment), async move |conn| {
-                record.complete_lease(conn, token, encoded, retention, Actor::Owner).await
+                record.complete_lease(conn, &token.into(), encoded, retention, Actor::Owner).await
             })
         })
         .await;
@@ -191,7 +191,9 @@ impl LeaseOwner {
         // Before the look at the steps: a task with a clone of the lease begins none after this.
         self.deadline.end();
         if self.mode() != crate::Mode::InSteps || self.attempt != 1 || !self.entries().is_empty() {
-            self.fail_and(reason, !is_final).await;
+            // At most once no resumer may do the work, and a reconciler needs the request.
+            let keeps_request = !is_final || self.mode() == crate::Mode::AtMostOnce;
+            self.fail_and(reason, keeps_request).await;
             return;
         }
         observe::outcome(self.mode(), self.key.operation(), observe::FAILED);

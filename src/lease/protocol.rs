@@ -176,11 +176,8 @@ impl Leasing {
         request: Option<Vec<u8>>,
         asked: Asked,
     ) -> Result<Acquired<Response>, Error> {
-        if self.stored_request {
-            self.check_resumable()?;
-            if request.is_none() {
-                return Err(Error::NotResumable { problem: NotResumable::NoBody });
-            }
+        if self.stored_request && request.is_none() {
+            return Err(Error::NotResumable { problem: NotResumable::NoBody });
         }
         let span = call_span!("lease.acquire", self.policy.mode(), key);
         spanned(span, self.claim_when_free(pool, key, fingerprint, request, asked), |acquired| match acquired {

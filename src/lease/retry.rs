@@ -26,7 +26,9 @@ where
         match answered((lease / TRIES).min(ANSWER * 2), statement()).await {
             Ok(value) => return Ok(value),
             // Another try would get the same error.
-            Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. })) => return Err(error),
+            Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. } | Error::InvalidStep { .. })) => {
+                return Err(error);
+            }
             Err(error) if Instant::now() >= deadline => return Err(error),
             Err(_) => tokio::time::sleep(jittered(lease / PAUSES)).await,
         }

@@ -4,10 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sqlx::PgConnection;
 
 use super::handle::Lease;
-use crate::error::MAX_RESULT_BYTES;
+use crate::error::{MAX_RESULT_BYTES, MAX_STEPS_BYTES};
 use crate::outcome::encode;
+use crate::record::{Fence, Record};
 use crate::{Error, InvalidStep};
 
 /// A step outside the database, while it is performed.
@@ -58,7 +60,11 @@ pub(super) fn decoded<T: DeserializeOwned>(name: &str, result: &str) -> Result<T
 
 /// The result as JSON text.
 pub(crate) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: &T) -> Result<String, Error> {
-    let result = encode(value)?.body.unwrap_or_default();
+    fits_a_step(name, encode(value)?.body.unwrap_or_default())
+}
+
+/// The JSON text of a result, unless it is too large.
+pub(super) fn fits_a_step(name: &str, result: Vec<u8>) -> Result<String, Error> {
     if result.len() > MAX_RESULT_BYTES {
         return Err(too_large(name));
     }
@@ -67,4 +73,24 @@ pub(crate) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: 
 
 pub(crate) fn too_large(name: &str) -> Error {
     Error::InvalidStep { step: name.to_owned(), problem: InvalidStep::TooLarge }
+}
+
+/// Settles one step in doubt with its result, within the limit of all results. `None` means that the record is not as it was
+/// seen.
+pub(crate) async fn store_result_of_step(
+    conn: &mut PgConnection,
+    record: Record<'_>,
+    seen: &Fence,
+    step: &str,
+    result: &str,
+) -> Result<Option<i64>, Error> {
+    let settled = record.resolve_step(conn, seen, step, result).await?;
+    // After the update, which has locked the record. An error rolls it back.
+    if let Some(token) = settled
+        && let Some(steps) = record.steps(conn, token).await?
+        && steps.values().flatten().map(String::len).sum::<usize>() > MAX_STEPS_BYTES
+    {
+        return Err(too_large(step));
+    }
+    Ok(settled)
 }

@@ -6,17 +6,16 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{PgConnection, PgPool};
 
-use crate::error::MAX_STEPS_BYTES;
-use crate::lease::{encode_result, too_large};
+use crate::lease::{encode_result, store_result_of_step};
 use crate::limits::{RETENTION, within};
 use crate::outcome::encode;
-use crate::record::{Actor, Record};
+use crate::record::{Actor, Fence, Record};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, Key};
 
 /// Stores the response of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation. Every
-/// retry gets the response from now on, for `retention`, or until the record would have expired if that is later. `token` is the token in that error. No step of the operation
-/// is performed any more, and none of those in doubt.
+/// retry gets the response from now on, for `retention`, or until the record would have expired if that is later. `seen` is the token in that error, or
+/// [`Shown::fence`](super::Shown::fence). No step of the operation is performed any more, and none of those in doubt.
 ///
 /// # Errors
 ///
@@ -29,22 +28,22 @@ use crate::{Error, Key};
 pub async fn resolve<T: Serialize + DeserializeOwned>(
     pool: &PgPool,
     key: &Key,
-    token: i64,
+    seen: impl Into<Fence>,
     response: &T,
     retention: Duration,
 ) -> Result<(), Error> {
-    let retention = within("retention", retention, RETENTION)?;
+    let (retention, seen) = (within("retention", retention, RETENTION)?, seen.into());
     let encoded = encode(response)?;
     decided(pool, async |conn| {
         let resolved =
-            Record::unprepared(key).complete_lease(conn, token, &encoded, retention, Actor::Operator).await?;
+            Record::unprepared(key).complete_lease(conn, &seen, &encoded, retention, Actor::Operator).await?;
         Ok(resolved.then_some(()))
     })
     .await
 }
 
 /// Releases an [indeterminate](Error::Indeterminate) operation that did not take effect. The next caller may claim it
-/// at once, under any policy. `token` is the token in that error, and `steps` are the names in it: of an operation in
+/// at once, under any policy. `seen` is as for [`resolve`], and `steps` are the names in it: of an operation in
 /// steps, this decides that **none of these steps** took effect, so the next attempt performs them, and is permitted as by
 /// [`grant_attempt`]. Finished steps stay.
 /// If other steps are in doubt by now, nothing changes. To decide about one of several steps, call [`release_step`] or
@@ -62,9 +61,16 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
 /// # Cancellation
 ///
 /// Done or not done.
-pub async fn release(pool: &PgPool, key: &Key, token: i64, steps: &[String], reason: &str) -> Result<(), Error> {
+pub async fn release(
+    pool: &PgPool,
+    key: &Key,
+    seen: impl Into<Fence>,
+    steps: &[String],
+    reason: &str,
+) -> Result<(), Error> {
+    let seen = seen.into();
     decided(pool, async |conn| {
-        let released = Record::unprepared(key).release_unperformed(conn, token, steps, reason).await?;
+        let released = Record::unprepared(key).release_unperformed(conn, &seen, steps, reason).await?;
         Ok(released.then_some(()))
     })
     .await
@@ -82,12 +88,19 @@ pub async fn release(pool: &PgPool, key: &Key, token: i64, steps: &[String], rea
 /// # Cancellation
 ///
 /// Done or not done.
-pub async fn release_step(pool: &PgPool, key: &Key, token: i64, step: &str, reason: &str) -> Result<i64, Error> {
-    decided(pool, async |conn| Record::unprepared(key).release_step(conn, token, step, reason).await).await
+pub async fn release_step(
+    pool: &PgPool,
+    key: &Key,
+    seen: impl Into<Fence>,
+    step: &str,
+    reason: &str,
+) -> Result<i64, Error> {
+    let seen = seen.into();
+    decided(pool, async |conn| Record::unprepared(key).release_step(conn, &seen, step, reason, true).await).await
 }
 
 /// Stores the result of one at-most-once [step](Error::Indeterminate) that was begun and took effect: the next attempt
-/// continues after it. `token` is the token in that error. If the step took no effect, call [`release_step`].
+/// continues after it. `seen` is as for [`resolve`]. If the step took no effect, call [`release_step`].
 ///
 /// Other steps in doubt stay in doubt, and have to be settled too, with the token that this returns. After the last one
 /// the operation is released. The attempt that follows is permitted, as by [`grant_attempt`].
@@ -120,23 +133,18 @@ pub async fn release_step(pool: &PgPool, key: &Key, token: i64, step: &str, reas
 /// # Cancellation
 ///
 /// Done or not done.
-pub async fn resolve_step<T>(pool: &PgPool, key: &Key, token: i64, step: &str, result: &T) -> Result<i64, Error>
+pub async fn resolve_step<T>(
+    pool: &PgPool,
+    key: &Key,
+    seen: impl Into<Fence>,
+    step: &str,
+    result: &T,
+) -> Result<i64, Error>
 where
     T: Serialize + DeserializeOwned,
 {
-    let result = encode_result(step, result)?;
-    decided(pool, async |conn| {
-        let settled = Record::unprepared(key).resolve_step(conn, token, step, &result).await?;
-        // After the update, which has locked the record. An error rolls it back.
-        if let Some(token) = settled
-            && let Some(steps) = Record::unprepared(key).steps(conn, token).await?
-            && steps.values().flatten().map(String::len).sum::<usize>() > MAX_STEPS_BYTES
-        {
-            return Err(too_large(step));
-        }
-        Ok(settled)
-    })
-    .await
+    let (result, seen) = (encode_result(step, result)?, seen.into());
+    decided(pool, async |conn| store_result_of_step(conn, Record::unprepared(key), &seen, step, &result).await).await
 }
 
 /// Permits one more attempt of an operation that was released or has lapsed, even if it exceeds

@@ -85,6 +85,14 @@ macro_rules! readable_place {
     };
 }
 
+/// The lease ends when it did when somebody looked, or they did not say: a heartbeat may have revived the lapsed lease since,
+/// under the same token.
+macro_rules! lease_as_seen {
+    ($until:literal) => {
+        concat!("(", $until, "::text is null or lease_until is not distinct from ", $until, "::text::timestamptz)")
+    };
+}
+
 /// The names of the steps that were begun and have no result: nobody knows whether they took effect.
 macro_rules! steps_in_doubt {
     () => {
@@ -163,8 +171,8 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    attempts_are_left, expired_at, expired_when_asked, forget_claim, may_be_retried, may_be_taken_over, no_live_lease,
-    no_step_in_doubt, note_claim, readable, readable_place, state, steps_in_doubt, table_or_leaf,
+    attempts_are_left, expired_at, expired_when_asked, forget_claim, lease_as_seen, may_be_retried, may_be_taken_over,
+    no_live_lease, no_step_in_doubt, note_claim, readable, readable_place, state, steps_in_doubt, table_or_leaf,
 };
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::fragment::no_live_lease;
+use super::fence::Fence;
+use super::fragment::{lease_as_seen, no_live_lease};
 use super::statement::{Record, changes_a_row, interval};
 use crate::Error;
 use crate::response::Response;
@@ -52,7 +53,7 @@ impl Record<'_> {
     pub(crate) async fn complete_lease(
         self,
         conn: &mut PgConnection,
-        token: i64,
+        fence: &Fence,
         response: &Response,
         retention: Duration,
         actor: Actor,
@@ -62,7 +63,7 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set completed_at = pg_catalog.statement_timestamp(), lease_until = null, steps = null, request = null,
-                    granted_attempt = null, response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
+                    looks = null, granted_attempt = null, response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
                     -- An operator must not shorten the time for which somebody has pinned the key. The clock is outside the CASE,
                     -- because Citus refuses it inside.
                     expires_at = greatest(
@@ -73,16 +74,18 @@ impl Record<'_> {
                     and completed_at is null
                     -- A claim that never began has nothing that an operator could resolve.
                     and ($9::bool or attempt > 0 and ", no_live_lease!(), ")
+                    and ", lease_as_seen!("$10"), "
                 ",
             })
-            .bind(token) // $4
+            .bind(fence.token) // $4
             .bind(&response.body) // $5
             .bind(response.status) // $6
             .bind(&response.headers) // $7
             .bind(interval(retention)) // $8
-            .bind(actor == Actor::Owner); // $9
+            .bind(actor == Actor::Owner) // $9
+            .bind(&fence.lease_until); // $10
         Ok(changes_a_row(&mut *conn, update).await?
-            || actor == Actor::Owner && self.has_stored(conn, token, response).await?)
+            || actor == Actor::Owner && self.has_stored(conn, fence.token, response).await?)
     }
 
     /// Whether this response is stored under this token.

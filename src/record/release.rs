@@ -6,7 +6,8 @@ use sqlx::PgConnection;
 
 use super::claim::Claim;
 use super::distributed;
-use super::fragment::{forget_claim, may_be_retried, no_live_lease, steps_in_doubt};
+use super::fence::Fence;
+use super::fragment::{forget_claim, lease_as_seen, may_be_retried, no_live_lease, steps_in_doubt};
 use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::Error;
 
@@ -59,7 +60,7 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
-                    request = case when $7::bool then request end
+                    request = case when $7::bool then request end, looks = null
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -81,7 +82,7 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
-                    attempt = 0, granted_attempt = null, steps = null, request = null
+                    attempt = 0, granted_attempt = null, steps = null, request = null, looks = null
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -113,7 +114,8 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set lease_until = '-infinity', token = $5::int8, attempt = attempt - 1,
-                    steps = case when attempt > 1 then steps end, request = case when attempt > 1 then request end
+                    steps = case when attempt > 1 then steps end, request = case when attempt > 1 then request end,
+                    looks = null
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -135,7 +137,7 @@ impl Record<'_> {
     pub(crate) async fn release_unperformed(
         self,
         conn: &mut PgConnection,
-        token: i64,
+        fence: &Fence,
         steps: &[String],
         reason: &str,
     ) -> Result<bool, Error> {
@@ -143,7 +145,7 @@ impl Record<'_> {
             .query(concat! {
                 "
                 update idempotency.record
-                set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
+                set lease_until = '-infinity', token = $5::int8, last_error = $6::text, looks = null,
                     steps = nullif(steps - $7::text[], '{}'::jsonb),
                     -- An operator who settles a step wants the operation to go on.
                     granted_attempt = case when pg_catalog.cardinality($7::text[]) = 0 then granted_attempt else attempt + 1 end
@@ -154,13 +156,15 @@ impl Record<'_> {
                     -- The same names, in any order.
                     and coalesce(", steps_in_doubt!(), ", '[]'::jsonb) @> $8::text::jsonb
                     and coalesce(", steps_in_doubt!(), ", '[]'::jsonb) <@ $8::text::jsonb
+                    and ", lease_as_seen!("$9"), "
                 ",
             })
-            .bind(token) // $4
+            .bind(fence.token) // $4
             .bind(draw_token()?) // $5
             .bind(storable(reason)) // $6
             .bind(steps) // $7
-            .bind(serde_json::json!(steps).to_string()); // $8
+            .bind(serde_json::json!(steps).to_string()) // $8
+            .bind(&fence.lease_until); // $9
         changes_a_row(conn, update).await
     }
 
@@ -178,7 +182,8 @@ impl Record<'_> {
             .query(concat! {
                 "
                 update idempotency.record
-                set granted_attempt = attempt + 1, lease_until = '-infinity', token = $5::int8, last_error = $6::text
+                set granted_attempt = attempt + 1, lease_until = '-infinity', token = $5::int8, last_error = $6::text,
+                    looks = null
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     -- In transaction mode attempts are not limited, and after attempt 0 comes the first.
@@ -211,7 +216,7 @@ impl Record<'_> {
                 update idempotency.record
                 set lease_until = pg_catalog.statement_timestamp(), token = $5::int8, last_error = $6::text,
                     expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $7::interval),
-                    request = case when $8::bool then request end
+                    request = case when $8::bool then request end, looks = null
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -229,6 +234,6 @@ impl Record<'_> {
 
 /// The reason without NUL characters, which a `text` column refuses, and cut to 2000 characters, which is more than an
 /// operator reads.
-pub(super) fn storable(reason: &str) -> String {
+pub(crate) fn storable(reason: &str) -> String {
     reason.chars().filter(|character| *character != '\0').take(2000).collect()
 }

@@ -7,7 +7,9 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
+use super::fence::{Fence, fence_time};
 use super::fragment::{attempts_are_left, may_be_retried, no_live_lease, readable, state};
+use super::looks::{ShownLooks, looks_count};
 use super::statement::{self, Record, changes_a_row, known_mode};
 use super::step::ShownStep;
 use crate::state::State;
@@ -54,9 +56,12 @@ pub struct Shown {
     pub last_error: Option<String>,
     /// The steps of an unfinished operation in steps, the earliest first, without their results.
     pub steps: Vec<ShownStep>,
-    /// Whether the request is stored, so that a resumer may finish the operation.
+    /// What a [`Reconciler`](crate::lease::Reconciler) has found out since the operation is in doubt.
+    pub looks: Vec<ShownLooks>,
+    /// Whether the request is stored, so that a resumer may finish the operation. At most once no resumer may.
     pub resumable: bool,
     fingerprint: Option<Vec<u8>>,
+    lease_until: Option<String>,
 }
 
 impl Shown {
@@ -66,6 +71,12 @@ impl Shown {
         let mut names: Vec<_> = self.steps.iter().filter(|step| step.in_doubt).map(|step| step.name.clone()).collect();
         names.sort_unstable();
         names
+    }
+
+    /// The claim as it was shown, for a decision that is to fail if a heartbeat has revived its lease since.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        Fence { token: self.token, lease_until: self.lease_until.clone() }
     }
 
     /// Whether a service with this [limit](crate::lease::Leasing::with_max_attempts) refuses the next attempt as
@@ -109,7 +120,9 @@ impl Shown {
             trace: row.try_get("trace")?,
             last_error: row.try_get("last_error")?,
             steps: ShownStep::all(row, downstream_key)?,
+            looks: ShownLooks::all(row)?,
             resumable: row.try_get("resumable")?,
+            lease_until: row.try_get("lease_until")?,
             fingerprint,
             key,
         })
@@ -129,7 +142,8 @@ macro_rules! shown {
                 mode, fingerprint, token, attempt, granted_attempt, trace, last_error,
                 ", readable!("claimed_at"), " as claimed_at, ", readable!("completed_at"), " as completed_at,
                 ", readable!("expires_at"), " as expires_at,
-                steps::text as steps, request is not null as resumable,
+                steps::text as steps, request is not null and mode <> 'at_most_once' as resumable,
+                ", fence_time!(), " as lease_until, case when ", looks_count!(), " then looks::text end as looks,
                 pg_catalog.octet_length(response_body) as response_bytes,
                 extract(epoch from (", readable!("expires_at"), ") - pg_catalog.statement_timestamp())::float8 as seconds_left,
                 case when lease_until > pg_catalog.statement_timestamp()

@@ -8,6 +8,7 @@ use serde_json::Value;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
+use super::fence::Fence;
 use super::fragment::no_live_lease;
 use super::release::storable;
 use super::statement::{Record, changes_a_row, draw_token};
@@ -84,7 +85,8 @@ macro_rules! settled_step {
                 and token = $4::int8
                 and completed_at is null
                 and ", no_live_lease!(), "
-                and steps -> $6::text -> 'begun'::text is not null"
+                and steps -> $6::text -> 'begun'::text is not null
+                and ", $crate::record::fragment::lease_as_seen!("$8")
         }
     };
 }
@@ -175,57 +177,65 @@ impl Record<'_> {
     pub(crate) async fn resolve_step(
         self,
         conn: &mut PgConnection,
-        token: i64,
+        fence: &Fence,
         name: &str,
         result: &str,
     ) -> Result<Option<i64>, Error> {
         let sql = concat! {
             "
             update idempotency.record
-            set lease_until = '-infinity', token = $5::int8, granted_attempt = attempt + 1,
+            set lease_until = '-infinity', token = $5::int8, granted_attempt = attempt + 1, looks = null,
                 -- Citus refuses a column in jsonb_build_object, which is stable. So the attempt is that of the old step.
                 steps = pg_catalog.jsonb_set(steps, array[$6::text], (steps -> $6::text) - 'begun'::text
                     || pg_catalog.jsonb_build_object('result', $7::text, 'at', pg_catalog.statement_timestamp()))
             ", settled_step!(), "
             ",
         };
-        self.settle_step(conn, sql, token, name, result).await
+        self.settle_step(conn, sql, fence, name, result, None).await
     }
 
-    /// As [`resolve_step`](Self::resolve_step), for a step that took no effect. Stores the reason.
+    /// As [`resolve_step`](Self::resolve_step), for a step that took no effect. Stores the reason. `grants`: whether it
+    /// permits one more attempt.
     pub(crate) async fn release_step(
         self,
         conn: &mut PgConnection,
-        token: i64,
+        fence: &Fence,
         name: &str,
         reason: &str,
+        grants: bool,
     ) -> Result<Option<i64>, Error> {
         let sql = concat! {
             "
             update idempotency.record
-            set lease_until = '-infinity', token = $5::int8, granted_attempt = attempt + 1,
+            set lease_until = '-infinity', token = $5::int8, looks = null,
+                granted_attempt = case when $9::bool then attempt + 1 else granted_attempt end,
                 steps = nullif(steps - $6::text, '{}'::jsonb), last_error = $7::text
             ", settled_step!(), "
             ",
         };
-        self.settle_step(conn, sql, token, name, &storable(reason)).await
+        self.settle_step(conn, sql, fence, name, &storable(reason), Some(grants)).await
     }
 
     async fn settle_step(
         self,
         conn: &mut PgConnection,
         sql: &'static str,
-        token: i64,
+        fence: &Fence,
         name: &str,
         said: &str,
+        grants: Option<bool>,
     ) -> Result<Option<i64>, Error> {
         let new_token = draw_token()?;
-        let update = self
+        let mut update = self
             .query(sql)
-            .bind(token) // $4
+            .bind(fence.token) // $4
             .bind(new_token) // $5
             .bind(name) // $6
-            .bind(said); // $7: the result or the reason
+            .bind(said) // $7: the result or the reason
+            .bind(&fence.lease_until); // $8
+        if let Some(grants) = grants {
+            update = update.bind(grants); // $9
+        }
         Ok(changes_a_row(conn, update).await?.then_some(new_token))
     }
 

@@ -35,6 +35,7 @@ mod lease {
     mod in_doubt;
     pub(crate) mod leases;
     mod panics;
+    pub(crate) mod reconcile;
     mod renewal;
     pub(crate) mod resume;
     pub(crate) mod steps;

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::lease::{Finding, InDoubt, Leasing, Policy};
 use pg_idempotency::mark::{mark, mark_many};
 use pg_idempotency::{Error, Idempotency, RoundTrips, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool, Row as _};
 
+use crate::lease::reconcile;
 use crate::strict::partitioned;
 use crate::support::key;
 
@@ -96,6 +97,47 @@ async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result
             let plan: Vec<String> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
             assert_eq!(plan.iter().any(|line| line.contains("is_plain")), asks, "{volatility}: {plan:#?}");
         }
+    }
+    Ok(())
+}
+
+/// The index holds only operations that have stored their request. The search must not read the others, of which there may be
+/// ten million.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus plans each statement for all shards")]
+async fn the_search_for_operations_in_doubt_reads_the_index_of_stored_requests(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool: PgPool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    reconcile::in_doubt(&pool, "a").await;
+    pool.execute(
+        "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at, completed_at)
+        select 'at_most_once', 'tenant', 'operation', n::text, '\\x0101', 1, now() + interval '1 day', now()
+        from generate_series(1, 20000) as n",
+    )
+    .await?;
+    pool.execute("analyze idempotency.record").await?;
+    let reconciler = reconcile::reconciler();
+    for _ in 0..CALLS {
+        let looked_up = async |_: &InDoubt| Ok::<_, Error>(Finding::Unknown);
+        let _ = reconciler.visit_one(&pool, looked_up).await?;
+        reconcile::pass_time(&pool).await;
+    }
+    let name: String = sqlx::query_scalar(
+        "select name from pg_prepared_statements where statement like '%looks_count%' and name like 'sqlx%'",
+    )
+    .persistent(false)
+    .fetch_one(&pool)
+    .await?;
+    for plans in ["force_generic_plan", "force_custom_plan"] {
+        pool.execute(AssertSqlSafe(format!("set plan_cache_mode = {plans}"))).await?;
+        let explain = format!("explain (costs off) execute {name}('operation', 'at_most_once', 32)");
+        let rows = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_all(&pool).await?;
+        let plan: Vec<String> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+        let reads: Vec<_> = plan.iter().filter(|line| line.contains("Scan")).collect();
+        let index = if partitioned() { "_operation_claimed_at_idx" } else { "record_to_resume" };
+        assert!(!reads.is_empty() && reads.iter().all(|line| line.contains(index)), "{plans}: {plan:#?}");
     }
     Ok(())
 }

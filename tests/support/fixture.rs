@@ -166,7 +166,8 @@ impl Fixture {
                 attempt = excluded.attempt, claimed_at = excluded.claimed_at, completed_at = excluded.completed_at,
                 lease_until = excluded.lease_until, expires_at = excluded.expires_at,
                 response_status = null, response_headers = null, response_body = excluded.response_body,
-                granted_attempt = null, last_error = excluded.last_error, steps = excluded.steps, request = excluded.request
+                granted_attempt = null, last_error = excluded.last_error, steps = excluded.steps, request = excluded.request,
+                looks = null
             ",
         )
         .bind(self.key.scope()) // $1

@@ -8,13 +8,15 @@ use http::request::Parts;
 use http::{HeaderName, Method, Response, StatusCode};
 
 use super::{IdempotencyLayer, InvalidSetting};
+use crate::Error;
 use crate::fingerprint::pointer::Pointer;
 use crate::http::by_reference::Replay;
 use crate::http::fingerprint_choice::Compared;
 use crate::http::rejection::Rejection;
-use crate::http::replay::NEVER_REPLAYED;
+use crate::http::replay::{NEVER_REPLAYED, to_record};
 use crate::http::request::Denied;
 use crate::http::runs::Runs;
+use crate::lease::Finding;
 use crate::limits::{RETENTION, within};
 
 /// Which requests have a key, and which key it is.
@@ -129,6 +131,28 @@ impl IdempotencyLayer {
     /// may change what `problem` returns, for example add a `Link` to your documentation of the key, as the draft demands.
     pub fn with_rejection(self, rejection: impl Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static) -> Self {
         Self { rejection: Arc::new(rejection), ..self }
+    }
+}
+
+/// Settling a request whose outcome is unknown.
+impl IdempotencyLayer {
+    /// What a [`Reconciler`](crate::lease::Reconciler) answers of an operation of this layer that took effect: the response that
+    /// the handler would have sent. It is stored as the layer stores the handler's: the status, the replayed headers and the
+    /// body.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unencodable`] for an informational status, and for a body over
+    /// [`with_response_limit`](Self::with_response_limit), which no retry would get.
+    pub fn took_effect(&self, response: Response<impl Into<Vec<u8>>>) -> Result<Finding, Error> {
+        let (parts, body) = response.into_parts();
+        let body = body.into();
+        if body.len() > self.response_limit || parts.status.is_informational() {
+            return Err(Error::Unencodable {
+                source: "the response is too large, or has an informational status".into(),
+            });
+        }
+        Ok(Finding::of_response(to_record(&parts, Some(body), &self.replayed_headers)))
     }
 }
 

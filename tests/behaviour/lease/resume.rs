@@ -178,8 +178,6 @@ async fn options_that_cannot_be_resumed_are_refused(pool: PgPool) -> anyhow::Res
         error => panic!("{error:?}"),
     };
     let at_most_once = Leasing::new(Policy::AtMostOnce { lease: LEASE })?.with_stored_request(true);
-    let refused = at_most_once.acquire::<String, _>(&pool, &key("a"), "body").await.expect_err("refused");
-    assert_eq!(problem(refused), NotResumable::AtMostOnce);
     let refused =
         at_most_once.with_max_attempts(ATTEMPTS).resume_one(&pool, "operation", work).await.expect_err("refused");
     assert_eq!(problem(refused), NotResumable::AtMostOnce);

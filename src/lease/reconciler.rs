@@ -1,0 +1,209 @@
+//! The options of a reconciler, and its loop.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::pin::pin;
+use std::time::Duration;
+
+use sqlx::PgPool;
+
+use super::finding::{Finding, InDoubt};
+use super::leasing::Leasing;
+use super::policy::Policy;
+use super::reconcile::Visit;
+use crate::caught::caught;
+use crate::limits::within;
+use crate::session::Rests;
+use crate::shutdown::{Shutdown, unless};
+use crate::{Error, InvalidDuration, NotReconcilable};
+
+/// The default interval and time-out. A search costs one statement on a small index.
+const DEFAULT_TIME: Duration = Duration::from_secs(10);
+/// A provider that loses one answer in a hundred loses three in a row once in a million.
+const LOOKS: u32 = 3;
+/// With a quiet time of two minutes, the distances of ten looks add up to 17 hours.
+const MOST_LOOKS: u32 = 10;
+
+/// Settles operations at most once, and steps at most once, of which nobody knows whether they took effect. It asks the other
+/// service with a function of yours.
+///
+/// **First ask whether the other service takes an idempotency key.** If it does, use at least once, and nothing is ever in
+/// doubt. The reconciler is for services that do not: mail, SMS, banks, printers, warehouses. The guide's page `settle` draws
+/// when it looks, and names the risk that remains.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # use pg_idempotency::lease::{Finding, InDoubt, Leasing, Policy, Reconciler};
+/// # struct Gateway;
+/// # impl Gateway { async fn find(&self, _: &str) -> std::io::Result<Option<String>> { Ok(None) } }
+/// # async fn f(pool: sqlx::PgPool, gateway: &'static Gateway, shutdown: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
+/// let policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
+/// let leasing = Leasing::new(policy)?.with_stored_request(true);
+/// // No request of a dead process takes effect later than two minutes after its lease has lapsed.
+/// let reconciler = Reconciler::new(leasing, "sms.arrived", Duration::from_secs(120))?;
+/// tokio::spawn(async move {
+///     reconciler.run(&pool, shutdown, async |asked: &InDoubt| {
+///         Ok::<_, anyhow::Error>(match gateway.find(asked.downstream_key()).await? {
+///             Some(receipt) => Finding::took_effect(&receipt)?, // stored: every retry gets it
+///             None => Finding::NoTrace,                         // after the last look: released, the next caller performs
+///         })
+///     }).await
+/// });
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Reconciler {
+    pub(super) leasing: Leasing,
+    pub(super) operation: String,
+    pub(super) quiet: Duration,
+    pub(super) distance: Duration,
+    pub(super) looks: u32,
+    pub(super) most_looks: u32,
+    pub(super) give_up_after: Option<Duration>,
+    pub(super) time_out: Duration,
+    pub(super) dry_run: bool,
+    interval: Duration,
+}
+
+impl Reconciler {
+    /// A reconciler for the operations of one name. The callers and the reconciler use the same options.
+    ///
+    /// `quiet` is the longest time after the lapse of a lease in which a request of its **dead** process can still take
+    /// effect: the time-out of the HTTP client, the retries of proxies, the queue of the provider. There is no default,
+    /// because only the service knows this time.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotReconcilable`] under [`AtLeastOnce`](Policy::AtLeastOnce), and without
+    /// [`Leasing::with_stored_request`]. [`Error::InvalidDuration`] for a quiet time under a millisecond, or over half of the
+    /// retention.
+    pub fn new(leasing: Leasing, operation: &str, quiet: Duration) -> Result<Self, Error> {
+        if matches!(leasing.policy, Policy::AtLeastOnce { .. }) {
+            return Err(Error::NotReconcilable { problem: NotReconcilable::AtLeastOnce });
+        }
+        if !leasing.stored_request {
+            return Err(Error::NotReconcilable { problem: NotReconcilable::NoStoredRequest });
+        }
+        let longest = Self::longest_time(&leasing);
+        Ok(Self {
+            leasing,
+            operation: operation.to_owned(),
+            quiet: within("quiet time", quiet, Self::distances(&leasing))?,
+            distance: quiet,
+            looks: LOOKS,
+            most_looks: MOST_LOOKS,
+            give_up_after: None,
+            time_out: DEFAULT_TIME.min(longest),
+            dry_run: false,
+            interval: DEFAULT_TIME.min(longest),
+        })
+    }
+
+    /// Each look remembers the record for the retention, and the next one must come before its end.
+    pub(super) const fn distances(leasing: &Leasing) -> RangeInclusive<Duration> {
+        Duration::from_millis(1)..=leasing.retention.checked_div(2).expect("two is not zero")
+    }
+
+    /// A killed owner's record is remembered for one lease after the lapse, and the first visit must come before its end.
+    fn longest_time(leasing: &Leasing) -> Duration {
+        leasing.policy.lease() / 2
+    }
+
+    /// How many looks have to find no trace before the operation is released, and after how many looks it is left to a
+    /// person if it is not settled. The defaults are 3 and 10.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotReconcilable`] unless `no_trace` is between 2 and `most`. One look is not enough, because the first request
+    /// may take effect after it.
+    pub fn with_looks(self, no_trace: u32, most: u32) -> Result<Self, Error> {
+        if !(2..=most).contains(&no_trace) {
+            return Err(Error::NotReconcilable { problem: NotReconcilable::Looks });
+        }
+        Ok(Self { looks: no_trace, most_looks: most, ..self })
+    }
+
+    /// The distance between the first two looks. It doubles after each look, up to half of the retention. The default is the
+    /// quiet time.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] under a millisecond, or over half of the retention.
+    pub fn with_distance(self, distance: Duration) -> Result<Self, InvalidDuration> {
+        Ok(Self { distance: within("distance", distance, Self::distances(&self.leasing))?, ..self })
+    }
+
+    /// Also leaves an operation to a person when it has been in doubt for this time. The default is the number of looks alone.
+    #[must_use]
+    pub fn with_give_up_after(self, time: Duration) -> Self {
+        Self { give_up_after: Some(time), ..self }
+    }
+
+    /// How long one look-up may take. After that it is dropped, and counts as one that failed. The default is 10 seconds, or
+    /// half of the lease if that is shorter.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] under a millisecond, or over half of the lease: the next first visit waits for it.
+    pub fn with_time_out(self, time_out: Duration) -> Result<Self, InvalidDuration> {
+        let longest = Self::longest_time(&self.leasing);
+        Ok(Self { time_out: within("time-out", time_out, Duration::from_millis(1)..=longest)?, ..self })
+    }
+
+    /// The pause after a search that found nothing. The default is 10 seconds, or half of the lease if that is shorter.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] under a millisecond, or over half of the lease: **a key in doubt must be visited once before it
+    /// expires**, and a killed owner leaves at least one lease for that.
+    pub fn with_interval(self, interval: Duration) -> Result<Self, InvalidDuration> {
+        let longest = Self::longest_time(&self.leasing);
+        Ok(Self { interval: within("interval", interval, Duration::from_millis(1)..=longest)?, ..self })
+    }
+
+    /// Whether to ask and log only. A dry run counts no look, settles nothing and gives nothing up, so that a service can
+    /// watch it for a week and then switch it on. Its looks are at the first distance, and prolong the time for which an
+    /// operation in doubt is remembered. The default is `false`.
+    #[must_use]
+    pub fn with_dry_run(self, dry_run: bool) -> Self {
+        Self { dry_run, ..self }
+    }
+
+    /// Looks at one operation after the other until `shutdown` is ready. Then it ends the look in progress, and ends. Run one
+    /// in each process of a fleet: several share the work.
+    ///
+    /// It logs errors and panics, and goes on.
+    ///
+    /// # Cancellation
+    ///
+    /// Safe at every point. A look that nobody stored is made again after its distance.
+    pub async fn run<E, F>(&self, pool: &PgPool, shutdown: impl Future<Output = ()>, look_up: F)
+    where
+        E: Display,
+        F: AsyncFnOnce(&InDoubt) -> Result<Finding, E> + Clone,
+    {
+        let shutdown = pin!(shutdown);
+        let mut shutdown = Shutdown::new(shutdown);
+        let mut rests = Rests::of(self.interval);
+        let mut rest = rests.interval();
+        while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
+            rest = match caught(self.visit_one(pool, look_up.clone())).await {
+                Ok(Ok(Visit::Nothing)) => rests.interval(),
+                Ok(Ok(_)) => rests.none(),
+                Ok(Err(error)) => {
+                    tracing::error!(
+                        operation = self.operation,
+                        error = &error as &dyn std::error::Error,
+                        "a search for operations in doubt, or the end of a look, failed and is tried again"
+                    );
+                    rests.after_error()
+                }
+                Err(_) => {
+                    tracing::error!(operation = self.operation, "a look panicked, and the next one comes later");
+                    rests.after_error()
+                }
+            };
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! What a look of a reconciler changes: it counts, it releases, or it stores the answer.
+
+use sqlx::{PgConnection, PgPool};
+
+use super::finding::Answer;
+use super::reconcile::{Look, Visit, number};
+use super::reconciler::Reconciler;
+use super::retry::within_a_lease;
+use super::step::store_result_of_step;
+use crate::Error;
+use crate::record::Actor;
+use crate::session::{Opening, in_pooled_transaction};
+use crate::state::State;
+
+impl Reconciler {
+    /// Stores a look that did not say that it took effect, or whose answer cannot be stored, and releases the operation after
+    /// enough looks without a trace.
+    pub(super) async fn conclude(&self, pool: &PgPool, look: Look<'_>) -> Result<Visit, Error> {
+        let mut state = look.state.clone();
+        // A later look does not outvote one that said that it took effect.
+        let releases = !self.dry_run && !state.took_effect && state.no_trace >= self.looks;
+        let given_up = !releases && self.gives_up(&look);
+        state.given_up = given_up;
+        let after = (!given_up).then(|| self.distance(state.looks));
+        let opening = Opening::durable(self.leasing.deployment);
+        let visit = self
+            .transaction(pool, opening, async |conn| {
+                // It locks the record. So no later look says something else before the release.
+                if !self.write(conn, &look, &number(&state), state.n, &state, after).await? {
+                    return Ok(Visit::Overtaken);
+                }
+                if !releases {
+                    return Ok(if given_up { Visit::GivenUp } else { Visit::Undecided });
+                }
+                let reason = format!("a reconciler found no trace of it, at {} looks", state.no_trace);
+                let (record, fence) = (self.record(look.doubt), &look.doubt.fence);
+                // It grants no attempt: a provider that never answers would be sent requests for ever.
+                let released = match look.name {
+                    "" => record.release_unperformed(conn, fence, &[], &reason).await?,
+                    step => record.release_step(conn, fence, step, &reason, false).await?.is_some(),
+                };
+                Ok(if released { Visit::Released } else { Visit::Overtaken })
+            })
+            .await?;
+        if visit == Visit::GivenUp {
+            self.left_to_a_person(&look);
+        }
+        Ok(visit)
+    }
+
+    /// Stores the answer. A look may be told so at any time, also if a later look is under way.
+    ///
+    /// It tries for the length of one lease: otherwise later looks might find no trace.
+    pub(super) async fn store(&self, pool: &PgPool, look: &Look<'_>, answer: &Answer) -> Result<Option<Visit>, Error> {
+        let (record, fence, retention) = (self.record(look.doubt), &look.doubt.fence, self.leasing.retention);
+        let result = match look.name {
+            "" => None,
+            step => Some(answer.of_step(step)?),
+        };
+        let result = result.as_deref();
+        within_a_lease(self.leasing.policy.lease(), || {
+            in_pooled_transaction(
+                pool,
+                Opening::durable(self.leasing.deployment),
+                async move |conn| -> Result<_, Error> {
+                    let stored = match result {
+                        None => record.complete_lease(conn, fence, &answer.0, retention, Actor::Operator).await?,
+                        Some(result) => store_result_of_step(conn, record, fence, look.name, result).await?.is_some(),
+                    };
+                    if stored {
+                        return Ok(Some(Visit::Resolved));
+                    }
+                    self.overtaken(conn, look).await.map(Some)
+                },
+            )
+        })
+        .await
+    }
+
+    /// It took effect, and the record is not as it was: either its result is stored, or it is still in doubt and visited
+    /// again, or somebody has released it.
+    async fn overtaken(&self, conn: &mut PgConnection, look: &Look<'_>) -> Result<Visit, Error> {
+        let shown = self.record(look.doubt).show(conn).await?;
+        let known = shown.is_some_and(|shown| {
+            let is_same = shown.token == look.doubt.fence.token;
+            match (shown.state, look.name) {
+                (State::Completed, _) => true,
+                (State::Indeterminate, "") => true,
+                (State::InFlight, "") => is_same,
+                (_, "") => false,
+                (_, step) => is_same || shown.steps.iter().any(|shown| shown.name == step),
+            }
+        });
+        if known {
+            return Ok(Visit::Overtaken);
+        }
+        tracing::error!(
+            operation = self.operation,
+            token = look.doubt.fence.token,
+            step = look.name,
+            "an operation in doubt took effect, but was released before this was known; the effect may happen twice"
+        );
+        Ok(Visit::Contradicted)
+    }
+}
