@@ -87,7 +87,8 @@ begin
     if to_regclass('pg_catalog.pg_dist_partition') is not null then
         -- A statement of its own, because a server without Citus has no such catalog.
         if exists (select from pg_dist_partition where logicalrelid = 'idempotency.record'::regclass and partmethod = 'h') then
-            raise exception 'Citus distributes idempotency.record' using errcode = '0A000';
+            raise exception 'Citus distributes idempotency.record' using errcode = '0A000',
+                hint = 'Deployment::with_distributed(true) serves it, and the functions for other languages do not.';
         end if;
     end if;
     return true;
@@ -141,21 +142,17 @@ exception
 end
 $$;
 
--- The option "fewest round trips" sends these calls in the messages that also begin and commit, where nothing is prepared. The
--- server keeps the plans of a function; planning the statements anew costs more than a round trip on a Unix socket. They are
--- those of src/record/claim.rs and src/record/complete.rs, word for word, but for the age that the former returns. Like these,
--- they name the schema of every function and table, so they have no search_path of their own, which every call would set and reset.
+-- The option "fewest round trips" calls `claim_at_begin` and `store_response` in the messages that also begin and commit, where
+-- nothing is prepared. The server keeps the plans of a function; planning anew costs more than a round trip on a Unix socket. The
+-- statements are those of src/record/claim.rs and src/record/complete.rs, word for word, but for the age that the former returns.
+-- They name the schema of every function and table, so there is no search_path, which every call would set and reset.
 
-create function idempotency.claim(text, text, text, int8, bytea, interval, interval, text, int8, text)
-returns void language plpgsql as $$
+-- True if this call has won the claim.
+create function idempotency.try_claim(text, text, text, int8, bytea, interval, interval, text, int8, text)
+returns boolean language plpgsql as $$
 declare
     claims text;
 begin
-    -- The message that calls this function begins the transaction. If now() is older than the message, somebody else has begun
-    -- one, and the crate must not commit it.
-    if pg_catalog.now() <> pg_catalog.statement_timestamp() then
-        raise exception 'the connection was already in a transaction' using errcode = 'IK005';
-    end if;
     insert into idempotency.record
         (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at, trace)
     select
@@ -174,13 +171,26 @@ begin
     on conflict (scope, operation, value) do nothing
     returning pg_catalog.set_config('idempotency.claim', coalesce(pg_catalog.current_setting('idempotency.claim', true), '') || ' ' || $4::int8::text, true)
     into claims;
-    if not found then
+    return found;
+end
+$$;
+
+-- The claim in the message that begins.
+create function idempotency.claim_at_begin(text, text, text, int8, bytea, interval, interval, text, int8, text)
+returns void language plpgsql as $$
+begin
+    -- The message that calls this function begins the transaction. If now() is older than the message, somebody else has begun
+    -- one, and the crate must not commit it.
+    if pg_catalog.now() <> pg_catalog.statement_timestamp() then
+        raise exception 'the connection was already in a transaction' using errcode = 'IK005';
+    end if;
+    if not idempotency.try_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) then
         raise exception 'the idempotency key is taken' using errcode = 'IK001';
     end if;
 end
 $$;
 
-create function idempotency.complete(text, text, text, int8, bytea, int2, text)
+create function idempotency.store_response(text, text, text, int8, bytea, int2, text)
 returns void language plpgsql as $$
 begin
     update idempotency.record
@@ -193,11 +203,221 @@ begin
         update idempotency.record set token = token
         where scope = $1::text and operation = $2::text and value = $3::text
             and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now();
-        raise exception 'the claim of the idempotency key has ended, or its retention'
-            using errcode = case when found then 'IK003' else 'IK002' end;
+        raise exception 'the claim of the idempotency key has ended, or its retention' using
+            errcode = case when found then 'IK003' else 'IK002' end,
+            hint = case when found then 'Roll back. The retention must be longer than the transaction.'
+                else 'Roll back. Claim, perform and complete in one transaction (autocommit makes three), by the token of its claim.' end;
     end if;
 end
 $$;
+
+-- The protocol of transaction mode for callers in any language, in a transaction of theirs (src/guide/any_language.md). No leases: their
+-- owner needs a clock and a task that renews them. No marks: in autocommit, which a function cannot detect, a mark would commit without
+-- its effect. The functions run with their caller's rights, so a role that may call them may read every response: PUBLIC may not.
+
+-- The number of the last migration that changed these functions.
+create function idempotency.version()
+returns int4 language sql immutable parallel safe set search_path = pg_catalog, pg_temp as 'select 1';
+
+-- Version 3 of the fingerprint: SHA-256 of the bytes as they are, which every language computes alike.
+create function idempotency.fingerprint(request bytea)
+returns bytea language sql immutable strict parallel safe set search_path = pg_catalog, pg_temp as $$
+    select decode('03', 'hex') || sha256(request)
+$$;
+
+-- Claims the key, or finds the answer that src/claim/answer.rs gives; then nothing was done, and the transaction is usable. A null
+-- wait is 5 seconds, or half the retention if that is shorter. statement_timestamp() stands still in a function, so everything is
+-- stored and judged as of the call; clock_timestamp() only shows what is left of the wait.
+create function idempotency.ensure(
+    scope text, operation text, value text, fingerprint bytea,
+    retention interval default '24 hours', wait interval default null, trace text default null,
+    out outcome text, out token int8, out status int4, out headers jsonb, out body bytea, out retry_after interval, out first_trace text
+)
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    part text; bytes bytea;
+    keyed bytea := '';
+    refusal text;
+    patience interval := coalesce($6, least(interval '5 s', greatest($5 / 2::float8, interval '1 ms')));
+    waits_until timestamptz;
+    milliseconds int8; lock_id int8;
+    -- 62 of its bits are random. random() is not used, because its seed is a setting.
+    drawn constant int8 := ('x'::text || encode(substr(uuid_send(gen_random_uuid()), 9), 'hex'))::bit(64)::int8;
+    remembered interval;
+    next_attempt int4;
+    may_claim boolean := true;
+    looks int4 := 0;
+    seen record;
+begin
+    foreach part in array array[$1, $2, $3] loop
+        bytes := convert_to(part, 'UTF8');
+        if octet_length(bytes) between 1 and 255 and encode(bytes, 'hex') !~ '^(..)*([01].|7f|c2[89].)' then
+            keyed := keyed || set_byte(decode('00', 'hex'), 0, octet_length(bytes)) || bytes;
+        else
+            refusal := 'scope, operation and value have 1 to 255 bytes each, and no control characters';
+        end if;
+    end loop;
+    refusal := case
+        when refusal is not null then refusal
+        when (octet_length($4) = 33) is not true then 'a fingerprint has 33 bytes, as idempotency.fingerprint returns them'
+        when ($5 between interval '1 ms' and interval '3660 days') is not true then 'a retention has a millisecond to ten years'
+        when not (patience = interval '0' or patience between interval '1 ms' and interval '1 hour') or $6 >= $5
+            then 'a wait has a millisecond to an hour, or is 0, and is shorter than the retention'
+    end;
+    if refusal is not null then
+        raise exception 'idempotency.ensure does not take these arguments' using errcode = 'IK008', hint = refusal;
+    end if;
+    waits_until := clock_timestamp() + patience;
+    -- Without days, whose length would depend on the session's time zone.
+    remembered := make_interval(secs => extract(epoch from $5)::float8);
+    -- As src/key.rs and src/trace.rs. What is no traceparent counts as none.
+    lock_id := ('x'::text || encode(substr(sha256(keyed), 1, 8), 'hex'))::bit(64)::int8;
+    trace := case
+        when trace ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}($|-)'
+            and (length(trace) = 55 or trace not like '00%') then left(trace, 55)
+    end;
+    -- As src/claim/contend.rs.
+    loop
+        if may_claim and idempotency.try_claim($1, $2, $3, drawn, $4, remembered, null, 'transaction', lock_id, $7) then
+            select 'claimed', drawn into outcome, token;
+            return;
+        end if;
+        exit when looks = 10;
+        looks := looks + 1;
+        select
+            record.*, case when record.token is null then pg_try_advisory_xact_lock(lock_id) end as mine,
+            -- As src/record/fragment.rs, word for word.
+            case
+                when (expires_at <= pg_catalog.statement_timestamp() and
+                    (lease_until is null or lease_until <= pg_catalog.statement_timestamp())) then 'expired'
+                when completed_at is not null then case mode when 'mark' then 'mark' else 'completed' end
+                when lease_until > pg_catalog.statement_timestamp() then 'in_flight'
+                when (completed_at is null and (lease_until = '-infinity'
+                    or (lease_until <= pg_catalog.statement_timestamp() and mode in ('at_least_once', 'in_steps')))
+                    and pg_catalog.jsonb_path_exists(steps, '$.*.begun') is not true)
+                    then case lease_until when '-infinity' then 'released' else 'lapsed' end
+                else 'indeterminate'
+            end as state,
+            -- As src/fingerprint/digest.rs. Two choices of version 2 cannot be compared.
+            case
+                when fingerprint = $4 then 'same'
+                when substr(fingerprint, 1, case substr($4, 1, 1) when decode('02', 'hex') then 9 else 1 end)
+                    <> substr($4, 1, case substr($4, 1, 1) when decode('02', 'hex') then 9 else 1 end) then 'unknown_fingerprint'
+                else 'key_reused'
+            end as compared,
+            record.token::text = any (string_to_array(current_setting('idempotency.claim', true), ' ')) as own
+        from (select) as one
+        left join idempotency.record as record on record.scope = $1 and record.operation = $2 and record.value = $3
+        into seen;
+        may_claim := coalesce(seen.mine, false);
+        continue when may_claim;
+        if seen.token is null then
+            outcome := 'held';
+        else
+            -- As src/claim/answer.rs.
+            next_attempt := 1;
+            outcome := case
+                when seen.state = 'expired' then 'take over'
+                when seen.mode not in ('transaction', 'at_least_once', 'at_most_once', 'in_steps', 'mark') then 'unknown_mode'
+                when seen.mode <> 'transaction' then 'other_mode'
+                when seen.state = 'released' and (seen.attempt = 0 or seen.compared <> 'same') then 'take over'
+                when seen.state = 'indeterminate' and seen.own then 'already_in_transaction'
+                when seen.compared <> 'same' then seen.compared
+                when seen.state = 'completed' then 'replayed'
+                else seen.state
+            end;
+            if outcome = 'replayed' then
+                select seen.response_status, seen.response_headers, seen.response_body, seen.trace into status, headers, body, first_trace;
+            elsif outcome = 'in_flight' then
+                retry_after := least(seen.lease_until, '9999-12-31 00:00:00+00') - statement_timestamp();
+            elsif outcome = 'released' then
+                select 'take over', least(seen.attempt, 2147483646) + 1 into outcome, next_attempt;
+            elsif outcome = 'indeterminate' then
+                raise warning 'the operation was claimed at % (attempt %, token %) and never completed',
+                    seen.claimed_at, seen.attempt, seen.token
+                    using hint = 'Find out whether it took effect, and settle it: idempotency-janitor resolve, or release. The usual '
+                        'cause is autocommit: idempotency.ensure, the effect and idempotency.complete belong into one transaction.';
+            end if;
+            if outcome <> 'take over' then
+                return;
+            end if;
+            -- As src/record/take_over.rs. No lock if another call has changed the record: then this call replays.
+            perform from idempotency.record as record
+            where record.scope = $1 and record.operation = $2 and record.value = $3 and record.token = seen.token;
+            continue when not found;
+            if not pg_try_advisory_xact_lock(lock_id) then
+                outcome := 'held';
+            else
+                perform from idempotency.record as record
+                where record.scope = $1 and record.operation = $2 and record.value = $3 for update skip locked;
+                outcome := case when found then 'overtaken' else 'locked' end;
+                update idempotency.record as record
+                set mode = 'transaction', fingerprint = $4, token = drawn, attempt = next_attempt, granted_attempt = null,
+                    claimed_at = now(), lease_until = null, completed_at = null, expires_at = statement_timestamp() + remembered,
+                    response_status = null, response_headers = null, response_body = null,
+                    last_error = case when next_attempt > 1 then last_error end, steps = null, request = null, trace = $7
+                where outcome = 'overtaken' and record.scope = $1 and record.operation = $2 and record.value = $3
+                    and record.token = seen.token
+                    and ((expires_at <= statement_timestamp() and (lease_until is null or lease_until <= statement_timestamp()))
+                        or (mode = 'transaction' and completed_at is null and lease_until = '-infinity'));
+                if found then
+                    perform set_config('idempotency.claim', concat(current_setting('idempotency.claim', true), ' ', drawn), true);
+                    select 'claimed', drawn into outcome, token;
+                    return;
+                end if;
+            end if;
+        end if;
+        milliseconds := ceil(extract(epoch from least(waits_until - clock_timestamp(), patience)) * 1000);
+        if outcome = 'held' then
+            exit when milliseconds <= 0;
+            outcome := idempotency.await_key($1, $2, $3, lock_id, milliseconds, statement_timestamp(), 'transaction');
+            may_claim := outcome = 'claim';
+            -- One more look, because the owner may have ended at this moment.
+            patience := case outcome when 'timeout' then '0' else patience end;
+            looks := 0;
+        elsif outcome = 'locked' and milliseconds > 0 then
+            perform pg_sleep(0.01);
+            looks := 0;
+        end if;
+    end loop;
+    select 'in_flight', interval '1 s' into outcome, retry_after;
+end
+$$;
+
+-- Stores the response with the claim of this transaction. If it fails, nothing may be acknowledged. To the HTTP layer of the
+-- library, a response with a status and no body is one that was not stored, so a status alone stores an empty body.
+create function idempotency.complete(
+    scope text, operation text, value text, token int8, status int4 default null, headers jsonb default null, body bytea default null
+)
+returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    refusal constant text := case
+        when token is null then 'ensure returns a token with the outcome claimed; otherwise there is nothing to complete'
+        when status not between 100 and 599 then 'a status is between 100 and 599'
+        when headers is not null and (status is null or jsonb_typeof(headers) <> 'array' or exists (
+            select from jsonb_array_elements(case jsonb_typeof(headers) when 'array' then headers end) as header
+            where case
+                when jsonb_typeof(header) <> 'array' then true
+                when jsonb_array_length(header) <> 2 then true
+                else jsonb_typeof(header -> 0) <> 'string' or jsonb_typeof(header -> 1) <> 'string'
+                    or (header ->> 0) !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
+                    -- Each character of a value stands for one byte (src/http/replay.rs), and none for a control character.
+                    or encode(convert_to(header ->> 1, 'UTF8'), 'hex') ~ '^(..)*(0[0-8a-f]|1.|7f|c[4-9a-f]|[def].)'
+            end
+        )) then 'headers come with a status, and are [["name", "value"], ...], as HTTP permits them'
+    end;
+begin
+    if refusal is not null then
+        raise exception 'idempotency.complete does not take these arguments' using errcode = 'IK008', hint = refusal;
+    end if;
+    perform idempotency.store_response($1, $2, $3, $4,
+        case when status is null then body else coalesce(body, '') end, status::int2,
+        case when status is not null then coalesce(headers, '[]')::text end);
+end
+$$;
+
+revoke all on function idempotency.version, idempotency.fingerprint, idempotency.ensure, idempotency.complete from public;
 
 -- The tables of the service that are written inside idempotent operations only. A statement trigger asks for the mark of a
 -- claim, the setting idempotency.claim, which ends with its transaction. This is against mistakes, not against attackers: every

@@ -31,6 +31,7 @@ pages! {
     events: "Webhooks, queues and nonces.", "lease";
     steps: "Charge a card, and write rows around it.", "steps";
     orms: "SeaORM, other versions of sqlx, and other libraries." with "sea_orm.rs";
+    any_language: "Call the protocol from any language, by SQL functions.";
     nothing_escapes: "Let the database refuse writes outside an operation.";
     testing: "Test your service.";
     check: "Check your own service.";

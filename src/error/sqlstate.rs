@@ -28,13 +28,13 @@ pub(crate) const QUERY_CANCELED: &str = "57014";
 pub(crate) const SHUTDOWN_OR_STARTUP: &str = "57P";
 pub(crate) const INTERNAL_ERROR: &str = "XX000";
 
-/// Of `idempotency.claim`: a record is there, or an open transaction claims the key.
+/// Of `idempotency.claim_at_begin`: a record is there, or an open transaction claims the key.
 pub(crate) const KEY_TAKEN: &str = "IK001";
-/// Of `idempotency.complete`: the claim has ended.
+/// Of `idempotency.store_response`: the claim has ended.
 pub(crate) const CLAIM_ENDED: &str = "IK002";
-/// Of `idempotency.complete`: the retention has ended.
+/// Of `idempotency.store_response`: the retention has ended.
 pub(crate) const RETENTION_ENDED: &str = "IK003";
-/// Of `idempotency.claim`: the message did not begin this transaction.
+/// Of `idempotency.claim_at_begin`: the message did not begin this transaction.
 pub(crate) const FOREIGN_TRANSACTION: &str = "IK005";
 
 /// Of `idempotency.protect`: this relation cannot be protected.

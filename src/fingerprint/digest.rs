@@ -18,6 +18,9 @@ const VERSION: u8 = 1;
 /// different choices are not compared, because they say nothing about whether the requests are the same.
 const CHOSEN: u8 = 2;
 const CHOICE: std::ops::Range<usize> = 1..9;
+/// Version 3: SHA-256 of the bytes as they are, so that every language computes it alike. `idempotency.fingerprint` of the schema
+/// is the same function.
+const PORTABLE: u8 = 3;
 
 /// A digest of what makes two requests the same: a version byte and a SHA-256. (Over HTTP, a service may choose what
 /// counts; then eight bytes of the SHA-256 give way to the choice.)
@@ -43,6 +46,22 @@ impl Fingerprint {
     #[must_use]
     pub fn of_bytes(bytes: &[u8]) -> Self {
         Self::of_content(b"b", bytes)
+    }
+
+    /// The fingerprint of raw bytes that callers in any language can compute: the byte 3 and a SHA-256 of the bytes.
+    ///
+    /// Use this for keys that this service shares with callers of the [SQL functions](crate::guide::any_language).
+    /// `idempotency.fingerprint` of the schema returns the same. A record with another fingerprint of this crate cannot be
+    /// compared with it: [`UnknownFingerprint`](crate::Error::UnknownFingerprint).
+    ///
+    /// ```
+    /// # use pg_idempotency::Fingerprint;
+    /// let fingerprint = Fingerprint::portable(b"POST /payments?dry=0\n{\"cents\":1250}");
+    /// assert_eq!(fingerprint.as_bytes()[0], 3);
+    /// ```
+    #[must_use]
+    pub fn portable(bytes: &[u8]) -> Self {
+        Self::of_version(PORTABLE, Sha256::new_with_prefix(bytes))
     }
 
     /// The fingerprint of a value as canonical JSON, which is made from the value's JSON text.
@@ -93,14 +112,14 @@ impl Fingerprint {
     }
 
     fn of_content(kind: &[u8], content: &[u8]) -> Self {
-        Self::new(Sha256::new_with_prefix(kind).chain_update(content))
+        Self::of_version(VERSION, Sha256::new_with_prefix(kind).chain_update(content))
     }
 
     /// The fingerprint of an HTTP request by its `parts` (method, path with query, content type) and its body's
     /// fingerprint.
     #[cfg(feature = "http")]
     pub(crate) fn of_request([method, target, content_type]: [&[u8]; 3], body: &Self) -> Self {
-        Self::new(hash_parts(b"h", &[method, target, content_type, body.as_bytes()]))
+        Self::of_version(VERSION, hash_parts(b"h", &[method, target, content_type, body.as_bytes()]))
     }
 
     /// The fingerprint of a request under the service's own choice: the `request` as the choice compares it, and
@@ -119,8 +138,8 @@ impl Fingerprint {
         bytes.try_into().ok().map(Self)
     }
 
-    fn new(hasher: Sha256) -> Self {
-        let mut bytes = [VERSION; 33];
+    fn of_version(version: u8, hasher: Sha256) -> Self {
+        let mut bytes = [version; 33];
         bytes[1..].copy_from_slice(&hasher.finalize());
         Self(bytes)
     }

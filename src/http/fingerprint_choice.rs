@@ -26,6 +26,8 @@ pub(super) enum Compared {
     Bytes,
     /// Method, path with query, and the body as canonical JSON, without these parts.
     Json { ignored: BTreeSet<Pointer> },
+    /// `method SP path?query LF body`, by the fingerprint that every language computes alike.
+    Portable,
 }
 
 impl FingerprintChoice {
@@ -39,6 +41,10 @@ impl FingerprintChoice {
         let compared = match &self.compared {
             Compared::Bytes => of_bytes(parts, data),
             Compared::Json { ignored } => of_json(parts, &Fingerprint::of_json_without(data, ignored)?),
+            Compared::Portable => {
+                let line = format!("{} {}\n", parts.method, target(parts));
+                Fingerprint::portable(&[line.as_bytes(), data].concat())
+            }
         };
         Ok(match self.described() {
             None => compared,
@@ -46,12 +52,13 @@ impl FingerprintChoice {
         })
     }
 
-    /// A text that differs for every choice; `None` for the choices of fingerprint version 1, whose digests must not
+    /// A text that differs for every choice; `None` for the choices of fingerprint versions 1 and 3, whose digests must not
     /// change. The text is made of JSON lists, because no feature of serde_json changes how those are written.
     fn described(&self) -> Option<String> {
         let compared = match &self.compared {
-            Compared::Bytes if self.headers.is_empty() => return None,
+            Compared::Bytes | Compared::Portable if self.headers.is_empty() => return None,
             Compared::Bytes => json!(["bytes"]),
+            Compared::Portable => json!(["portable"]),
             Compared::Json { ignored } if ignored.is_empty() && self.headers.is_empty() => return None,
             Compared::Json { ignored } if ignored.is_empty() => json!(["json"]),
             Compared::Json { ignored } => {
@@ -89,11 +96,14 @@ fn of_json(parts: &Parts, body: &Fingerprint) -> Fingerprint {
 }
 
 fn of_request(parts: &Parts, content_type: &[u8], body: &Fingerprint) -> Fingerprint {
-    // The whole path with its query. A nested axum router cuts the front off `uri`, and that part may name the account.
+    Fingerprint::of_request([parts.method.as_str().as_bytes(), target(parts).as_bytes(), content_type], body)
+}
+
+/// The whole path with its query. A nested axum router cuts the front off `uri`, and that part may name the account.
+fn target(parts: &Parts) -> &str {
     #[cfg(feature = "axum")]
     let uri = parts.extensions.get::<axum::extract::OriginalUri>().map_or(&parts.uri, |original| &original.0);
     #[cfg(not(feature = "axum"))]
     let uri = &parts.uri;
-    let target = uri.path_and_query().map_or("", |target| target.as_str());
-    Fingerprint::of_request([parts.method.as_str().as_bytes(), target.as_bytes(), content_type], body)
+    uri.path_and_query().map_or("", |target| target.as_str())
 }

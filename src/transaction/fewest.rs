@@ -1,5 +1,6 @@
 //! The option *fewest round trips*: the message that begins the transaction contains the claim, and the message that
-//! commits contains the completion. Only this file calls the functions `claim` and `complete` of the schema.
+//! commits contains the completion. Only this file calls the functions `claim_at_begin` and `store_response` of the
+//! schema.
 //!
 //! Such a message takes no parameters, so its values are literals. [`text`] and [`bytes`] write them so that no value can
 //! end its literal.
@@ -44,7 +45,7 @@ pub(super) async fn complete_and_chain(
 pub(super) fn claiming(record: Record<'_>, terms: &Terms) -> Result<(Claim, Opening), Error> {
     let token = draw_token()?;
     let message = format!(
-        "select idempotency.claim({key}, '{token}', {fingerprint}, {retention}, {lease}, {mode}, '{lock_id}', {trace}); begin",
+        "select idempotency.claim_at_begin({key}, '{token}', {fingerprint}, {retention}, {lease}, {mode}, '{lock_id}', {trace}); begin",
         key = key(record.key),
         fingerprint = bytes(terms.fingerprint.as_ref().map(Fingerprint::as_bytes)),
         retention = interval(Some(terms.retention)),
@@ -58,7 +59,7 @@ pub(super) fn claiming(record: Record<'_>, terms: &Terms) -> Result<(Claim, Open
 
 fn complete_text(of: &Key, claim: Claim, response: &Response) -> String {
     format!(
-        "select idempotency.complete({key}, '{token}', {body}, {status}, {headers})",
+        "select idempotency.store_response({key}, '{token}', {body}, {status}, {headers})",
         key = key(of),
         token = claim.token,
         body = bytes(response.body.as_deref()),

@@ -5,6 +5,8 @@ mod backend;
 #[path = "../support/fixture.rs"]
 #[allow(dead_code, reason = "the other tests use more of it")]
 mod fixture;
+#[path = "../support/functions.rs"]
+mod functions;
 #[path = "../support/proxy.rs"]
 #[allow(dead_code, reason = "the other tests use more of it")]
 mod proxy;
@@ -18,6 +20,12 @@ mod keys;
 mod migrations;
 mod partitions;
 mod plans;
+
+mod any_language {
+    mod calls;
+    mod mistakes;
+    mod roles;
+}
 
 mod transaction {
     mod ensure;
@@ -50,7 +58,9 @@ mod mark {
 mod claim {
     mod answers;
     mod claims;
+    mod doors;
     mod expiry;
+    mod newer;
 }
 
 mod record {

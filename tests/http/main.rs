@@ -1,5 +1,6 @@
 //! Tests of the HTTP layer, one file per behaviour. Requests go to the service directly, unless the connection matters.
 
+mod any_language;
 mod bodies;
 mod bounds;
 mod by_reference;
@@ -7,6 +8,8 @@ mod cancellation;
 mod connections;
 mod failures;
 mod fingerprints;
+#[path = "../support/functions.rs"]
+mod functions;
 mod in_flight;
 mod leased;
 mod mistakes;

@@ -15,8 +15,8 @@ pub(crate) const MOVES_TIME: &str = "move time";
 /// The start of a statement, a part of it, and its name. The first that matches counts. No list of columns is compared,
 /// so the statements may change.
 const NAMES: &[(&str, &str, &str)] = &[
-    ("select idempotency.claim(", "", "claim"),
-    ("select idempotency.complete(", "", "complete and commit"),
+    ("select idempotency.claim_at_begin(", "", "claim"),
+    ("select idempotency.store_response(", "", "complete and commit"),
     ("select idempotency.await_key(", "", AWAIT),
     ("select pg_catalog.pg_sleep", "", PAUSE),
     ("insert into idempotency.record", "", "claim"),

@@ -550,10 +550,16 @@ impl World {
         )
         .fetch_all(&mut self.monitor)
         .await?;
-        for (name, definition) in functions {
-            let call = format!("idempotency.{name}(");
-            if sql.values().flatten().any(|text| text.contains(&call)) {
-                sql.insert(format!("{FUNCTION}{name}"), BTreeSet::from([definition]));
+        // A function may call another one.
+        let mut known = 0;
+        while known < sql.len() {
+            known = sql.len();
+            for (name, definition) in &functions {
+                let call = format!("idempotency.{name}(");
+                let mut others = sql.iter().filter(|(statement, _)| statement.strip_prefix(FUNCTION) != Some(name));
+                if others.any(|(_, texts)| texts.iter().any(|text| text.contains(&call))) {
+                    sql.insert(format!("{FUNCTION}{name}"), BTreeSet::from([definition.clone()]));
+                }
             }
         }
         Ok(sql)

@@ -2,13 +2,15 @@
 //! the table that shares no code with the crate's.
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
-use pg_idempotency::mark::{mark, mark_many};
-use pg_idempotency::{Error, Fingerprint, Idempotency, InFlight, Key, Outcome};
+use pg_idempotency::{Error, Fingerprint, Key};
 use sqlx::{PgConnection, PgPool};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::support::{DEPLOYMENTS, WAYS, janitor, key};
+use super::doors::Door;
+use crate::backend::until_blocked;
+use crate::functions;
+use crate::support::{DEPLOYMENTS, WAYS, janitor, key, outside};
 
 const MODES: [&str; 5] = ["transaction", "at_least_once", "at_most_once", "in_steps", "mark"];
 const STEPS: [Option<&str>; 3] = [
@@ -24,8 +26,8 @@ const ATTEMPTS: [(i32, Option<i32>); 3] = [(ATTEMPT, None), (ATTEMPT, Some(ATTEM
 const MOST: NonZeroU32 = NonZeroU32::new(ATTEMPT.unsigned_abs()).expect("three");
 
 #[derive(Clone, Copy, Debug)]
-struct State {
-    mode: &'static str,
+pub(super) struct State {
+    pub(super) mode: &'static str,
     completed: bool,
     attempt: i32,
     granted: Option<i32>,
@@ -39,7 +41,7 @@ struct State {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Expected {
+pub(super) enum Expected {
     InFlight,
     OtherMode,
     TakenOver { attempt: i32 },
@@ -170,11 +172,8 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Result<()> {
     let (mut possible, mut barred) = (0, 0);
-    let in_flight = [InFlight::Wait(Duration::from_secs(5)), InFlight::Reject];
-    for (in_flight, deployment) in
-        in_flight.into_iter().flat_map(|kind| DEPLOYMENTS.iter().map(move |one| (kind, *one)))
-    {
-        let options = Idempotency::new().with_in_flight(in_flight)?.with_deployment(deployment);
+    let doors = Door::all()?;
+    for door in &doors {
         for state in every_state() {
             let key = key("a");
             let mut tx = pool.begin().await?;
@@ -183,39 +182,48 @@ async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Resul
                 continue;
             }
             possible += 1;
-            let result = options
-                .ensure(&mut tx, &key, "body", async |_| -> Result<String, Error> { Ok("second".to_owned()) })
-                .await;
-            let attempt: i32 =
-                sqlx::query_scalar("select attempt from idempotency.record").fetch_one(&mut *tx).await.unwrap_or(-1);
-            let answer = match result {
-                Ok(Outcome::Performed(response)) => {
-                    assert_eq!(response, "second");
-                    Expected::TakenOver { attempt }
-                }
-                Ok(Outcome::Replayed(response)) => {
-                    assert_eq!(response, "first");
-                    Expected::Replayed
-                }
-                Err(Error::OtherMode { stored, asked, .. }) => {
-                    assert_eq!((stored.as_str(), asked.as_str()), (state.mode, "transaction"));
-                    Expected::OtherMode
-                }
-                Err(Error::AlreadyInTransaction) => Expected::AlreadyInTransaction,
-                Err(Error::KeyReused { .. }) => Expected::KeyReused,
-                Err(Error::Indeterminate { attempt, token, .. }) => {
-                    assert_eq!((attempt, token), (3, 1));
-                    Expected::Indeterminate
-                }
-                Err(error) => panic!("{state:?}: {error:?}"),
-            };
-            assert_eq!(answer, expected(state, "transaction"), "{options:?} {state:?}");
+            let answer = door.call(&mut tx, &key, state).await?;
+            assert_eq!(answer, expected(state, "transaction"), "{door:?} {state:?}");
             tx.rollback().await?;
         }
     }
     // The schema bars what cannot be: a mark unfinished, a completed lease, a transaction with a deadline …
-    let times = 2 * DEPLOYMENTS.len();
-    assert_eq!((possible, barred), (POSSIBLE * times, (every_state().len() - POSSIBLE) * times));
+    assert_eq!((possible, barred), (POSSIBLE * doors.len(), (every_state().len() - POSSIBLE) * doors.len()));
+    Ok(())
+}
+
+/// An open transaction has the key, and leaves the state when it commits.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
+async fn every_state_gets_the_answer_of_the_table_after_a_wait(pool: PgPool) -> anyhow::Result<()> {
+    let mut possible = 0;
+    let doors: Vec<_> = Door::all()?.into_iter().filter(|door| door.waits()).collect();
+    for (door, state) in doors.iter().flat_map(|door| every_state().into_iter().map(move |state| (door, state))) {
+        outside(&pool, "truncate idempotency.record").await;
+        let key = key("a");
+        let mut owner = pool.begin().await?;
+        functions::ensure(&mut owner, &key, Fingerprint::portable(b"").as_bytes(), None).await?;
+        sqlx::raw_sql("delete from idempotency.record").execute(&mut *owner).await?;
+        if !write(&mut owner, &key, state).await {
+            continue;
+        }
+        possible += 1;
+        let mut tx = pool.begin().await?;
+        if state.claimed_by_this_transaction {
+            sqlx::query("select set_config('idempotency.claim', '7 1', true)").execute(&mut *tx).await?;
+        }
+        let commit = async {
+            until_blocked(&pool, 1).await?;
+            anyhow::Ok(owner.commit().await?)
+        };
+        let (answer, committed) = tokio::join!(door.call(&mut tx, &key, state), commit);
+        committed?;
+        assert_eq!(answer?, expected(state, "transaction"), "{door:?} {state:?}");
+        let usable: i32 = sqlx::query_scalar("select 1").fetch_one(&mut *tx).await?;
+        assert_eq!(usable, 1);
+        tx.rollback().await?;
+    }
+    assert_eq!(possible, POSSIBLE * doors.len());
     Ok(())
 }
 
@@ -308,59 +316,5 @@ async fn a_sweep_changes_no_answer(pool: PgPool) -> anyhow::Result<()> {
         }
         assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{state:?}: {answers:?}");
     }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_fingerprint_of_a_newer_version_is_not_taken_for_a_reused_key(pool: PgPool) -> anyhow::Result<()> {
-    let run =
-        async || Idempotency::new().run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(1) }).await;
-    let _ = run().await?;
-    sqlx::query("update idempotency.record set fingerprint = set_byte(fingerprint, 0, 2)").execute(&pool).await?;
-    let error = run().await.expect_err("a newer version");
-    assert!(matches!(error, Error::UnknownFingerprint { version: 2, .. }), "{error:?}");
-    Ok(())
-}
-
-/// Records of a mode that a newer release has added, live and expired.
-async fn two_of_another_mode(pool: &PgPool) -> anyhow::Result<(Key, Key)> {
-    sqlx::raw_sql(
-        "alter table idempotency.record drop constraint known_mode;
-         insert into idempotency.record (mode, scope, operation, value, fingerprint, token, completed_at, expires_at)
-         select 'newer', 'tenant', 'operation', key, '\\x0100', 1, now(), now() + expires::interval
-         from (values ('live', '1 h'), ('expired', '-1 h')) as record (key, expires)",
-    )
-    .execute(pool)
-    .await?;
-    Ok((key("live"), key("expired")))
-}
-
-fn assert_unknown<T: std::fmt::Debug>(result: Result<T, Error>) {
-    assert!(matches!(&result, Err(Error::UnknownMode { mode, .. }) if mode == "newer"), "{result:?}");
-}
-
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_mode_of_a_newer_release_is_refused_by_name(pool: PgPool) -> anyhow::Result<()> {
-    let (live, _) = two_of_another_mode(&pool).await?;
-    let perform = async |_: &mut PgConnection| -> Result<i64, Error> { panic!("performed") };
-    assert_unknown(Idempotency::new().run(&pool, &live, "body", perform).await);
-    for policy in
-        [Policy::AtLeastOnce { lease: Duration::from_secs(60) }, Policy::AtMostOnce { lease: Duration::from_secs(60) }]
-    {
-        assert_unknown(Leasing::new(policy)?.acquire::<i64, _>(&pool, &live, "body").await.map(|_| "acquired"));
-    }
-    let mut tx = pool.begin().await?;
-    assert_unknown(mark(&mut tx, &live, Duration::from_secs(60)).await);
-    let mut tx = pool.begin().await?;
-    assert_unknown(mark_many(&mut tx, &[key("other"), live], Duration::from_secs(60)).await);
-    Ok(())
-}
-
-/// As `a_sweep_changes_no_answer` has it for the modes that are known.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn past_its_retention_a_mode_of_a_newer_release_is_as_dead_as_any(pool: PgPool) -> anyhow::Result<()> {
-    let (_, expired) = two_of_another_mode(&pool).await?;
-    let outcome = Idempotency::new().run(&pool, &expired, "body", async |_| -> Result<i64, Error> { Ok(1) }).await?;
-    assert!(!outcome.is_replayed());
     Ok(())
 }

@@ -25,8 +25,8 @@ fn squeezed(sql: &str) -> String {
 async fn the_functions_of_the_schema_contain_the_crates_own_statements(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
     for (function, part) in [
-        ("claim", "insert into idempotency.record"),
-        ("complete", "set completed_at = pg_catalog.statement_timestamp()"),
+        ("try_claim", "insert into idempotency.record"),
+        ("store_response", "set completed_at = pg_catalog.statement_timestamp()"),
     ] {
         conn.clear_cached_statements().await?;
         let mut tx = conn.begin().await?;
@@ -149,14 +149,14 @@ async fn without_a_function_nothing_is_performed_or_nothing_kept(pool: PgPool) -
     let error = once(&pool, &key("a"), "body").await.expect_err("a call that waits needs the function");
     assert!(matches!(error, Error::SchemaMissing { .. }), "{error:?}");
     owner.rollback().await?;
-    sqlx::raw_sql("alter function idempotency.complete rename to gone").execute(&pool).await?;
+    sqlx::raw_sql("alter function idempotency.store_response rename to gone").execute(&pool).await?;
     let error = FEWEST
         .run(&pool, &key("a"), "body", async |conn| leave_effect(conn, "undone").await)
         .await
         .expect_err("no function");
     assert!(error.to_string().contains("database failed"), "{error}");
     assert_eq!(effects(&pool).await, 0);
-    sqlx::raw_sql("alter function idempotency.claim rename to gone_too").execute(&pool).await?;
+    sqlx::raw_sql("alter function idempotency.claim_at_begin rename to gone_too").execute(&pool).await?;
     let error = FEWEST
         .run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { panic!("performed") })
         .await

@@ -15,3 +15,11 @@ fn await_key_asks_whether_the_record_may_be_taken_over() {
     let condition = normalised(&format!("({expired} or (mode = $7::text and {retried}))"));
     assert!(migration.contains(&format!("if found and {condition} is not true then")), "{condition}");
 }
+
+/// `idempotency.ensure` gives the answers of `claim/answer.rs` for the same states.
+#[test]
+fn ensure_reads_the_state_of_a_record_as_the_crate_does() {
+    let migration = normalised(include_str!("../../../migrations/0001_create_record.sql"));
+    let state = normalised(state!());
+    assert!(migration.contains(&format!("{state} as state,")), "{state}");
+}

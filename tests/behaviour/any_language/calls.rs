@@ -1,0 +1,199 @@
+//! The SQL functions beside the Rust functions, on the same keys.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use pg_idempotency::{Fingerprint, Idempotency, InFlight, Outcome, ensure_idempotent};
+use serde_json::Value;
+use sqlx::{Connection as _, PgConnection, PgPool};
+
+use crate::backend::until_blocked;
+use crate::functions::{complete, ensure};
+use crate::support::{connect, create_effects, effects, expire_in, key, leave_effect, records};
+
+const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+fn fingerprint() -> &'static Fingerprint {
+    static ONE: LazyLock<Fingerprint> = LazyLock::new(|| Fingerprint::portable(b"body"));
+    &ONE
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
+async fn what_one_door_stored_the_other_one_replays_to_the_byte(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let json = r#"{"id":1,"note":"é\u0000"}"#;
+    let mut conn = connect(&pool).await;
+
+    let mut tx = conn.begin().await?;
+    let claimed = ensure(&mut tx, &key("sql"), fingerprint().as_bytes(), None).await?;
+    // The table of effects is protected: the claim has left its mark.
+    leave_effect(&mut tx, "from SQL").await?;
+    complete(&mut tx, &key("sql"), claimed.token, (None, None, Some(json.as_bytes()))).await?;
+    tx.commit().await?;
+    let mut tx = conn.begin().await?;
+    let replayed = ensure_idempotent(&mut tx, &key("sql"), fingerprint(), async |_| -> anyhow::Result<Value> {
+        anyhow::bail!("performed")
+    })
+    .await?;
+    assert_eq!(replayed, Outcome::Replayed(serde_json::from_str(json)?));
+    tx.commit().await?;
+
+    let mut tx = conn.begin().await?;
+    let perform = async |conn: &mut PgConnection| leave_effect(conn, "from Rust").await;
+    let id = ensure_idempotent(&mut tx, &key("rust").with_trace(TRACE), fingerprint(), perform).await?.into_inner();
+    tx.commit().await?;
+    let mut tx = conn.begin().await?;
+    let replayed = ensure(&mut tx, &key("rust"), fingerprint().as_bytes(), None).await?;
+    assert_eq!((&*replayed.outcome, replayed.token, replayed.status), ("replayed", None, None));
+    assert_eq!(replayed.body, Some(id.to_string().into_bytes()));
+    assert_eq!(replayed.first_trace.as_deref(), Some(TRACE));
+    tx.commit().await?;
+    assert_eq!(effects(&pool).await, 2);
+    Ok(())
+}
+
+/// Both doors try the same advisory lock.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
+async fn an_open_call_of_one_door_is_in_flight_for_the_other(pool: PgPool) -> anyhow::Result<()> {
+    for (at, value) in ["a", "é", "漢字", &"x".repeat(255)].into_iter().enumerate() {
+        let key = pg_idempotency::Key::new(value, "POST /ü", format!("{value:.85}"))?;
+        let mut owner = pool.begin().await?;
+        let owned = ensure(&mut owner, &key, fingerprint().as_bytes(), None).await?;
+        assert_eq!(owned.outcome, "claimed");
+        let reject = Idempotency::new().with_in_flight(InFlight::Reject)?;
+        let mut tx = pool.begin().await?;
+        let refused = reject.ensure(&mut tx, &key, fingerprint(), async |_| Ok::<_, pg_idempotency::Error>(1)).await;
+        assert!(matches!(refused, Err(pg_idempotency::Error::InFlight { .. })), "{refused:?}");
+        tx.rollback().await?;
+        complete(&mut owner, &key, owned.token, (None, None, Some(b"1"))).await?;
+        owner.rollback().await?;
+        let mut owner = pool.begin().await?;
+        let _ = reject.ensure(&mut owner, &key, fingerprint(), async |_| Ok::<_, pg_idempotency::Error>(1)).await?;
+        let mut tx = pool.begin().await?;
+        let refused = ensure(&mut tx, &key, fingerprint().as_bytes(), Some("0")).await?;
+        assert_eq!(
+            (&*refused.outcome, refused.retry_after.map(|after| after.microseconds)),
+            ("in_flight", Some(1_000_000))
+        );
+        // An answer aborts nothing.
+        tx.commit().await?;
+        owner.commit().await?;
+        assert_eq!(records(&pool).await, i64::try_from(at)? + 1);
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
+async fn a_wait_ends_with_the_owner_or_with_its_time(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for (commits, wait, wanted) in
+        [(true, None, "replayed"), (false, None, "claimed"), (true, Some("50 ms"), "in_flight")]
+    {
+        let key = key(wanted);
+        let mut owner = pool.begin().await?;
+        let owned = ensure(&mut owner, &key, fingerprint().as_bytes(), None).await?;
+        leave_effect(&mut owner, "first").await?;
+        complete(&mut owner, &key, owned.token, (None, None, Some(b"1"))).await?;
+        let mut tx = pool.begin().await?;
+        sqlx::raw_sql("set local lock_timeout = '7 s'").execute(&mut *tx).await?;
+        let duplicate = ensure(&mut tx, &key, fingerprint().as_bytes(), wait);
+        let answer = if wanted == "in_flight" {
+            let answer = duplicate.await?;
+            owner.commit().await?;
+            answer
+        } else {
+            let end = async {
+                until_blocked(&pool, 1).await?;
+                if commits {
+                    owner.commit().await?
+                } else {
+                    owner.rollback().await?
+                }
+                anyhow::Ok(())
+            };
+            let (answer, ended) = tokio::join!(duplicate, end);
+            ended?;
+            answer?
+        };
+        assert_eq!(answer.outcome, wanted);
+        let callers: String = sqlx::query_scalar("select current_setting('lock_timeout')").fetch_one(&mut *tx).await?;
+        assert_eq!(callers, "7s");
+        if wanted == "claimed" {
+            leave_effect(&mut tx, "second").await?;
+            complete(&mut tx, &key, answer.token, (None, None, Some(b"1"))).await?;
+        }
+        tx.commit().await?;
+    }
+    assert_eq!(effects(&pool).await, 3, "each key has one");
+    Ok(())
+}
+
+/// A claim that a savepoint has undone is no claim, and its mark is gone.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
+async fn a_savepoint_undoes_a_claim(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let mut tx = pool.begin().await?;
+    let mut savepoint = tx.begin().await?;
+    let undone = ensure(&mut savepoint, &key("a"), fingerprint().as_bytes(), None).await?;
+    savepoint.rollback().await?;
+    let mut savepoint = tx.begin().await?;
+    let ended = complete(&mut savepoint, &key("a"), undone.token, (None, None, None)).await.expect_err("no claim");
+    assert_eq!(ended.as_database_error().and_then(|error| error.code()).as_deref(), Some("IK002"));
+    savepoint.rollback().await?;
+    let mut savepoint = tx.begin().await?;
+    let escaped = leave_effect(&mut savepoint, "outside").await.expect_err("the table is protected");
+    assert!(matches!(&escaped, pg_idempotency::Error::Database(_)), "{escaped:?}");
+    savepoint.rollback().await?;
+    // The transaction can claim anew.
+    let claimed = ensure(&mut tx, &key("a"), fingerprint().as_bytes(), None).await?;
+    leave_effect(&mut tx, "inside").await?;
+    complete(&mut tx, &key("a"), claimed.token, (None, None, None)).await?;
+    tx.commit().await?;
+    assert_eq!(effects(&pool).await, 1);
+    Ok(())
+}
+
+/// Of two callers that meet an expired record, one takes it over.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
+async fn an_expired_record_is_taken_over_by_one_caller(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let call = async || {
+        let mut tx = pool.begin().await?;
+        let answer = ensure(&mut tx, &key("a"), fingerprint().as_bytes(), None).await?;
+        if answer.outcome == "claimed" {
+            leave_effect(&mut tx, "one").await?;
+            complete(&mut tx, &key("a"), answer.token, (None, None, Some(b"1"))).await?;
+        }
+        tx.commit().await?;
+        anyhow::Ok(answer.outcome)
+    };
+    assert_eq!(call().await?, "claimed");
+    expire_in(&pool, &key("a"), Duration::ZERO).await?;
+    let (one, other) = tokio::join!(call(), call());
+    let mut outcomes = [one?, other?];
+    outcomes.sort();
+    assert_eq!(outcomes, ["claimed", "replayed"]);
+    assert_eq!((effects(&pool).await, records(&pool).await), (2, 1));
+    Ok(())
+}
+
+/// The vectors are those that the callers in other languages read, too.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn every_vector_of_the_portable_fingerprint_is_computed_alike(pool: PgPool) -> anyhow::Result<()> {
+    let vectors: Vec<Value> = serde_json::from_str(include_str!("../../vectors/fingerprints.json"))?;
+    for vector in &vectors {
+        let text = |name: &str| vector[name].as_str().unwrap_or_default();
+        let request = hex::decode(text("request"))?;
+        let asked: Vec<u8> =
+            sqlx::query_scalar("select idempotency.fingerprint($1)").bind(&request).fetch_one(&pool).await?;
+        assert_eq!(hex::encode(&asked), text("fingerprint"), "{vector}");
+        assert_eq!(Fingerprint::portable(&request).as_bytes(), asked);
+    }
+    assert!(vectors.len() > 5, "{vectors:?}");
+    Ok(())
+}

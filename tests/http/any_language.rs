@@ -1,0 +1,89 @@
+//! One key for the layer and for callers of the SQL functions.
+
+use axum::http::{StatusCode, header};
+use pg_idempotency::{Fingerprint, Key};
+use serde_json::json;
+use sqlx::PgPool;
+
+use crate::functions::{complete, ensure};
+use crate::support::{app, create_effects, effects, post_to, transactional};
+
+/// What a caller in another language computes: the request as the client has sent it.
+fn portable(target: &str, body: &str) -> Vec<u8> {
+    Fingerprint::portable(format!("POST {target}\n{body}").as_bytes()).as_bytes().to_vec()
+}
+
+fn key(operation: &str, value: &str) -> Key {
+    Key::new("ada", operation, value).expect("a key")
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
+async fn what_the_layer_stored_the_sql_functions_replay_with_status_and_headers(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool).with_portable_fingerprint());
+    let target = "/accounts/7/effects?dry=0";
+    let first = post_to(&app, target, "key-1", "é").await;
+    assert_eq!(first.status, StatusCode::CREATED);
+    let key = key("POST /accounts/{id}/effects", "key-1");
+    let mut tx = pool.begin().await?;
+    let replayed = ensure(&mut tx, &key, &portable(target, "é"), None).await?;
+    assert_eq!((&*replayed.outcome, replayed.status), ("replayed", Some(201)));
+    assert_eq!(replayed.body.as_deref(), Some(&*first.body));
+    let headers: Vec<(String, String)> = serde_json::from_str(&replayed.headers.unwrap_or_default())?;
+    for (name, value) in &headers {
+        assert_eq!(first.headers.get(name).expect("of the first response").as_bytes(), value.as_bytes());
+    }
+    assert!(headers.iter().any(|(name, _)| name == "content-type"), "{headers:?}");
+    for (target, body) in [("/accounts/8/effects?dry=0", "é"), ("/accounts/7/effects?dry=1", "é"), (target, "e")] {
+        assert_eq!(ensure(&mut tx, &key, &portable(target, body), None).await?.outcome, "key_reused", "{target}");
+        let refused = post_to(&app, target, "key-1", body).await;
+        assert_eq!((refused.status, &*refused.problem()), (StatusCode::UNPROCESSABLE_ENTITY, "key-reused"));
+    }
+    assert_eq!(effects(&pool).await, 1);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
+async fn what_the_sql_functions_stored_the_layer_replays_with_status_and_headers(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool).with_portable_fingerprint());
+    let headers =
+        json!([["content-type", "text/plain; charset=utf-8"], ["ETag", "\"\u{ff}\""], ["link", "a"], ["link", "b"]]);
+    for (value, status, headers, body) in [
+        ("whole", 201, Some(headers.to_string()), Some(&b"\x00\xff{}"[..])),
+        ("bare", 202, None, Some(b"x")),
+        ("empty", 204, None, None),
+    ] {
+        let key = key("POST /effects", value);
+        let mut tx = pool.begin().await?;
+        let claimed = ensure(&mut tx, &key, &portable("/effects", "x"), None).await?;
+        complete(&mut tx, &key, claimed.token, (Some(status), headers.as_deref(), body)).await?;
+        tx.commit().await?;
+        let replayed = post_to(&app, "/effects", value, "x").await;
+        assert!(replayed.is_replayed(), "{value}");
+        assert_eq!((i32::from(replayed.status.as_u16()), &*replayed.body), (status, body.unwrap_or_default()));
+        if headers.is_some() {
+            assert_eq!(replayed.headers[header::CONTENT_TYPE], "text/plain; charset=utf-8");
+            assert_eq!(replayed.headers[header::ETAG].as_bytes(), b"\"\xff\"");
+            assert_eq!(replayed.headers.get_all(header::LINK).iter().collect::<Vec<_>>(), ["a", "b"]);
+        }
+    }
+    assert_eq!(effects(&pool).await, 0);
+    Ok(())
+}
+
+/// *Key reused* would tell the client to take a new key, and to perform again.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_layer_with_its_own_fingerprint_does_not_take_such_a_key_for_reused(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let [own, shared] = [transactional(&pool), transactional(&pool).with_portable_fingerprint()].map(app);
+    for (value, first, second) in [("a", &own, &shared), ("b", &shared, &own)] {
+        assert_eq!(post_to(first, "/effects", value, "x").await.status, StatusCode::CREATED);
+        let unknown = post_to(second, "/effects", value, "x").await;
+        assert_eq!((unknown.status, &*unknown.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+    }
+    assert_eq!(effects(&pool).await, 2);
+    Ok(())
+}
