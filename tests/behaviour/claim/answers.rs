@@ -134,14 +134,17 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
         "
         insert into idempotency.record (
             mode, scope, operation, value, fingerprint, token, attempt, claimed_at, lease_until, completed_at, expires_at,
-            response_body, steps, granted_attempt
+            response_body, steps, granted_attempt, request, looks
         )
         values (
             $1, $2, $3, $4, case when $1 = 'mark' then null else $5 end, 1, $6, now(),
             case when $7 = '-infinity' then '-infinity' else now() + nullif($7, '-infinity')::interval end,
             case when $8 then now() end,
             case when $9 then now() - interval '1 ms' else now() + interval '1 h' end,
-            case when $8 then '\"first\"'::bytea end, $10::text::jsonb, $11
+            case when $8 then '\"first\"'::bytea end, $10::text::jsonb, $11,
+            -- Every way to take the record over has to clear these.
+            case when not $8 and $6 > 0 and $1 in ('in_steps', 'at_most_once') then '{}'::bytea end,
+            case when not $8 and $6 > 0 and $1 in ('in_steps', 'at_most_once') then '{}'::jsonb end
         )
         ",
     )
