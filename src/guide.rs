@@ -2,14 +2,14 @@
 // Only in the documentation and its tests: the guide has pages in place of items.
 
 macro_rules! pages {
-    ($($name:ident: $summary:literal $(, $picture:literal)? $(with $code:literal)?;)*) => {
+    ($($name:ident: $summary:literal $(, $picture:literal)* $(with $code:literal)?;)*) => {
         $(
             #[doc = $summary]
             #[doc = ""]
             $(
                 #[doc = include_str!(concat!("guide/pictures/", $picture, ".svg"))]
                 #[doc = ""]
-            )?
+            )*
             #[doc = include_str!(concat!("guide/", stringify!($name), ".md"))]
             $(
                 #[doc = "```ignore"]
@@ -40,7 +40,7 @@ pages! {
     sizing: "How large the table becomes, and what it costs.";
     monitoring: "What to watch.";
     runbook: "What to do at each alert.";
-    settle: "Settle a key that waits for a person.", "states";
+    settle: "Settle a key whose outcome is unknown.", "looks", "states";
     failures: "Fail-over, backups, erasure.";
     poolers: "Poolers and managed services.";
     larger: "Partitions, tenants, Citus, regions.";

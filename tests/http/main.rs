@@ -16,6 +16,7 @@ mod mistakes;
 #[path = "../support/proxy.rs"]
 #[allow(dead_code, reason = "the other tests use more of it")]
 mod proxy;
+mod reconciled;
 mod refused;
 mod replays;
 mod requests;

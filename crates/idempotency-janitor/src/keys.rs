@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use pg_idempotency::operator::{self, Shown, ShownStep};
+use pg_idempotency::operator::{self, Shown, ShownLooks, ShownStep};
 use pg_idempotency::{Key, Mode};
 use serde_json::json;
 
@@ -65,6 +65,7 @@ fn in_json(shown: &Shown) -> serde_json::Value {
         "last_error": shown.last_error,
         "resumable": shown.resumable,
         "steps": shown.steps.iter().map(step_in_json).collect::<Vec<_>>(),
+        "looks": shown.looks.iter().map(looks_in_json).collect::<Vec<_>>(),
     })
 }
 
@@ -77,6 +78,34 @@ fn step_in_json(step: &ShownStep) -> serde_json::Value {
         "result_bytes": step.result_bytes,
         "downstream_key": step.downstream_key,
     })
+}
+
+fn looks_in_json(looks: &ShownLooks) -> serde_json::Value {
+    json!({
+        "step": looks.step,
+        "looks": looks.looks,
+        "no_trace": looks.no_trace,
+        "at": looks.at.iter().map(|at| at.to_rfc3339()).collect::<Vec<_>>(),
+        "finding": looks.finding,
+        "error": looks.error,
+        "next": looks.next.map(|at| at.to_rfc3339()),
+        "given_up": looks.given_up,
+    })
+}
+
+/// What a reconciler has found out, in words: *4 looks, 2 without a trace, last failed at …: no route; left to a person*.
+pub(crate) fn looks_in_words(looks: &ShownLooks) -> String {
+    let last = looks.at.last().map(|at| format!(" at {}", at.to_rfc3339())).unwrap_or_default();
+    let said = looks.finding.as_deref().map(|finding| format!(", the last one {}{last}", finding.replace('_', " ")));
+    let error = looks.error.as_deref().map(|error| format!(": {}", printable(error)));
+    let next = match looks.next {
+        _ if looks.given_up => "; left to a person".to_owned(),
+        Some(at) => format!("; the next one is due at {}", at.to_rfc3339()),
+        None => String::new(),
+    };
+    let plural = if looks.looks == 1 { "" } else { "s" };
+    let counts = format!("{} look{plural}, {} without a trace", looks.looks, looks.no_trace);
+    format!("{counts}{}{}{next}", said.unwrap_or_default(), error.unwrap_or_default())
 }
 
 fn step_state(step: &ShownStep) -> &'static str {
@@ -107,7 +136,11 @@ pub(crate) fn in_text(shown: &Shown) -> String {
     lines.extend(shown.last_error.as_deref().map(|error| ("last error", printable(error))));
     lines.extend(shown.resumable.then(|| ("request", "stored: a resumer may finish the operation".to_owned())));
     let lines = lines.into_iter().map(|(name, value)| format!("{name:<14} {value}\n"));
-    lines.chain(shown.steps.iter().map(step_in_text)).collect()
+    let looks = shown.looks.iter().map(|looks| {
+        let step = looks.step.as_deref().map(|step| format!("{}: ", as_argument(step))).unwrap_or_default();
+        format!("{:<14} {step}{}\n", "reconciler", looks_in_words(looks))
+    });
+    lines.chain(shown.steps.iter().map(step_in_text)).chain(looks).collect()
 }
 
 fn step_in_text(step: &ShownStep) -> String {
@@ -160,6 +193,7 @@ fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
         "claimed at",
         "expires at",
         "last error",
+        "reconciler",
     ]);
     for record in found {
         table.add_row([
@@ -172,6 +206,7 @@ fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
             record.claimed_at.format("%Y-%m-%d %H:%M:%SZ").to_string(),
             record.expires_at.format("%Y-%m-%d %H:%M:%SZ").to_string(),
             record.last_error.as_deref().map(printable).unwrap_or_default(),
+            record.looks.iter().map(looks_in_words).collect::<Vec<_>>().join(" | "),
         ]);
     }
     let more = if more_left { "there are more: settle these, or raise --limit\n" } else { "" };

@@ -6,12 +6,12 @@ use std::num::NonZeroU32;
 use axum::http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
 use pg_idempotency::Mode;
-use pg_idempotency::operator::{Shown, ShownStep, Stats, Warning};
+use pg_idempotency::operator::{Shown, ShownLooks, ShownStep, Stats, Warning};
 
 use super::access::Visitor;
 use super::text::{age, count, lines, shortened, span, time, visible};
 use super::{Agreed, LISTED, TOOK_EFFECT, decision, version};
-use crate::keys::waits_as;
+use crate::keys::{looks_in_words, waits_as};
 use crate::stats::size;
 
 fn page(title: &str, content: &Markup) -> Markup {
@@ -201,9 +201,20 @@ pub(super) fn key(shown: &Shown, form: Option<Markup>) -> Markup {
                 h2 { "Steps" }
                 (table(&["Step", "State", "Attempt", "Time", "Look up"], shown.steps.iter().map(step)))
             }
+            @if !shown.looks.is_empty() {
+                h2 { "What the reconciler found" }
+                (table(&["Step", "Looks"], shown.looks.iter().map(looked)))
+            }
             @if let Some(form) = form { h2 { "What happened?" } (form) }
         },
     )
+}
+
+fn looked(looks: &ShownLooks) -> Vec<Markup> {
+    vec![
+        html! { @if let Some(step) = &looks.step { bdi { (visible(step)) } } },
+        html! { (visible(&looks_in_words(looks))) },
+    ]
 }
 
 fn step(step: &ShownStep) -> Vec<Markup> {

@@ -66,15 +66,15 @@ impl Drop for Console {
 }
 
 /// A browser without a window.
-struct Visitor {
+pub(crate) struct Visitor {
     client: reqwest::Client,
     url: String,
 }
 
-type Page = (u16, String);
+pub(crate) type Page = (u16, String);
 
 impl Visitor {
-    fn of(url: &str) -> anyhow::Result<Self> {
+    pub(crate) fn of(url: &str) -> anyhow::Result<Self> {
         Self::with(url, &[])
     }
 
@@ -102,7 +102,7 @@ impl Visitor {
     }
 
     /// The link of a key, and its page.
-    async fn look_up(&self, key: &Key) -> anyhow::Result<(String, Page)> {
+    pub(crate) async fn look_up(&self, key: &Key) -> anyhow::Result<(String, Page)> {
         let parts = [("scope", key.scope()), ("operation", key.operation()), ("value", key.value())];
         let (status, link) = self.post("/find", &parts).await?;
         assert_eq!(status, 303, "{link}");

@@ -1,9 +1,11 @@
 //! `show` and `forget`.
 
 use pg_idempotency::Key;
+use pg_idempotency::lease::{Finding, InDoubt, Leasing, Reconciler, Visit};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
+use crate::console::{Console, Visitor};
 use crate::fixture::Fixture;
 use crate::support::{AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, in_doubt, janitor_on, json, lapsed, text};
 
@@ -87,5 +89,41 @@ async fn show_tells_the_downstream_key_of_a_lease(_: PgPoolOptions, options: PgC
     Fixture::completed(&Key::new("user:1", "POST /orders", "c")?, "body", &0)?.write(&pool).await?;
     let shown = json(&janitor_on(&options, &["show", "--json", "user:1", "POST /orders", "c"]));
     assert!(shown["downstream_key"].is_null(), "{shown}");
+    Ok(())
+}
+
+/// So that a person who settles a key that was given up need not ask again.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_looks_of_a_reconciler_are_shown(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let key = Key::new("user:1", "POST /texts", "a")?;
+    Fixture::lapsed(&key, "body", AT_MOST_ONCE)?.with_stored_request("body").write(&pool).await?;
+    let leasing = Leasing::new(AT_MOST_ONCE)?.with_stored_request(true);
+    let reconciler = Reconciler::new(leasing, "POST /texts", std::time::Duration::from_millis(1))?.with_looks(2, 2)?;
+    let show = || text(&janitor_on(&options, &["show", "user:1", "POST /texts", "a"]).stdout);
+    assert!(!show().contains("reconciler"), "{}", show());
+    for visit in [Visit::Noted, Visit::Undecided, Visit::GivenUp] {
+        let failing = async |_: &InDoubt| -> anyhow::Result<Finding> { anyhow::bail!("no \u{1b}[1mroute") };
+        assert_eq!(reconciler.visit_one(&pool, failing).await?, visit);
+        let due = "update idempotency.record set looks = jsonb_set(looks, '{of,\"\",next}', '1')";
+        sqlx::query(due).execute(&pool).await?;
+        if visit == Visit::Undecided {
+            let shown = json(&janitor_on(&options, &["show", "--json", "user:1", "POST /texts", "a"]));
+            let looks = &shown["looks"][0];
+            assert_eq!(
+                (&looks["looks"], &looks["no_trace"], &looks["finding"]),
+                (&1.into(), &0.into(), &"failed".into())
+            );
+            assert_eq!(looks["error"], "no \u{1b}[1mroute");
+            assert!(looks["at"][0].is_string() && looks["next"].is_string() && looks["step"].is_null(), "{looks}");
+            assert!(show().contains("reconciler     1 look, 0 without a trace, the last one failed at "), "{}", show());
+        }
+    }
+    let listed = text(&janitor_on(&options, &["unsettled"]).stdout);
+    let console = Console::start(&options, &["--read-only"]);
+    let (_, (_, page)) = Visitor::of(&console.url)?.look_up(&key).await?;
+    for said in [show(), listed, page] {
+        assert!(said.contains("no ") && said.contains("route; left to a person") && !said.contains('\u{1b}'), "{said}");
+    }
     Ok(())
 }
