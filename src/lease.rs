@@ -74,5 +74,7 @@ pub use policy::Policy;
 pub(crate) use protocol::unless_lost;
 pub use protocol::{Acquired, ensure_leased};
 pub use resumer::Resumer;
+#[cfg(feature = "http")]
+pub(crate) use resumer::{INTERVAL, INTERVALS};
 pub use step::Step;
 pub(crate) use step::{encode_result, too_large};

@@ -8,7 +8,7 @@
 //!
 //! - The protocol of all modes: `claim`, `look`, `take_over`, `wait`; `select_first` is an optional shortcut.
 //! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.
-//! - The steps of an operation: `step`. Operations that a resumer may take over: `resume`.
+//! - The steps of an operation: `step`. Operations that a resumer may take over: `resume`, `envelope`.
 //! - Everything for a table that Citus distributes: `distributed`.
 //! - Marks in batches: `mark`.
 //! - The janitor: `sweep`. The operator: `stats`, `show`, `setup`, `owners`.
@@ -17,6 +17,7 @@
 mod claim;
 mod complete;
 mod distributed;
+mod envelope;
 mod fragment;
 mod lease;
 mod look;
@@ -39,6 +40,7 @@ pub(crate) use claim::{Claim, Inserted, Terms};
 pub(crate) use distributed::{
     Distribution, create_distributed_table, distribution, is_distributed, sweep as sweep_distributed, workers,
 };
+pub use envelope::ShownRequest;
 pub(crate) use lease::Actor;
 pub(crate) use look::{Found, Standing};
 pub(crate) use mark::{MarkBatch, MarkOf};
@@ -46,7 +48,7 @@ pub(crate) use owners::{Stranger, strangers};
 pub use protect::OnEscape;
 pub(crate) use protect::{gaps, protect, protected, unprotect};
 pub(crate) use release::Unclaimed;
-pub(crate) use resume::Candidate;
+pub(crate) use resume::{Candidate, StoredAs};
 pub(crate) use setup::{CommitSetting, commit_settings, setup};
 pub use show::Shown;
 pub(crate) use show::{are_used_up, unsettled};

@@ -89,11 +89,14 @@ fn of_json(parts: &Parts, body: &Fingerprint) -> Fingerprint {
 }
 
 fn of_request(parts: &Parts, content_type: &[u8], body: &Fingerprint) -> Fingerprint {
-    // The whole path with its query. A nested axum router cuts the front off `uri`, and that part may name the account.
+    Fingerprint::of_request([parts.method.as_str().as_bytes(), target(parts).as_bytes(), content_type], body)
+}
+
+/// The whole path with its query. A nested axum router cuts the front off `uri`, and that part may name the account.
+pub(super) fn target(parts: &Parts) -> &str {
     #[cfg(feature = "axum")]
     let uri = parts.extensions.get::<axum::extract::OriginalUri>().map_or(&parts.uri, |original| &original.0);
     #[cfg(not(feature = "axum"))]
     let uri = &parts.uri;
-    let target = uri.path_and_query().map_or("", |target| target.as_str());
-    Fingerprint::of_request([parts.method.as_str().as_bytes(), target.as_bytes(), content_type], body)
+    uri.path_and_query().map_or("", |target| target.as_str())
 }

@@ -46,6 +46,16 @@ impl Leasing {
     }
 
     #[cfg(feature = "http")]
+    pub(crate) fn stores_requests(&self) -> bool {
+        self.stored_request
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn deployment(&self) -> Deployment {
+        self.deployment
+    }
+
+    #[cfg(feature = "http")]
     pub(crate) fn mode(&self) -> crate::Mode {
         self.policy.mode()
     }
@@ -100,6 +110,9 @@ impl Leasing {
     ///
     /// The request is stored as JSON, in plain text, until the operation is complete. It stays in WAL and in backups
     /// for longer. So put a reference to a secret into the body, and not the secret.
+    ///
+    /// A leased layer of the feature `http` stores the request of the client, for a
+    /// [`RequestResumer`](crate::http::RequestResumer).
     ///
     /// Under [`AtMostOnce`](Policy::AtMostOnce), or with a [`Fingerprint`](crate::Fingerprint) in place of a body,
     /// every call then returns [`Error::NotResumable`](crate::Error::NotResumable).

@@ -16,6 +16,8 @@ mod proxy;
 mod refused;
 mod replays;
 mod requests;
+mod resumed;
+mod resumed_races;
 mod rules;
 mod settings;
 mod standards;
