@@ -81,5 +81,7 @@ pub use protocol::{Acquired, ensure_leased};
 pub use reconcile::Visit;
 pub use reconciler::Reconciler;
 pub use resumer::Resumer;
+#[cfg(feature = "http")]
+pub(crate) use resumer::{INTERVAL, INTERVALS};
 pub use step::Step;
 pub(crate) use step::{encode_result, store_result_of_step};

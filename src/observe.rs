@@ -232,6 +232,9 @@ pub(crate) const FAILED: &str = "failed";
 pub(crate) const ERROR: &str = "error";
 /// The operation has failed as often as it may.
 pub(crate) const EXHAUSTED: &str = "exhausted";
+/// The service refuses a stored request.
+#[cfg(feature = "http")]
+pub(crate) const REFUSED: &str = "refused";
 /// The HTTP layer had no place for the request.
 #[cfg(feature = "http")]
 pub(crate) const OVERLOADED: &str = "overloaded";

@@ -16,7 +16,7 @@ mod settle;
 mod stats;
 mod within;
 
-pub use crate::record::{Fence, Group, Shown, ShownLooks, ShownStep};
+pub use crate::record::{Fence, Group, Shown, ShownLooks, ShownRequest, ShownStep};
 pub use crate::state::State;
 pub use health::{Warning, health, protected};
 pub use records::{forget, show, unsettled};

@@ -8,7 +8,7 @@
 //!
 //! - The protocol of all modes: `claim`, `look`, `take_over`, `wait`; `select_first` is an optional shortcut.
 //! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.
-//! - The steps of an operation: `step`. Operations that a resumer may take over: `resume`; those that
+//! - The steps of an operation: `step`. Operations that a resumer may take over: `resume`, `envelope`; those that
 //!   a reconciler looks up: `looks`.
 //! - Everything for a table that Citus distributes: `distributed`.
 //! - Marks in batches: `mark`.
@@ -18,6 +18,7 @@
 mod claim;
 mod complete;
 mod distributed;
+mod envelope;
 mod fence;
 mod fragment;
 mod lease;
@@ -42,6 +43,7 @@ pub(crate) use claim::{Claim, Inserted, Terms};
 pub(crate) use distributed::{
     Distribution, create_distributed_table, distribution, is_distributed, sweep as sweep_distributed, workers,
 };
+pub use envelope::ShownRequest;
 pub use fence::Fence;
 pub(crate) use lease::Actor;
 pub(crate) use look::{Found, Standing};
@@ -52,7 +54,7 @@ pub(crate) use owners::{Stranger, strangers};
 pub use protect::OnEscape;
 pub(crate) use protect::{gaps, protect, protected, unprotect};
 pub(crate) use release::{Unclaimed, storable};
-pub(crate) use resume::Candidate;
+pub(crate) use resume::{Candidate, StoredAs};
 pub(crate) use setup::{CommitSetting, commit_settings, setup};
 pub use show::Shown;
 pub(crate) use show::{are_used_up, unsettled};

@@ -52,9 +52,12 @@ pub enum NotResumable {
     /// Nobody may do the work of this policy again.
     #[error("under Policy::AtMostOnce nobody may do the work again; use Policy::InSteps or AtLeastOnce")]
     AtMostOnce,
-    /// The call has a fingerprint in place of a body, as the HTTP layer has.
+    /// The call has a fingerprint in place of a body.
     #[error("the call has no body to store; give the body itself, and not its fingerprint")]
     NoBody,
+    /// The options do not store requests, or the HTTP layer is transactional.
+    #[error("the requests are not stored; use a leased layer with Leasing::with_stored_request(true)")]
+    NotStored,
     /// Work that always fails would be resumed for ever.
     #[error("the number of attempts is unlimited; set Leasing::with_max_attempts")]
     UnlimitedAttempts,

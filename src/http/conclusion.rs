@@ -9,7 +9,7 @@ use super::body::{LayerBody, ResponseBody};
 use super::by_reference::Reference;
 use super::handler::Unanswered;
 use super::layer::{IdempotencyLayer, Protection};
-use super::rejection::Misconfigured;
+use super::rejection::{Misconfigured, Rejection};
 use super::replay::to_record;
 use crate::caught::caught;
 use crate::response::Response as Stored;
@@ -61,7 +61,8 @@ async fn judge<R: ResponseBody>(
 ) -> Result<Conclusion<R>, Misconfigured> {
     let status = response.status();
     let undo = keyed && layer.stored_errors.contains(&status);
-    if status.as_u16() >= 400 && !undo {
+    // The rejection of another layer, such as *in flight*, is no answer, also if the service gives it another status.
+    if status.as_u16() >= 400 && !undo || response.extensions().get::<Rejection>().is_some() {
         return Ok(Conclusion::Free { response: response.map(LayerBody::untouched) });
     }
     let content_type = response.headers().get(header::CONTENT_TYPE);

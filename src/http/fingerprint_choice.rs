@@ -100,7 +100,7 @@ fn of_request(parts: &Parts, content_type: &[u8], body: &Fingerprint) -> Fingerp
 }
 
 /// The whole path with its query. A nested axum router cuts the front off `uri`, and that part may name the account.
-fn target(parts: &Parts) -> &str {
+pub(super) fn target(parts: &Parts) -> &str {
     #[cfg(feature = "axum")]
     let uri = parts.extensions.get::<axum::extract::OriginalUri>().map_or(&parts.uri, |original| &original.0);
     #[cfg(not(feature = "axum"))]

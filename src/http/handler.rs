@@ -1,9 +1,8 @@
 //! The call of the handler, bounded in time and with its panics caught.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::request::Parts;
 use http::{Extensions, Request, Response};
 use tokio::time::timeout;
@@ -60,13 +59,13 @@ pub(super) trait Handler: Send + 'static {
 
 pub(super) struct ServiceCall<S, B> {
     pub(super) service: S,
-    pub(super) request: Request<LayerBody<B>>,
+    pub(super) request: Request<B>,
 }
 
 impl<S, B, R> Handler for ServiceCall<S, B>
 where
-    S: Service<Request<LayerBody<B>>, Response = Response<R>, Error: Send, Future: Send> + Send + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
+    S: Service<Request<B>, Response = Response<R>, Error: Send, Future: Send> + Send + 'static,
+    B: Send + 'static,
     R: ResponseBody + Send + 'static,
 {
     type Body = R;
@@ -81,7 +80,11 @@ where
     }
 
     async fn call(mut self, limit: Duration) -> Result<Response<R>, Unanswered<S::Error>> {
-        let answering = caught(async { self.service.call(self.request).await });
+        let answering = caught(async {
+            // That of a resumed request has not been polled. Another one is still ready.
+            poll_fn(|context| self.service.poll_ready(context)).await?;
+            self.service.call(self.request).await
+        });
         let answered = timeout(limit, answering).await.map_err(|_| Rejection::TimedOut { limit })?;
         // A panic must free the key, too.
         let answered = answered.map_err(Unanswered::Panicked)?;

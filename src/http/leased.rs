@@ -11,28 +11,44 @@ use super::local_in_flight::Turn;
 use super::rejection::Rejection;
 use super::request::Ticket;
 use crate::claim::Asked;
-use crate::lease::{Acquired, Lease, Leasing, unless_lost};
-use crate::{Error, observe};
+use crate::lease::{Acquired, Lease, LeaseOwner, Leasing, unless_lost};
+use crate::{Error, Key, observe};
 
 /// Claims the key, calls the handler and stores its response; or replays the stored response.
 pub(super) async fn run<H: Handler>(
     options: Leasing,
     layer: &IdempotencyLayer,
-    ticket: &Ticket,
+    ticket: &mut Ticket,
     turn: Turn,
-    mut handler: H,
+    handler: H,
 ) -> Reply<H> {
-    let key = &ticket.key;
-    let asked = Asked::since(ticket.arrived);
-    let acquired = options.waiting(ticket.wait).acquire_stored(&layer.pool, key, ticket.fingerprint, None, asked);
-    let mut owner = match acquired.await? {
-        Acquired::Owner(owner) => owner,
-        Acquired::Replayed(stored) => return answer_again(layer, stored, handler).await,
-    };
+    let (asked, stored) = (Asked::since(ticket.arrived), ticket.stored.take());
+    let options = options.waiting(ticket.wait);
+    match options.acquire_stored(&layer.pool, &ticket.key, ticket.fingerprint, stored, asked).await? {
+        Acquired::Replayed(stored) => answer_again(layer, stored, handler).await,
+        Acquired::Owner(owner) => {
+            let _registered = turn.register(ticket.fingerprint);
+            perform(layer, owner, handler).await.reply
+        }
+    }
+}
+
+/// How the handler's work has ended.
+pub(super) struct Performed<H: Handler> {
+    pub(super) reply: Reply<H>,
+    /// Whether the response is the answer of the key now.
+    pub(super) stored: bool,
+}
+
+/// Calls the handler and stores its response, or releases the claim.
+pub(super) async fn perform<H: Handler>(
+    layer: &IdempotencyLayer,
+    mut owner: LeaseOwner,
+    mut handler: H,
+) -> Performed<H> {
+    let failed = |reply| Performed { reply, stored: false };
     let lease = Lease::clone(&owner);
     handler.extensions_mut().insert(lease.clone());
-    let _registered = turn.register(ticket.fingerprint);
-
     let started = Instant::now();
     // The response body is a part of the work, because it may have effects outside, too.
     let work = async {
@@ -40,27 +56,35 @@ pub(super) async fn run<H: Handler>(
         conclude(layer, true, started, handler.call(layer.run_timeout).await?).await
     };
     let concluded = unless_lost(&lease, work).await;
-    observe::performed(options.mode(), key.operation(), started.elapsed());
+    observe::performed(lease.mode(), lease.key().operation(), started.elapsed());
     let (reason, reply) = match concluded {
-        None => return Err(owner.failed(Error::LeaseLost).into()),
+        None => return failed(Err(owner.failed(Error::LeaseLost).into())),
         Some(Ok(Conclusion::Store { stored, response, .. })) => {
-            owner.complete_encoded(&stored).await?;
-            return Ok(response);
+            return match owner.complete_encoded(&stored).await {
+                Ok(()) => Performed { reply: Ok(response), stored: true },
+                Err(error) => failed(Err(error.into())),
+            };
         }
         Some(Ok(Conclusion::Free { response })) => {
             let status = response.status();
             let attached = response.extensions().get().map(|LastError(reason)| reason.clone());
             let reason = attached.unwrap_or_else(|| format!("the handler answered {status}"));
-            if status.is_client_error() {
+            // The rejection of another layer says nothing about the request.
+            if status.is_client_error() && response.extensions().get::<Rejection>().is_none() {
                 owner.refuse(&reason, is_final(status)).await;
-                return Ok(response);
+                return failed(Ok(response));
             }
             (reason, Ok(response))
         }
         Some(Err(error)) => (reason(&error).to_owned(), Err(error)),
     };
     owner.fail(&reason).await;
-    reply
+    failed(reply)
+}
+
+/// Whether a resumer has claimed this key for the request. The layer would meet that claim.
+pub(super) fn is_under_lease(extensions: &Extensions, key: &Key) -> bool {
+    extensions.get::<Lease>().is_some_and(|lease| lease.key() == key && !lease.is_lost())
 }
 
 /// Whether this 4xx says that the request is refused. The others ask the client to repeat it.

@@ -9,8 +9,10 @@ use http::{HeaderName, Request, Response, StatusCode, header};
 use super::body::LayerBody;
 use super::handler::Unanswered;
 use super::key_header::{MalformedKey, key_value, only_line};
-use super::layer::IdempotencyLayer;
+use super::layer::{IdempotencyLayer, Protection};
+use super::leased::is_under_lease;
 use super::rejection::{Misconfigured, Rejection};
+use super::stored_request::to_store;
 use crate::{Error, Fingerprint, Key, KeyPart};
 
 /// `traceparent`, of W3C Trace Context. Several lines are invalid.
@@ -24,7 +26,7 @@ const DISCARD_TIME: Duration = Duration::from_secs(10);
 
 /// How the layer treats a request.
 pub(super) enum Admission<B> {
-    /// The layer does not cover the request's method.
+    /// The layer does not cover the request's method, or a resumer has claimed the request's key.
     NotCovered(Request<LayerBody<B>>),
     /// The request is performed once, or, without a ticket, each time it comes.
     Covered { ticket: Option<Ticket>, request: Request<LayerBody<B>> },
@@ -38,6 +40,8 @@ pub(super) struct Ticket {
     pub(super) wait: Duration,
     /// A record is judged as of this moment.
     pub(super) arrived: Instant,
+    /// What the claim stores, so that a resumer can finish the request.
+    pub(super) stored: Option<Vec<u8>>,
 }
 
 /// Reads the request and makes its ticket. Nothing is claimed yet, so a slow or broken upload costs no connection.
@@ -84,9 +88,13 @@ where
         Some(value) => {
             let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
             let key = key(layer, scope, operation, value)?.with_trace(trace.unwrap_or_default());
+            if matches!(layer.protection, Protection::Leased(_)) && is_under_lease(&parts.extensions, &key) {
+                return Ok(Admission::NotCovered(Request::from_parts(parts, body)));
+            }
             let fingerprint = layer.fingerprint.fingerprint(&parts, data).map_err(Rejection::InvalidBody)?;
             let wait = layer.protection.wait().map_err(Error::from)?;
-            Some(Ticket { key, fingerprint, wait, arrived })
+            let stored = to_store(layer, &parts, data)?;
+            Some(Ticket { key, fingerprint, wait, arrived, stored })
         }
         None if layer.key_required => return Err(Rejection::MissingKey.into()),
         None => None,

@@ -120,7 +120,7 @@ async fn run_in_task<H: Handler>(layer: &Arc<IdempotencyLayer>, ticket: Option<T
 }
 
 async fn run<H: Handler>(layer: &IdempotencyLayer, keyed: Option<(Ticket, Turn)>, mut handler: H) -> Reply<H> {
-    let Some((ticket, turn)) = keyed else {
+    let Some((mut ticket, turn)) = keyed else {
         return match layer.protection {
             Protection::Transactional(options) => Transactional { layer, options }.run_without_key(handler).await,
             Protection::Leased(_) => Ok(handler.call(layer.run_timeout).await?.map(LayerBody::untouched)),
@@ -129,7 +129,7 @@ async fn run<H: Handler>(layer: &IdempotencyLayer, keyed: Option<(Ticket, Turn)>
     handler.extensions_mut().insert(ticket.key.clone());
     let reply = match layer.protection {
         Protection::Transactional(options) => Transactional { layer, options }.run(&ticket, turn, handler).await,
-        Protection::Leased(options) => leased::run(options, layer, &ticket, turn, handler).await,
+        Protection::Leased(options) => leased::run(options, layer, &mut ticket, turn, handler).await,
     };
     if let Err(Unanswered::Rejected(rejection)) = &reply {
         warn_of_unsettled(ticket.key.operation(), rejection);

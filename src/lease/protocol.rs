@@ -216,7 +216,7 @@ impl Leasing {
 
     /// The longest time for one try to claim: the pool's own time for a connection, and as much as the statements may
     /// take. A claim that takes longer than its lease is lost before the work begins.
-    pub(super) fn claim_limit(&self, pool: &PgPool) -> Duration {
+    pub(crate) fn claim_limit(&self, pool: &PgPool) -> Duration {
         let statements = self.policy.lease().clamp(CLAIM_WAIT * 2, ANSWER);
         pool.options().get_acquire_timeout().saturating_add(statements)
     }

@@ -15,7 +15,7 @@ use super::protocol::work_and_complete;
 use super::unbegun::Unbegun;
 use crate::claim::{Asked, Claimed, contend};
 use crate::observe::{EXHAUSTED, FAILED, Failure, PERFORMED};
-use crate::record::{Candidate, Record};
+use crate::record::{Candidate, Record, StoredAs};
 use crate::session::{Opening, answered, ended_or_closed, in_pooled_transaction};
 use crate::shutdown::{is_ready, no_later};
 use crate::{Error, InFlight, NotResumable, observe};
@@ -109,12 +109,12 @@ impl Leasing {
     }
 
     /// Whether this attempt was the last that is permitted. An operator's permission ends with its attempt.
-    fn was_the_last(&self, lease: &Lease) -> bool {
+    pub(crate) fn was_the_last(&self, lease: &Lease) -> bool {
         self.max_attempts.is_some_and(|most| lease.attempt() >= most.get()) && lease.steps_in_doubt().is_empty()
     }
 
     /// Whether these options allow to resume operations.
-    pub(super) fn resumable_attempts(&self) -> Result<i32, Error> {
+    pub(crate) fn resumable_attempts(&self) -> Result<i32, Error> {
         self.check_resumable()?;
         let most = self.max_attempts.ok_or(Error::NotResumable { problem: NotResumable::UnlimitedAttempts })?;
         Ok(i32::try_from(most.get()).unwrap_or(i32::MAX))
@@ -126,17 +126,37 @@ impl Leasing {
         operation: &str,
         shutdown: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<Option<(LeaseOwner, Vec<u8>)>, Error> {
+        for candidate in self.candidates(pool, operation, StoredAs::Json, 0, shutdown).await? {
+            if is_ready(shutdown).await {
+                break;
+            }
+            if let Some(taken) = self.take(pool, &candidate, None).await? {
+                return Ok(Some(taken));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Operations to resume, without those that the same search has found before. None after a shutdown.
+    pub(crate) async fn candidates(
+        self,
+        pool: &PgPool,
+        operation: &str,
+        stored_as: StoredAs,
+        skipped: i64,
+        shutdown: &mut (impl Future<Output = ()> + Unpin),
+    ) -> Result<Vec<Candidate>, Error> {
         let max_attempts = self.resumable_attempts()?;
         let (mode, after) = (self.policy.mode(), self.resume_after);
         let candidates = in_pooled_transaction(pool, Opening::Plain, async |conn| {
-            Candidate::all(conn, self.deployment, operation, mode, max_attempts, after).await
+            Candidate::all(conn, self.deployment, operation, mode, max_attempts, after, stored_as, skipped).await
         });
         let limit = self.claim_limit(pool);
         // A read may be cut off at once.
         let end = no_later(limit, shutdown, Duration::ZERO);
         let mut candidates = match ended_or_closed(end, candidates).await {
             Some(found) => found?,
-            None if is_ready(shutdown).await => return Ok(None),
+            None if is_ready(shutdown).await => return Ok(Vec::new()),
             None => return Err(Error::Unanswered),
         };
         if !candidates.is_empty() {
@@ -144,29 +164,37 @@ impl Leasing {
             let first = getrandom::u32().unwrap_or_default() as usize % candidates.len();
             candidates.rotate_left(first);
         }
-        for candidate in candidates {
-            if is_ready(shutdown).await {
-                break;
-            }
-            match self.take(pool, &candidate).await {
-                // Its caller has come back, or another resumer was faster.
-                Err(
-                    Error::KeyReused { .. }
-                    | Error::InFlight { .. }
-                    | Error::Indeterminate { .. }
-                    | Error::Exhausted { .. }
-                    | Error::OtherMode { .. }
-                    | Error::UnknownMode { .. }
-                    | Error::UnknownFingerprint { .. },
-                ) => {}
-                taken => return taken.map(Some),
-            }
-        }
-        Ok(None)
+        Ok(candidates)
     }
 
-    /// Takes the operation over, in the state in which it was found.
-    async fn take(self, pool: &PgPool, candidate: &Candidate) -> Result<(LeaseOwner, Vec<u8>), Error> {
+    /// Takes the operation over, in the state in which it was found, and with this stored request, if one is given. `None`
+    /// means that its caller has come back, or that another resumer was faster.
+    pub(crate) async fn take(
+        self,
+        pool: &PgPool,
+        candidate: &Candidate,
+        stored: Option<&[u8]>,
+    ) -> Result<Option<(LeaseOwner, Vec<u8>)>, Error> {
+        match self.take_unchanged(pool, candidate, stored).await {
+            Err(
+                Error::KeyReused { .. }
+                | Error::InFlight { .. }
+                | Error::Indeterminate { .. }
+                | Error::Exhausted { .. }
+                | Error::OtherMode { .. }
+                | Error::UnknownMode { .. }
+                | Error::UnknownFingerprint { .. },
+            ) => Ok(None),
+            taken => taken.map(Some),
+        }
+    }
+
+    async fn take_unchanged(
+        self,
+        pool: &PgPool,
+        candidate: &Candidate,
+        stored: Option<&[u8]>,
+    ) -> Result<(LeaseOwner, Vec<u8>), Error> {
         let record = Record { key: &candidate.key, deployment: self.deployment };
         let terms = self.terms(candidate.fingerprint, InFlight::Reject);
         // An error rolls the claim back.
@@ -180,6 +208,10 @@ impl Leasing {
                 return Err(changed());
             }
             let request = record.request(conn, claim.token).await?.ok_or_else(changed)?;
+            // After the end of its retention the key may have become a new operation with the same body, and other headers.
+            if stored.is_some_and(|stored| stored != request) {
+                return Err(changed());
+            }
             let steps = self.earlier_steps(conn, record, claim).await?;
             let won = Won { unbegun: Unbegun::of(pool, record, claim.token, self.policy.lease()), claim, steps };
             Ok((won, request))

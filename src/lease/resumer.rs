@@ -19,9 +19,10 @@ use crate::shutdown::{Shutdown, unless};
 use crate::{Error, InvalidDuration};
 
 /// A search costs one statement on a small index. Callers have waited for longer already.
-const INTERVAL: Duration = Duration::from_secs(10);
+pub(crate) const INTERVAL: Duration = Duration::from_secs(10);
 /// As for the janitor.
-const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
+pub(crate) const INTERVALS: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
 
 /// Finishes the operations whose callers never come back.
 ///

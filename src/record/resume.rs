@@ -6,11 +6,21 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::fragment::{attempts_are_left, may_be_retried};
+#[cfg(feature = "http")]
+use super::release::storable;
 use super::statement::{self, Record, changes_a_row, interval};
 use crate::{Deployment, Error, Fingerprint, Key, Mode};
 
 /// The number of candidates of one search. A resumer that loses one to another caller tries the next.
 const CANDIDATES: i64 = 16;
+
+/// The form of a stored request. A search takes those of one form, so that the others do not hide them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StoredAs {
+    Json,
+    #[cfg(feature = "http")]
+    Envelope,
+}
 
 /// An operation that seems free to be resumed. The claim decides.
 #[derive(Debug)]
@@ -18,10 +28,17 @@ pub(crate) struct Candidate {
     pub(crate) key: Key,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) attempt: i32,
+    #[cfg_attr(
+        not(feature = "http"),
+        expect(dead_code, reason = "only a resumer of the layer decides before it claims")
+    )]
+    pub(crate) token: i64,
 }
 
 impl Candidate {
-    /// The operations that nobody has worked on for `after`, doubled for each attempt; the oldest claim first.
+    /// The operations that nobody has worked on for `after`, doubled for each attempt; the oldest claim first. Leaves out
+    /// the first `skipped`.
+    #[allow(clippy::too_many_arguments, reason = "each is a parameter of the statement")]
     pub(crate) async fn all(
         conn: &mut PgConnection,
         deployment: Deployment,
@@ -29,13 +46,17 @@ impl Candidate {
         mode: Mode,
         max_attempts: i32,
         after: Duration,
+        stored_as: StoredAs,
+        skipped: i64,
     ) -> Result<Vec<Self>, Error> {
         let rows = sqlx::query(concat! {
             "
-            select scope, value, fingerprint, attempt
+            select scope, value, fingerprint, attempt, token
             from idempotency.record
             where operation = $1::text
                 and request is not null
+                -- It reads one byte of a request that may be large.
+                and pg_catalog.substr(request, 1, 1) between $6::bytea and $7::bytea
                 and mode in ('at_least_once', $2::text)
                 and ", may_be_retried!(), "
                 -- After its retention the key is new, and its stored steps do not count.
@@ -43,7 +64,7 @@ impl Candidate {
                 and ", attempts_are_left!("$3"), "
                 and claimed_at <= pg_catalog.statement_timestamp() - $4::interval * pg_catalog.power(2, least(attempt - 1, 20))
             order by claimed_at
-            limit $5::int8
+            limit $5::int8 offset $8::int8
             ",
         })
         .persistent(deployment.prepared)
@@ -52,16 +73,20 @@ impl Candidate {
         .bind(max_attempts) // $3
         .bind(interval(after)) // $4
         .bind(CANDIDATES) // $5
+        .bind(stored_as.first_bytes()[0]) // $6
+        .bind(stored_as.first_bytes()[1]) // $7
+        .bind(skipped) // $8
         .try_map(|row: PgRow| {
             let key = statement::stored_key(&row, operation)?;
             let fingerprint = Fingerprint::stored(row.try_get("fingerprint")?);
-            Ok(key.zip(fingerprint).zip(row.try_get("attempt")?))
+            let (attempt, token) = (row.try_get("attempt")?, row.try_get("token")?);
+            Ok(key.zip(fingerprint).map(|(key, fingerprint)| Self { key, fingerprint, attempt, token }))
         })
         .fetch_all(conn)
         .await
         .map_err(Error::of_statement)?;
         // A fingerprint of another length is a newer release's, and that release resumes the operation.
-        Ok(rows.into_iter().flatten().map(|((key, fingerprint), attempt)| Self { key, fingerprint, attempt }).collect())
+        Ok(rows.into_iter().flatten().collect())
     }
 }
 
@@ -84,6 +109,26 @@ impl Record<'_> {
             .bind(token) // $4
             .bind(request); // $5
         changes_a_row(conn, update).await.map(drop)
+    }
+
+    /// Forgets the stored request of an operation that nobody works on, because the service refuses it, and stores the
+    /// reason. The operation waits for its caller or for an operator. `false` means that the record has changed.
+    #[cfg(feature = "http")]
+    pub(crate) async fn refuse_request(self, conn: &mut PgConnection, token: i64, reason: &str) -> Result<bool, Error> {
+        let update = self
+            .query(concat! {
+                "
+                update idempotency.record
+                set request = null, last_error = 'refused: '::text || $5::text
+                where scope = $1::text and operation = $2::text and value = $3::text
+                    and token = $4::int8
+                    and request is not null
+                    and ", may_be_retried!(), "
+                ",
+            })
+            .bind(token) // $4
+            .bind(storable(reason)); // $5
+        changes_a_row(conn, update).await
     }
 
     /// The stored request. `None` if there is none, or the claim is gone.

@@ -7,6 +7,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
+use super::envelope::ShownRequest;
 use super::fence::{Fence, fence_time};
 use super::fragment::{attempts_are_left, may_be_retried, no_live_lease, readable, state};
 use super::looks::{ShownLooks, looks_count};
@@ -60,6 +61,8 @@ pub struct Shown {
     pub looks: Vec<ShownLooks>,
     /// Whether the request is stored, so that a resumer may finish the operation. At most once no resumer may.
     pub resumable: bool,
+    /// The stored request without its body, if it is one of a leased HTTP layer.
+    pub request: Option<ShownRequest>,
     fingerprint: Option<Vec<u8>>,
     lease_until: Option<String>,
 }
@@ -123,6 +126,10 @@ impl Shown {
             looks: ShownLooks::all(row)?,
             resumable: row.try_get("resumable")?,
             lease_until: row.try_get("lease_until")?,
+            request: row
+                .try_get::<Option<&[u8]>, _>("request_head")?
+                .and_then(ShownRequest::read)
+                .map(|(head, _)| head),
             fingerprint,
             key,
         })
@@ -144,6 +151,12 @@ macro_rules! shown {
                 ", readable!("expires_at"), " as expires_at,
                 steps::text as steps, request is not null and mode <> 'at_most_once' as resumable,
                 ", fence_time!(), " as lease_until, case when ", looks_count!(), " then looks::text end as looks,
+                -- Without the body. JSON begins with a byte above these.
+                case when pg_catalog.octet_length(request) > 3
+                        and pg_catalog.get_byte(pg_catalog.substr(request, 1, 1), 0) < 9
+                    then pg_catalog.substr(request, 1, 3 + 256 * pg_catalog.get_byte(pg_catalog.substr(request, 2, 1), 0)
+                        + pg_catalog.get_byte(pg_catalog.substr(request, 3, 1), 0))
+                end as request_head,
                 pg_catalog.octet_length(response_body) as response_bytes,
                 extract(epoch from (", readable!("expires_at"), ") - pg_catalog.statement_timestamp())::float8 as seconds_left,
                 case when lease_until > pg_catalog.statement_timestamp()
@@ -155,7 +168,7 @@ macro_rules! shown {
 }
 
 /// The records that no caller will complete unless an operator settles them, oldest claim first: those that are
-/// indeterminate, those that have reached `max_attempts`, and those that wait for a next attempt which nobody has made
+/// indeterminate, those whose stored request the service has refused, those that have reached `max_attempts`, and those that wait for a next attempt which nobody has made
 /// since `abandoned_for`. Without a limit none is exhausted, and without a time none is abandoned.
 ///
 /// It reads the whole table: an index on the columns that completion changes would end its heap-only updates.
@@ -176,6 +189,10 @@ pub(crate) async fn unsettled(
             and mode in ('transaction', 'at_least_once', 'in_steps', 'at_most_once')
             and (
                 ", state!(), " = 'indeterminate'
+                or (", may_be_retried!(), "
+                    and request is null
+                    and mode <> 'transaction'
+                    and pg_catalog.starts_with(last_error, 'refused: '))
                 or (", may_be_retried!(), "
                     and mode <> 'transaction'
                     and $2::int4 is not null

@@ -20,6 +20,8 @@ mod reconciled;
 mod refused;
 mod replays;
 mod requests;
+mod resumed;
+mod resumed_races;
 mod rules;
 mod settings;
 mod standards;

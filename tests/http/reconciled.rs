@@ -5,18 +5,23 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::{Response, StatusCode, header};
 use axum::routing::post;
+use pg_idempotency::http::IdempotencyLayer;
 use pg_idempotency::lease::{Finding, InDoubt, Policy, Reconciler, Visit};
 use pg_idempotency::{Error, operator};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{leased, leasing, post_to};
+use crate::support::{leased, leasing, post_to, user};
 
 const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
 const OPERATION: &str = "POST /texts";
 
+fn storing(pool: &PgPool) -> IdempotencyLayer {
+    IdempotencyLayer::leased(pool.clone(), leasing(AT_MOST_ONCE).with_stored_request(true), user)
+}
+
 /// A handler whose gateway breaks the connection, and a client that gets the first answer.
 async fn in_doubt(pool: &PgPool, status: StatusCode) -> Router {
-    let app = Router::new().route("/texts", post(async move || status)).layer(leased(pool, AT_MOST_ONCE));
+    let app = Router::new().route("/texts", post(async move || status)).layer(storing(pool));
     assert_eq!(post_to(&app, "/texts", "key-1", "x").await.status, status);
     app
 }
@@ -28,13 +33,19 @@ async fn reconciled(pool: &PgPool, finding: Finding) -> Visit {
     assert_eq!(reconciler.visit_one(pool, nobody).await.expect("a visit"), Visit::Noted);
     let due = "update idempotency.record set looks = jsonb_set(looks, '{of,\"\",next}', '1')";
     pool.execute(due).await.expect("moved time");
-    reconciler.visit_one(pool, async |_: &InDoubt| Ok::<_, Error>(finding)).await.expect("a visit")
+    let look_up = async |asked: &InDoubt| {
+        let request = asked.http_request().expect("the request of a layer");
+        assert_eq!((request.method().as_str(), request.uri().path()), ("POST", "/texts"));
+        assert_eq!(&request.body()[..], b"x");
+        assert!(asked.request::<String>().is_err(), "it is no JSON");
+        Ok::<_, Error>(finding)
+    };
+    reconciler.visit_one(pool, look_up).await.expect("a visit")
 }
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_retry_gets_the_status_the_headers_and_the_body_that_a_look_has_found(pool: PgPool) -> anyhow::Result<()> {
     let app = in_doubt(&pool, StatusCode::BAD_GATEWAY).await;
-    pool.execute("update idempotency.record set request = '\\x0101'").await?;
     let found = Response::builder()
         .status(StatusCode::CREATED)
         .header(header::LOCATION, "/texts/7")
@@ -61,8 +72,6 @@ async fn a_response_that_no_retry_would_get_is_refused(pool: PgPool) {
 /// No resumer may repeat a request that was refused for good. At most once none does, and a reconciler needs the request.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_refused_request_at_most_once_stays_stored_for_the_reconciler(pool: PgPool) -> anyhow::Result<()> {
-    let stored = "alter table idempotency.record alter column request set default '\\x0101'";
-    pool.execute(stored).await?;
     let _ = in_doubt(&pool, StatusCode::UNPROCESSABLE_ENTITY).await;
     let key = pg_idempotency::Key::new("ada", OPERATION, "key-1")?;
     assert_eq!(operator::show(&pool, &key).await?.expect("a record").state, operator::State::Indeterminate);

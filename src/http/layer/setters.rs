@@ -16,6 +16,7 @@ use crate::http::rejection::Rejection;
 use crate::http::replay::{NEVER_REPLAYED, to_record};
 use crate::http::request::Denied;
 use crate::http::runs::Runs;
+use crate::http::stored_request::NEVER_STORED;
 use crate::lease::Finding;
 use crate::limits::{RETENTION, within};
 
@@ -89,6 +90,23 @@ impl IdempotencyLayer {
     pub fn with_portable_fingerprint(mut self) -> Self {
         self.fingerprint.compared = Compared::Portable;
         self
+    }
+
+    /// Also stores this header with a [stored request](crate::lease::Leasing::with_stored_request), in plain text.
+    /// `Content-Type`, `Content-Encoding`, `Idempotency-Key` and the headers of the fingerprint are always stored. A resumed
+    /// request has no other header, so name each one by which the handler decides, and that of
+    /// [`with_key_from`](Self::with_key_from).
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting::HeaderNotStorable`] for `Authorization`, `Cookie` and `Proxy-Authorization`, which are not stored as
+    /// headers of the fingerprint either.
+    pub fn with_stored_header(mut self, name: HeaderName) -> Result<Self, InvalidSetting> {
+        if NEVER_STORED.contains(&name) {
+            return Err(InvalidSetting::HeaderNotStorable(name));
+        }
+        self.stored_headers.push(name);
+        Ok(self)
     }
 
     /// Adds this header, with all its lines, to the fingerprint: one by which the handler selects an account, a

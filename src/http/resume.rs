@@ -1,0 +1,189 @@
+//! Requests whose clients do not come back: one is taken over, sent to the service, and its answer is stored.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use tower_service::Service;
+
+use super::handler::{Handler, ServiceCall};
+use super::layer::{IdempotencyLayer, Protection};
+use super::leased::{Performed, perform};
+use super::stored_request::restored;
+use crate::caught::caught;
+use crate::lease::{Lease, LeaseOwner, Leasing};
+use crate::observe::{EXHAUSTED, FAILED, PERFORMED, REFUSED};
+use crate::record::{Candidate, Record, StoredAs};
+use crate::session::{Opening, answered, ended_or_closed, in_pooled_transaction};
+use crate::shutdown::{is_ready, no_later};
+use crate::{BoxError, Error, Key, NotResumable, observe};
+
+/// What the service decides about a stored request, before its operation is claimed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// The user may still do this.
+    Resume,
+    /// The request is not resumed, now or later, for this reason. It uses up no attempt. The record forgets the request, its
+    /// `last_error` is `refused: …`, and [`unsettled`](crate::operator::unsettled) lists it. A retry of the client is performed.
+    Refuse(String),
+}
+
+/// How the resumption of a request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ResumedRequest {
+    /// The service answered with this status, and a retry of the client gets the answer.
+    Answered(Key, StatusCode),
+    /// The service refused the request before its operation was claimed.
+    Refused(Key),
+    /// The attempt failed. The next one comes later, unless this was the last, or a 4xx has refused the request.
+    Failed(Key),
+}
+
+impl IdempotencyLayer {
+    /// Takes over one request of this operation that has lapsed or was released, and whose client has not come back for the
+    /// time of [`with_resume_after`](Leasing::with_resume_after). Sends it to `service`, and stores the answer as this layer
+    /// would: a retry gets it. `None` means that there is no such request at this moment.
+    ///
+    /// First, `decide` finds out who the user is, from the scope of the key, and whether they may still do this. It puts into
+    /// the request what the service expects from its authentication. Nothing is claimed yet, so it may be asked again, also
+    /// by another resumer at the same time. If it returns an error, panics, or takes longer than the [time of a
+    /// run](Self::with_run_timeout), the request is left for the next search, and another one is tried.
+    ///
+    /// The request has its method, the path with its query, its body, and the [stored headers](Self::with_stored_header).
+    /// Its extensions contain the [`Key`] and the [`Lease`], with which this layer passes it on.
+    /// `service` is **the router without its authentication**, which would answer 401 and use up the attempts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotResumable`] if this layer stores no requests, under `AtMostOnce`, and without
+    /// [`with_max_attempts`](Leasing::with_max_attempts); errors of the database.
+    ///
+    /// # Cancellation
+    ///
+    /// As [`Leasing::resume_one`].
+    pub async fn resume_one<D, E, S, R>(
+        &self,
+        operation: &str,
+        decide: D,
+        service: S,
+    ) -> Result<Option<ResumedRequest>, Error>
+    where
+        D: AsyncFnOnce(&Key, &mut Request<Bytes>) -> Result<Decision, E> + Clone,
+        E: Display,
+        S: Service<Request<Full<Bytes>>, Response = Response<R>, Error: Send, Future: Send> + Send + 'static,
+        S::Error: 'static,
+        R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        self.resume(operation, &mut std::future::pending(), decide, service).await
+    }
+
+    /// [`resume_one`](Self::resume_one). A shutdown ends the search, and not an attempt.
+    pub(super) async fn resume<D, E, S, R>(
+        &self,
+        operation: &str,
+        shutdown: &mut (impl Future<Output = ()> + Unpin),
+        decide: D,
+        service: S,
+    ) -> Result<Option<ResumedRequest>, Error>
+    where
+        D: AsyncFnOnce(&Key, &mut Request<Bytes>) -> Result<Decision, E> + Clone,
+        E: Display,
+        S: Service<Request<Full<Bytes>>, Response = Response<R>, Error: Send, Future: Send> + Send + 'static,
+        S::Error: 'static,
+        R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        let options = self.resumable()?;
+        let mut skipped = 0;
+        loop {
+            let found = options.candidates(&self.pool, operation, StoredAs::Envelope, skipped, shutdown).await?;
+            if found.is_empty() {
+                return Ok(None);
+            }
+            for candidate in found {
+                if is_ready(shutdown).await {
+                    return Ok(None);
+                }
+                // Requests that cannot be decided, or are lost to another resumer, must not hide the others.
+                skipped += 1;
+                let Some((stored, mut request)) = self.stored(options, &candidate).await? else { continue };
+                let deciding = caught(decide.clone()(&candidate.key, &mut request));
+                let end = no_later(self.run_timeout, shutdown, Duration::ZERO);
+                let error = match ended_or_closed(end, deciding).await {
+                    Some(Ok(Ok(Decision::Resume))) => {
+                        let Some((owner, _)) = options.take(&self.pool, &candidate, Some(&stored)).await? else {
+                            continue;
+                        };
+                        let handler = ServiceCall { service, request: request.map(Full::new) };
+                        return Ok(Some(self.answer(options, owner, handler).await));
+                    }
+                    Some(Ok(Ok(Decision::Refuse(reason)))) if self.refuse(options, &candidate, &reason).await? => {
+                        return Ok(Some(ResumedRequest::Refused(candidate.key)));
+                    }
+                    Some(Ok(Ok(Decision::Refuse(_)))) => continue,
+                    Some(Ok(Err(error))) => error.to_string(),
+                    Some(Err(_)) => "the function panicked".to_owned(),
+                    None if is_ready(shutdown).await => return Ok(None),
+                    None => "the function took too long".to_owned(),
+                };
+                tracing::error!(operation, error, "a stored request could not be decided, and is asked about later");
+            }
+        }
+    }
+
+    /// The options with which requests are resumed.
+    pub(super) fn resumable(&self) -> Result<Leasing, Error> {
+        match self.protection {
+            Protection::Leased(options) if options.stores_requests() => options.resumable_attempts().map(|_| options),
+            _ => Err(Error::NotResumable { problem: NotResumable::NotStored }),
+        }
+    }
+
+    /// The request as it is stored, and as it is sent. `None` if the record has changed since the search.
+    async fn stored(&self, options: Leasing, found: &Candidate) -> Result<Option<(Vec<u8>, Request<Bytes>)>, Error> {
+        let record = Record { key: &found.key, deployment: options.deployment() };
+        let reading =
+            in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record.request(conn, found.token).await);
+        let Some(stored) = answered(options.claim_limit(&self.pool), reading).await? else { return Ok(None) };
+        let request = restored(&stored);
+        if request.is_none() {
+            let (operation, token) = (found.key.operation(), found.token);
+            tracing::error!(operation, token, "a stored request is damaged, and waits for an operator");
+        }
+        Ok(request.map(|request| (stored, request)))
+    }
+
+    /// `false` means that the record has changed since the search.
+    async fn refuse(&self, options: Leasing, found: &Candidate, reason: &str) -> Result<bool, Error> {
+        let (operation, token) = (found.key.operation(), found.token);
+        let record = Record { key: &found.key, deployment: options.deployment() };
+        let refusing = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| {
+            record.refuse_request(conn, token, reason).await
+        });
+        let refused = answered(options.claim_limit(&self.pool), refusing).await?;
+        if refused {
+            tracing::warn!(operation, token, "the service refused a stored request, which waits for an operator");
+            observe::resumed(operation, REFUSED);
+        }
+        Ok(refused)
+    }
+
+    /// Sends the request to the service, and stores the answer.
+    async fn answer<H: Handler>(&self, options: Leasing, owner: LeaseOwner, mut handler: H) -> ResumedRequest {
+        let lease = Lease::clone(&owner);
+        let (key, operation) = (lease.key().clone(), lease.key().operation());
+        handler.extensions_mut().insert(key.clone());
+        let Performed { reply, stored } = perform(self, owner, handler).await;
+        if let (Ok(response), true) = (&reply, stored) {
+            observe::resumed(operation, PERFORMED);
+            return ResumedRequest::Answered(key, response.status());
+        }
+        observe::resumed(operation, if options.was_the_last(&lease) { EXHAUSTED } else { FAILED });
+        let (token, attempt) = (lease.token(), lease.attempt());
+        let status = reply.ok().map(|response| response.status().as_u16());
+        tracing::warn!(operation, token, attempt, status, "a resumed request failed; its record has the reason");
+        ResumedRequest::Failed(key)
+    }
+}

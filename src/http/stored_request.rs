@@ -1,0 +1,61 @@
+//! The request that a leased layer stores with its claim, and the same request for a resumer.
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Request, StatusCode, header};
+
+use super::fingerprint_choice::target;
+use super::handler::Unanswered;
+use super::key_header::IDEMPOTENCY_KEY;
+use super::layer::{IdempotencyLayer, Protection};
+use super::request::Denied;
+use crate::lease::InDoubt;
+use crate::record::ShownRequest;
+
+/// What a handler needs to read the body, and the layer to know the key.
+pub(super) const STORED: [HeaderName; 3] = [header::CONTENT_TYPE, header::CONTENT_ENCODING, IDEMPOTENCY_KEY];
+
+/// They prove who the client is. The table, the WAL and backups keep no such proof.
+pub(super) const NEVER_STORED: [HeaderName; 3] = [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION];
+
+/// The request as it is stored, if the layer stores requests. The limit of the body has been checked.
+pub(super) fn to_store<E>(
+    layer: &IdempotencyLayer,
+    parts: &Parts,
+    body: &[u8],
+) -> Result<Option<Vec<u8>>, Unanswered<E>> {
+    if !matches!(layer.protection, Protection::Leased(options) if options.stores_requests()) {
+        return Ok(None);
+    }
+    let is_stored = |name| {
+        (layer.stored_headers.contains(name) || layer.fingerprint.headers.contains(name))
+            && !NEVER_STORED.contains(name)
+    };
+    let kept = parts.headers.iter().filter(|(name, _)| is_stored(name));
+    // As in a stored response, one character for each byte.
+    let kept = kept.map(|(name, value)| (name.to_string(), value.as_bytes().iter().copied().map(char::from).collect()));
+    let head = ShownRequest::new(parts.method.to_string(), target(parts).to_owned(), kept.collect());
+    let too_large = || Unanswered::Denied(Denied::from(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE));
+    Ok(Some(head.with_body(body).ok_or_else(too_large)?))
+}
+
+/// `None` if the stored bytes are not what [`to_store`] writes.
+pub(super) fn restored(stored: &[u8]) -> Option<Request<Bytes>> {
+    let (head, body) = ShownRequest::read(stored)?;
+    let mut request =
+        Request::builder().method(&*head.method).uri(head.target).body(Bytes::copy_from_slice(body)).ok()?;
+    for (name, value) in head.headers {
+        let value: Vec<u8> = value.chars().map(u8::try_from).collect::<Result<_, _>>().ok()?;
+        request.headers_mut().append(name.parse::<HeaderName>().ok()?, HeaderValue::from_bytes(&value).ok()?);
+    }
+    Some(request)
+}
+
+impl InDoubt {
+    /// The stored request of a leased layer, with its body. `None` if the operation is not behind a layer.
+    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+    #[must_use]
+    pub fn http_request(&self) -> Option<Request<Bytes>> {
+        restored(self.request_bytes())
+    }
+}

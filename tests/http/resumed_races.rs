@@ -1,0 +1,146 @@
+//! Two resumers, clients that come back in between, and layers that meet a lease: nobody gets a second claim or a wrong answer.
+
+use std::sync::{Arc, Mutex};
+
+use axum::body::Bytes;
+use axum::http::StatusCode;
+use axum::routing::post;
+use axum::{Extension, Router};
+use pg_idempotency::http::{Decision, IdempotencyLayer, RequestResumer, ResumedRequest};
+use pg_idempotency::lease::{Lease, Leasing, Policy};
+use pg_idempotency::testing::Gate;
+use pg_idempotency::{Error, Key, NotResumable, operator};
+use sqlx::{Executor as _, PgPool};
+use tokio::sync::oneshot;
+
+use crate::resumed::{Account, MINUTE, OPERATION, Service, key, many, options, permit, signed};
+use crate::support::{post_to, records, send, spawned_post, user};
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn two_resumers_send_each_request_once(pool: PgPool) -> anyhow::Result<()> {
+    let service = Service::new(&pool);
+    service.abandoned(&pool, "key-", "/payments/ada").await;
+    many(&pool, "key-", 5).await;
+    // They have the same fingerprint, and keys of their own in the request.
+    pool.execute("delete from idempotency.record where value = 'key-'").await?;
+    let routes = Router::new().fallback(async |lease: Lease| lease.key().value().to_owned());
+    for _ in 0..3 {
+        let one = service.layer.resume_one(OPERATION, permit, routes.clone());
+        let other = service.layer.resume_one(OPERATION, permit, routes.clone());
+        let _ = tokio::try_join!(one, other)?;
+    }
+    while service.layer.resume_one(OPERATION, permit, routes.clone()).await?.is_some() {}
+    let answers: Vec<(i32, String)> =
+        sqlx::query_as("select attempt, convert_from(response_body, 'UTF8') from idempotency.record order by value")
+            .fetch_all(&pool)
+            .await?;
+    let expected: Vec<_> = (1..=5).map(|n| (2, format!("key-{n}"))).collect();
+    assert_eq!(answers, expected);
+    Ok(())
+}
+
+/// Between the search and the claim, the client comes back, or the record is another operation's.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_record_that_changes_during_the_decision_is_not_taken(pool: PgPool) -> anyhow::Result<()> {
+    let service = Service::new(&pool);
+    service.abandoned(&pool, "key-1", "/payments/ada").await;
+    let changes = [
+        (Decision::Resume, "set request = set_byte(request, 10, 7)"),
+        (Decision::Resume, "set attempt = attempt + 1"),
+        (Decision::Resume, "set lease_until = now() + interval '1 h'"),
+        (Decision::Refuse("no".to_owned()), "set lease_until = now() + interval '1 h'"),
+        (Decision::Refuse("no".to_owned()), "set token = token + 1"),
+    ];
+    pool.execute("create table before as select * from idempotency.record").await?;
+    for (decision, change) in changes {
+        let decide = async |_: &Key, _: &mut axum::http::Request<Bytes>| -> Result<Decision, sqlx::Error> {
+            sqlx::query(sqlx::AssertSqlSafe(format!("update idempotency.record {change}"))).execute(&pool).await?;
+            Ok(decision)
+        };
+        let resumed = service.layer.resume_one(OPERATION, decide.clone(), service.routes()).await?;
+        assert_eq!(resumed, None, "{change}");
+        let kept = "select request is not null and completed_at is null from idempotency.record";
+        assert!(sqlx::query_scalar::<_, bool>(kept).fetch_one(&pool).await?, "{change}");
+        let restore = "truncate idempotency.record; insert into idempotency.record select * from before";
+        pool.execute(restore).await?;
+    }
+    assert_eq!(service.charges().len(), 1);
+    assert!(matches!(service.resume().await, Some(ResumedRequest::Answered(..))), "undisturbed");
+    Ok(())
+}
+
+/// An outer layer has a lease of its own, and the inner one guards another operation.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_lease_of_another_key_does_not_replace_the_claim(pool: PgPool) {
+    let layer = |operation: &'static str| {
+        IdempotencyLayer::leased(pool.clone(), options().with_stored_request(false), user)
+            .with_operation(move |_| Some(operation.into()))
+    };
+    let routes = Router::new().route("/", post(async |lease: Lease| lease.key().operation().to_owned()));
+    let app = routes.layer(layer("inner")).layer(layer("outer"));
+    assert_eq!(post_to(&app, "/", "key-1", "x").await.body, "inner");
+    assert_eq!(records(&pool).await, 2);
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_lease_that_is_over_does_not_replace_the_claim(pool: PgPool) -> anyhow::Result<()> {
+    let service = Service::new(&pool);
+    service.abandoned(&pool, "key-1", "/payments/ada").await;
+    let routes = service.restarted(&pool).routes();
+    let (kept, given) = oneshot::channel();
+    let kept = Arc::new(Mutex::new(Some(kept)));
+    let keep = async move |lease: Lease| {
+        drop(kept.lock().expect("not poisoned").take().expect("once").send(lease));
+        (StatusCode::CREATED, "kept")
+    };
+    let keeping = Router::new().route("/payments/{of}", post(keep)).route_layer(service.layer.clone());
+    assert!(matches!(service.layer.resume_one(OPERATION, permit, keeping).await?, Some(ResumedRequest::Answered(..))));
+    let lease = given.await?;
+    assert!(lease.is_lost());
+    let app = routes.layer(Extension(lease)).layer(Extension(Account("ada".to_owned())));
+    let retry = send(&app, signed("key-1", "/payments/ada")).await;
+    assert_eq!((retry.is_replayed(), &*retry.body), (true, &b"kept"[..]));
+    Ok(())
+}
+
+/// The service gives *in flight* the status 202, for clients that poll. It is no answer of the key.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_rejection_of_a_layer_is_not_stored_as_the_answer(pool: PgPool) -> anyhow::Result<()> {
+    let service = Service::new(&pool);
+    service.abandoned(&pool, "key-1", "/payments/ada").await;
+    let gate = Gate::new();
+    let gated = gate.clone();
+    let accepts = |_: &pg_idempotency::http::Rejection| {
+        let mut response = axum::http::Response::new(Bytes::from_static(b"wait"));
+        *response.status_mut() = StatusCode::ACCEPTED;
+        response
+    };
+    let other = IdempotencyLayer::leased(pool.clone(), options(), user)
+        .with_operation(|_| Some("another".into()))
+        .with_rejection(accepts);
+    let routes = Router::new().route("/payments/{of}", post(async move || gated.pass().await)).layer(other);
+    let first = spawned_post(&routes, "/payments/ada", "key-1", "another body");
+    gate.reached().await;
+    let resumed = service.layer.resume_one(OPERATION, permit, routes).await?;
+    assert_eq!(resumed, Some(ResumedRequest::Failed(key("key-1"))));
+    let shown = operator::show(&pool, &key("key-1")).await?.expect("a record");
+    assert!(shown.resumable && shown.completed_at.is_none());
+    gate.open();
+    assert_eq!(first.await?.status, StatusCode::OK);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_layer_that_stores_no_requests_has_no_resumer(pool: PgPool) {
+    let leased = |options| IdempotencyLayer::leased(pool.clone(), options, user);
+    let unlimited = Leasing::new(Policy::InSteps { lease: MINUTE }).expect("a lease").with_stored_request(true);
+    let cases = [
+        (crate::support::transactional(&pool), NotResumable::NotStored),
+        (leased(options().with_stored_request(false)), NotResumable::NotStored),
+        (leased(unlimited), NotResumable::UnlimitedAttempts),
+    ];
+    for (layer, expected) in cases {
+        let refused = RequestResumer::new(&layer, OPERATION).expect_err("refused");
+        assert!(matches!(refused, Error::NotResumable { problem, .. } if problem == expected), "{refused:?}");
+    }
+}
