@@ -36,7 +36,8 @@ create table idempotency.record (
     -- In mode 'in_steps': {"<name>": {"result": "<JSON text>", "attempt": n, "at": time}}, or {"begun": time, "attempt": n} while
     -- nobody knows whether the step took effect. The result is a string, because jsonb refuses \u0000 and loses -0.0.
     steps            jsonb,
-    -- The JSON of the request, so that a resumer can do the work if no caller comes back.
+    -- The request, so that a resumer can do the work if no caller comes back: JSON, or one of the HTTP layer, whose first byte
+    -- is the version of its form. JSON never begins with a byte below 9.
     request          bytea,
     -- What a reconciler has found out about an operation in doubt: see src/record/looks.rs.
     looks            jsonb,

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use pg_idempotency::operator::{self, Shown, ShownLooks, ShownStep};
+use pg_idempotency::operator::{self, Shown, ShownLooks, ShownRequest, ShownStep};
 use pg_idempotency::{Key, Mode};
 use serde_json::json;
 
@@ -64,6 +64,9 @@ fn in_json(shown: &Shown) -> serde_json::Value {
         "trace": shown.trace,
         "last_error": shown.last_error,
         "resumable": shown.resumable,
+        "request": shown.request.as_ref().map(|request| json!({
+            "method": request.method, "target": request.target, "headers": request.headers,
+        })),
         "steps": shown.steps.iter().map(step_in_json).collect::<Vec<_>>(),
         "looks": shown.looks.iter().map(looks_in_json).collect::<Vec<_>>(),
     })
@@ -135,12 +138,20 @@ pub(crate) fn in_text(shown: &Shown) -> String {
     lines.extend(shown.trace.as_deref().map(|trace| ("trace", printable(trace))));
     lines.extend(shown.last_error.as_deref().map(|error| ("last error", printable(error))));
     lines.extend(shown.resumable.then(|| ("request", "stored: a resumer may finish the operation".to_owned())));
+    lines.extend(shown.request.iter().flat_map(request_in_text));
     let lines = lines.into_iter().map(|(name, value)| format!("{name:<14} {value}\n"));
     let looks = shown.looks.iter().map(|looks| {
         let step = looks.step.as_deref().map(|step| format!("{}: ", as_argument(step))).unwrap_or_default();
         format!("{:<14} {step}{}\n", "reconciler", looks_in_words(looks))
     });
     lines.chain(shown.steps.iter().map(step_in_text)).chain(looks).collect()
+}
+
+/// Without the body, which is confidential. The rest is a client's own words, too.
+fn request_in_text(request: &ShownRequest) -> Vec<(&'static str, String)> {
+    let mut lines = vec![("", printable(&format!("{} {}", request.method, request.target)))];
+    lines.extend(request.headers.iter().map(|(name, value)| ("", printable(&format!("{name}: {value}")))));
+    lines
 }
 
 fn step_in_text(step: &ShownStep) -> String {

@@ -53,6 +53,28 @@ async fn show_names_the_trace_of_the_work(_: PgPoolOptions, options: PgConnectOp
     Ok(())
 }
 
+/// A request of the HTTP layer: a version, the length of the head, the head, and the body.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn show_prints_a_stored_request_without_its_body(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    Fixture::lapsed(&Key::new("user:1", "POST /orders", "a")?, "body", AT_LEAST_ONCE)?.write(&pool).await?;
+    let head = r#"["POST","/orders?a=\u001b[31m",[["content-type","text/plain"]]]"#;
+    let length = u16::try_from(head.len())?.to_be_bytes();
+    let stored = [&[1], &length[..], head.as_bytes(), b"secret"].concat();
+    sqlx::query("update idempotency.record set request = $1").bind(stored).execute(&pool).await?;
+    let named = ["user:1", "POST /orders", "a"];
+    let shown = text(&janitor_on(&options, &[&["show"], &named[..]].concat()).stdout);
+    assert!(shown.contains("POST /orders?a=") && shown.contains("content-type: text/plain\n"), "{shown}");
+    assert!(!shown.contains("secret") && !shown.contains('\u{1b}'), "{shown}");
+    let request = json(&janitor_on(&options, &[&["show", "--json"], &named[..]].concat()))["request"].clone();
+    assert_eq!((&request["method"], &request["headers"][0][1]), (&"POST".into(), &"text/plain".into()));
+    assert!(!request.to_string().contains("secret"), "{request}");
+    Ok(())
+}
+
 /// The step in doubt is looked up at the gateway by its own downstream key.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn show_lists_the_steps_without_their_results(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
