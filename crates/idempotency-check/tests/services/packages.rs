@@ -1,7 +1,8 @@
-//! Services in Python and Node. The two that are made by hand have to be right. What is found in a package is recorded
-//! for docs/checked.md, and fails no test: the packages are not ours.
+//! Services in Python and Node. Those that call the SQL functions of pg-idempotency have to be right. What is found in a package
+//! is recorded for docs/checked.md, and fails no test: the packages are not ours.
 
 use std::io::Write as _;
+use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
 
@@ -90,14 +91,34 @@ async fn package(service: Option<Service>, package: Package) -> anyhow::Result<(
     Ok(())
 }
 
-#[tokio::test]
-async fn fastapi_and_psycopg_by_hand_are_right() -> anyhow::Result<()> {
-    right(in_python("fastapi", "", "by_hand")?).await
+/// The schema of pg-idempotency, as its migration creates it, and the payments.
+const WITH_FUNCTIONS: &str = concat!(
+    "create schema idempotency;",
+    include_str!("../../../../migrations/0001_create_record.sql"),
+    include_str!("tables.sql"),
+    include_str!("plpgsql.sql"),
+);
+
+/// The programs of the guide's page on any language.
+fn guide() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src/guide/any_language")
 }
 
 #[tokio::test]
-async fn node_and_pg_by_hand_are_right() -> anyhow::Result<()> {
-    right(in_node("node", "by_hand.js")?).await
+async fn fastapi_and_psycopg_on_the_sql_functions_are_right() -> anyhow::Result<()> {
+    let service = in_python("fastapi", "", "payments")?;
+    right(service.map(|service| service.with_directory(&guide()).with_tables(WITH_FUNCTIONS))).await
+}
+
+#[tokio::test]
+async fn node_and_pg_on_the_sql_functions_are_right() -> anyhow::Result<()> {
+    let service = in_node("node", "payments.js")?;
+    right(service.map(|service| service.with_directory(&guide()).with_tables(WITH_FUNCTIONS))).await
+}
+
+#[tokio::test]
+async fn plpgsql_alone_on_the_sql_functions_is_right() -> anyhow::Result<()> {
+    right(in_node("plpgsql", "plpgsql.js")?.map(|service| service.with_tables(WITH_FUNCTIONS))).await
 }
 
 #[tokio::test]

@@ -38,11 +38,14 @@ const DEMOS: [Row; 2] = [
     row("rides", "`rides`: four steps, of which the last is a text at most once", "the same database, under a lease"),
 ];
 
-const BY_HAND: [Row; 3] = [
-    row("planted", "axum and sqlx, the server of the planted mistakes with none of them", "the same transaction"),
+const FUNCTIONS: [Row; 3] = [
     row("fastapi", "FastAPI and psycopg 3", "the same transaction"),
     row("node", "Node's `http` and `pg`", "the same transaction"),
+    row("plpgsql", "PL/pgSQL alone, one statement a request", "the same transaction"),
 ];
+
+const BY_HAND: [Row; 1] =
+    [row("planted", "axum and sqlx, the server of the planted mistakes with none of them", "the same transaction")];
 
 const PACKAGES: [Row; 5] = [
     row("asgi-idempotency-header", "asgi-idempotency-header {asgi-idempotency-header} (PyPI), FastAPI", "Redis"),
@@ -117,7 +120,13 @@ pub(crate) fn record(name: &str, checked: &Checked) -> anyhow::Result<()> {
 #[ignore = "writes docs/checked.md"]
 fn the_page_is_written() -> anyhow::Result<()> {
     let mut page = prose();
-    for (marker, rows) in [("OURS", &OURS[..]), ("DEMOS", &DEMOS), ("BY HAND", &BY_HAND), ("PACKAGES", &PACKAGES)] {
+    for (marker, rows) in [
+        ("OURS", &OURS[..]),
+        ("FUNCTIONS", &FUNCTIONS),
+        ("DEMOS", &DEMOS),
+        ("BY HAND", &BY_HAND),
+        ("PACKAGES", &PACKAGES),
+    ] {
         page = page.replace(&format!("<!-- {marker} -->\n"), &table(rows)?);
     }
     page = page.replace("<!-- STORIES -->\n", &stories()?);
@@ -140,7 +149,7 @@ fn the_page_describes_the_tests_of_today() -> anyhow::Result<()> {
             rest.split_once(part).with_context(|| format!("docs/checked.md lacks, or has elsewhere: {part}"))?;
         rest = after;
     }
-    for row in [&OURS[..], &DEMOS, &BY_HAND, &PACKAGES].concat() {
+    for row in [&OURS[..], &FUNCTIONS, &DEMOS, &BY_HAND, &PACKAGES].concat() {
         let named = format!("| {} | {} |", service(&row)?, row.store);
         ensure!(page.contains(&named), "docs/checked.md has no row {named}");
     }

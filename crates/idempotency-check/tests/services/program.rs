@@ -73,6 +73,11 @@ impl Service {
         self
     }
 
+    pub(crate) fn with_tables(mut self, tables: &'static str) -> Self {
+        self.tables = Some(tables);
+        self
+    }
+
     pub(crate) fn with_own_tables(mut self) -> Self {
         self.tables = None;
         self

@@ -1,7 +1,11 @@
 //! `migrate`.
 
+use std::io::Write as _;
+use std::process::Command;
+
 use pg_idempotency::schema_sql;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, PgConnection};
 
 use crate::support::{assert_fails, janitor, janitor_on, text};
 
@@ -20,4 +24,46 @@ fn migrate_prints_its_sql_without_a_database() {
     let output = janitor(&["migrate", "--print"]);
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(text(&output.stdout), schema_sql());
+}
+
+/// The schema of a database, and the applied migrations. `None` where there is no `pg_dump` for this server.
+fn dump(options: &PgConnectOptions) -> Option<String> {
+    // Without the parameters of sqlx.
+    let mut url = options.to_url_lossy();
+    let socket = options.get_socket().map(|socket| format!("host={}", socket.display()));
+    url.set_query(socket.as_deref());
+    let url = url.to_string();
+    let arguments = ["--schema=idempotency", "--inserts", "--no-owner", &url];
+    let output = Command::new("pg_dump").args(arguments).env_remove("PGOPTIONS").output().ok()?;
+    let error = text(&output.stderr);
+    if error.contains("server version mismatch") {
+        return None;
+    }
+    assert!(output.status.success(), "{error}");
+    let printed = text(&output.stdout);
+    // A key against injection that is new in each dump, and the time of the installation.
+    let lines = printed.lines().filter(|line| !line.starts_with(r"\restrict") && !line.starts_with(r"\unrestrict"));
+    let quoted = |line: &str| line.split('\'').enumerate().filter(|(at, _)| *at != 3).map(|(_, part)| part).collect();
+    Some(lines.map(|line| if line.starts_with("INSERT") { quoted(line) } else { line.to_owned() + "\n" }).collect())
+}
+
+/// For Flyway, Alembic, Prisma, sqitch: the printed SQL is a migration of theirs.
+#[sqlx::test(migrations = false)]
+async fn the_printed_sql_makes_the_database_that_migrate_makes(_: PgPoolOptions, options: PgConnectOptions) {
+    let mut conn = PgConnection::connect_with(&options).await.expect("a connection");
+    assert_eq!(janitor_on(&options, &["migrate"]).status.code(), Some(0));
+    let Some(migrated) = dump(&options) else {
+        writeln!(std::io::stderr(), "skipped: there is no pg_dump for this server").expect("stderr");
+        return;
+    };
+    assert!(migrated.contains("CREATE FUNCTION idempotency.ensure("), "{migrated}");
+    conn.execute("drop schema idempotency cascade").await.expect("dropped");
+    let printed = text(&janitor(&["migrate", "--print"]).stdout);
+    conn.execute(AssertSqlSafe(printed.clone())).await.expect("it is SQL");
+    assert_eq!(dump(&options).expect("as before"), migrated);
+    assert_eq!(janitor_on(&options, &["migrate"]).status.code(), Some(0), "it finds the migration applied");
+    // It does not install into a schema that somebody else may own.
+    conn.execute("drop schema idempotency cascade; create schema idempotency").await.expect("made");
+    let error = conn.execute(AssertSqlSafe(printed)).await.expect_err("the schema exists");
+    assert_eq!(error.as_database_error().and_then(|error| error.code()).as_deref(), Some("42P06"));
 }

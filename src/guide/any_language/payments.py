@@ -1,0 +1,56 @@
+"""FastAPI and psycopg 3: the key, the payment and the exact bytes of the answer commit in one transaction."""
+
+import json
+import os
+from contextlib import asynccontextmanager
+
+import psycopg
+from fastapi import FastAPI, Header, Request, Response
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+pool = AsyncConnectionPool(os.environ["DATABASE_URL"], open=False, min_size=1, max_size=20, timeout=5)
+PROBLEMS = {"in_flight": 409, "key_reused": 422, "indeterminate": 409}
+
+
+@asynccontextmanager
+async def lifespan(_app):
+    async with pool:
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/payments")
+async def pay(request: Request, idempotency_key: str = Header(), x_user_id: str = Header()):
+    body = await request.body()
+    # A real service takes the user from the verified token.
+    key = {"scope": x_user_id, "operation": "POST /payments", "value": idempotency_key}
+    target = request.url.path + ("?" + request.url.query if request.url.query else "")
+    key["request"] = f"{request.method} {target}\n".encode() + body
+    try:
+        # One transaction: it commits where the block ends, and rolls back if an error leaves it.
+        async with pool.connection() as conn:
+            claimed = await conn.execute(
+                "select outcome, token, status, body from idempotency.ensure(scope => %(scope)s, operation => %(operation)s,"
+                " value => %(value)s, fingerprint => idempotency.fingerprint(%(request)s))",
+                key,
+            )
+            outcome, token, status, answer = await claimed.fetchone()
+            if outcome == "claimed":
+                payment = json.loads(body)
+                inserted = await conn.execute(
+                    "insert into payments (amount, currency) values (%(amount)s, %(currency)s) returning id", payment
+                )
+                (id,) = await inserted.fetchone()
+                status, answer = 201, json.dumps({"id": id, **payment}).encode()
+                await conn.execute(
+                    "select idempotency.complete(scope => %(scope)s, operation => %(operation)s, value => %(value)s,"
+                    " token => %(token)s, status => %(status)s, body => %(answer)s)",
+                    {**key, "token": token, "status": status, "answer": answer},
+                )
+            elif outcome != "replayed":
+                return Response(outcome, PROBLEMS.get(outcome, 500), {"Retry-After": "1"} if outcome == "in_flight" else None)
+    except (psycopg.OperationalError, PoolTimeout):
+        return Response("the database did not answer; retry with the same key", 503)
+    return Response(answer, status, media_type="application/json")
