@@ -35,6 +35,8 @@ pub(crate) struct Fixture {
     /// The result of each step; a step without one is in doubt.
     steps: BTreeMap<String, Option<String>>,
     request: Option<Vec<u8>>,
+    /// The number of a reconciler's looks without a trace.
+    looks: Option<u32>,
 }
 
 impl Fixture {
@@ -90,6 +92,7 @@ impl Fixture {
             last_error: None,
             steps: BTreeMap::new(),
             request: None,
+            looks: None,
         }
     }
 
@@ -124,6 +127,21 @@ impl Fixture {
         Self { request: Some(serde_json::to_vec(body).expect("a body with a JSON form")), ..self }
     }
 
+    /// A reconciler has looked so often, found no trace each time, and is due to look again. Without steps, or with one step in
+    /// doubt.
+    pub(crate) fn with_looks(self, no_trace: u32) -> Self {
+        Self { looks: Some(no_trace), ..self }
+    }
+
+    /// All but the end of the lease.
+    fn looks_as_json(&self) -> Option<String> {
+        let no_trace = self.looks?;
+        let in_doubt: Vec<_> = self.steps.iter().filter(|(_, result)| result.is_none()).map(|(name, _)| name).collect();
+        let name = in_doubt.first().map_or("", |name| name);
+        let look = json!({"n": no_trace, "looks": no_trace, "no_trace": no_trace, "finding": "no_trace", "next": 1});
+        Some(json!({"token": 0, "in_doubt": in_doubt, "since": 1, "of": {name: look}}).to_string())
+    }
+
     fn steps_as_json(&self) -> Option<String> {
         let at = Utc::now().to_rfc3339();
         let steps = self.steps.iter().map(|(name, result)| {
@@ -149,7 +167,7 @@ impl Fixture {
             insert into idempotency.record (
                 scope, operation, value, mode, fingerprint, token, attempt,
                 claimed_at, completed_at, lease_until, expires_at,
-                response_body, last_error, steps, request
+                response_body, last_error, steps, request, looks
             )
             values (
                 $1::text, $2::text, $3::text, $4::text, $5::bytea, 0, $6::int4,
@@ -159,7 +177,10 @@ impl Fixture {
                     else statement_timestamp() + $8::float8 * interval '1 second'
                 end,
                 statement_timestamp() + $9::text::interval,
-                $10::bytea, $11::text, $12::text::jsonb, $13::bytea
+                $10::bytea, $11::text, $12::text::jsonb, $13::bytea,
+                case when $14::text is not null then $14::text::jsonb || jsonb_build_object(
+                    'lease_until', statement_timestamp() + $8::float8 * interval '1 second'
+                ) end
             )
             on conflict (scope, operation, value) do update
             set mode = excluded.mode, fingerprint = excluded.fingerprint, token = excluded.token,
@@ -167,7 +188,7 @@ impl Fixture {
                 lease_until = excluded.lease_until, expires_at = excluded.expires_at,
                 response_status = null, response_headers = null, response_body = excluded.response_body,
                 granted_attempt = null, last_error = excluded.last_error, steps = excluded.steps, request = excluded.request,
-                looks = null
+                looks = excluded.looks
             ",
         )
         .bind(self.key.scope()) // $1
@@ -183,6 +204,7 @@ impl Fixture {
         .bind(&self.last_error) // $11
         .bind(self.steps_as_json()) // $12
         .bind(&self.request) // $13
+        .bind(self.looks_as_json()) // $14
         .execute(executor)
         .await?;
         Ok(())

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy, Step};
+use pg_idempotency::lease::{Acquired, Finding, InDoubt, Lease, Leasing, Policy, Reconciler, Step};
 use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::operator::{release, resolve, resolve_step};
 use pg_idempotency::testing;
@@ -21,7 +21,7 @@ use crate::world::{cause, letter};
 
 /// The response of an earlier call, whose effect is not counted.
 pub(crate) const EARLIER: &str = "Z";
-/// The response that an operator stores.
+/// The response that an operator or a reconciler stores.
 pub(crate) const OPERATORS: &str = "Y";
 const BODY: &str = "body";
 const OPERATION: &str = "call";
@@ -29,7 +29,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 pub(crate) const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
 pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: LEASE };
-const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
+pub(crate) const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
 
 /// An actor's place.
 #[derive(Clone)]
@@ -209,8 +209,20 @@ async fn renewed(lease: &Lease) {
 
 /// Takes a lease, works, and ends it.
 pub(crate) fn own(policy: Policy, ending: Ending) -> Actor {
+    owning(policy, ending, false)
+}
+
+/// As `own`, and its claim stores the request.
+pub(crate) fn own_with_request(policy: Policy, ending: Ending) -> Actor {
+    owning(policy, ending, true)
+}
+
+fn owning(policy: Policy, ending: Ending, stored_request: bool) -> Actor {
     actor(move |seat| async move {
-        let acquired = leasing(policy)?.acquire::<String, _>(&seat.pool, &seat.key, BODY).await;
+        let acquired = leasing(policy)?
+            .with_stored_request(stored_request)
+            .acquire::<String, _>(&seat.pool, &seat.key, BODY)
+            .await;
         let lease = match acquired {
             Ok(Acquired::Owner(lease)) => lease,
             Ok(Acquired::Replayed(who)) => return Ok(format!("replayed {who}")),
@@ -421,6 +433,41 @@ pub(crate) fn operate(verb: Verb) -> Actor {
     })
 }
 
+/// Each visit until nothing is due. Two looks without a trace release the operation.
+pub(crate) fn reconcile(policy: Policy, took_effect: bool) -> Actor {
+    actor(move |seat| async move {
+        let leasing = Leasing::new(policy)?.with_stored_request(true);
+        // Whatever is not due now is not due in the search, either.
+        let reconciler = Reconciler::new(leasing, OPERATION, LEASE)?.with_looks(2, 10)?;
+        let mut visits = Vec::new();
+        while visits.last().is_none_or(|last| last != "Nothing") {
+            let look_up = async |_: &InDoubt| match took_effect {
+                true => Finding::took_effect(&OPERATORS.to_owned()),
+                false => Ok(Finding::NoTrace),
+            };
+            visits.push(match reconciler.visit_one(&seat.pool, look_up).await {
+                Ok(visit) => format!("{visit:?}"),
+                Err(error) => return Ok(cause(&error.into())),
+            });
+        }
+        visits.pop();
+        Ok(format!("visits {}", visits.join(" ")))
+    })
+}
+
+/// The heartbeat of a machine that slept, and its death: the lease has lapsed again, at another time.
+pub(crate) fn wake_and_die() -> Actor {
+    actor(|seat| async move {
+        // The conditions of a heartbeat. The text begins as that of every actor that moves time.
+        let update = "update idempotency.record
+            set expires_at = expires_at, lease_until = statement_timestamp() - interval '1 ms'
+            where operation = $1 and value = $2 and token = 0 and completed_at is null and lease_until > '-infinity'";
+        let update = sqlx::query(update).bind(OPERATION).bind(seat.key.value());
+        let done = update.execute(&seat.pool).await?;
+        Ok(if done.rows_affected() == 1 { "woke and died" } else { "found nothing" }.to_owned())
+    })
+}
+
 /// A record of an earlier call.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Before {
@@ -434,6 +481,8 @@ pub(crate) enum Before {
     Paid,
     /// In steps, lapsed, and with a step in doubt.
     InDoubt,
+    /// Of this policy, lapsed and in doubt. A reconciler has looked once and found no trace.
+    Looked(Policy),
     ExpiredMark,
     /// Of this event of a batch.
     ExpiredEvent(char),
@@ -449,6 +498,10 @@ impl Before {
             Self::LapsedAndExpired(policy) => Fixture::lapsed(key, BODY, policy)?.expired(),
             Self::Paid => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step("pay", EARLIER).with_stored_request(BODY),
             Self::InDoubt => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step_in_doubt("send"),
+            Self::Looked(policy) => {
+                let lapsed = Fixture::lapsed(key, BODY, policy)?.with_stored_request(BODY).with_looks(1);
+                if policy == IN_STEPS { lapsed.with_step_in_doubt(SEND) } else { lapsed }
+            }
             Self::ExpiredMark => Fixture::marked(key).expired(),
             Self::ExpiredEvent(one) => Fixture::marked(&event(key, one)).expired(),
         })

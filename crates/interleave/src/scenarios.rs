@@ -7,16 +7,16 @@ use pg_idempotency::lease::Policy;
 use pg_idempotency::{InFlight, RoundTrips};
 
 use crate::actors::Before::{
-    self, Completed, Expired, ExpiredEvent, ExpiredMark, InDoubt, Lapsed, LapsedAndExpired, Paid, Released,
+    self, Completed, Expired, ExpiredEvent, ExpiredMark, InDoubt, Lapsed, LapsedAndExpired, Looked, Paid, Released,
 };
 use crate::actors::Ending::{Completes, Releases, Renews};
 use crate::actors::Manner::{Commits, Fails, Keeps, Regrets, RollsBack, Undoes};
 use crate::actors::Verb::{Forget, Release, Resolve, ResolveStep};
 use crate::actors::Way::{Isolated, OtherBody, Plain, RepeatableRead, Run, Twice};
 use crate::actors::{
-    AT_LEAST_ONCE, AT_MOST_ONCE, Actor, LEASE, PAY, REJECT, SEND, WAIT, call, expire, lapse, mark, mark_many, operate,
-    outlive, own, own_and_fail, own_at_repeatable_read, request, request_leased, request_without_key, resume, sweep,
-    work_in,
+    AT_LEAST_ONCE, AT_MOST_ONCE, Actor, IN_STEPS, LEASE, PAY, REJECT, SEND, WAIT, call, expire, lapse, mark, mark_many,
+    operate, outlive, own, own_and_fail, own_at_repeatable_read, own_with_request, reconcile, request, request_leased,
+    request_without_key, resume, sweep, wake_and_die, work_in,
 };
 use With::{
     After, Drops, GivesUp, Inside, IsInside, Kills, Leaves, ManyKeys, Most, Patient, Unlike, Unmerged, WaitsInside,
@@ -128,6 +128,7 @@ pub(crate) fn all() -> Vec<Scenario> {
     // Its heartbeat is not due when the clock moves to that of another owner.
     let owns_long = || own(Policy::AtLeastOnce { lease: LEASE * 10 }, Completes);
     let owns_once = || own(AT_MOST_ONCE, Completes);
+    let owns_and_stores = |ending| own_with_request(AT_MOST_ONCE, ending);
     let marks = || mark(LONG, Keeps);
     let batch = |events| mark_many(events, LONG, Keeps);
     let scenarios = vec![
@@ -245,6 +246,37 @@ pub(crate) fn all() -> Vec<Scenario> {
         steps("steps-resume-sweep", [resume(&[PAY]), expire(), sweep()], &[After(Paid)]),
         steps("steps-in-doubt", [work_in(&[SEND]), operate(ResolveStep)], &[After(InDoubt)]),
         steps("steps-in-doubt-release", [work_in(&[SEND]), operate(Release)], &[After(InDoubt)]),
+        // Reconcilers, whose next look decides.
+        leases("reconcile-no-trace", [reconcile(AT_MOST_ONCE, false), owns_once()], &[After(Looked(AT_MOST_ONCE))]),
+        leases("reconcile-effect", [reconcile(AT_MOST_ONCE, true), owns_once()], &[After(Looked(AT_MOST_ONCE))]),
+        leases("reconcile-new", [owns_and_stores(Completes), lapse(), reconcile(AT_MOST_ONCE, false)], &[]),
+        leases("reconcile-new-renews", [owns_and_stores(Renews), lapse(), reconcile(AT_MOST_ONCE, false)], &[]),
+        leases("reconcile-new-unbegun", [owns_and_stores(Completes), reconcile(AT_MOST_ONCE, false)], &[Leaves(0)]),
+        leases(
+            "reconcile-two",
+            [reconcile(AT_MOST_ONCE, true), reconcile(AT_MOST_ONCE, false)],
+            &[After(Looked(AT_MOST_ONCE))],
+        ),
+        leases("reconcile-wakes", [reconcile(AT_MOST_ONCE, false), wake_and_die()], &[After(Looked(AT_MOST_ONCE))]),
+        leases(
+            "reconcile-effect-wakes",
+            [reconcile(AT_MOST_ONCE, true), wake_and_die()],
+            &[After(Looked(AT_MOST_ONCE))],
+        ),
+        leases("reconcile-releases", [reconcile(AT_MOST_ONCE, true), operate(Release)], &[After(Looked(AT_MOST_ONCE))]),
+        leases(
+            "reconcile-resolves",
+            [reconcile(AT_MOST_ONCE, false), operate(Resolve)],
+            &[After(Looked(AT_MOST_ONCE))],
+        ),
+        leases(
+            "reconcile-expires",
+            [reconcile(AT_MOST_ONCE, false), expire(), sweep()],
+            &[After(Looked(AT_MOST_ONCE))],
+        ),
+        steps("reconcile-step", [reconcile(IN_STEPS, false), work_in(&[SEND])], &[After(Looked(IN_STEPS))]),
+        steps("reconcile-step-resolve", [reconcile(IN_STEPS, false), operate(ResolveStep)], &[After(Looked(IN_STEPS))]),
+        steps("reconcile-step-resume", [reconcile(IN_STEPS, true), resume(&[SEND])], &[After(Looked(IN_STEPS))]),
         // Requests through the layer.
         calls("layer", [asks(RoundTrips::Plain), asks(RoundTrips::Plain)], &[]),
         calls("layer-select-first", [asks(SelectFirst), asks(SelectFirst)], &[]),
