@@ -31,7 +31,6 @@ pages! {
     events: "Webhooks, queues and nonces.", "lease";
     steps: "Charge a card, and write rows around it.", "steps";
     orms: "SeaORM, other versions of sqlx, and other libraries." with "sea_orm.rs";
-    any_language: "Call the protocol from any language, by SQL functions.";
     nothing_escapes: "Let the database refuse writes outside an operation.";
     testing: "Test your service.";
     check: "Check your own service.";
@@ -51,6 +50,42 @@ pages! {
     metrics: "Metrics, spans, logs and outcomes.";
     table: "The table.";
 }
+
+/// Call the protocol from any language, by SQL functions.
+///
+#[doc = include_str!("guide/any_language.md")]
+///
+/// # psql
+///
+/// ```sql
+#[doc = include_str!("guide/any_language/pay.sql")]
+/// ```
+///
+/// # Python: FastAPI and psycopg
+///
+/// ```python
+#[doc = include_str!("guide/any_language/payments.py")]
+/// ```
+///
+/// # Node: http and pg
+///
+/// ```js
+#[doc = include_str!("guide/any_language/payments.js")]
+/// ```
+///
+/// # Rust: tokio-postgres
+///
+/// ```rust,ignore
+#[doc = include_str!("guide/any_language/with_tokio_postgres.rs")]
+/// ```
+///
+/// # Rust: diesel-async
+///
+/// ```rust,ignore
+#[doc = include_str!("guide/any_language/with_diesel.rs")]
+/// ```
+// Tests run these files: crates/any-language, and those of crates/idempotency-check. They have no other copy.
+pub mod any_language {}
 
 /// Tell clients how to retry.
 ///

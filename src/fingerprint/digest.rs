@@ -50,7 +50,7 @@ impl Fingerprint {
 
     /// The fingerprint of raw bytes that callers in any language can compute: the byte 3 and a SHA-256 of the bytes.
     ///
-    /// Use this for keys that this service shares with callers of the [SQL functions](crate::guide::any_language).
+    /// Use this for keys that this service shares with callers of the SQL functions (the guide's page `any_language`).
     /// `idempotency.fingerprint` of the schema returns the same. A record with another fingerprint of this crate cannot be
     /// compared with it: [`UnknownFingerprint`](crate::Error::UnknownFingerprint).
     ///

@@ -11,7 +11,7 @@ use pg_idempotency::lease::{Acquired, Finding, InDoubt, Lease, Leasing, Policy, 
 use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::operator::{release, resolve, resolve_step};
 use pg_idempotency::testing;
-use pg_idempotency::{Error, Idempotency, InFlight, Janitor, Key, Mode, Outcome, Verdict, operator};
+use pg_idempotency::{Error, Fingerprint, Idempotency, InFlight, Janitor, Key, Mode, Outcome, Verdict, operator};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, PgTransaction};
 
 pub(crate) use self::layer::{request, request_leased, request_without_key};
@@ -180,6 +180,53 @@ pub(crate) fn call(way: Way, manner: Manner, options: Idempotency) -> Actor {
         }
         seat.conclude(tx, answer, manner).await
     })
+}
+
+/// A caller in another language: it calls the SQL functions.
+pub(crate) fn call_in_sql(manner: Manner, wait: &'static str) -> Actor {
+    actor(move |seat| async move {
+        let mut tx = seat.begin(Way::Plain).await?;
+        let asked = Fingerprint::of_json(BODY)?;
+        let parts = [seat.key.scope(), seat.key.operation(), seat.key.value()];
+        let ensure = sqlx::query_as(
+            "select outcome, token, convert_from(body, 'UTF8')
+            from idempotency.ensure($1, $2, $3, $4, wait => $5::text::interval)",
+        );
+        let ensure = parts.iter().fold(ensure, |ensure, part| ensure.bind(*part)).bind(asked.as_bytes()).bind(wait);
+        let answered: sqlx::Result<(String, Option<i64>, Option<String>)> = ensure.fetch_one(&mut *tx).await;
+        let answer = match answered {
+            Ok((outcome, Some(token), None)) if outcome == "claimed" => {
+                let complete = async {
+                    let who = seat.perform(&mut tx, manner).await?;
+                    let complete = sqlx::query("select idempotency.complete($1, $2, $3, $4, body => $5)");
+                    let complete = parts.iter().fold(complete, |complete, part| complete.bind(*part)).bind(token);
+                    complete.bind(serde_json::to_vec(&who)?).execute(&mut *tx).await?;
+                    anyhow::Ok("performed".to_owned())
+                };
+                complete.await.unwrap_or_else(|error| sql_cause(&error))
+            }
+            Ok((outcome, None, Some(body))) if outcome == "replayed" => format!("replayed {}", body.replace('"', "")),
+            // The names of the Rust errors.
+            Ok((outcome, None, None)) => {
+                let words = outcome.split('_').map(|word| word[..1].to_uppercase() + &word[1..]);
+                words.collect()
+            }
+            Ok(other) => format!("is told {other:?}"),
+            Err(error) => sql_cause(&error.into()),
+        };
+        seat.conclude(tx, answer, manner).await
+    })
+}
+
+/// As the library names the errors of `idempotency.complete`.
+fn sql_cause(error: &anyhow::Error) -> String {
+    let state =
+        error.downcast_ref::<sqlx::Error>().and_then(|error| error.as_database_error()).and_then(|error| error.code());
+    match state.as_deref() {
+        Some("IK002") => "NotInTransaction".to_owned(),
+        Some(state) => format!("fails with {state}"),
+        None => cause(error),
+    }
 }
 
 fn leasing(policy: Policy) -> anyhow::Result<Leasing> {

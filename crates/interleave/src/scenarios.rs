@@ -14,9 +14,9 @@ use crate::actors::Manner::{Commits, Fails, Keeps, Regrets, RollsBack, Undoes};
 use crate::actors::Verb::{Forget, Release, Resolve, ResolveStep};
 use crate::actors::Way::{Isolated, OtherBody, Plain, RepeatableRead, Run, Twice};
 use crate::actors::{
-    AT_LEAST_ONCE, AT_MOST_ONCE, Actor, IN_STEPS, LEASE, PAY, REJECT, SEND, WAIT, call, expire, lapse, mark, mark_many,
-    operate, outlive, own, own_and_fail, own_at_repeatable_read, own_with_request, reconcile, request, request_leased,
-    request_without_key, resume, sweep, wake_and_die, work_in,
+    AT_LEAST_ONCE, AT_MOST_ONCE, Actor, IN_STEPS, LEASE, PAY, REJECT, SEND, WAIT, call, call_in_sql, expire, lapse,
+    mark, mark_many, operate, outlive, own, own_and_fail, own_at_repeatable_read, own_with_request, reconcile, request,
+    request_leased, request_without_key, resume, sweep, wake_and_die, work_in,
 };
 use With::{
     After, Drops, GivesUp, Inside, IsInside, Kills, Leaves, ManyKeys, Most, Patient, Unlike, Unmerged, WaitsInside,
@@ -123,6 +123,7 @@ pub(crate) fn all() -> Vec<Scenario> {
     let run = |options| call(Run, Keeps, options);
     let asks = |trips| request(Keeps, REJECT.with_round_trips(trips));
     let fewest_reject = REJECT.with_round_trips(Fewest);
+    let in_sql = || call_in_sql(Keeps, "10 min");
     let owns = || own(AT_LEAST_ONCE, Completes);
     let renews = || own(AT_LEAST_ONCE, Renews);
     // Its heartbeat is not due when the clock moves to that of another owner.
@@ -234,6 +235,24 @@ pub(crate) fn all() -> Vec<Scenario> {
             [own_at_repeatable_read(AT_MOST_ONCE, Completes), operate(Release)],
             &[Leaves(0), Unmerged, Inside],
         ),
+        // Callers of the SQL functions, among themselves and beside others.
+        calls("sql-two", [in_sql(), in_sql()], &[]),
+        calls("sql-reject", [call_in_sql(Keeps, "0"), reject()], &[]),
+        calls("sql-caller", [in_sql(), wait()], &[]),
+        calls("sql-fewest", [in_sql(), run(fewest)], &[]),
+        calls("sql-layer", [in_sql(), asks(RoundTrips::Plain)], &[]),
+        calls("sql-fails", [call_in_sql(Fails, "10 min"), wait()], &[]),
+        calls("sql-regrets", [call(Plain, Regrets, WAIT), in_sql()], &[]),
+        calls("sql-commits-inside", [call_in_sql(Commits, "10 min"), wait()], &[]),
+        calls("sql-rolls-back-inside", [call_in_sql(RollsBack, "10 min"), wait()], &[]),
+        calls("sql-kills", [in_sql(), in_sql()], &[Kills(0)]),
+        calls("sql-expired", [in_sql(), wait()], &[After(Expired)]),
+        calls("sql-expired-reject", [call_in_sql(Keeps, "0"), call_in_sql(Keeps, "0")], &[After(Expired)]),
+        calls("sql-expired-sweep", [call_in_sql(Keeps, "0"), sweep()], &[After(Expired), GivesUp]),
+        calls("sql-expires", [in_sql(), expire(), in_sql()], &[Most(2)]),
+        calls("sql-released", [in_sql(), wait()], &[After(Released)]),
+        calls("sql-completed-forget", [call_in_sql(Keeps, "0"), operate(Forget)], &[After(Completed)]),
+        calls("sql-indeterminate-release", [call_in_sql(Commits, "0"), in_sql(), operate(Release)], &[Most(2)]),
         // Steps.
         steps("steps-two", [work_in(&BOTH), work_in(&BOTH)], &[]),
         steps("steps-send-lapses", [work_in(&[SEND]), lapse(), operate(Release)], &[]),

@@ -18,6 +18,8 @@ const NAMES: &[(&str, &str, &str)] = &[
     ("select idempotency.claim_at_begin(", "", "claim"),
     ("select idempotency.store_response(", "", "complete and commit"),
     ("select idempotency.await_key(", "", AWAIT),
+    ("select outcome", "from idempotency.ensure(", "ensure"),
+    ("select idempotency.complete(", "", "complete in sql"),
     ("select pg_catalog.pg_sleep", "", PAUSE),
     ("insert into idempotency.record", "", "claim"),
     ("delete from idempotency.record", "", "forget"),

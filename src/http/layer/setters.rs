@@ -84,7 +84,7 @@ impl IdempotencyLayer {
 
     /// Compares `method SP path?query LF body`, byte by byte and without `Content-Type`, by
     /// [`Fingerprint::portable`](crate::Fingerprint::portable): for keys that a service in another language shares through the
-    /// [SQL functions](crate::guide::any_language). It replaces [`with_canonical_json`](Self::with_canonical_json). The path is
+    /// SQL functions (the guide's page `any_language`). It replaces [`with_canonical_json`](Self::with_canonical_json). The path is
     /// the one that the client sent, with its parameters and its query; the operation remains the route. With a [fingerprinted
     /// header](Self::with_fingerprinted_header), only this layer can compute the fingerprint.
     pub fn with_portable_fingerprint(mut self) -> Self {
