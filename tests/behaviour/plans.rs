@@ -113,7 +113,7 @@ async fn the_search_for_operations_in_doubt_reads_the_index_of_stored_requests(
     reconcile::in_doubt(&pool, "a").await;
     pool.execute(
         "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at, completed_at)
-        select 'at_most_once', 'tenant' || n, 'operation', n::text, '\\x0101', 1, now() + interval '1 day', now()
+        select 'at_most_once', 'tenant' || n::text, 'operation', n::text, '\\x0101', 1, now() + interval '1 day', now()
         from generate_series(1, 20000) as n",
     )
     .await?;
