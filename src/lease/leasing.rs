@@ -113,7 +113,7 @@ impl Leasing {
     ///
     /// Under [`AtMostOnce`](Policy::AtMostOnce) nobody does the work again, and the request is for a
     /// [`Reconciler`](super::Reconciler), which finds out what became of it. A leased layer of the feature `http` stores the
-    /// request of the client, for a [`RequestResumer`](crate::http::RequestResumer).
+    /// request of the client, for a `http::RequestResumer`.
     ///
     /// With a [`Fingerprint`](crate::Fingerprint) in place of a body, every call then returns
     /// [`Error::NotResumable`](crate::Error::NotResumable).
