@@ -1,7 +1,13 @@
-//! A text is sent at most once, and a reconciler finds out what became of the texts whose process died.
+//! script/with-postgres cargo run --example reconcile
 //!
-//! ```sh
-//! DATABASE_URL=postgres://… cargo run --example reconcile
+//! A text that is sent at most once. The connection to the gateway breaks after the text is sent, so that nobody knows
+//! what became of it, until a reconciler asks the gateway.
+//!
+//! ```text
+//! the gateway sends "Your car has arrived"
+//! the client gets an error: the connection broke before the answer came
+//! a retry is told that the outcome is unknown: true
+//! the gateway finds the text, and a retry gets its receipt: text 1
 //! ```
 
 use std::collections::HashMap;
@@ -9,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pg_idempotency::lease::{Finding, InDoubt, Lease, Leasing, Policy, Reconciler};
-use pg_idempotency::{Key, migrate};
+use pg_idempotency::{Error, Key, migrate};
 use sqlx::PgPool;
 
 /// Stands for a gateway that takes no idempotency key, but lets us search for a reference of ours.
@@ -18,8 +24,10 @@ struct Gateway(Arc<Mutex<HashMap<String, String>>>);
 
 impl Gateway {
     async fn send(&self, reference: &str, text: &str) -> anyhow::Result<String> {
-        let receipt = format!("receipt of {text:?}");
-        self.0.lock().expect("not poisoned").insert(reference.to_owned(), receipt.clone());
+        println!("the gateway sends {text:?}");
+        let mut sent = self.0.lock().expect("not poisoned");
+        let receipt = format!("text {}", sent.len() + 1);
+        sent.insert(reference.to_owned(), receipt.clone());
         Ok(receipt)
     }
 
@@ -34,9 +42,21 @@ async fn main() -> anyhow::Result<()> {
     migrate(&pool).await?;
     let gateway = Gateway::default();
     // Short times, so that the example ends soon. Usual are 40 seconds, and minutes of quiet.
-    let policy = Policy::AtMostOnce { lease: Duration::from_millis(500) };
+    let policy = Policy::AtMostOnce { lease: Duration::from_secs(5) };
     let leasing = Leasing::new(policy)?.with_stored_request(true);
     let reconciler = Reconciler::new(leasing, "sms.arrived", Duration::from_millis(500))?;
+
+    let key = Key::new("rides", "sms.arrived", "ride-1")?;
+    let text = "Your car has arrived";
+    let sending = leasing.ensure(&pool, &key, text, async |lease: &Lease| -> anyhow::Result<String> {
+        gateway.send(&lease.downstream_key(), text).await?;
+        anyhow::bail!("the connection broke before the answer came")
+    });
+    println!("the client gets an error: {:#}", sending.await.expect_err("the connection broke"));
+
+    let retry = || leasing.ensure(&pool, &key, text, async |_| -> anyhow::Result<String> { panic!("it was sent") });
+    let told = retry().await.expect_err("no reconciler runs yet");
+    println!("a retry is told that the outcome is unknown: {}", is_unknown(&told));
 
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let reconciling = tokio::spawn({
@@ -53,23 +73,18 @@ async fn main() -> anyhow::Result<()> {
         }
     });
 
-    let ride = format!("ride-{}", std::process::id());
-    let key = Key::new("rides", "sms.arrived", &ride)?;
-    let text = "Your car has arrived";
-    let sending = leasing.ensure(&pool, &key, text, async |lease: &Lease| -> anyhow::Result<String> {
-        gateway.send(&lease.downstream_key(), text).await?;
-        anyhow::bail!("the connection broke before the answer came")
-    });
-    println!("the first call: {:#}", sending.await.expect_err("nobody knows whether the text was sent"));
-
-    loop {
-        let again = leasing.ensure(&pool, &key, text, async |_| -> anyhow::Result<String> { panic!("it was sent") });
-        match again.await {
-            Ok(receipt) => break println!("a retry: {}", receipt.into_inner()),
-            Err(error) => println!("a retry: {error:#}"),
+    let receipt = loop {
+        match retry().await {
+            Ok(receipt) => break receipt.into_inner(),
+            Err(error) if is_unknown(&error) => tokio::time::sleep(Duration::from_millis(100)).await,
+            Err(error) => return Err(error),
         }
-        tokio::time::sleep(Duration::from_millis(300)).await;
-    }
+    };
+    println!("the gateway finds the text, and a retry gets its receipt: {receipt}");
     stop.send(()).expect("the reconciler runs");
     Ok(reconciling.await?)
+}
+
+fn is_unknown(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(Error::Indeterminate { .. }))
 }
