@@ -2,11 +2,12 @@
 //!
 //! ```json
 //! {"token": 7, "lease_until": "2026-01-01T00:00:00+00:00", "in_doubt": ["text"], "since": 1767225600.0,
-//!  "of": {"text": {"n": 2, "looks": 2, "no_trace": 1, "at": {"1": "…", "2": "…"}, "next": 1767225900.0, "finding": "no_trace"}}}
+//! "of": {"text": {"n": 2, "looks": 2, "no_trace": 1, "at": {"1": "…", "2": "…"}, "next": 1767225900.0, "finding":
+//! "no_trace"}}}
 //! ```
 //!
-//! They count under this token, this end of the lease and these steps in doubt alone. `since` and `next` are seconds, so that a
-//! jsonpath compares them. A look at an operation without steps has the name `""`.
+//! They count under this token, this end of the lease and these steps in doubt alone. `since` and `next` are seconds,
+//! so that a jsonpath compares them. A look at an operation without steps has the name `""`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::fence::{Fence, fence_time};
-use super::fragment::{no_live_lease, readable, state, steps_in_doubt};
+use super::fragment::{readable, state, steps_in_doubt};
 use super::statement::{self, Record, changes_a_row, interval};
 use super::step;
 use crate::{Deployment, Error, Key, Mode};
@@ -25,17 +26,35 @@ use crate::{Deployment, Error, Key, Mode};
 /// How many operations one search finds. A reconciler that loses one to another tries the next.
 const DOUBTS: i64 = 32;
 
-/// The looks count: nobody has claimed, revived or settled anything since.
+/// The looks count: nobody has claimed, revived or settled anything since. An update compares `lease_until` with the
+/// text of the fence, because Citus refuses to read a time from a column there.
 macro_rules! looks_count {
     () => {
+        $crate::record::looks::looks_count!("(looks ->> 'lease_until'::text)::timestamptz = lease_until")
+    };
+    ($lease_until_is_same:literal) => {
         concat! {
             "((looks -> 'token'::text)::int8 = token
-                and (looks ->> 'lease_until'::text)::timestamptz = lease_until
+                and ", $lease_until_is_same, "
                 and looks -> 'in_doubt'::text = coalesce(", $crate::record::fragment::steps_in_doubt!(), ", '[]'::jsonb))"
         }
     };
 }
 pub(super) use looks_count;
+
+/// Nobody has decided about the operation since it was seen under the fence `$4` and `$5`.
+macro_rules! undecided {
+    () => {
+        concat! {
+            "where scope = $1::text and operation = $2::text and value = $3::text
+                and token = $4::int8
+                and lease_until = $5::text::timestamptz
+                and completed_at is null
+                and ", $crate::record::fragment::no_live_lease!(), "
+                and expires_at > pg_catalog.statement_timestamp()"
+        }
+    };
+}
 
 /// The looks at an operation, under one fence, by the name of the step.
 #[derive(Clone, Debug)]
@@ -56,7 +75,8 @@ pub(crate) struct LooksAt {
     pub(crate) no_trace: u32,
     /// When the next look is due, in seconds. `None` once it is left to a person.
     pub(crate) next: Option<f64>,
-    /// What the last look said. `None` while it is under way, or if its process died and may have been told that it took effect.
+    /// What the last look said. `None` while it is under way, or if its process died and may have been told that it
+    /// took effect.
     pub(crate) finding: Option<String>,
     pub(crate) error: Option<String>,
     /// A look has said that it took effect, and this could not be stored.
@@ -152,7 +172,8 @@ impl Doubt {
             "
             select
                 scope, value, fingerprint, token, attempt, ", readable!("claimed_at"), " as claimed_at,
-                ", fence_time!(), " as lease_until,
+                -- The text of the looks, which another time zone would write in another way.
+                case when ", looks_count!(), " then looks ->> 'lease_until'::text else ", fence_time!(), " end as lease_until,
                 case when lease_until > '-infinity' then extract(epoch from lease_until)::float8 end as lapsed_at,
                 extract(epoch from pg_catalog.statement_timestamp())::float8 as now,
                 ", steps_in_doubt!(), "::text as steps_in_doubt, looks::text as looks, ", looks_count!(), " as looks_count
@@ -204,8 +225,8 @@ impl Doubt {
         Record { key: &self.key, deployment }
     }
 
-    /// The first visit: the looks begin after the quiet time, and the record is remembered until then. `false` means that
-    /// another visit or decision was faster.
+    /// The first visit: the looks begin after the quiet time, and the record is remembered until then. `false` means
+    /// that another visit or decision was faster.
     pub(crate) async fn visit_first(
         &self,
         conn: &mut PgConnection,
@@ -229,12 +250,7 @@ impl Doubt {
                 update idempotency.record
                 set looks = $6::text::jsonb,
                     expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $8::interval)
-                where scope = $1::text and operation = $2::text and value = $3::text
-                    and token = $4::int8
-                    and lease_until = $5::text::timestamptz
-                    and completed_at is null
-                    and ", no_live_lease!(), "
-                    and expires_at > pg_catalog.statement_timestamp()
+                ", undecided!(), "
                     -- Otherwise a slow first visit would bring back the looks of a faster one.
                     and looks is not distinct from $7::text::jsonb
                 ",
@@ -247,8 +263,8 @@ impl Doubt {
         changes_a_row(conn, update).await
     }
 
-    /// Writes the look of this number, unless another one was reserved after the look `n`, or somebody has decided. The next
-    /// look comes `after` this time, or never. The record is remembered for the retention from now.
+    /// Writes the look of this number, unless another one was reserved after the look `n`, or somebody has decided. The
+    /// next look comes `after` this time, or never. The record is remembered for the retention from now.
     pub(crate) async fn write_look(
         &self,
         conn: &mut PgConnection,
@@ -266,13 +282,8 @@ impl Doubt {
                         'at', $9::text::jsonb || pg_catalog.jsonb_build_object($11::text, pg_catalog.statement_timestamp())
                     )),
                     expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $12::interval)
-                where scope = $1::text and operation = $2::text and value = $3::text
-                    and token = $4::int8
-                    and lease_until = $5::text::timestamptz
-                    and completed_at is null
-                    and ", no_live_lease!(), "
-                    and expires_at > pg_catalog.statement_timestamp()
-                    and ", looks_count!(), "
+                ", undecided!(), "
+                    and ", looks_count!("looks ->> 'lease_until'::text = $5::text"), "
                     and (looks -> 'of'::text -> $6::text -> 'n'::text)::int8 = $7::int8
                 ",
             })

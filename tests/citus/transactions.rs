@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pg_idempotency::{Error, Verdict, testing};
+use sqlx::postgres::PgDatabaseError;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::{calls, citus, citus_alone, effect, effects, key, once, options, rejecting, waiting};
@@ -178,5 +179,22 @@ async fn the_loss_of_a_worker_is_transient_and_leaves_nothing() -> anyhow::Resul
     let lost = Error::from(tx.commit().await.expect_err("a lost worker"));
     assert!(lost.is_transient(), "{lost:?}");
     assert_eq!(once(&citus.pool, &key, "body").await?.into_inner(), 1);
+    Ok(())
+}
+
+/// What `src/guide/any_language.md` promises.
+#[tokio::test]
+async fn the_sql_functions_refuse_a_distributed_table_and_leave_nothing() -> anyhow::Result<()> {
+    let Some(citus) = citus().await else { return Ok(()) };
+    let key = key("another language");
+    let ensure = "select idempotency.ensure(
+        scope => $1, operation => $2, value => $3, fingerprint => idempotency.fingerprint('x')
+    )";
+    let refused = sqlx::query(ensure).bind(key.scope()).bind(key.operation()).bind(key.value());
+    let error = refused.execute(&citus.pool).await.expect_err("refused");
+    let error = error.as_database_error().expect("by the server").downcast_ref::<PgDatabaseError>();
+    assert_eq!(error.code(), "0A000");
+    assert!(error.hint().is_some_and(|hint| hint.contains("with_distributed")), "{error:?}");
+    assert!(pg_idempotency::operator::show(&citus.pool, &key).await?.is_none());
     Ok(())
 }

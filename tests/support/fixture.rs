@@ -127,8 +127,8 @@ impl Fixture {
         Self { request: Some(serde_json::to_vec(body).expect("a body with a JSON form")), ..self }
     }
 
-    /// A reconciler has looked so often, found no trace each time, and is due to look again. Without steps, or with one step in
-    /// doubt.
+    /// A reconciler has looked so often, found no trace each time, and is due to look again. Without steps, or with one
+    /// step in doubt.
     pub(crate) fn with_looks(self, no_trace: u32) -> Self {
         Self { looks: Some(no_trace), ..self }
     }
@@ -174,13 +174,14 @@ impl Fixture {
                 statement_timestamp() - interval '1 minute',
                 case when $7::bool then statement_timestamp() - interval '1 minute' end,
                 case when $8::float8 = '-infinity' then '-infinity'
-                    else statement_timestamp() + $8::float8 * interval '1 second'
+                    -- Citus evaluates it for a released claim, too.
+                    else statement_timestamp() + nullif($8::float8, '-infinity') * interval '1 second'
                 end,
                 statement_timestamp() + $9::text::interval,
                 $10::bytea, $11::text, $12::text::jsonb, $13::bytea,
-                case when $14::text is not null then $14::text::jsonb || jsonb_build_object(
-                    'lease_until', statement_timestamp() + $8::float8 * interval '1 second'
-                ) end
+                $14::text::jsonb || jsonb_build_object(
+                    'lease_until', statement_timestamp() + $15::float8 * interval '1 second'
+                )
             )
             on conflict (scope, operation, value) do update
             set mode = excluded.mode, fingerprint = excluded.fingerprint, token = excluded.token,
@@ -205,6 +206,7 @@ impl Fixture {
         .bind(self.steps_as_json()) // $12
         .bind(&self.request) // $13
         .bind(self.looks_as_json()) // $14
+        .bind(self.looks.and(lease_left)) // $15
         .execute(executor)
         .await?;
         Ok(())

@@ -62,7 +62,7 @@ async fn a_pinned_key_can_be_resolved_and_stays_pinned(pool: PgPool) -> anyhow::
 async fn a_row_whose_key_is_not_valid_hides_no_other(pool: PgPool) -> anyhow::Result<()> {
     charged_and_gone(&pool, "by hand").await?;
     charged_and_gone(&pool, "by a caller").await?;
-    let by_hand = "update idempotency.record set scope = E'a\\nb' where value like '%by hand%'";
+    let by_hand = "update idempotency.record set value = E'a\\nb' where value like '%by hand%'";
     sqlx::query(by_hand).execute(&pool).await.expect_err("the rule of strict.sql");
     sqlx::query("alter table idempotency.record drop constraint key_without_control_characters").execute(&pool).await?;
     assert_eq!(sqlx::query(by_hand).execute(&pool).await?.rows_affected(), 1);
