@@ -44,6 +44,7 @@ mod lease {
     pub(crate) mod leases;
     mod panics;
     pub(crate) mod reconcile;
+    mod reconcile_ends;
     mod renewal;
     pub(crate) mod resume;
     pub(crate) mod steps;
