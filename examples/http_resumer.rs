@@ -1,7 +1,7 @@
 //! script/with-postgres cargo run --features axum --example http_resumer
 //!
-//! An axum service whose `POST /payments` calls a gateway. The first attempt fails after the charge, its client does not come
-//! back, and a resumer finishes the request.
+//! An axum service whose `POST /payments` calls a gateway. The first attempt fails after the charge, its client does
+//! not come back, and a resumer finishes the request.
 //!
 //! ```text
 //! the gateway charges 1250 cents of ada under a key of 32 digits

@@ -114,7 +114,8 @@ pub enum Error {
         problem: NotResumable,
     },
 
-    /// The options do not allow to settle operations in doubt by a [`Reconciler`](crate::lease::Reconciler). No SQL ran.
+    /// The options do not allow to settle operations in doubt by a [`Reconciler`](crate::lease::Reconciler). No SQL
+    /// ran.
     #[error("the operations cannot be reconciled: {problem}")]
     #[non_exhaustive]
     NotReconcilable {

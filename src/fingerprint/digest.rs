@@ -18,8 +18,8 @@ const VERSION: u8 = 1;
 /// different choices are not compared, because they say nothing about whether the requests are the same.
 const CHOSEN: u8 = 2;
 const CHOICE: std::ops::Range<usize> = 1..9;
-/// Version 3: SHA-256 of the bytes as they are, so that every language computes it alike. `idempotency.fingerprint` of the schema
-/// is the same function.
+/// Version 3: SHA-256 of the bytes as they are, so that every language computes it alike. `idempotency.fingerprint` of
+/// the schema is the same function.
 const PORTABLE: u8 = 3;
 
 /// A digest of what makes two requests the same: a version byte and a SHA-256. (Over HTTP, a service may choose what
@@ -51,8 +51,8 @@ impl Fingerprint {
     /// The fingerprint of raw bytes that callers in any language can compute: the byte 3 and a SHA-256 of the bytes.
     ///
     /// Use this for keys that this service shares with callers of the SQL functions (the guide's page `any_language`).
-    /// `idempotency.fingerprint` of the schema returns the same. A record with another fingerprint of this crate cannot be
-    /// compared with it: [`UnknownFingerprint`](crate::Error::UnknownFingerprint).
+    /// `idempotency.fingerprint` of the schema returns the same. A record with another fingerprint of this crate cannot
+    /// be compared with it: [`UnknownFingerprint`](crate::Error::UnknownFingerprint).
     ///
     /// ```
     /// # use pg_idempotency::Fingerprint;

@@ -52,8 +52,8 @@ impl FingerprintChoice {
         })
     }
 
-    /// A text that differs for every choice; `None` for the choices of fingerprint versions 1 and 3, whose digests must not
-    /// change. The text is made of JSON lists, because no feature of serde_json changes how those are written.
+    /// A text that differs for every choice; `None` for the choices of fingerprint versions 1 and 3, whose digests must
+    /// not change. The text is made of JSON lists, because no feature of serde_json changes how those are written.
     fn described(&self) -> Option<String> {
         let compared = match &self.compared {
             Compared::Bytes | Compared::Portable if self.headers.is_empty() => return None,

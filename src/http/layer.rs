@@ -26,8 +26,8 @@ use crate::limits::in_flight_within;
 use crate::session::ANSWER;
 use crate::{Idempotency, InFlight, InvalidDuration, Mode};
 
-/// The default limit of a body. Two copies of it are in memory during a run, and a third one until the claim, if requests are
-/// stored.
+/// The default limit of a body. Two copies of it are in memory during a run, and a third one until the claim, if
+/// requests are stored.
 const BODY_LIMIT: usize = 1024 * 1024;
 /// The default number of runs for each connection of the pool. A connection serves about 30 transactions of 150 ms each
 /// in the 5 seconds for which it should wait. A run further back in the queue would wait, keep its body in memory also
@@ -135,8 +135,8 @@ impl IdempotencyLayer {
     /// handler runs, and the response is stored afterwards. The [policy](crate::lease) of the options decides what
     /// happens if the handler dies in between. `scope` is as for a [transactional layer](Self::transactional).
     ///
-    /// With [`with_stored_request`](Leasing::with_stored_request), a [`RequestResumer`](super::RequestResumer) finishes the
-    /// requests whose clients do not come back.
+    /// With [`with_stored_request`](Leasing::with_stored_request), a [`RequestResumer`](super::RequestResumer) finishes
+    /// the requests whose clients do not come back.
     pub fn leased(
         pool: PgPool,
         options: Leasing,
@@ -214,7 +214,8 @@ pub enum InvalidSetting {
     /// The header belongs to one connection, one session or one moment.
     #[error("the header {0} must not be replayed: it belongs to one connection, one session or one moment")]
     HeaderNotReplayable(HeaderName),
-    /// The header belongs to one session. A stored request is plain text, and the session may be over when it is resumed.
+    /// The header belongs to one session. A stored request is plain text, and the session may be over when it is
+    /// resumed.
     #[error("the header {0} must not be stored: it proves who the client is, now")]
     HeaderNotStorable(HeaderName),
     /// The text is not a JSON pointer to a part of the body.

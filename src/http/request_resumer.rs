@@ -18,7 +18,8 @@ use crate::session::Rests;
 use crate::shutdown::{Shutdown, unless};
 use crate::{BoxError, Error, InvalidDuration, Key};
 
-/// Finishes the requests of a leased layer whose clients do not come back. The guide's page `steps` has a service with it.
+/// Finishes the requests of a leased layer whose clients do not come back. The guide's page `steps` has a service with
+/// it.
 ///
 /// It runs in each process of a fleet, or in one: several share the work.
 #[derive(Clone, Debug)]
@@ -33,8 +34,8 @@ impl RequestResumer {
     ///
     /// # Errors
     ///
-    /// [`Error::NotResumable`] unless the layer is leased and its options store requests, under `AtMostOnce`, and without
-    /// [`with_max_attempts`](crate::lease::Leasing::with_max_attempts).
+    /// [`Error::NotResumable`] unless the layer is leased and its options store requests, under `AtMostOnce`, and
+    /// without [`with_max_attempts`](crate::lease::Leasing::with_max_attempts).
     pub fn new(layer: &IdempotencyLayer, operation: &str) -> Result<Self, Error> {
         layer.resumable()?;
         Ok(Self { layer: layer.clone(), operation: operation.to_owned(), interval: INTERVAL })
@@ -49,8 +50,8 @@ impl RequestResumer {
         Ok(Self { interval: within("interval", interval, INTERVALS)?, ..self })
     }
 
-    /// [Resumes](IdempotencyLayer::resume_one) one request after the other until `shutdown` is ready. Then it finishes the
-    /// request in progress, and ends. It logs errors, and goes on.
+    /// [Resumes](IdempotencyLayer::resume_one) one request after the other until `shutdown` is ready. Then it finishes
+    /// the request in progress, and ends. It logs errors, and goes on.
     ///
     /// # Cancellation
     ///

@@ -25,8 +25,9 @@ use crate::{BoxError, Error, Key, NotResumable, observe};
 pub enum Decision {
     /// The user may still do this.
     Resume,
-    /// The request is not resumed, now or later, for this reason. It uses up no attempt. The record forgets the request, its
-    /// `last_error` is `refused: …`, and [`unsettled`](crate::operator::unsettled) lists it. A retry of the client is performed.
+    /// The request is not resumed, now or later, for this reason. It uses up no attempt. The record forgets the
+    /// request, its `last_error` is `refused: …`, and [`unsettled`](crate::operator::unsettled) lists it. A retry of
+    /// the client is performed.
     Refuse(String),
 }
 
@@ -43,18 +44,19 @@ pub enum ResumedRequest {
 }
 
 impl IdempotencyLayer {
-    /// Takes over one request of this operation that has lapsed or was released, and whose client has not come back for the
-    /// time of [`with_resume_after`](Leasing::with_resume_after). Sends it to `service`, and stores the answer as this layer
-    /// would: a retry gets it. `None` means that there is no such request at this moment.
+    /// Takes over one request of this operation that has lapsed or was released, and whose client has not come back for
+    /// the time of [`with_resume_after`](Leasing::with_resume_after). Sends it to `service`, and stores the answer as
+    /// this layer would: a retry gets it. `None` means that there is no such request at this moment.
     ///
-    /// First, `decide` finds out who the user is, from the scope of the key, and whether they may still do this. It puts into
-    /// the request what the service expects from its authentication. Nothing is claimed yet, so it may be asked again, also
-    /// by another resumer at the same time. If it returns an error, panics, or takes longer than the [time of a
-    /// run](Self::with_run_timeout), the request is left for the next search, and another one is tried.
+    /// First, `decide` finds out who the user is, from the scope of the key, and whether they may still do this. It
+    /// puts into the request what the service expects from its authentication. Nothing is claimed yet, so it may be
+    /// asked again, also by another resumer at the same time. If it returns an error, panics, or takes longer than the
+    /// [time of a run](Self::with_run_timeout), the request is left for the next search, and another one is tried.
     ///
-    /// The request has its method, the path with its query, its body, and the [stored headers](Self::with_stored_header).
-    /// Its extensions contain the [`Key`] and the [`Lease`], with which this layer passes it on.
-    /// `service` is **the router without its authentication**, which would answer 401 and use up the attempts.
+    /// The request has its method, the path with its query, its body, and the [stored
+    /// headers](Self::with_stored_header). Its extensions contain the [`Key`] and the [`Lease`], with which this layer
+    /// passes it on. `service` is **the router without its authentication**, which would answer 401 and use up the
+    /// attempts.
     ///
     /// # Errors
     ///

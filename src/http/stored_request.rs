@@ -56,6 +56,6 @@ impl InDoubt {
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     #[must_use]
     pub fn http_request(&self) -> Option<Request<Bytes>> {
-        restored(self.request_bytes())
+        restored(&self.request)
     }
 }

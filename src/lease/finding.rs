@@ -1,5 +1,7 @@
 //! What a reconciler asks the service's look-up, and what the look-up answers.
 
+use std::fmt;
+
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -10,14 +12,13 @@ use crate::response::Response;
 use crate::{Error, Key};
 
 /// An operation, or a step of one, of which nobody knows whether it took effect.
-#[derive(Debug)]
 pub struct InDoubt {
     pub(super) key: Key,
     pub(super) downstream_key: String,
     pub(super) step: Option<String>,
     pub(super) attempt: u32,
     pub(super) claimed_at: DateTime<Utc>,
-    pub(super) request: Vec<u8>,
+    pub(crate) request: Vec<u8>,
     pub(super) look: u32,
 }
 
@@ -28,8 +29,9 @@ impl InDoubt {
         &self.key
     }
 
-    /// The key under which the other service saw the operation ([`Lease::downstream_key`](super::Lease::downstream_key)), or
-    /// the step ([`Step::downstream_key`](super::Step::downstream_key)).
+    /// The key under which the other service saw the operation
+    /// ([`Lease::downstream_key`](super::Lease::downstream_key)), or the step
+    /// ([`Step::downstream_key`](super::Step::downstream_key)).
     #[must_use]
     pub fn downstream_key(&self) -> &str {
         &self.downstream_key
@@ -59,7 +61,7 @@ impl InDoubt {
         self.look
     }
 
-    /// The stored request.
+    /// The stored request of a call of the library. One of a leased layer is no JSON: see `InDoubt::http_request`.
     ///
     /// # Errors
     ///
@@ -70,11 +72,18 @@ impl InDoubt {
             Error::Undecodable { step: None, source: source.into() }
         })
     }
+}
 
-    /// The stored request as it is stored.
-    #[must_use]
-    pub fn request_bytes(&self) -> &[u8] {
-        &self.request
+/// The stored request is left out, because it is confidential.
+impl fmt::Debug for InDoubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InDoubt")
+            .field("key", &self.key)
+            .field("step", &self.step)
+            .field("attempt", &self.attempt)
+            .field("claimed_at", &self.claimed_at)
+            .field("look", &self.look)
+            .finish_non_exhaustive()
     }
 }
 
@@ -84,8 +93,8 @@ impl InDoubt {
 pub enum Finding {
     /// It took effect, with this answer. The answer is stored at once, and every retry gets it.
     TookEffect(Answer),
-    /// The other service has no trace of it. A request may still be on its way, so only several looks that found none release
-    /// the operation.
+    /// The other service has no trace of it. A request may still be on its way, so only several looks that found none
+    /// release the operation.
     NoTrace,
     /// The other service does not know yet. It is asked again later, as after an error of the look-up.
     Unknown,

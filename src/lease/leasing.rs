@@ -112,8 +112,8 @@ impl Leasing {
     /// for longer. So put a reference to a secret into the body, and not the secret.
     ///
     /// Under [`AtMostOnce`](Policy::AtMostOnce) nobody does the work again, and the request is for a
-    /// [`Reconciler`](super::Reconciler), which finds out what became of it. A leased layer of the feature `http` stores the
-    /// request of the client, for a `http::RequestResumer`.
+    /// [`Reconciler`](super::Reconciler), which finds out what became of it. A leased layer of the feature `http`
+    /// stores the request of the client, for a `http::RequestResumer`.
     ///
     /// With a [`Fingerprint`](crate::Fingerprint) in place of a body, every call then returns
     /// [`Error::NotResumable`](crate::Error::NotResumable).

@@ -21,8 +21,8 @@ const MOST_DOUBLINGS: u32 = 20;
 pub enum Visit {
     /// Nothing is due.
     Nothing,
-    /// It found operations that no reconciler had seen since they are in doubt. They are remembered, and asked for after the
-    /// quiet time.
+    /// It found operations that no reconciler had seen since they are in doubt. They are remembered, and asked for
+    /// after the quiet time.
     Noted,
     /// It asked, and asks again later.
     Undecided,
@@ -63,12 +63,13 @@ pub(super) struct Look<'a> {
 }
 
 impl Reconciler {
-    /// One visit, for a service that has a loop of its own: see [`run`](Self::run). It either notes operations that are newly
-    /// in doubt, or looks at one.
+    /// One visit, for a service that has a loop of its own: see [`run`](Self::run). It either notes operations that are
+    /// newly in doubt, or looks at one.
     ///
     /// # Errors
     ///
-    /// Errors of the database, [`Error::Unanswered`]. An error or a panic of `look_up` is stored with the look, and is none.
+    /// Errors of the database, [`Error::Unanswered`]. An error or a panic of `look_up` is stored with the look, and is
+    /// none.
     ///
     /// # Cancellation
     ///
@@ -151,8 +152,8 @@ impl Reconciler {
         self.distance.saturating_mul(doublings).min(*Self::distances(&self.leasing).end())
     }
 
-    /// Reserves the look: from now on no other one begins before its distance. Returns the stored request, too. `None` means
-    /// that another reconciler or a decision was faster.
+    /// Reserves the look: from now on no other one begins before its distance. Returns the stored request, too. `None`
+    /// means that another reconciler or a decision was faster.
     async fn reserve<'a>(&self, pool: &PgPool, look: Look<'a>) -> Result<Option<(Look<'a>, Vec<u8>)>, Error> {
         let before = &look.state;
         let state = LooksAt {

@@ -24,12 +24,12 @@ const LOOKS: u32 = 3;
 /// With a quiet time of two minutes, the distances of ten looks add up to 17 hours.
 const MOST_LOOKS: u32 = 10;
 
-/// Settles operations at most once, and steps at most once, of which nobody knows whether they took effect. It asks the other
-/// service with a function of yours.
+/// Settles operations at most once, and steps at most once, of which nobody knows whether they took effect. It asks the
+/// other service with a function of yours.
 ///
-/// **First ask whether the other service takes an idempotency key.** If it does, use at least once, and nothing is ever in
-/// doubt. The reconciler is for services that do not: mail, SMS, banks, printers, warehouses. The guide's page `settle` draws
-/// when it looks, and names the risk that remains.
+/// **First ask whether the other service takes an idempotency key.** If it does, use at least once, and nothing is ever
+/// in doubt. The reconciler is for services that do not: mail, SMS, banks, printers, warehouses. The guide's page
+/// `settle` draws when it looks, and names the risk that remains.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -76,8 +76,8 @@ impl Reconciler {
     /// # Errors
     ///
     /// [`Error::NotReconcilable`] under [`AtLeastOnce`](Policy::AtLeastOnce), and without
-    /// [`Leasing::with_stored_request`]. [`Error::InvalidDuration`] for a quiet time under a millisecond, or over half of the
-    /// retention.
+    /// [`Leasing::with_stored_request`]. [`Error::InvalidDuration`] for a quiet time under a millisecond, or over half
+    /// of the retention.
     pub fn new(leasing: Leasing, operation: &str, quiet: Duration) -> Result<Self, Error> {
         if matches!(leasing.policy, Policy::AtLeastOnce { .. }) {
             return Err(Error::NotReconcilable { problem: NotReconcilable::AtLeastOnce });
@@ -105,7 +105,8 @@ impl Reconciler {
         Duration::from_millis(1)..=leasing.retention.checked_div(2).expect("two is not zero")
     }
 
-    /// A killed owner's record is remembered for one lease after the lapse, and the first visit must come before its end.
+    /// A killed owner's record is remembered for one lease after the lapse, and the first visit must come before its
+    /// end.
     fn longest_time(leasing: &Leasing) -> Duration {
         leasing.policy.lease() / 2
     }
@@ -115,8 +116,8 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// [`Error::NotReconcilable`] unless `no_trace` is between 2 and `most`. One look is not enough, because the first request
-    /// may take effect after it.
+    /// [`Error::NotReconcilable`] unless `no_trace` is between 2 and `most`. One look is not enough, because the first
+    /// request may take effect after it.
     pub fn with_looks(self, no_trace: u32, most: u32) -> Result<Self, Error> {
         if !(2..=most).contains(&no_trace) {
             return Err(Error::NotReconcilable { problem: NotReconcilable::Looks });
@@ -124,8 +125,8 @@ impl Reconciler {
         Ok(Self { looks: no_trace, most_looks: most, ..self })
     }
 
-    /// The distance between the first two looks. It doubles after each look, up to half of the retention. The default is the
-    /// quiet time.
+    /// The distance between the first two looks. It doubles after each look, up to half of the retention. The default
+    /// is the quiet time.
     ///
     /// # Errors
     ///
@@ -134,14 +135,15 @@ impl Reconciler {
         Ok(Self { distance: within("distance", distance, Self::distances(&self.leasing))?, ..self })
     }
 
-    /// Also leaves an operation to a person when it has been in doubt for this time. The default is the number of looks alone.
+    /// Also leaves an operation to a person when it has been in doubt for this time. The default is the number of looks
+    /// alone.
     #[must_use]
     pub fn with_give_up_after(self, time: Duration) -> Self {
         Self { give_up_after: Some(time), ..self }
     }
 
-    /// How long one look-up may take. After that it is dropped, and counts as one that failed. The default is 10 seconds, or
-    /// half of the lease if that is shorter.
+    /// How long one look-up may take. After that it is dropped, and counts as one that failed. The default is 10
+    /// seconds, or half of the lease if that is shorter.
     ///
     /// # Errors
     ///
@@ -155,23 +157,23 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// [`InvalidDuration`] under a millisecond, or over half of the lease: **a key in doubt must be visited once before it
-    /// expires**, and a killed owner leaves at least one lease for that.
+    /// [`InvalidDuration`] under a millisecond, or over half of the lease: **a key in doubt must be visited once before
+    /// it expires**, and a killed owner leaves at least one lease for that.
     pub fn with_interval(self, interval: Duration) -> Result<Self, InvalidDuration> {
         let longest = Self::longest_time(&self.leasing);
         Ok(Self { interval: within("interval", interval, Duration::from_millis(1)..=longest)?, ..self })
     }
 
-    /// Whether to ask and log only. A dry run counts no look, settles nothing and gives nothing up, so that a service can
-    /// watch it for a week and then switch it on. Its looks are at the first distance, and prolong the time for which an
-    /// operation in doubt is remembered. The default is `false`.
+    /// Whether to ask and log only. A dry run counts no look, settles nothing and gives nothing up, so that a service
+    /// can watch it for a week and then switch it on. Its looks are at the first distance, and prolong the time for
+    /// which an operation in doubt is remembered. The default is `false`.
     #[must_use]
     pub fn with_dry_run(self, dry_run: bool) -> Self {
         Self { dry_run, ..self }
     }
 
-    /// Looks at one operation after the other until `shutdown` is ready. Then it ends the look in progress, and ends. Run one
-    /// in each process of a fleet: several share the work.
+    /// Looks at one operation after the other until `shutdown` is ready. Then it ends the look in progress, and ends.
+    /// Run one in each process of a fleet: several share the work.
     ///
     /// It logs errors and panics, and goes on.
     ///

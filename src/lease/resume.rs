@@ -167,8 +167,8 @@ impl Leasing {
         Ok(candidates)
     }
 
-    /// Takes the operation over, in the state in which it was found, and with this stored request, if one is given. `None`
-    /// means that its caller has come back, or that another resumer was faster.
+    /// Takes the operation over, in the state in which it was found, and with this stored request, if one is given.
+    /// `None` means that its caller has come back, or that another resumer was faster.
     pub(crate) async fn take(
         self,
         pool: &PgPool,
@@ -208,7 +208,8 @@ impl Leasing {
                 return Err(changed());
             }
             let request = record.request(conn, claim.token).await?.ok_or_else(changed)?;
-            // After the end of its retention the key may have become a new operation with the same body, and other headers.
+            // After the end of its retention the key may have become a new operation with the same body, and other
+            // headers.
             if stored.is_some_and(|stored| stored != request) {
                 return Err(changed());
             }

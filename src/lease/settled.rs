@@ -13,8 +13,8 @@ use crate::session::{Opening, in_pooled_transaction};
 use crate::state::State;
 
 impl Reconciler {
-    /// Stores a look that did not say that it took effect, or whose answer cannot be stored, and releases the operation after
-    /// enough looks without a trace.
+    /// Stores a look that did not say that it took effect, or whose answer cannot be stored, and releases the operation
+    /// after enough looks without a trace.
     pub(super) async fn conclude(&self, pool: &PgPool, look: Look<'_>) -> Result<Visit, Error> {
         let mut state = look.state.clone();
         // A later look does not outvote one that said that it took effect.
@@ -77,8 +77,8 @@ impl Reconciler {
         .await
     }
 
-    /// It took effect, and the record is not as it was: either its result is stored, or it is still in doubt and visited
-    /// again, or somebody has released it.
+    /// It took effect, and the record is not as it was: either its result is stored, or it is still in doubt and
+    /// visited again, or somebody has released it.
     async fn overtaken(&self, conn: &mut PgConnection, look: &Look<'_>) -> Result<Visit, Error> {
         let shown = self.record(look.doubt).show(conn).await?;
         let known = shown.is_some_and(|shown| {

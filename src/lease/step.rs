@@ -75,8 +75,8 @@ pub(crate) fn too_large(name: &str) -> Error {
     Error::InvalidStep { step: name.to_owned(), problem: InvalidStep::TooLarge }
 }
 
-/// Settles one step in doubt with its result, within the limit of all results. `None` means that the record is not as it was
-/// seen.
+/// Settles one step in doubt with its result, within the limit of all results. `None` means that the record is not as
+/// it was seen.
 pub(crate) async fn store_result_of_step(
     conn: &mut PgConnection,
     record: Record<'_>,

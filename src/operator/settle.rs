@@ -14,8 +14,9 @@ use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, Key};
 
 /// Stores the response of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation. Every
-/// retry gets the response from now on, for `retention`, or until the record would have expired if that is later. `seen` is the token in that error, or
-/// [`Shown::fence`](super::Shown::fence). No step of the operation is performed any more, and none of those in doubt.
+/// retry gets the response from now on, for `retention`, or until the record would have expired if that is later.
+/// `seen` is the token in that error, or [`Shown::fence`](super::Shown::fence). No step of the operation is performed
+/// any more, and none of those in doubt.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! The stored request of a leased HTTP layer: one byte for the version, two for the length of the head, the head as JSON, and
-//! the body as it came. The other stored requests are JSON, which never begins with a byte below the tab.
+//! The stored request of a leased HTTP layer: one byte for the version, two for the length of the head, the head as
+//! JSON, and the body as it came. The other stored requests are JSON, which never begins with a byte below the tab.
 
 use super::resume::StoredAs;
 

@@ -85,8 +85,8 @@ macro_rules! readable_place {
     };
 }
 
-/// The lease ends when it did when somebody looked, or they did not say: a heartbeat may have revived the lapsed lease since,
-/// under the same token.
+/// The lease ends when it did when somebody looked, or they did not say: a heartbeat may have revived the lapsed lease
+/// since, under the same token.
 macro_rules! lease_as_seen {
     ($until:literal) => {
         concat!("(", $until, "::text is null or lease_until is not distinct from ", $until, "::text::timestamptz)")

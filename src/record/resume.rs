@@ -36,8 +36,8 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    /// The operations that nobody has worked on for `after`, doubled for each attempt; the oldest claim first. Leaves out
-    /// the first `skipped`.
+    /// The operations that nobody has worked on for `after`, doubled for each attempt; the oldest claim first. Leaves
+    /// out the first `skipped`.
     #[allow(clippy::too_many_arguments, reason = "each is a parameter of the statement")]
     pub(crate) async fn all(
         conn: &mut PgConnection,

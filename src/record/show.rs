@@ -168,8 +168,9 @@ macro_rules! shown {
 }
 
 /// The records that no caller will complete unless an operator settles them, oldest claim first: those that are
-/// indeterminate, those whose stored request the service has refused, those that have reached `max_attempts`, and those that wait for a next attempt which nobody has made
-/// since `abandoned_for`. Without a limit none is exhausted, and without a time none is abandoned.
+/// indeterminate, those whose stored request the service has refused, those that have reached `max_attempts`, and those
+/// that wait for a next attempt which nobody has made since `abandoned_for`. Without a limit none is exhausted, and
+/// without a time none is abandoned.
 ///
 /// It reads the whole table: an index on the columns that completion changes would end its heap-only updates.
 pub(crate) async fn unsettled(

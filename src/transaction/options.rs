@@ -126,7 +126,8 @@ pub enum RoundTrips {
     ///   trips are saved only if the pool has another connection for the next call.
     ///
     /// It has no effect on a [distributed](Deployment::with_distributed) table. Roles need
-    /// EXECUTE on `idempotency.claim_at_begin`, `idempotency.try_claim` and `idempotency.store_response`. PUBLIC has it by default.
+    /// EXECUTE on `idempotency.claim_at_begin`, `idempotency.try_claim` and `idempotency.store_response`. PUBLIC has it
+    /// by default.
     Fewest,
 }
 

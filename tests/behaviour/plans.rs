@@ -101,8 +101,8 @@ async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result
     Ok(())
 }
 
-/// The index holds only operations that have stored their request. The search must not read the others, of which there may be
-/// ten million.
+/// The index holds only operations that have stored their request. The search must not read the others, of which there
+/// may be ten million.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus plans each statement for all shards")]
 async fn the_search_for_operations_in_doubt_reads_the_index_of_stored_requests(

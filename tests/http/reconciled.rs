@@ -69,7 +69,8 @@ async fn a_response_that_no_retry_would_get_is_refused(pool: PgPool) {
     }
 }
 
-/// No resumer may repeat a request that was refused for good. At most once none does, and a reconciler needs the request.
+/// No resumer may repeat a request that was refused for good. At most once none does, and a reconciler needs the
+/// request.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_refused_request_at_most_once_stays_stored_for_the_reconciler(pool: PgPool) -> anyhow::Result<()> {
     let _ = in_doubt(&pool, StatusCode::UNPROCESSABLE_ENTITY).await;

@@ -60,8 +60,8 @@ impl Service {
         Self { layer, charges: self.charges.clone(), gate: Gate::new() }
     }
 
-    /// Without its authentication. The first attempt stops after the gateway has charged. `/payments/failing` fails, and
-    /// `/payments/gone` finds no user.
+    /// Without its authentication. The first attempt stops after the gateway has charged. `/payments/failing` fails,
+    /// and `/payments/gone` finds no user.
     pub(crate) fn routes(&self) -> Router {
         let (charges, gate) = (self.charges.clone(), self.gate.clone());
         let pay = async move |Path(of): Path<String>, lease: Lease, headers: HeaderMap, body: String| -> Response {

@@ -1,4 +1,5 @@
-//! Two resumers, clients that come back in between, and layers that meet a lease: nobody gets a second claim or a wrong answer.
+//! Two resumers, clients that come back in between, and layers that meet a lease: nobody gets a second claim or a wrong
+//! answer.
 
 use std::sync::{Arc, Mutex};
 

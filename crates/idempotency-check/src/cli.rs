@@ -40,7 +40,8 @@ pub struct Arguments {
     /// The body, without a content type
     #[arg(long, group = "content", value_name = "BODY")]
     body: Option<String>,
-    /// Another body, which the service has to refuse under the same key [default: the first number or else the first string is changed]
+    /// Another body, which the service has to refuse under the same key [default: the first number or else the first
+    /// string is changed]
     #[arg(long, value_name = "BODY")]
     other_json: Option<String>,
     /// A header of another user, in place of the one with this name

@@ -96,7 +96,8 @@ fn looks_in_json(looks: &ShownLooks) -> serde_json::Value {
     })
 }
 
-/// What a reconciler has found out, in words: *4 looks, 2 without a trace, last failed at …: no route; left to a person*.
+/// What a reconciler has found out, in words: *4 looks, 2 without a trace, last failed at …: no route; left to a
+/// person*.
 pub(crate) fn looks_in_words(looks: &ShownLooks) -> String {
     let last = looks.at.last().map(|at| format!(" at {}", at.to_rfc3339())).unwrap_or_default();
     let said = looks.finding.as_deref().map(|finding| format!(", the last one {}{last}", finding.replace('_', " ")));

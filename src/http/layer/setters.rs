@@ -83,9 +83,10 @@ impl IdempotencyLayer {
     }
 
     /// Compares `method SP path?query LF body`, byte by byte and without `Content-Type`, by
-    /// [`Fingerprint::portable`](crate::Fingerprint::portable): for keys that a service in another language shares through the
-    /// SQL functions (the guide's page `any_language`). It replaces [`with_canonical_json`](Self::with_canonical_json). The path is
-    /// the one that the client sent, with its parameters and its query; the operation remains the route. With a [fingerprinted
+    /// [`Fingerprint::portable`](crate::Fingerprint::portable): for keys that a service in another language shares
+    /// through the SQL functions (the guide's page `any_language`). It replaces
+    /// [`with_canonical_json`](Self::with_canonical_json). The path is the one that the client sent, with its
+    /// parameters and its query; the operation remains the route. With a [fingerprinted
     /// header](Self::with_fingerprinted_header), only this layer can compute the fingerprint.
     pub fn with_portable_fingerprint(mut self) -> Self {
         self.fingerprint.compared = Compared::Portable;
@@ -93,14 +94,14 @@ impl IdempotencyLayer {
     }
 
     /// Also stores this header with a [stored request](crate::lease::Leasing::with_stored_request), in plain text.
-    /// `Content-Type`, `Content-Encoding`, `Idempotency-Key` and the headers of the fingerprint are always stored. A resumed
-    /// request has no other header, so name each one by which the handler decides, and that of
+    /// `Content-Type`, `Content-Encoding`, `Idempotency-Key` and the headers of the fingerprint are always stored. A
+    /// resumed request has no other header, so name each one by which the handler decides, and that of
     /// [`with_key_from`](Self::with_key_from).
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting::HeaderNotStorable`] for `Authorization`, `Cookie` and `Proxy-Authorization`, which are not stored as
-    /// headers of the fingerprint either.
+    /// [`InvalidSetting::HeaderNotStorable`] for `Authorization`, `Cookie` and `Proxy-Authorization`, which are not
+    /// stored as headers of the fingerprint either.
     pub fn with_stored_header(mut self, name: HeaderName) -> Result<Self, InvalidSetting> {
         if NEVER_STORED.contains(&name) {
             return Err(InvalidSetting::HeaderNotStorable(name));
@@ -164,9 +165,9 @@ impl IdempotencyLayer {
 
 /// Settling a request whose outcome is unknown.
 impl IdempotencyLayer {
-    /// What a [`Reconciler`](crate::lease::Reconciler) answers of an operation of this layer that took effect: the response that
-    /// the handler would have sent. It is stored as the layer stores the handler's: the status, the replayed headers and the
-    /// body.
+    /// What a [`Reconciler`](crate::lease::Reconciler) answers of an operation of this layer that took effect: the
+    /// response that the handler would have sent. It is stored as the layer stores the handler's: the status, the
+    /// replayed headers and the body.
     ///
     /// # Errors
     ///

@@ -45,7 +45,8 @@ async fn a_client_role_reads_and_forges_nothing(pool: PgPool) -> anyhow::Result<
 
 async fn attempts(pool: &PgPool, client: &str) -> anyhow::Result<()> {
     let mut conn = connect(pool).await;
-    // As PostgREST does for each request: the role and the claims of the verified token, until the end of the transaction.
+    // As PostgREST does for each request: the role and the claims of the verified token, until the end of the
+    // transaction.
     let begin_as = |who: &str| {
         format!("begin; set local role {client}; set local request.jwt.claims = '{{\"sub\": \"{who}\"}}'; select 1")
     };

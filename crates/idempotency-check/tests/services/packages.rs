@@ -1,5 +1,5 @@
-//! Services in Python and Node. Those that call the SQL functions of pg-idempotency have to be right. What is found in a package
-//! is recorded for docs/checked.md, and fails no test: the packages are not ours.
+//! Services in Python and Node. Those that call the SQL functions of pg-idempotency have to be right. What is found in
+//! a package is recorded for docs/checked.md, and fails no test: the packages are not ours.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
