@@ -18,7 +18,7 @@ const LOOKS: usize = 10;
 
 /// When a call was made. A record is judged as of this moment: if it expires while the call waits, for a connection or
 /// for another request, it is still the call's answer.
-pub(crate) struct Asked {
+pub(crate) struct CalledAt {
     /// By the clock of this process, which shows how long the call has waited.
     since: Instant,
     /// By the database's clock, from the first look.
@@ -27,7 +27,7 @@ pub(crate) struct Asked {
     unchecked_since: Option<Instant>,
 }
 
-impl Asked {
+impl CalledAt {
     pub(crate) fn since(since: Instant) -> Self {
         Self { since, at: None, unchecked_since: None }
     }
@@ -63,7 +63,7 @@ pub(crate) enum Claimed<W = Claim> {
 }
 
 /// The result of one look at the record or the transaction that is in the way.
-enum Step {
+enum Seen {
     Claimed(Claimed),
     /// The record changed meanwhile: look again.
     Overtaken,
@@ -80,13 +80,13 @@ enum Step {
 /// [`Record::await_key`] and [`wait_for_row`] wait within the limit of the terms, and the transaction is usable after
 /// them.
 ///
-/// If the call has not [checked](Asked::in_transaction_since) that its BEGIN began the transaction,
+/// If the call has not [checked](CalledAt::in_transaction_since) that its BEGIN began the transaction,
 /// [`Error::NotInTransaction`] means that the transaction is older than this BEGIN, and so may be a foreign one.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,
     terms: &Terms,
-    asked: &mut Asked,
+    asked: &mut CalledAt,
 ) -> Result<Claimed, Error> {
     // On a distributed table a claim cannot look by itself, so a look comes first. It serves a replay too.
     if !record.deployment.looks_first()
@@ -100,12 +100,12 @@ pub(crate) async fn contend(
     while looks < LOOKS {
         looks += 1;
         match (look_and_answer(conn, record, terms, asked).await?, patience.left()) {
-            (Step::Claimed(claimed), _) => return Ok(claimed),
-            (Step::Held, None) => break,
+            (Seen::Claimed(claimed), _) => return Ok(claimed),
+            (Seen::Held, None) => break,
             // The transaction that has locked the row ends soon, and may leave no record. So look again.
-            (Step::Overtaken, _) | (Step::Locked, None) => continue,
-            (Step::Locked, Some(_)) => wait_for_row(conn, record.deployment).await?,
-            (Step::Held, Some(left)) => match record.await_key(conn, left, asked.at, terms.mode).await? {
+            (Seen::Overtaken, _) | (Seen::Locked, None) => continue,
+            (Seen::Locked, Some(_)) => wait_for_row(conn, record.deployment).await?,
+            (Seen::Held, Some(left)) => match record.await_key(conn, left, asked.at, terms.mode).await? {
                 Awaited::Look => {}
                 Awaited::Claim => {
                     if let Some(Inserted { claim, .. }) = record.claim(conn, terms).await? {
@@ -125,30 +125,30 @@ async fn look_and_answer(
     conn: &mut PgConnection,
     record: Record<'_>,
     terms: &Terms,
-    asked: &mut Asked,
-) -> Result<Step, Error> {
+    asked: &mut CalledAt,
+) -> Result<Seen, Error> {
     let look = record.look(conn, asked.at, asked.waited()).await?;
     asked.judge(look.age)?;
     asked.at = Some(look.asked);
     let found = match look.standing {
         Standing::Found(found) => found,
-        Standing::Held => return Ok(Step::Held),
+        Standing::Held => return Ok(Seen::Held),
         Standing::Free => {
             let claim = record.claim(conn, terms).await?;
-            return Ok(claim.map_or(Step::Overtaken, |inserted| Step::Claimed(Claimed::Won(inserted.claim))));
+            return Ok(claim.map_or(Seen::Overtaken, |inserted| Seen::Claimed(Claimed::Won(inserted.claim))));
         }
     };
     let (token, trace) = (found.token, found.trace.clone());
     Ok(match answer(found, terms, record.key)? {
         Answer::Replay(response) => {
             observe::replaying(trace.as_deref());
-            Step::Claimed(Claimed::Replayed(response))
+            Seen::Claimed(Claimed::Replayed(response))
         }
         Answer::TakeOver { attempt } => match record.take_over(conn, terms, look.asked, token, attempt).await? {
-            TakeOver::Won(claim) => Step::Claimed(Claimed::Won(claim)),
-            TakeOver::Overtaken => Step::Overtaken,
-            TakeOver::Held => Step::Held,
-            TakeOver::Locked => Step::Locked,
+            TakeOver::Won(claim) => Seen::Claimed(Claimed::Won(claim)),
+            TakeOver::Overtaken => Seen::Overtaken,
+            TakeOver::Held => Seen::Held,
+            TakeOver::Locked => Seen::Locked,
         },
     })
 }

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
 use super::body::LayerBody;
-use super::handler::{Handler, Reply, Unanswered};
+use super::handler::{Handler, NoResponse, Reply};
 use super::layer::IdempotencyLayer;
 use super::rejection::{Misconfigured, Rejection};
 use super::replay::{IDEMPOTENT_REPLAYED, replay};
@@ -164,7 +164,7 @@ pub(super) async fn answer_again<H: Handler>(layer: &IdempotencyLayer, stored: S
     // Read only and rolled back, because a retry has no effect.
     let rebuilding = in_pooled_transaction(&layer.pool, Opening::ReadOnly, async |conn| {
         let rebuilt = caught(rebuild.rebuild(reference, &request, conn)).await;
-        Ok::<_, Unanswered<H::Error>>(rebuilt.map_err(Unanswered::Panicked)??)
+        Ok::<_, NoResponse<H::Error>>(rebuilt.map_err(NoResponse::Panicked)??)
     });
     let rebuilt = or_closed(limit, rebuilding).await;
     let mut response = rebuilt.unwrap_or_else(|| Err(Rejection::TimedOut { limit }.into()))?;

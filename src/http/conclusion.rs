@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::body::{LayerBody, ResponseBody};
 use super::by_reference::Reference;
-use super::handler::Unanswered;
-use super::layer::{IdempotencyLayer, Protection};
+use super::handler::NoResponse;
+use super::layer::{IdempotencyLayer, LayerMode};
 use super::rejection::{Misconfigured, Rejection};
 use super::replay::to_record;
 use crate::caught::caught;
@@ -48,9 +48,9 @@ pub(super) async fn conclude<R: ResponseBody, E>(
     keyed: bool,
     called: Instant,
     response: Response<R>,
-) -> Result<Conclusion<R>, Unanswered<E>> {
+) -> Result<Conclusion<R>, NoResponse<E>> {
     // The body is code of the handler, too, and may panic.
-    Ok(caught(judge(layer, keyed, called, response)).await.map_err(Unanswered::Panicked)??)
+    Ok(caught(judge(layer, keyed, called, response)).await.map_err(NoResponse::Panicked)??)
 }
 
 async fn judge<R: ResponseBody>(
@@ -76,7 +76,7 @@ async fn judge<R: ResponseBody>(
     let storable = parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
     if let Some(reference) = reference.filter(|_| storable) {
         // A response that cannot be replayed must not commit. Under a lease the effect has happened already.
-        if keyed && matches!(layer.protection, Protection::Transactional(_)) {
+        if keyed && matches!(layer.mode, LayerMode::Transactional(_)) {
             reference.check(layer)?;
         }
         let stored = reference.into_record(status, layer.response_limit);

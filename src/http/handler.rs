@@ -16,7 +16,7 @@ use crate::Error;
 use crate::caught::{Panic, caught};
 
 /// Why a request has no response of its handler.
-pub(super) enum Unanswered<E> {
+pub(super) enum NoResponse<E> {
     Rejected(Rejection),
     /// A function of the service refused the request with a response of its own.
     Denied(Denied),
@@ -25,20 +25,20 @@ pub(super) enum Unanswered<E> {
     Panicked(Panic),
 }
 
-impl<E, R: Into<Rejection>> From<R> for Unanswered<E> {
+impl<E, R: Into<Rejection>> From<R> for NoResponse<E> {
     fn from(rejection: R) -> Self {
         Self::Rejected(rejection.into())
     }
 }
 
-impl<E> From<Error> for Unanswered<E> {
+impl<E> From<Error> for NoResponse<E> {
     fn from(error: Error) -> Self {
         Self::Rejected(Rejection::of(error))
     }
 }
 
 /// The reply to a request that `H` handles.
-pub(super) type Reply<H> = Result<Response<LayerBody<<H as Handler>::Body>>, Unanswered<<H as Handler>::Error>>;
+pub(super) type Reply<H> = Result<Response<LayerBody<<H as Handler>::Body>>, NoResponse<<H as Handler>::Error>>;
 
 /// A request together with the service that handles it.
 pub(super) trait Handler: Send + 'static {
@@ -54,7 +54,7 @@ pub(super) trait Handler: Send + 'static {
     fn call(
         self,
         limit: Duration,
-    ) -> impl Future<Output = Result<Response<Self::Body>, Unanswered<Self::Error>>> + Send;
+    ) -> impl Future<Output = Result<Response<Self::Body>, NoResponse<Self::Error>>> + Send;
 }
 
 pub(super) struct ServiceCall<S, B> {
@@ -79,7 +79,7 @@ where
         self.request.into_parts().0
     }
 
-    async fn call(mut self, limit: Duration) -> Result<Response<R>, Unanswered<S::Error>> {
+    async fn call(mut self, limit: Duration) -> Result<Response<R>, NoResponse<S::Error>> {
         let answering = caught(async {
             // That of a resumed request has not been polled. Another one is still ready.
             poll_fn(|context| self.service.poll_ready(context)).await?;
@@ -87,8 +87,8 @@ where
         });
         let answered = timeout(limit, answering).await.map_err(|_| Rejection::TimedOut { limit })?;
         // A panic must free the key, too.
-        let answered = answered.map_err(Unanswered::Panicked)?;
-        let mut response = answered.map_err(Unanswered::Failed)?;
+        let answered = answered.map_err(NoResponse::Panicked)?;
+        let mut response = answered.map_err(NoResponse::Failed)?;
         // A handler may pass on a response that another service has replayed. Here it is a first response.
         response.headers_mut().remove(IDEMPOTENT_REPLAYED);
         Ok(response)

@@ -53,7 +53,7 @@ type ResponseOf = dyn Fn(&Rejection) -> Response<Bytes> + Send + Sync;
 #[must_use = "a setter returns the layer with the setting"]
 pub struct IdempotencyLayer {
     pub(super) pool: PgPool,
-    pub(super) protection: Protection,
+    pub(super) mode: LayerMode,
     // The key.
     pub(super) methods: Vec<Method>,
     pub(super) scope: Arc<ScopeOf>,
@@ -81,14 +81,14 @@ pub struct IdempotencyLayer {
 
 /// How a layer protects an operation from a second run.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Protection {
+pub(super) enum LayerMode {
     Transactional(Idempotency),
     Leased(Leasing),
 }
 
-impl Protection {
+impl LayerMode {
     /// The mode of the records.
-    pub(super) fn mode(self) -> Mode {
+    pub(super) fn of_records(self) -> Mode {
         match self {
             Self::Transactional(_) => Mode::Transaction,
             Self::Leased(options) => options.mode(),
@@ -128,7 +128,7 @@ impl IdempotencyLayer {
         options: Idempotency,
         scope: impl Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
     ) -> Self {
-        Self::new(pool, Protection::Transactional(options), Arc::new(scope))
+        Self::new(pool, LayerMode::Transactional(options), Arc::new(scope))
     }
 
     /// A layer for effects outside this database. The key is claimed under a lease, which renews itself while the
@@ -142,14 +142,14 @@ impl IdempotencyLayer {
         options: Leasing,
         scope: impl Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
     ) -> Self {
-        Self::new(pool, Protection::Leased(options), Arc::new(scope))
+        Self::new(pool, LayerMode::Leased(options), Arc::new(scope))
     }
 
-    fn new(pool: PgPool, protection: Protection, scope: Arc<ScopeOf>) -> Self {
+    fn new(pool: PgPool, mode: LayerMode, scope: Arc<ScopeOf>) -> Self {
         let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX);
         Self {
             pool,
-            protection,
+            mode,
             methods: vec![Method::POST, Method::PATCH],
             scope,
             operation: Arc::new(matched_operation),
@@ -200,7 +200,7 @@ impl<S> Layer<S> for IdempotencyLayer {
 
 impl fmt::Debug for IdempotencyLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotencyLayer").field("protection", &self.protection).finish_non_exhaustive()
+        f.debug_struct("IdempotencyLayer").field("mode", &self.mode).finish_non_exhaustive()
     }
 }
 

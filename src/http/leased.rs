@@ -5,12 +5,12 @@ use tokio::time::Instant;
 
 use super::by_reference::answer_again;
 use super::conclusion::{Conclusion, LastError, conclude};
-use super::handler::{Handler, Reply, Unanswered};
+use super::handler::{Handler, NoResponse, Reply};
 use super::layer::IdempotencyLayer;
 use super::local_in_flight::Turn;
 use super::rejection::Rejection;
 use super::request::Ticket;
-use crate::claim::Asked;
+use crate::claim::CalledAt;
 use crate::lease::{Acquired, Lease, LeaseOwner, Leasing, unless_lost};
 use crate::{Error, Key, observe};
 
@@ -22,7 +22,7 @@ pub(super) async fn run<H: Handler>(
     turn: Turn,
     handler: H,
 ) -> Reply<H> {
-    let (asked, stored) = (Asked::since(ticket.arrived), ticket.stored.take());
+    let (asked, stored) = (CalledAt::since(ticket.arrived), ticket.stored.take());
     let options = options.waiting(ticket.wait);
     match options.acquire_stored(&layer.pool, &ticket.key, ticket.fingerprint, stored, asked).await? {
         Acquired::Replayed(stored) => answer_again(layer, stored, handler).await,
@@ -96,13 +96,13 @@ fn is_final(status: StatusCode) -> bool {
 }
 
 /// The `last_error` of a lease that was not completed.
-fn reason<E>(error: &Unanswered<E>) -> &'static str {
+fn reason<E>(error: &NoResponse<E>) -> &'static str {
     match error {
-        Unanswered::Rejected(Rejection::Misconfigured(_)) => "the handler's response could not be stored",
-        Unanswered::Rejected(Rejection::TimedOut { .. }) => "the handler ran into the layer's time-out",
-        Unanswered::Rejected(_) | Unanswered::Denied(_) => "the layer refused the response",
-        Unanswered::Failed(_) => "the handler failed",
-        Unanswered::Panicked(_) => "the handler panicked",
+        NoResponse::Rejected(Rejection::Misconfigured(_)) => "the handler's response could not be stored",
+        NoResponse::Rejected(Rejection::TimedOut { .. }) => "the handler ran into the layer's time-out",
+        NoResponse::Rejected(_) | NoResponse::Denied(_) => "the layer refused the response",
+        NoResponse::Failed(_) => "the handler failed",
+        NoResponse::Panicked(_) => "the handler panicked",
     }
 }
 

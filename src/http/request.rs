@@ -7,9 +7,9 @@ use http::request::Parts;
 use http::{HeaderName, Request, Response, StatusCode, header};
 
 use super::body::LayerBody;
-use super::handler::Unanswered;
+use super::handler::NoResponse;
 use super::key_header::{MalformedKey, key_value, only_line};
-use super::layer::{IdempotencyLayer, Protection};
+use super::layer::{IdempotencyLayer, LayerMode};
 use super::leased::is_under_lease;
 use super::rejection::{Misconfigured, Rejection};
 use super::stored_request::to_store;
@@ -49,7 +49,7 @@ pub(super) async fn admit<B, E>(
     layer: &IdempotencyLayer,
     operation: Option<&str>,
     request: Request<B>,
-) -> Result<Admission<B>, Unanswered<E>>
+) -> Result<Admission<B>, NoResponse<E>>
 where
     B: http_body::Body<Data = Bytes>,
 {
@@ -63,7 +63,7 @@ where
     }
     let (parts, body) = request.into_parts();
     // Before any complaint about the key: a client without access gets the scope's answer.
-    let scope = (layer.scope)(&parts).map_err(Unanswered::Denied)?;
+    let scope = (layer.scope)(&parts).map_err(NoResponse::Denied)?;
     let from_header = from_header.transpose()?;
     if from_header == Some(None) {
         return Err(Rejection::MissingKey.into());
@@ -82,17 +82,17 @@ where
     };
     let value = match &layer.key_from {
         None => from_header.flatten(),
-        Some(value) => value(&parts, data).map_err(Unanswered::Denied)?,
+        Some(value) => value(&parts, data).map_err(NoResponse::Denied)?,
     };
     let ticket = match value {
         Some(value) => {
             let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
             let key = key(layer, scope, operation, value)?.with_trace(trace.unwrap_or_default());
-            if matches!(layer.protection, Protection::Leased(_)) && is_under_lease(&parts.extensions, &key) {
+            if matches!(layer.mode, LayerMode::Leased(_)) && is_under_lease(&parts.extensions, &key) {
                 return Ok(Admission::NotCovered(Request::from_parts(parts, body)));
             }
             let fingerprint = layer.fingerprint.fingerprint(&parts, data).map_err(Rejection::InvalidBody)?;
-            let wait = layer.protection.wait().map_err(Error::from)?;
+            let wait = layer.mode.wait().map_err(Error::from)?;
             let stored = to_store(layer, &parts, data)?;
             Some(Ticket { key, fingerprint, wait, arrived, stored })
         }

@@ -9,7 +9,7 @@ use http_body_util::Full;
 use tower_service::Service;
 
 use super::handler::{Handler, ServiceCall};
-use super::layer::{IdempotencyLayer, Protection};
+use super::layer::{IdempotencyLayer, LayerMode};
 use super::leased::{Performed, perform};
 use super::stored_request::restored;
 use crate::caught::caught;
@@ -137,8 +137,8 @@ impl IdempotencyLayer {
 
     /// The options with which requests are resumed.
     pub(super) fn resumable(&self) -> Result<Leasing, Error> {
-        match self.protection {
-            Protection::Leased(options) if options.stores_requests() => options.resumable_attempts().map(|_| options),
+        match self.mode {
+            LayerMode::Leased(options) if options.stores_requests() => options.resumable_attempts().map(|_| options),
             _ => Err(Error::NotResumable { problem: NotResumable::NotStored }),
         }
     }

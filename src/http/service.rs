@@ -15,9 +15,9 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::body::LayerBody;
-use super::handler::{Handler, Reply, ServiceCall, Unanswered};
+use super::handler::{Handler, NoResponse, Reply, ServiceCall};
 use super::key_header::{IDEMPOTENCY_KEY, only_line};
-use super::layer::{IdempotencyLayer, Protection};
+use super::layer::{IdempotencyLayer, LayerMode};
 use super::leased;
 use super::local_in_flight::{Patience, Turn};
 use super::rejection::Rejection;
@@ -74,11 +74,11 @@ where
             };
             let mut response = match reply {
                 Ok(response) => response,
-                Err(Unanswered::Rejected(rejection)) => rejected(&layer, operation.as_deref(), rejection),
-                Err(Unanswered::Denied(Denied(response))) => response.map(LayerBody::whole),
-                Err(Unanswered::Failed(error)) => return Err(error),
+                Err(NoResponse::Rejected(rejection)) => rejected(&layer, operation.as_deref(), rejection),
+                Err(NoResponse::Denied(Denied(response))) => response.map(LayerBody::whole),
+                Err(NoResponse::Failed(error)) => return Err(error),
                 // The panic goes on in the connection's task, where it would be without the layer.
-                Err(Unanswered::Panicked(panic)) => resume_unwind(panic),
+                Err(NoResponse::Panicked(panic)) => resume_unwind(panic),
             };
             if let Some(key) = key {
                 // Also over the echo of another service, which a handler has passed on.
@@ -100,7 +100,7 @@ async fn run_in_task<H: Handler>(layer: &Arc<IdempotencyLayer>, ticket: Option<T
         None => None,
         Some(mut ticket) => {
             let turn = layer.local.turn(&ticket.key, ticket.fingerprint, layer.turns_of_one_key(), patience).await;
-            let mode = layer.protection.mode();
+            let mode = layer.mode.of_records();
             let turn = turn.inspect_err(|error| observe::outcome(mode, ticket.key.operation(), error.outcome()))?;
             ticket.wait = first.saturating_duration_since(Instant::now());
             Some((ticket, turn))
@@ -121,17 +121,17 @@ async fn run_in_task<H: Handler>(layer: &Arc<IdempotencyLayer>, ticket: Option<T
 
 async fn run<H: Handler>(layer: &IdempotencyLayer, keyed: Option<(Ticket, Turn)>, mut handler: H) -> Reply<H> {
     let Some((mut ticket, turn)) = keyed else {
-        return match layer.protection {
-            Protection::Transactional(options) => Transactional { layer, options }.run_without_key(handler).await,
-            Protection::Leased(_) => Ok(handler.call(layer.run_timeout).await?.map(LayerBody::untouched)),
+        return match layer.mode {
+            LayerMode::Transactional(options) => Transactional { layer, options }.run_without_key(handler).await,
+            LayerMode::Leased(_) => Ok(handler.call(layer.run_timeout).await?.map(LayerBody::untouched)),
         };
     };
     handler.extensions_mut().insert(ticket.key.clone());
-    let reply = match layer.protection {
-        Protection::Transactional(options) => Transactional { layer, options }.run(&ticket, turn, handler).await,
-        Protection::Leased(options) => leased::run(options, layer, &mut ticket, turn, handler).await,
+    let reply = match layer.mode {
+        LayerMode::Transactional(options) => Transactional { layer, options }.run(&ticket, turn, handler).await,
+        LayerMode::Leased(options) => leased::run(options, layer, &mut ticket, turn, handler).await,
     };
-    if let Err(Unanswered::Rejected(rejection)) = &reply {
+    if let Err(NoResponse::Rejected(rejection)) = &reply {
         warn_of_unsettled(ticket.key.operation(), rejection);
     }
     reply
@@ -169,7 +169,7 @@ fn rejected<R>(layer: &IdempotencyLayer, operation: Option<&str>, rejection: Rej
         }
         // It has no run, which would count it.
         Rejection::Overloaded { .. } => {
-            observe::outcome(layer.protection.mode(), operation.unwrap_or_default(), rejection.outcome());
+            observe::outcome(layer.mode.of_records(), operation.unwrap_or_default(), rejection.outcome());
         }
         _ => {}
     }

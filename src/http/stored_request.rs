@@ -5,9 +5,9 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, StatusCode, header};
 
 use super::fingerprint_choice::target;
-use super::handler::Unanswered;
+use super::handler::NoResponse;
 use super::key_header::IDEMPOTENCY_KEY;
-use super::layer::{IdempotencyLayer, Protection};
+use super::layer::{IdempotencyLayer, LayerMode};
 use super::request::Denied;
 use crate::lease::InDoubt;
 use crate::record::ShownRequest;
@@ -23,8 +23,8 @@ pub(super) fn to_store<E>(
     layer: &IdempotencyLayer,
     parts: &Parts,
     body: &[u8],
-) -> Result<Option<Vec<u8>>, Unanswered<E>> {
-    if !matches!(layer.protection, Protection::Leased(options) if options.stores_requests()) {
+) -> Result<Option<Vec<u8>>, NoResponse<E>> {
+    if !matches!(layer.mode, LayerMode::Leased(options) if options.stores_requests()) {
         return Ok(None);
     }
     let is_stored = |name| {
@@ -35,7 +35,7 @@ pub(super) fn to_store<E>(
     // As in a stored response, one character for each byte.
     let kept = kept.map(|(name, value)| (name.to_string(), value.as_bytes().iter().copied().map(char::from).collect()));
     let head = ShownRequest::new(parts.method.to_string(), target(parts).to_owned(), kept.collect());
-    let too_large = || Unanswered::Denied(Denied::from(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE));
+    let too_large = || NoResponse::Denied(Denied::from(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE));
     Ok(Some(head.with_body(body).ok_or_else(too_large)?))
 }
 

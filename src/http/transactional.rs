@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use super::body::LayerBody;
 use super::by_reference::answer_again;
 use super::conclusion::{Conclusion, conclude};
-use super::handler::{Handler, Reply, Unanswered};
+use super::handler::{Handler, NoResponse, Reply};
 use super::idempotent_tx::{Lent, Loan, Loaned};
 use super::layer::IdempotencyLayer;
 use super::local_in_flight::Turn;
@@ -72,7 +72,7 @@ impl Transactional<'_> {
         ticket: &Ticket,
         turn: Turn,
         handler: H,
-    ) -> Result<Ran<H::Body>, Unanswered<H::Error>> {
+    ) -> Result<Ran<H::Body>, NoResponse<H::Error>> {
         let key = &ticket.key;
         let started = Instant::now();
         let claimed = self.claim(ticket).await;
@@ -131,7 +131,7 @@ impl Transactional<'_> {
         session: Session,
         won: Option<Won<'_>>,
         mut handler: H,
-    ) -> Result<Ran<H::Body>, Unanswered<H::Error>> {
+    ) -> Result<Ran<H::Body>, NoResponse<H::Error>> {
         let layer = self.layer;
         let key = won.as_ref().map(|won| won.record.key);
         let loan = Loan::of(session, handler.extensions_mut());
@@ -224,10 +224,10 @@ impl Transactional<'_> {
     }
 }
 
-fn outcome<R, E>(ran: &Result<Ran<R>, Unanswered<E>>) -> &'static str {
+fn outcome<R, E>(ran: &Result<Ran<R>, NoResponse<E>>) -> &'static str {
     match ran {
         Ok(ran) => ran.outcome,
-        Err(Unanswered::Rejected(rejection)) => rejection.outcome(),
+        Err(NoResponse::Rejected(rejection)) => rejection.outcome(),
         Err(_) => observe::FAILED,
     }
 }

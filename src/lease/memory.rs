@@ -46,7 +46,7 @@ pub(super) enum Known {
 }
 
 /// A step that is to be performed. If it is dropped, the step has ended in an unknown way.
-pub(super) struct Asked<'l> {
+pub(super) struct OpenStep<'l> {
     lease: &'l Lease,
     pub(super) name: &'l str,
     /// What the attempt knows once this is dropped.
@@ -56,7 +56,7 @@ pub(super) struct Asked<'l> {
 /// The answer to asking for a step.
 pub(super) enum Asking<'l, T> {
     Replayed(T),
-    Perform(Asked<'l>),
+    Perform(OpenStep<'l>),
 }
 
 /// The memory of an attempt that has asked for no step.
@@ -123,9 +123,9 @@ impl Lease {
             before
         };
         let Some(before) = before else {
-            return Ok(Asking::Perform(Asked { lease: self, name, ended: Known::Ended }));
+            return Ok(Asking::Perform(OpenStep { lease: self, name, ended: Known::Ended }));
         };
-        let mut asked = Asked { lease: self, name, ended: before };
+        let mut asked = OpenStep { lease: self, name, ended: before };
         if let Some(value) = self.stored_result(&mut asked).await? {
             return Ok(Asking::Replayed(value));
         }
@@ -134,7 +134,10 @@ impl Lease {
     }
 
     /// Reads the result of a step from the record. `None` means that the record has none under this claim.
-    pub(super) async fn stored_result<T: DeserializeOwned>(&self, asked: &mut Asked<'_>) -> Result<Option<T>, Error> {
+    pub(super) async fn stored_result<T: DeserializeOwned>(
+        &self,
+        asked: &mut OpenStep<'_>,
+    ) -> Result<Option<T>, Error> {
         let token = self.token;
         let stored = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| -> Result<_, Error> {
             self.record().steps(conn, token).await
@@ -185,14 +188,14 @@ pub(super) fn note(entries: &mut BTreeMap<String, Entry>, name: &str, known: Kno
     entries.insert(name.to_owned(), Entry { known, bytes });
 }
 
-impl Asked<'_> {
+impl OpenStep<'_> {
     pub(super) fn performed(&mut self) {
         self.ended = Known::Returned;
         observe::step(self.lease.key.operation(), observe::PERFORMED);
     }
 }
 
-impl Drop for Asked<'_> {
+impl Drop for OpenStep<'_> {
     fn drop(&mut self) {
         let ended = std::mem::replace(&mut self.ended, Known::Ended);
         // Here, because a future that is dropped leaves a step in doubt, too.

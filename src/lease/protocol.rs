@@ -15,7 +15,7 @@ use super::owner::{LeaseOwner, Won};
 use super::policy::Policy;
 use super::unbegun::Unbegun;
 use crate::caught::caught;
-use crate::claim::{Asked, Claimed, contend};
+use crate::claim::{CalledAt, Claimed, contend};
 use crate::observe::{Failure, call_span, spanned};
 use crate::outcome::{decode, encode};
 use crate::record::{Claim, Record, StoredSteps, Terms};
@@ -160,7 +160,7 @@ impl Leasing {
         B: Body + ?Sized,
     {
         let request = if self.stored_request { body.json().transpose()? } else { None };
-        let asked = Asked::now();
+        let asked = CalledAt::now();
         match self.acquire_stored(pool, key, body.fingerprint()?, request, asked).await? {
             Acquired::Owner(owner) => Ok(Acquired::Owner(owner)),
             Acquired::Replayed(stored) => Ok(Acquired::Replayed(decode(&stored)?)),
@@ -174,7 +174,7 @@ impl Leasing {
         key: &Key,
         fingerprint: Fingerprint,
         request: Option<Vec<u8>>,
-        asked: Asked,
+        asked: CalledAt,
     ) -> Result<Acquired<Response>, Error> {
         if self.stored_request && request.is_none() {
             return Err(Error::NotResumable { problem: NotResumable::NoBody });
@@ -227,7 +227,7 @@ impl Leasing {
         key: &Key,
         fingerprint: Fingerprint,
         request: Option<Vec<u8>>,
-        mut asked: Asked,
+        mut asked: CalledAt,
     ) -> Result<Acquired<Response>, Error> {
         let _ = tokio::runtime::Handle::current();
         let wait = self.wait()?;

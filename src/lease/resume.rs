@@ -13,7 +13,7 @@ use super::leasing::Leasing;
 use super::owner::{LeaseOwner, Won};
 use super::protocol::work_and_complete;
 use super::unbegun::Unbegun;
-use crate::claim::{Asked, Claimed, contend};
+use crate::claim::{CalledAt, Claimed, contend};
 use crate::observe::{EXHAUSTED, FAILED, Failure, PERFORMED};
 use crate::record::{Candidate, Record, StoredAs};
 use crate::session::{Opening, answered, ended_or_closed, in_pooled_transaction};
@@ -201,7 +201,7 @@ impl Leasing {
         let changed = || Error::InFlight { retry_after: self.resume_after };
         let claimed_at = Instant::now();
         let claiming = in_pooled_transaction(pool, Opening::durable(self.deployment), async |conn| {
-            let claimed = contend(conn, record, &terms, &mut Asked::now()).await?;
+            let claimed = contend(conn, record, &terms, &mut CalledAt::now()).await?;
             let Claimed::Won(claim) = claimed else { return Err(changed()) };
             // Another attempt has ended since, or the retention has: then this claim is the first of a new operation.
             if claim.attempt != candidate.attempt + 1 {

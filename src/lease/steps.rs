@@ -6,7 +6,7 @@ use sqlx::PgConnection;
 use tokio::time::timeout;
 
 use super::handle::Lease;
-use super::memory::{Asked, Asking, Known, PERFORMING, note};
+use super::memory::{Asking, Known, OpenStep, PERFORMING, note};
 use super::protocol::unless_lost;
 use super::retry::{committed, within_a_lease};
 use super::step::Step;
@@ -184,7 +184,7 @@ impl Lease {
 
     /// Stores the result of a step outside the database, and returns the value that is stored: if an earlier call of
     /// this attempt has stored one, that value.
-    async fn finish_step<T>(&self, mut asked: Asked<'_>, value: T) -> Result<T, Error>
+    async fn finish_step<T>(&self, mut asked: OpenStep<'_>, value: T) -> Result<T, Error>
     where
         T: Serialize + DeserializeOwned,
     {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::{Connection as _, PgConnection};
 
 use super::{Marked, Marking};
-use crate::claim::{Asked, RETRY_AFTER};
+use crate::claim::{CalledAt, RETRY_AFTER};
 use crate::limits::Patience;
 use crate::observe::spanned;
 use crate::record::{Awaited, MarkBatch, MarkOf, Record, draw_token, wait_for_row};
@@ -157,7 +157,7 @@ impl<'k> Batch<'k> {
     /// a single mark. The savepoint makes the batch all or nothing, as the one statement does: without it, a caller that
     /// goes on after *in flight* would commit marks of events that nobody has processed.
     async fn mark_one_by_one(&mut self, conn: &mut PgConnection, patience: &Patience) -> Result<(), Error> {
-        let mut asked = Asked::now();
+        let mut asked = CalledAt::now();
         let savepoint = Savepoint::set(conn, draw_token()?).await?;
         for place in self.open.clone() {
             let in_flight = patience.left().map_or(InFlight::Reject, InFlight::Wait);
@@ -189,7 +189,7 @@ impl<'k> Batch<'k> {
                 MarkOf::Live(stored) => {
                     return Err(Error::OtherMode { key: self.keys[place].clone(), stored, asked: Mode::Mark });
                 }
-                held_or_locked @ (MarkOf::Held | MarkOf::Expired) => obstacle = Some((place, held_or_locked)),
+                held_or_locked @ (MarkOf::Held | MarkOf::Locked) => obstacle = Some((place, held_or_locked)),
                 MarkOf::Open => {}
             }
             open.push(place);

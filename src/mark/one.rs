@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use sqlx::{Connection as _, PgConnection};
 
 use super::Marking;
-use crate::claim::{Asked, Claimed, contend};
+use crate::claim::{CalledAt, Claimed, contend};
 use crate::observe::{call_span, spanned};
 use crate::record::{Record, Terms};
 use crate::{Error, InFlight, Key, Mode, observe};
@@ -68,7 +68,7 @@ impl Marking {
             if !conn.is_in_transaction() {
                 return Err(Error::NotInTransaction);
             }
-            self.claim_or_look(conn, key, self.in_flight()?, &mut Asked::now()).await
+            self.claim_or_look(conn, key, self.in_flight()?, &mut CalledAt::now()).await
         };
         let marked = spanned(span, marked, outcome).await;
         observe::claimed(Mode::Mark, key.operation(), started.elapsed());
@@ -81,7 +81,7 @@ impl Marking {
         conn: &mut PgConnection,
         key: &Key,
         in_flight: InFlight,
-        asked: &mut Asked,
+        asked: &mut CalledAt,
     ) -> Result<Marked, Error> {
         let terms = Terms {
             mode: Mode::Mark,

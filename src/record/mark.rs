@@ -36,7 +36,7 @@ pub(crate) enum MarkOf {
     /// An open transaction holds it.
     Held,
     /// It has an expired record, whose row a transaction has locked that does not hold the key: a sweep, or an operator.
-    Expired,
+    Locked,
     /// Nothing: the batch stopped at another key, or another transaction has recorded the key at this moment.
     Open,
 }
@@ -187,7 +187,7 @@ impl BatchMarked {
                 (Some(mode), _) => MarkOf::Live(Mode::from_column(mode)?),
                 (None, Some("first")) => MarkOf::First,
                 (None, Some("held")) => MarkOf::Held,
-                (None, Some(_)) => MarkOf::Expired,
+                (None, Some(_)) => MarkOf::Locked,
                 (None, None) => MarkOf::Open,
             });
         }

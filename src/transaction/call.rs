@@ -8,7 +8,7 @@ use sqlx::{Connection as _, PgConnection, PgPool};
 
 use super::fewest::{claiming, complete_and_chain};
 use super::{Idempotency, RoundTrips};
-use crate::claim::{Asked, Claimed, contend};
+use crate::claim::{CalledAt, Claimed, contend};
 use crate::error::sqlstate;
 use crate::outcome::{Outcome, Verdict, decode, encode};
 use crate::record::{Claim, Record, Terms};
@@ -167,7 +167,7 @@ impl<'k> Call<'k> {
         conn: &mut PgConnection,
         unchecked_since: Option<Instant>,
     ) -> Result<Claimed<Won<'k>>, Error> {
-        let mut asked = Asked::since(self.since).in_transaction_since(unchecked_since);
+        let mut asked = CalledAt::since(self.since).in_transaction_since(unchecked_since);
         Ok(match contend(conn, self.record, &self.terms, &mut asked).await? {
             Claimed::Won(claim) => Claimed::Won(self.won(conn, claim).await?),
             Claimed::Replayed(stored) => Claimed::Replayed(stored),
