@@ -146,10 +146,23 @@ impl Reconciler {
         Ok(given_up)
     }
 
-    /// The time from this look to the next.
-    pub(super) fn distance(&self, looks: u32) -> Duration {
-        let doublings = 2_u32.pow(looks.saturating_sub(1).min(MOST_DOUBLINGS));
-        self.distance.saturating_mul(doublings).min(*Self::distances(&self.leasing).end())
+    /// The time from a look with this state to the next. The limit of the service is not exceeded by a long distance.
+    pub(super) fn distance(&self, look: &Look<'_>, state: &LooksAt) -> Duration {
+        let longest = *Self::distances(&self.leasing).end();
+        if self.dry_run {
+            return self.distance.min(longest);
+        }
+        let doublings = 2_u32.pow(state.looks.saturating_sub(1).min(MOST_DOUBLINGS));
+        let distance = self.distance.saturating_mul(doublings).min(longest);
+        self.give_up_after.map_or(distance, |time| {
+            let left = look.since + time.as_secs_f64() - look.doubt.now;
+            distance.min(Duration::try_from_secs_f64(left).unwrap_or_default())
+        })
+    }
+
+    /// The number of a look. One of a dry run has that of the look that it tries.
+    pub(super) fn number(&self, state: &LooksAt) -> u32 {
+        state.looks + u32::from(self.dry_run)
     }
 
     /// Reserves the look: from now on no other one begins before its distance. Returns the stored request, too. `None`
@@ -165,11 +178,11 @@ impl Reconciler {
             error: None,
             ..before.clone()
         };
-        let after = self.distance(state.looks).max(self.time_out);
+        let after = self.distance(&look, &state).max(self.time_out);
         let opening = Opening::durable(self.leasing.deployment);
         let request = self
             .transaction(pool, opening, async |conn| {
-                if !self.write(conn, &look, &number(&state), before.n, &state, Some(after)).await? {
+                if !self.write(conn, &look, &self.number(&state).to_string(), before.n, &state, Some(after)).await? {
                     return Ok(None);
                 }
                 self.record(look.doubt).request(conn, look.doubt.fence.token).await
@@ -197,7 +210,7 @@ impl Reconciler {
             attempt: doubt.attempt.unsigned_abs(),
             claimed_at: doubt.claimed_at,
             request,
-            look: look.state.looks.max(1),
+            look: self.number(&look.state),
         };
         let found = match tokio::time::timeout(self.time_out, caught(look_up(&asked))).await {
             Ok(Ok(Ok(finding))) => Ok(finding),
@@ -277,9 +290,4 @@ impl Reconciler {
             "an operation in doubt could not be settled, and is left to a person"
         );
     }
-}
-
-/// The number of a look. Those of a dry run have that of the look that they try.
-pub(super) fn number(look: &LooksAt) -> String {
-    look.looks.max(1).to_string()
 }

@@ -2,8 +2,8 @@
 
 use sqlx::{PgConnection, PgPool};
 
-use super::finding::Answer;
-use super::reconcile::{Look, Visit, number};
+use super::finding::{Answer, Finding};
+use super::reconcile::{Look, Visit};
 use super::reconciler::Reconciler;
 use super::retry::within_a_lease;
 use super::step::store_result_of_step;
@@ -17,16 +17,17 @@ impl Reconciler {
     /// after enough looks without a trace.
     pub(super) async fn conclude(&self, pool: &PgPool, look: Look<'_>) -> Result<Visit, Error> {
         let mut state = look.state.clone();
+        let found_no_trace = state.finding.as_deref() == Some(Finding::NoTrace.as_str());
         // A later look does not outvote one that said that it took effect.
-        let releases = !self.dry_run && !state.took_effect && state.no_trace >= self.looks;
+        let releases = !self.dry_run && !state.took_effect && found_no_trace && state.no_trace >= self.looks;
         let given_up = !releases && self.gives_up(&look);
         state.given_up = given_up;
-        let after = (!given_up).then(|| self.distance(state.looks));
+        let after = (!given_up).then(|| self.distance(&look, &state));
         let opening = Opening::durable(self.leasing.deployment);
         let visit = self
             .transaction(pool, opening, async |conn| {
                 // It locks the record. So no later look says something else before the release.
-                if !self.write(conn, &look, &number(&state), state.n, &state, after).await? {
+                if !self.write(conn, &look, &self.number(&state).to_string(), state.n, &state, after).await? {
                     return Ok(Visit::Overtaken);
                 }
                 if !releases {
@@ -82,13 +83,18 @@ impl Reconciler {
     async fn overtaken(&self, conn: &mut PgConnection, look: &Look<'_>) -> Result<Visit, Error> {
         let shown = self.record(look.doubt).show(conn).await?;
         let known = shown.is_some_and(|shown| {
-            let is_same = shown.token == look.doubt.fence.token;
+            let is_same_claim = shown.claimed_at == look.doubt.claimed_at;
             match (shown.state, look.name) {
-                (State::Completed, _) => true,
-                (State::Indeterminate, "") => true,
-                (State::InFlight, "") => is_same,
+                (State::Completed | State::Indeterminate | State::InFlight, "") => is_same_claim,
                 (_, "") => false,
-                (_, step) => is_same || shown.steps.iter().any(|shown| shown.name == step),
+                // The steps are gone, and with them whether this one was released.
+                (State::Completed, _) => true,
+                (_, step) => {
+                    // A step that the present attempt has begun after another claim was released before.
+                    let is_settled = |attempt| is_same_claim || attempt < shown.attempt;
+                    shown.token == look.doubt.fence.token
+                        || shown.steps.iter().any(|shown| shown.name == step && is_settled(shown.attempt))
+                }
             }
         });
         if known {

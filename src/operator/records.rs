@@ -60,8 +60,8 @@ pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
 ///
 /// # Errors
 ///
-/// - [`Error::Changed`]: the record is under a live lease, belongs to another claim by now, has been completed since,
-///   or is gone.
+/// - [`Error::Changed`]: the record is under a live lease, or its claim, its lease, its steps or its completion are not
+///   as shown, or it is gone.
 /// - [`Error::SchemaMissing`], [`Error::Database`].
 ///
 /// # Cancellation

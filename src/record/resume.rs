@@ -119,7 +119,7 @@ impl Record<'_> {
             .query(concat! {
                 "
                 update idempotency.record
-                set request = null, last_error = 'refused: '::text || $5::text
+                set request = null, looks = null, last_error = 'refused: '::text || $5::text
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and request is not null

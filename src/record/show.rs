@@ -65,6 +65,8 @@ pub struct Shown {
     pub request: Option<ShownRequest>,
     fingerprint: Option<Vec<u8>>,
     lease_until: Option<String>,
+    /// Stands for the steps with their results.
+    steps_hash: Option<i64>,
 }
 
 impl Shown {
@@ -126,6 +128,7 @@ impl Shown {
             looks: ShownLooks::all(row)?,
             resumable: row.try_get("resumable")?,
             lease_until: row.try_get("lease_until")?,
+            steps_hash: row.try_get("steps_hash")?,
             request: row
                 .try_get::<Option<&[u8]>, _>("request_head")?
                 .and_then(ShownRequest::read)
@@ -149,7 +152,8 @@ macro_rules! shown {
                 mode, fingerprint, token, attempt, granted_attempt, trace, last_error,
                 ", readable!("claimed_at"), " as claimed_at, ", readable!("completed_at"), " as completed_at,
                 ", readable!("expires_at"), " as expires_at,
-                steps::text as steps, request is not null and mode <> 'at_most_once' as resumable,
+                steps::text as steps, pg_catalog.jsonb_hash_extended(steps, 0::int8) as steps_hash,
+                request is not null and mode <> 'at_most_once' as resumable,
                 ", fence_time!(), " as lease_until, case when ", looks_count!(), " then looks::text end as looks,
                 -- Without the body. JSON begins with a byte above these.
                 case when pg_catalog.octet_length(request) > 3
@@ -237,8 +241,8 @@ impl Record<'_> {
         .map_err(Error::of_statement)
     }
 
-    /// Deletes the record that was shown, unless it is under a live lease. Returns whether it did. A completion keeps
-    /// the token, and what is done is not to be forgotten for something unfinished.
+    /// Deletes the record that was shown, unless it is under a live lease. Returns whether it did. A completion, a step
+    /// and a heartbeat keep the token, and what is done is not to be forgotten for something unfinished.
     pub(crate) async fn forget(self, conn: &mut PgConnection, shown: &Shown) -> Result<bool, Error> {
         let delete = self
             .query(concat! {
@@ -247,11 +251,15 @@ impl Record<'_> {
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is not distinct from $5::timestamptz
+                    and lease_until is not distinct from $6::text::timestamptz
+                    and pg_catalog.jsonb_hash_extended(steps, 0::int8) is not distinct from $7::int8
                     and ", no_live_lease!(), "
                 ",
             })
             .bind(shown.token) // $4
-            .bind(shown.completed_at); // $5
+            .bind(shown.completed_at) // $5
+            .bind(&shown.lease_until) // $6
+            .bind(shown.steps_hash); // $7
         changes_a_row(conn, delete).await
     }
 }

@@ -144,7 +144,15 @@ async fn several_reconcilers_share_the_operations(pool: PgPool) -> anyhow::Resul
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn somebody_elses_decision_wins(pool: PgPool) -> anyhow::Result<()> {
-    let decisions = ["completed late", "resolved", "failed late", "released", "gone"];
+    let decisions = [
+        "completed late",
+        "resolved",
+        "failed late",
+        "released",
+        "gone",
+        "performed after a release",
+        "in doubt after a release",
+    ];
     for (decision, finds) in decisions.iter().flat_map(|decision| [(*decision, true), (*decision, false)]) {
         pool.execute("truncate idempotency.record").await?;
         let Acquired::Owner(owner) = leasing().acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
@@ -165,6 +173,17 @@ async fn somebody_elses_decision_wins(pool: PgPool) -> anyhow::Result<()> {
                     pool.execute(lapse).await?;
                 }
                 "released" => release(&pool, &key("a"), seen, &[], "by a person").await?,
+                "performed after a release" | "in doubt after a release" => {
+                    release(&pool, &key("a"), seen, &[], "by a person").await?;
+                    let next = leasing().acquire::<String, _>(&pool, &key("a"), "body").await?;
+                    let Acquired::Owner(next) = next else { panic!("it was released") };
+                    if decision == "performed after a release" {
+                        next.complete(&"by the next".to_owned()).await?;
+                    } else {
+                        drop(next);
+                        lapse(&pool, &key("a")).await?;
+                    }
+                }
                 _ => {
                     pool.execute("delete from idempotency.record").await?;
                 }
@@ -172,7 +191,7 @@ async fn somebody_elses_decision_wins(pool: PgPool) -> anyhow::Result<()> {
             Ok::<_, Error>(if finds { sent() } else { Finding::NoTrace })
         };
         let visit = reconciler().visit_one(&pool, meanwhile).await?;
-        let contradicted = finds && matches!(decision, "released" | "gone");
+        let contradicted = finds && (decision.contains("release") || decision == "gone");
         assert_eq!(visit, if contradicted { Visit::Contradicted } else { Visit::Overtaken }, "{decision} {finds}");
         let left: Option<String> = sqlx::query_scalar(
             "select coalesce(convert_from(response_body, 'utf8'), last_error) from idempotency.record",
@@ -225,14 +244,57 @@ async fn a_dry_run_asks_and_settles_nothing_and_counts_nothing(pool: PgPool) -> 
         assert_eq!((shown.looks, shown.no_trace, shown.given_up), (0, 0, false));
         pass_time(&pool).await;
     }
-    let switched_on = dry.with_dry_run(false);
-    assert_eq!(says(&pool, &switched_on, Finding::NoTrace).await, Visit::Undecided);
-    assert_eq!(looks(&pool).await[0].looks, 1);
-    pass_time(&pool).await;
-    assert_eq!(says(&pool, &switched_on.clone().with_dry_run(true), sent()).await, Visit::Undecided);
+    let switched_on = dry.with_looks(2, 9)?.with_dry_run(false);
+    for _ in 0..4 {
+        assert_eq!(says(&pool, &switched_on, Finding::Unknown).await, Visit::Undecided);
+        pass_time(&pool).await;
+    }
+    assert_eq!(looks(&pool).await[0].looks, 4);
+    let trying = async |asked: &InDoubt| {
+        assert_eq!(asked.look(), 5, "the look that it tries");
+        Ok::<_, Error>(sent())
+    };
+    assert_eq!(switched_on.clone().with_dry_run(true).visit_one(&pool, trying).await?, Visit::Undecided);
+    assert!(seconds_to_the_next_look(&pool).await <= QUIET.as_secs_f64(), "the first distance");
     assert_eq!(state(&pool).await, State::Indeterminate);
     pass_time(&pool).await;
     assert_eq!(says(&pool, &switched_on, sent()).await, Visit::Resolved);
+    Ok(())
+}
+
+async fn seconds_to_the_next_look(pool: &PgPool) -> f64 {
+    let next = looks(pool).await[0].next.expect("a next look");
+    (next - sqlx::types::chrono::Utc::now()).num_milliseconds() as f64 / 1000.0
+}
+
+/// The limits of two releases may differ while one replaces the other.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn only_a_look_that_found_no_trace_releases(pool: PgPool) -> anyhow::Result<()> {
+    in_doubt(&pool, "a").await;
+    note(&pool, &reconciler()).await;
+    for _ in 0..2 {
+        assert_eq!(says(&pool, &reconciler(), Finding::NoTrace).await, Visit::Undecided);
+        pass_time(&pool).await;
+    }
+    let next_release = reconciler().with_looks(2, 10)?;
+    assert_eq!(says(&pool, &next_release, Finding::Unknown).await, Visit::Undecided);
+    pass_time(&pool).await;
+    assert_eq!(says(&pool, &next_release, Finding::NoTrace).await, Visit::Released);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn no_distance_is_longer_than_what_is_left_of_the_time_that_the_service_gives(
+    pool: PgPool,
+) -> anyhow::Result<()> {
+    in_doubt(&pool, "a").await;
+    let reconciler = reconciler().with_looks(2, 20)?.with_give_up_after(MINUTE * 60);
+    note(&pool, &reconciler).await;
+    for _ in 0..10 {
+        assert_eq!(says(&pool, &reconciler, Finding::Unknown).await, Visit::Undecided);
+        assert!(seconds_to_the_next_look(&pool).await <= 3600.0);
+        pass_time(&pool).await;
+    }
     Ok(())
 }
 

@@ -68,6 +68,26 @@ async fn a_record_that_was_completed_after_it_was_shown_is_not_forgotten(pool: P
     Ok(())
 }
 
+/// The owner's machine slept, and has worked on under the same token since the record was shown.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_record_whose_lease_or_steps_have_changed_since_it_was_shown_is_not_forgotten(
+    pool: PgPool,
+) -> anyhow::Result<()> {
+    let in_steps = lease::Policy::InSteps { lease: Duration::from_secs(40) };
+    let renewed = "update idempotency.record set lease_until = statement_timestamp()";
+    let stepped = r#"update idempotency.record set steps = '{"ride": {"result": "1", "attempt": 1}}'"#;
+    for meanwhile in [renewed, stepped] {
+        Fixture::lapsed(&key(1), "body", in_steps)?.with_step("ride", &0).write(&pool).await?;
+        let shown = operator::show(&pool, &key(1)).await?.expect("a record");
+        sqlx::query(meanwhile).execute(&pool).await?;
+        let forgotten = operator::forget(&pool, &shown).await;
+        assert!(matches!(forgotten, Err(Error::Changed)), "{meanwhile}: {forgotten:?}");
+        let shown = operator::show(&pool, &key(1)).await?.expect("a record");
+        operator::forget(&pool, &shown).await?;
+    }
+    Ok(())
+}
+
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_indeterminate_transaction_that_is_released_is_performed_again(pool: PgPool) -> anyhow::Result<()> {
     Fixture::indeterminate(&key(1), "body")?.write(&pool).await?;
