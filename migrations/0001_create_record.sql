@@ -199,7 +199,7 @@ begin
         response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb
     where scope = $1::text and operation = $2::text and value = $3::text
         and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
-        and expires_at > pg_catalog.statement_timestamp();
+        and expires_at > pg_catalog.clock_timestamp();
     if not found then
         update idempotency.record set token = token
         where scope = $1::text and operation = $2::text and value = $3::text
@@ -227,8 +227,9 @@ returns bytea language sql immutable strict parallel safe set search_path = pg_c
 $$;
 
 -- Claims the key, or finds the answer that src/claim/answer.rs gives; then nothing was done, and the transaction is usable. A null
--- wait is 5 seconds, or half the retention if that is shorter. statement_timestamp() stands still in a function, so everything is
--- stored and judged as of the call; clock_timestamp() only shows what is left of the wait.
+-- wait is 5 seconds, or half the retention if that is shorter. statement_timestamp() stands still in a function and in a statement
+-- that calls it, so states are judged as of the beginning of the statement; clock_timestamp() shows what is left of the wait, and from
+-- when the retention counts.
 create function idempotency.ensure(
     scope text, operation text, value text, fingerprint bytea,
     retention interval default '24 hours', wait interval default null, trace text default null,
@@ -270,8 +271,10 @@ begin
         raise exception 'idempotency.ensure does not take these arguments' using errcode = 'IK008', hint = refusal;
     end if;
     waits_until := clock_timestamp() + patience;
-    -- Without days, whose length would depend on the session's time zone.
-    remembered := make_interval(secs => extract(epoch from $5)::float8);
+    -- In a long statement, such as the CALL of a worker's loop, the call began later than the statement: otherwise its record
+    -- would be born expired. Without days, whose length would depend on the session's time zone.
+    remembered := make_interval(secs => extract(epoch from $5)::float8
+        + greatest(0::float8, extract(epoch from clock_timestamp() - statement_timestamp())::float8));
     -- As src/key.rs and src/trace.rs. What is no traceparent counts as none.
     lock_id := ('x'::text || encode(substr(sha256(keyed), 1, 8), 'hex'))::bit(64)::int8;
     trace := case

@@ -52,6 +52,6 @@ const server = http.createServer(async (request, response) => {
   } catch {
     answer = { status: 503, body: "the database did not answer; retry with the same key" };
   }
-  response.writeHead(answer.status, { "content-type": "application/json" }).end(answer.body);
+  response.writeHead(answer.status ?? 200, { "content-type": "application/json" }).end(answer.body);
 });
 server.listen(Number(process.env.PORT), "127.0.0.1");

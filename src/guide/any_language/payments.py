@@ -53,4 +53,4 @@ async def pay(request: Request, idempotency_key: str = Header(), x_user_id: str 
                 return Response(outcome, PROBLEMS.get(outcome, 500), {"Retry-After": "1"} if outcome == "in_flight" else None)
     except (psycopg.OperationalError, PoolTimeout):
         return Response("the database did not answer; retry with the same key", 503)
-    return Response(answer, status, media_type="application/json")
+    return Response(answer, status or 200, media_type="application/json")

@@ -47,7 +47,7 @@ pub async fn pay(conn: &mut AsyncPgConnection, user: &str, key: &str, cents: i64
                 complete.bind::<Binary, _>(body.clone()).execute(conn).await?;
                 (status, body)
             }
-            ("replayed", _) => (claim.status.unwrap_or(500), claim.body.unwrap_or_default()),
+            ("replayed", _) => (claim.status.unwrap_or(200), claim.body.unwrap_or_default()),
             ("in_flight", _) => (409, b"ask again with the same key".to_vec()),
             ("key_reused", _) => (422, b"this key was used for another payment".to_vec()),
             (other, _) => (500, other.as_bytes().to_vec()),

@@ -32,7 +32,10 @@ pub async fn pay(client: &mut Client, user: &str, key: &str, cents: i64) -> Resu
             tx.execute(complete, &[&user, &OPERATION, &key, &claim.get::<_, i64>("token"), &status, &body]).await?;
             (status, body)
         }
-        "replayed" => (claim.get("status"), claim.get("body")),
+        "replayed" => (
+            claim.get::<_, Option<i32>>("status").unwrap_or(200),
+            claim.get::<_, Option<_>>("body").unwrap_or_default(),
+        ),
         "in_flight" => (409, b"ask again with the same key".to_vec()),
         "key_reused" => (422, b"this key was used for another payment".to_vec()),
         other => (500, other.as_bytes().to_vec()),

@@ -53,6 +53,43 @@ async fn what_one_door_stored_the_other_one_replays_to_the_byte(pool: PgPool) ->
     Ok(())
 }
 
+/// `statement_timestamp()` stands still in a CALL, also across its commits. A record that counted from there would be born
+/// expired, and a retry would perform.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
+async fn the_retention_counts_from_the_call_also_in_a_long_statement(pool: PgPool) -> anyhow::Result<()> {
+    let worker = "create procedure worker(longer interval) language plpgsql as $$
+        declare claimed record;
+        begin
+            while pg_catalog.clock_timestamp() < pg_catalog.statement_timestamp() + longer loop
+                perform pg_catalog.pg_sleep(0.01);
+            end loop;
+            select * into claimed from idempotency.ensure('scope', 'operation', 'a', idempotency.fingerprint('x'), '1 hour');
+            perform idempotency.complete('scope', 'operation', 'a', claimed.token);
+            commit;
+        end
+        $$";
+    sqlx::raw_sql(worker).execute(&pool).await?;
+    sqlx::raw_sql("call worker('300 ms')").execute(&pool).await?;
+    let claimed = "select extract(epoch from expires_at - claimed_at)::float8 from idempotency.record";
+    let remembered: f64 = sqlx::query_scalar(claimed).fetch_one(&pool).await?;
+    // The transaction began with the CALL.
+    assert!(remembered >= 3600.3, "{remembered}");
+
+    // The retention ends inside one statement.
+    let late = "do $$
+        declare claimed record;
+        begin
+            select * into claimed from idempotency.ensure('scope', 'operation', 'b', idempotency.fingerprint('x'), '20 ms', '1 ms');
+            perform pg_catalog.pg_sleep(0.03);
+            perform idempotency.complete('scope', 'operation', 'b', claimed.token);
+        end
+        $$";
+    let refused = sqlx::raw_sql(late).execute(&pool).await.expect_err("its retention has ended");
+    assert_eq!(refused.as_database_error().and_then(|error| error.code()).as_deref(), Some("IK003"), "{refused:?}");
+    Ok(())
+}
+
 /// Both doors try the same advisory lock.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
