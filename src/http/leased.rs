@@ -82,6 +82,10 @@ pub(super) async fn perform<H: Handler>(
     failed(reply)
 }
 
+/// The key of a resumed request. The layer that passes the request on takes it away.
+#[derive(Clone)]
+pub(super) struct Resumed(pub(super) Key);
+
 /// Whether a resumer has claimed this key for the request. The layer would meet that claim.
 pub(super) fn is_under_lease(extensions: &Extensions, key: &Key) -> bool {
     extensions.get::<Lease>().is_some_and(|lease| lease.key() == key && !lease.is_lost())

@@ -10,7 +10,7 @@ use super::body::LayerBody;
 use super::handler::NoResponse;
 use super::key_header::{MalformedKey, key_value, only_line};
 use super::layer::{IdempotencyLayer, LayerMode};
-use super::leased::is_under_lease;
+use super::leased::{Resumed, is_under_lease};
 use super::rejection::{Misconfigured, Rejection};
 use super::stored_request::to_store;
 use crate::{Error, Fingerprint, Key, KeyPart};
@@ -61,7 +61,7 @@ where
     if matches!(from_header, Some(Ok(None))) && !layer.key_required {
         return Ok(Admission::Covered { ticket: None, request: request.map(LayerBody::untouched) });
     }
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     // Before any complaint about the key: a client without access gets the scope's answer.
     let scope = (layer.scope)(&parts).map_err(NoResponse::Denied)?;
     let from_header = from_header.transpose()?;
@@ -88,8 +88,14 @@ where
         Some(value) => {
             let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
             let key = key(layer, scope, operation, value)?.with_trace(trace.unwrap_or_default());
-            if matches!(layer.mode, LayerMode::Leased(_)) && is_under_lease(&parts.extensions, &key) {
-                return Ok(Admission::NotCovered(Request::from_parts(parts, body)));
+            if matches!(layer.mode, LayerMode::Leased(_)) {
+                // Under another key the effect would have another downstream key, and happen twice.
+                if parts.extensions.remove().is_some_and(|Resumed(resumed)| resumed != key) {
+                    return Err(Rejection::from(Misconfigured::ResumedUnderAnotherKey).into());
+                }
+                if is_under_lease(&parts.extensions, &key) {
+                    return Ok(Admission::NotCovered(Request::from_parts(parts, body)));
+                }
             }
             let fingerprint = layer.fingerprint.fingerprint(&parts, data).map_err(Rejection::InvalidBody)?;
             let wait = layer.mode.wait().map_err(Error::from)?;

@@ -10,7 +10,7 @@ use tower_service::Service;
 
 use super::handler::{Handler, ServiceCall};
 use super::layer::{IdempotencyLayer, LayerMode};
-use super::leased::{Performed, perform};
+use super::leased::{Performed, Resumed, perform};
 use super::stored_request::restored;
 use crate::caught::caught;
 use crate::lease::{Lease, LeaseOwner, Leasing};
@@ -35,7 +35,7 @@ pub enum Decision {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ResumedRequest {
-    /// The service answered with this status, and a retry of the client gets the answer.
+    /// The service answered with this status. A retry of the client gets the answer, if the layer stores it.
     Answered(Key, StatusCode),
     /// The service refused the request before its operation was claimed.
     Refused(Key),
@@ -152,7 +152,11 @@ impl IdempotencyLayer {
         let request = restored(&stored);
         if request.is_none() {
             let (operation, token) = (found.key.operation(), found.token);
-            tracing::error!(operation, token, "a stored request is damaged, and waits for an operator");
+            tracing::error!(
+                operation,
+                token,
+                "a stored request is damaged; `unsettled --abandoned-for` lists its operation"
+            );
         }
         Ok(request.map(|request| (stored, request)))
     }
@@ -177,6 +181,7 @@ impl IdempotencyLayer {
         let lease = Lease::clone(&owner);
         let (key, operation) = (lease.key().clone(), lease.key().operation());
         handler.extensions_mut().insert(key.clone());
+        handler.extensions_mut().insert(Resumed(key.clone()));
         let Performed { reply, stored } = perform(self, owner, handler).await;
         if let (Ok(response), true) = (&reply, stored) {
             observe::resumed(operation, PERFORMED);

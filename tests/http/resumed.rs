@@ -221,7 +221,9 @@ async fn a_request_that_is_too_large_to_store_is_refused(pool: PgPool) {
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_request_that_the_service_refuses_is_left_to_a_person(pool: PgPool) -> anyhow::Result<()> {
-    let service = Service::new(&pool);
+    let options = Leasing::new(Policy::InSteps { lease: MINUTE })?.with_stored_request(true).with_max_attempts(TWO);
+    let layer = || IdempotencyLayer::leased(pool.clone(), options, scope);
+    let service = Service { layer: layer(), ..Service::new(&pool) };
     service.abandoned(&pool, "key-1", "/payments/ada").await;
     let refuse = async |_: &Key, _: &mut axum::http::Request<Bytes>| -> Result<Decision, Error> {
         Ok(Decision::Refuse("the account is closed".to_owned()))
@@ -237,10 +239,25 @@ async fn a_request_that_the_service_refuses_is_left_to_a_person(pool: PgPool) ->
     assert_eq!(shown.last_error.as_deref(), Some("refused: the account is closed"));
     assert!(service.resume().await.is_none(), "visited no more");
     assert_eq!(service.charges().len(), 1);
-    let app = service.restarted(&pool).authenticated();
+    let app = Service { layer: layer(), ..service.restarted(&pool) }.authenticated();
     let retry = send(&app, signed("key-1", "/payments/ada")).await;
     assert_eq!((retry.status, retry.is_replayed()), (StatusCode::CREATED, false), "the user is back");
     assert!(operator::unsettled(&pool, 9, None, None).await?.is_empty());
+    Ok(())
+}
+
+/// Under another key, the gateway would see another downstream key, and charge twice.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_resumed_request_is_never_performed_under_another_key(pool: PgPool) -> anyhow::Result<()> {
+    let service = Service::new(&pool);
+    service.abandoned(&pool, "key-1", "/payments/ada").await;
+    let another = async |key: &Key, request: &mut axum::http::Request<Bytes>| -> Result<Decision, Error> {
+        request.extensions_mut().insert(Account(format!("account:{}", key.scope())));
+        Ok(Decision::Resume)
+    };
+    let failed = service.layer.resume_one(OPERATION, another, service.routes()).await?;
+    assert_eq!(failed, Some(ResumedRequest::Failed(key("key-1"))));
+    assert_eq!((service.charges().len(), records(&pool).await), (1, 1));
     Ok(())
 }
 
