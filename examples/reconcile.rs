@@ -42,7 +42,7 @@ async fn main() -> anyhow::Result<()> {
     migrate(&pool).await?;
     let gateway = Gateway::default();
     // Short times, so that the example ends soon. Usual are 40 seconds, and minutes of quiet.
-    let policy = Policy::AtMostOnce { lease: Duration::from_secs(5) };
+    let policy = Policy::AtMostOnce { lease: Duration::from_secs(2) };
     let leasing = Leasing::new(policy)?.with_stored_request(true);
     let reconciler = Reconciler::new(leasing, "sms.arrived", Duration::from_millis(500))?;
 

@@ -80,7 +80,7 @@ impl Reconciler {
         F: AsyncFnOnce(&InDoubt) -> Result<Finding, E>,
     {
         let (deployment, retention) = (self.leasing.deployment, self.leasing.retention);
-        let mode = self.leasing.policy.mode();
+        let (mode, lease) = (self.leasing.policy.mode(), self.leasing.policy.lease());
         let mut doubts = self
             .transaction(pool, Opening::Plain, async |conn| Doubt::all(conn, deployment, &self.operation, mode).await)
             .await?;
@@ -88,7 +88,7 @@ impl Reconciler {
         // Before any look, because these may expire soon.
         for doubt in doubts.iter().filter(|doubt| doubt.looks.is_none()) {
             let noting =
-                async |conn: &mut PgConnection| doubt.visit_first(conn, deployment, self.quiet, retention).await;
+                async |conn: &mut PgConnection| doubt.visit_first(conn, deployment, lease, self.quiet, retention).await;
             noted |= self.transaction(pool, Opening::durable(deployment), noting).await?;
         }
         if noted {
@@ -249,9 +249,14 @@ impl Reconciler {
                 look.state.no_trace += u32::from(!self.dry_run && !look.state.took_effect);
                 self.conclude(pool, look).await?
             }
-            Ok(Finding::Unknown) => self.conclude(pool, look).await?,
+            // The other service may have said that it took effect. So the looks without a trace are counted anew.
+            Ok(Finding::Unknown) => {
+                look.state.no_trace = 0;
+                self.conclude(pool, look).await?
+            }
             Err(error) => {
                 tracing::warn!(operation = self.operation, error, "a look-up failed, and the next one comes later");
+                look.state.no_trace = 0;
                 look.state.error = Some(storable(&error));
                 self.conclude(pool, look).await?
             }

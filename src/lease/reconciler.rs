@@ -71,7 +71,8 @@ impl Reconciler {
     ///
     /// `quiet` is the longest time after the lapse of a lease in which a request of its **dead** process can still take
     /// effect: the time-out of the HTTP client, the retries of proxies, the queue of the provider. There is no default,
-    /// because only the service knows this time.
+    /// because only the service knows this time. It begins one lease after the first visit, because the lease may have
+    /// lapsed only by a jump of the server's clock.
     ///
     /// # Errors
     ///
@@ -111,7 +112,7 @@ impl Reconciler {
         leasing.policy.lease() / 2
     }
 
-    /// How many looks have to find no trace before the operation is released, and after how many looks it is left to a
+    /// How many looks in a row have to find no trace before the operation is released, and after how many looks it is left to a
     /// person if it is not settled. The defaults are 3 and 10.
     ///
     /// # Errors
@@ -135,8 +136,8 @@ impl Reconciler {
         Ok(Self { distance: within("distance", distance, Self::distances(&self.leasing))?, ..self })
     }
 
-    /// Also leaves an operation to a person when it has been in doubt for this time. The default is the number of looks
-    /// alone.
+    /// Also leaves an operation to a person when it has been in doubt for this time; no distance is longer than what is
+    /// left of it. The default is the number of looks alone.
     #[must_use]
     pub fn with_give_up_after(self, time: Duration) -> Self {
         Self { give_up_after: Some(time), ..self }

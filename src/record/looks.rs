@@ -71,7 +71,7 @@ pub(crate) struct LooksAt {
     pub(crate) n: u32,
     /// The looks that count towards the limit.
     pub(crate) looks: u32,
-    /// The looks that found no trace.
+    /// How many of the last looks in a row found no trace.
     pub(crate) no_trace: u32,
     /// When the next look is due, in seconds. `None` once it is left to a person.
     pub(crate) next: Option<f64>,
@@ -227,15 +227,20 @@ impl Doubt {
 
     /// The first visit: the looks begin after the quiet time, and the record is remembered until then. `false` means
     /// that another visit or decision was faster.
+    ///
+    /// The lease may have lapsed only because the server's clock has jumped ahead. After one more lease of real time its
+    /// owner has renewed it, which ends these looks, or has stopped by its own clock.
     pub(crate) async fn visit_first(
         &self,
         conn: &mut PgConnection,
         deployment: Deployment,
+        lease: Duration,
         quiet: Duration,
         retention: Duration,
     ) -> Result<bool, Error> {
         let since = self.lapsed_at.unwrap_or(self.now);
-        let next = since + quiet.as_secs_f64();
+        let stopped = self.lapsed_at.map_or(self.now, |_| self.now + lease.as_secs_f64());
+        let next = stopped + quiet.as_secs_f64();
         let looks = json!({
             "token": self.fence.token,
             "lease_until": self.fence.lease_until,
@@ -308,7 +313,7 @@ pub struct ShownLooks {
     pub step: Option<String>,
     /// How many looks were made.
     pub looks: u32,
-    /// How many of them found no trace.
+    /// How many of the last looks in a row found no trace.
     pub no_trace: u32,
     /// When they were made, the earliest first.
     pub at: Vec<DateTime<Utc>>,

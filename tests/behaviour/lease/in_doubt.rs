@@ -108,6 +108,18 @@ async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()>
     Ok(())
 }
 
+/// The owner's clock stood still while the machine slept. The quiet time counts from the lapse, and would be over at once.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn no_step_begins_under_a_lapsed_lease(pool: PgPool) -> anyhow::Result<()> {
+    let lease = acquired(&pool).await;
+    lapse(&pool, &key("a")).await?;
+    let lost =
+        lease.step_at_most_once("text", async |_| -> Result<i64, Error> { panic!("the lease has lapsed") }).await;
+    assert!(matches!(lost, Err(Error::LeaseLost)), "{lost:?}");
+    assert!(show(&pool, &key("a")).await?.expect("a record").steps.is_empty());
+    Ok(())
+}
+
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn an_owners_release_keeps_the_doubt(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool).await;
