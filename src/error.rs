@@ -58,7 +58,7 @@ pub enum Error {
     },
 
     /// The operation was claimed and never completed, its owner is gone, and nobody knows whether it took effect. The
-    /// key stays indeterminate until an operator resolves or releases it, or its retention ends. In transaction mode
+    /// key stays indeterminate until an operator or a [`Reconciler`](crate::lease::Reconciler) settles it, or its retention ends. In transaction mode
     /// the cause is a caller that commits although the call failed, or a `perform` that sends a COMMIT.
     #[error(
         "the operation was claimed at {claimed_at} (attempt {attempt}, token {token}) and never completed{}{}; \
@@ -197,7 +197,7 @@ pub enum Error {
     /// (`#[serde(default)]`, an enum of versions).
     #[error(
         "the stored {} does not decode into its type; keep the type able to read older values",
-        step.as_deref().map_or("response".to_owned(), |step| format!("result of the step {step:?}"))
+        step.as_deref().map_or("response or request".to_owned(), |step| format!("result of the step {step:?}"))
     )]
     #[non_exhaustive]
     Undecodable {

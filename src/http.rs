@@ -106,7 +106,7 @@
 //! [`Runs::finished`].
 //!
 //! A request waits for its place among the runs in the order of arrival, for as long as the pool waits for a connection
-//! (`acquire_timeout`), and ends with its client meanwhile. **A storm of requests with one key costs other keys time and
+//! (`acquire_timeout`), or for the wait of the options if that is longer, and ends with its client meanwhile. **A storm of requests with one key costs other keys time and
 //! nothing else**: of the requests with one key that do not perform, only as many have a place at a time as the pool has
 //! connections, and at most half of all places.
 //!

@@ -7,12 +7,12 @@
 //! - [`AtLeastOnce`](Policy::AtLeastOnce) takes a lapsed claim over and does the work again. **The effect can happen
 //!   twice.** If the other service deduplicates by a key, give it [`Lease::downstream_key`], and it sees one operation.
 //! - [`AtMostOnce`](Policy::AtMostOnce) never does the work again. **The effect can stay unknown**: the key is
-//!   [indeterminate](crate::Error::Indeterminate) until an operator finds out and calls
+//!   [indeterminate](crate::Error::Indeterminate) until a [`Reconciler`] or an operator finds out:
 //!   [`resolve`](crate::operator::resolve()) or [`release`](crate::operator::release()).
 //! - [`InSteps`](Policy::InSteps) is for work of several named parts, in this database and outside. The result of each
 //!   part is stored when the part is done, so the next attempt continues after the last one. [`Lease::step`],
 //!   [`Lease::step_at_least_once`] and [`Lease::step_at_most_once`] are the kinds of parts. A step at most once that was
-//!   begun and has no result makes the key indeterminate, until an operator calls
+//!   begun and has no result makes the key indeterminate, until a [`Reconciler`] or an operator settles it:
 //!   [`resolve_step`](crate::operator::resolve_step) or [`release_step`](crate::operator::release_step).
 //!
 //! Under every policy at most one result is stored. A stale owner can neither store nor undo anything, because every

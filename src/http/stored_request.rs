@@ -52,7 +52,8 @@ pub(super) fn restored(stored: &[u8]) -> Option<Request<Bytes>> {
 }
 
 impl InDoubt {
-    /// The stored request of a leased layer, with its body. `None` if the operation is not behind a layer.
+    /// The stored request of a leased layer, with its body. `None` if the operation is not behind a layer, or
+    /// its request is damaged or of a newer release.
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     #[must_use]
     pub fn http_request(&self) -> Option<Request<Bytes>> {

@@ -19,13 +19,14 @@ pub enum Policy {
         lease: Duration,
     },
     /// The next caller continues after the last [step](super::Lease::step) that is stored. Work outside a step may
-    /// repeat. If an [at-most-once step](super::Lease::step_at_most_once) is in doubt, nobody continues until an
-    /// operator settles it, or the retention ends.
+    /// repeat. If an [at-most-once step](super::Lease::step_at_most_once) is in doubt, nobody continues until it
+    /// is settled, by an operator or a [`Reconciler`](super::Reconciler), or the retention ends.
     InSteps {
         /// From 10 ms to 12 hours. 40 s is usual.
         lease: Duration,
     },
-    /// Nobody does the work again until an operator settles the key, or its retention ends. For effects that must not
+    /// Nobody does the work again until the key is settled, by an operator or a [`Reconciler`](super::Reconciler), or its
+    /// retention ends. For effects that must not
     /// repeat.
     AtMostOnce {
         /// From 10 ms to 12 hours. 40 s is usual.

@@ -26,7 +26,7 @@ pub(crate) struct Claim {
 /// A record that a claim has inserted.
 pub(crate) struct Inserted {
     pub(crate) claim: Claim,
-    /// The age of the transaction after the insert, by the server's clock. It is the only use of `clock_timestamp`: an age
+    /// The age of the transaction after the insert, by the server's clock (`clock_timestamp`): an age
     /// before the insert would not show a foreign transaction that is younger than the insert takes.
     pub(crate) age: Duration,
 }

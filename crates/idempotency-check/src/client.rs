@@ -150,14 +150,18 @@ pub(crate) fn other_body(body: &str) -> Option<String> {
             return Some(changed(body, at + length - 1));
         }
     }
-    // The value of a member or an element: what follows a colon, a bracket or an equals sign.
+    // The value of a member or an element: what follows a colon, a bracket or an equals sign. In JSON it must be a
+    // string, because another letter would make `true` no JSON.
+    let is_json = body.starts_with(['{', '[']);
     let values = body.match_indices([':', '[', '=']).filter_map(|(at, _)| {
         let value = body[at + 1..].trim_start();
         let at = body.len() - value.len();
-        let at = if value.starts_with('"') { at + 1 } else { at };
+        let is_string = value.starts_with('"');
+        let at = if is_string { at + 1 } else { at };
+        (is_string || !is_json).then_some(())?;
         (!body[at..].starts_with("{key}") && bytes.get(at).is_some_and(u8::is_ascii_alphanumeric)).then_some(at)
     });
-    let first = values.into_iter().next().or_else(|| (!body.starts_with(['{', '['])).then_some(0))?;
+    let first = values.into_iter().next().or_else(|| (!is_json).then_some(0))?;
     bytes.get(first).filter(|byte| byte.is_ascii_alphanumeric()).map(|_| changed(body, first))
 }
 
@@ -183,6 +187,7 @@ mod tests {
             (r#"{"amount":100,"currency":"USD"}"#, Some(r#"{"amount":101,"currency":"USD"}"#)),
             (r#"{"id2": "a1", "amount": -9.5}"#, Some(r#"{"id2": "a1", "amount": -8.5}"#)),
             (r#"{"name":"ada"}"#, Some(r#"{"name":"bda"}"#)),
+            (r#"{"gift":true,"name":"ada"}"#, Some(r#"{"gift":true,"name":"bda"}"#)),
             (r#"{"key":"{key}","name":"ada"}"#, Some(r#"{"key":"{key}","name":"bda"}"#)),
             ("amount=100&to=b", Some("amount=101&to=b")),
             ("to=bob", Some("to=cob")),

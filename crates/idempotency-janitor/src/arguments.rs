@@ -147,7 +147,7 @@ pub(crate) struct Sweep {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) pace: Pace,
-    /// How long to rest between two passes
+    /// The time from one pass to the next: half of it to all of it
     #[arg(long, env = "IDEMPOTENCY_INTERVAL", default_value = "60s", value_parser = duration)]
     pub(crate) interval: Duration,
     /// Serve /metrics in Prometheus' text and /healthz on this address: 127.0.0.1:9187
