@@ -49,6 +49,7 @@ pages! {
     standards: "The layer beside the IETF draft, Stripe and the agentic-commerce protocol.";
     metrics: "Metrics, spans, logs and outcomes.";
     table: "The table.";
+    files: "Examples, files for operators, and evidence: the files of the package.";
 }
 
 /// Call the protocol from any language, by SQL functions.
