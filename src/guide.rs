@@ -25,7 +25,7 @@ pages! {
     promises: "What is promised, and what is not.", "crash";
     modes: "Which mode fits an operation.", "modes";
     words: "The glossary.";
-    axum: "Add the layer to an existing axum service.", "layers";
+    axum: "The layer in an axum service.", "layers";
     http: "Choose the settings of the HTTP layer.", "http";
     by_reference: "Rebuild an answer in place of storing it.";
     events: "Webhooks, queues and nonces.", "lease";
@@ -51,6 +51,16 @@ pages! {
     table: "The table.";
     files: "Examples, files for operators, and evidence: the files of the package.";
 }
+
+/// Into a service that exists: before, after, and the steps between.
+///
+#[doc = include_str!("guide/existing.md")]
+///
+/// ```diff
+#[doc = include_str!("guide/existing/change.diff")]
+/// ```
+// crates/demos/tests/existing.rs compiles and drives both versions.
+pub mod existing {}
 
 /// Call the protocol from any language, by SQL functions.
 ///
