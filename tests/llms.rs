@@ -59,11 +59,9 @@ fn items(text: &str, exported: &BTreeSet<String>, found: &mut BTreeMap<String, (
             let rest = rest.split(" for ").last().unwrap_or(rest).trim_start_matches(|c| c != ' ').trim();
             owner = rest.split(['<', ' ']).next().unwrap_or_default().to_owned();
         } else if let Some(rest) = line.strip_prefix("pub ") {
-            let words = rest.split([' ', '(', '<', '{', ';', ':']);
-            let name = words
-                .skip_while(|word| ["async", "const", "fn", "static", "type", "struct", "enum", "trait"].contains(word))
-                .next();
-            let name = name.unwrap_or_default();
+            let mut words = rest.split([' ', '(', '<', '{', ';', ':']);
+            let keywords = ["async", "const", "fn", "static", "type", "struct", "enum", "trait"];
+            let name = words.find(|word| !keywords.contains(word)).unwrap_or_default();
             if exported.contains(name) {
                 let variants = lines[at..].iter().take_while(|line| **line != "}").filter_map(|line| {
                     let variant = line.strip_prefix("    ").filter(|line| line.starts_with(char::is_uppercase))?;
