@@ -29,6 +29,7 @@ pages! {
     http: "Choose the settings of the HTTP layer.", "http";
     by_reference: "Rebuild an answer in place of storing it.";
     events: "Webhooks, queues and nonces.", "lease";
+    engines: "Inside a job queue or a durable engine." with "engines/worker.rs";
     steps: "Charge a card, and write rows around it.", "steps";
     orms: "SeaORM, other versions of sqlx, and other libraries." with "sea_orm.rs";
     nothing_escapes: "Let the database refuse writes outside an operation.";
