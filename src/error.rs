@@ -136,8 +136,9 @@ pub enum Error {
     #[error("this transaction has claimed the key before without completing it; roll back and start over")]
     AlreadyInTransaction,
 
-    /// [`commit`](crate::commit()) met an aborted transaction: an earlier statement had failed, and the caller ignored
-    /// its error. Nothing was saved, and the transaction is rolled back. Acknowledge nothing.
+    /// The end of a call, or [`commit`](crate::commit()), met an aborted transaction: an earlier statement had failed, and
+    /// the code ignored its error. Nothing was saved, and the transaction can only be rolled back; an isolated call has
+    /// undone its own part. Acknowledge nothing.
     #[error(
         "the transaction was aborted by an earlier error, so nothing was saved; do not ignore errors of its statements"
     )]
@@ -406,12 +407,13 @@ impl From<UnknownMode> for Error {
     }
 }
 
-/// For a `perform` that returns this crate's [`Error`]: 40001 and 40P01 become [`Error::Retryable`], all others
-/// [`Error::Database`].
+/// For a `perform` that returns this crate's [`Error`]: 40001 and 40P01 become [`Error::Retryable`], 25P02
+/// [`Error::TransactionAborted`], and all others [`Error::Database`].
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {
             Some(sqlstate::SERIALIZATION_FAILURE | sqlstate::DEADLOCK_DETECTED) => Self::Retryable(error),
+            Some(sqlstate::IN_FAILED_TRANSACTION) => Self::TransactionAborted(error),
             _ => Self::Database(error),
         }
     }

@@ -25,10 +25,11 @@ pages! {
     promises: "What is promised, and what is not.", "crash";
     modes: "Which mode fits an operation.", "modes";
     words: "The glossary.";
-    axum: "Add the layer to an existing axum service.", "layers";
+    axum: "The layer in an axum service.", "layers";
     http: "Choose the settings of the HTTP layer.", "http";
     by_reference: "Rebuild an answer in place of storing it.";
     events: "Webhooks, queues and nonces.", "lease";
+    engines: "Inside a job queue or a durable engine." with "engines/worker.rs";
     steps: "Charge a card, and write rows around it.", "steps";
     orms: "SeaORM, other versions of sqlx, and other libraries." with "sea_orm.rs";
     nothing_escapes: "Let the database refuse writes outside an operation.";
@@ -49,7 +50,18 @@ pages! {
     standards: "The layer beside the IETF draft, Stripe and the agentic-commerce protocol.";
     metrics: "Metrics, spans, logs and outcomes.";
     table: "The table.";
+    files: "Examples, files for operators, and evidence: the files of the package.";
 }
+
+/// Into a service that exists: before, after, and the steps between.
+///
+#[doc = include_str!("guide/existing.md")]
+///
+/// ```diff
+#[doc = include_str!("guide/existing/change.diff")]
+/// ```
+// crates/demos/tests/existing.rs compiles and drives both versions.
+pub mod existing {}
 
 /// Call the protocol from any language, by SQL functions.
 ///

@@ -74,6 +74,13 @@ fn every_relative_link_leads_to_a_file_and_a_heading() {
     assert!(links > 20 && headings > 5, "{links} links, {headings} of them to a heading");
 }
 
+#[test]
+fn the_readme_has_at_most_1100_words() {
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("a text");
+    let words = readme.split_whitespace().count();
+    assert!(words <= 1100, "{words} words");
+}
+
 /// What begins with `idempotency_` and ends as a metric does, and is outside a name of more words.
 fn metrics(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));

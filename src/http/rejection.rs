@@ -9,7 +9,6 @@ use serde_json::json;
 
 use super::key_header::MalformedKey;
 use crate::claim::RETRY_AFTER;
-use crate::error::sqlstate;
 use crate::{Error, InvalidBody, observe};
 
 /// Why the layer refused a request. **The request performed nothing**, unless the variant says otherwise.
@@ -241,9 +240,7 @@ impl Rejection {
     /// The rejection for an error of a statement that follows the handler's.
     pub(super) fn of_completion(error: Error) -> Self {
         match &error {
-            Error::Database(source) if sqlstate(source).as_deref() == Some(sqlstate::IN_FAILED_TRANSACTION) => {
-                Misconfigured::TransactionAborted(error).into()
-            }
+            Error::TransactionAborted(_) => Misconfigured::TransactionAborted(error).into(),
             _ => Self::of(error),
         }
     }

@@ -107,7 +107,7 @@ impl Session {
         self.check_depth()?;
         self.conn.execute(IS_EXEMPT).await.map_err(|error| match sqlstate(&error).as_deref() {
             Some(sqlstate::DIVISION_BY_ZERO | sqlstate::NO_ACTIVE_TRANSACTION) => Error::NotInTransaction,
-            _ => Error::Database(error),
+            _ => error.into(),
         })?;
         self.commit().await
     }

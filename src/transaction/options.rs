@@ -109,7 +109,7 @@ pub enum RoundTrips {
     SelectFirst,
     /// Send the claim together with BEGIN, and the completion together with COMMIT. A first call then takes as many
     /// round trips as its bare transaction, two fewer than [`Plain`](Self::Plain). It pays off if the database is
-    /// distant, and not on a Unix socket: `docs/performance.md` has measurements.
+    /// distant, and not on a Unix socket: `docs/performance.md` of the package has measurements.
     ///
     /// The price:
     /// - **Each call that finds the key taken writes an ERROR to the server's log**, with SQLSTATE IK001 and the key.

@@ -56,7 +56,7 @@ async fn an_error_leaves_the_transaction_usable_and_the_key_released(pool: PgPoo
         })
         .await
         .expect_err("an error");
-        assert_eq!(matches!(error, Failed::Idempotency(Error::Database(_))), swallowed, "{error:?}");
+        assert_eq!(matches!(error, Failed::Idempotency(Error::TransactionAborted(_))), swallowed, "{error:?}");
         leave_effect(&mut tx, "the caller's own").await?;
         tx.commit().await?;
         let shown = pg_idempotency::operator::show(&pool, &key).await?.expect("a record");

@@ -52,8 +52,7 @@ async fn a_swallowed_sql_error_is_not_acknowledged(pool: PgPool) -> anyhow::Resu
     })
     .await
     .expect_err("the transaction is aborted");
-    let Error::Database(sqlx::Error::Database(cause)) = error else { panic!("{error:?}") };
-    assert_eq!(cause.code().as_deref(), Some("25P02"));
+    assert!(matches!(error, Error::TransactionAborted(_)), "{error:?}");
     tx.commit().await?;
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0), "that COMMIT was a ROLLBACK");
     Ok(())

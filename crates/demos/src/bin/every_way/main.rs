@@ -32,7 +32,7 @@ const TABLE: &str = "
     )
 ";
 
-/// After a crash, a retry waits for the end of the lease. A service would have 30 seconds.
+/// After a crash, a retry waits for the end of the lease. A service would have 40 seconds.
 const LEASE: Duration = Duration::from_secs(2);
 
 /// A payment takes milliseconds, so a duplicate had better wait than ask again.

@@ -1,0 +1,139 @@
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use axum::extract::{Path, Request, State};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, Runs};
+use pg_idempotency::lease::{Lease, Leasing, Policy};
+use pg_idempotency::{Error, Idempotency, Janitor, OnEscape};
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{PgConnection, PgPool};
+
+mod orders {
+    use super::*;
+
+    pub(super) async fn insert(conn: &mut PgConnection, item: &str) -> sqlx::Result<i64> {
+        sqlx::query("update stock set left_over = left_over - 1 where item = $1")
+            .bind(item)
+            .execute(&mut *conn)
+            .await?;
+        let insert = "insert into orders (item) values ($1) returning id";
+        sqlx::query_scalar(insert).bind(item).fetch_one(conn).await
+    }
+}
+
+mod payments {
+    use super::*;
+
+    pub(super) async fn insert(conn: &mut PgConnection, order: i64, charge: &str) -> sqlx::Result<i64> {
+        let insert = "insert into payments (order_id, charge) values ($1, $2) returning id";
+        sqlx::query_scalar(insert).bind(order).bind(charge).fetch_one(conn).await
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Gateway {
+    pub(crate) http: reqwest::Client,
+    pub(crate) url: String,
+}
+
+impl Gateway {
+    async fn charge(&self, key: &str, cents: i64) -> anyhow::Result<String> {
+        let request = self.http.post(&self.url).header("idempotency-key", key).json(&cents);
+        Ok(request.send().await?.error_for_status()?.text().await?)
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct AppState {
+    pub(crate) pool: PgPool,
+    pub(crate) gateway: Gateway,
+}
+
+pub(crate) struct AppError(anyhow::Error);
+
+impl<E: Into<anyhow::Error>> From<E> for AppError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for AppError {
+    fn into_response(self) -> Response {
+        tracing::error!("{:#}", self.0);
+        let error = self.0.downcast::<sqlx::Error>().map(Error::from).or_else(|other| other.downcast::<Error>());
+        if error.is_ok_and(|error| error.is_transient()) {
+            return (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")]).into_response();
+        }
+        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+    }
+}
+
+type Answer = Result<(StatusCode, Json<i64>), AppError>;
+
+async fn place(mut tx: IdempotentTx, Json(item): Json<String>) -> Answer {
+    let id = orders::insert(&mut tx, &item).await?;
+    Ok((StatusCode::CREATED, Json(id)))
+}
+
+async fn pay(lease: Lease, State(app): State<AppState>, Path(order): Path<i64>, Json(cents): Json<i64>) -> Answer {
+    let charge = lease
+        .step_at_least_once("charge", async |step| app.gateway.charge(&step.downstream_key(), cents).await)
+        .await?;
+    let insert = async |conn: &mut PgConnection| anyhow::Ok(payments::insert(conn, order, &charge).await?);
+    let id = lease.step("payment", insert).await?;
+    Ok((StatusCode::CREATED, Json(id)))
+}
+
+#[derive(Clone)]
+struct Account(String);
+
+/// In place of a session or a token.
+async fn authenticate(mut request: Request, next: Next) -> Result<Response, StatusCode> {
+    let account = request.headers().get("x-account").ok_or(StatusCode::UNAUTHORIZED)?;
+    let account = account.to_str().map_err(|_| StatusCode::UNAUTHORIZED)?.to_owned();
+    request.extensions_mut().insert(Account(account));
+    Ok(next.run(request).await)
+}
+
+fn scope(request: &Parts) -> Result<String, Denied> {
+    let Account(account) = request.extensions.get().ok_or(StatusCode::UNAUTHORIZED)?;
+    Ok(account.clone())
+}
+
+pub(crate) fn router(app: AppState) -> anyhow::Result<(Router, [Runs; 2])> {
+    let in_steps = Leasing::new(Policy::InSteps { lease: Duration::from_secs(40) })?
+        .with_max_attempts(NonZeroU32::new(10).expect("not zero"));
+    let leased = IdempotencyLayer::leased(app.pool.clone(), in_steps, scope);
+    let transactional = IdempotencyLayer::transactional(app.pool.clone(), Idempotency::new(), scope);
+    let runs = [leased.runs(), transactional.runs()];
+    let orders = Router::new().route("/orders", post(place)).route_layer(transactional);
+    let payments = Router::new().route("/orders/{order}/payment", post(pay)).route_layer(leased);
+    let router = orders.merge(payments).route_layer(middleware::from_fn(authenticate)).with_state(app);
+    Ok((router, runs))
+}
+
+pub(crate) async fn main() -> anyhow::Result<()> {
+    let options = PgPoolOptions::new().acquire_timeout(Duration::from_secs(5));
+    let pool = options.connect(&std::env::var("DATABASE_URL")?).await?;
+    sqlx::migrate!().run(&pool).await?;
+    pg_idempotency::migrate(&pool).await?;
+    for table in ["stock", "orders", "payments"] {
+        pg_idempotency::protect(&pool, table, OnEscape::Refuse).await?;
+    }
+    tokio::spawn(Janitor::new(pool.clone()).run(std::future::pending()));
+    let gateway = Gateway { http: reqwest::Client::new(), url: std::env::var("GATEWAY_URL")? };
+    let listener = tokio::net::TcpListener::bind("0.0.0.0:3000").await?;
+    let (router, runs) = router(AppState { pool, gateway })?;
+    let stop = async { drop(tokio::signal::ctrl_c().await) };
+    axum::serve(listener, router).with_graceful_shutdown(stop).await?;
+    for runs in runs {
+        drop(tokio::time::timeout(Duration::from_secs(20), runs.finished()).await);
+    }
+    Ok(())
+}

@@ -1,0 +1,105 @@
+use axum::extract::{Path, Request, State};
+use axum::http::StatusCode;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+use sqlx::{PgConnection, PgPool};
+
+mod orders {
+    use super::*;
+
+    pub(super) async fn insert(conn: &mut PgConnection, item: &str) -> sqlx::Result<i64> {
+        sqlx::query("update stock set left_over = left_over - 1 where item = $1")
+            .bind(item)
+            .execute(&mut *conn)
+            .await?;
+        let insert = "insert into orders (item) values ($1) returning id";
+        sqlx::query_scalar(insert).bind(item).fetch_one(conn).await
+    }
+}
+
+mod payments {
+    use super::*;
+
+    pub(super) async fn insert(pool: &PgPool, order: i64, charge: &str) -> sqlx::Result<i64> {
+        let insert = "insert into payments (order_id, charge) values ($1, $2) returning id";
+        sqlx::query_scalar(insert).bind(order).bind(charge).fetch_one(pool).await
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Gateway {
+    pub(crate) http: reqwest::Client,
+    pub(crate) url: String,
+}
+
+impl Gateway {
+    async fn charge(&self, cents: i64) -> anyhow::Result<String> {
+        let request = self.http.post(&self.url).json(&cents);
+        Ok(request.send().await?.error_for_status()?.text().await?)
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct AppState {
+    pub(crate) pool: PgPool,
+    pub(crate) gateway: Gateway,
+}
+
+pub(crate) struct AppError(anyhow::Error);
+
+impl<E: Into<anyhow::Error>> From<E> for AppError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for AppError {
+    fn into_response(self) -> Response {
+        tracing::error!("{:#}", self.0);
+        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+    }
+}
+
+type Answer = Result<(StatusCode, Json<i64>), AppError>;
+
+async fn place(State(app): State<AppState>, Json(item): Json<String>) -> Answer {
+    let mut tx = app.pool.begin().await?;
+    let id = orders::insert(&mut tx, &item).await?;
+    tx.commit().await?;
+    Ok((StatusCode::CREATED, Json(id)))
+}
+
+async fn pay(State(app): State<AppState>, Path(order): Path<i64>, Json(cents): Json<i64>) -> Answer {
+    let charge = app.gateway.charge(cents).await?;
+    let id = payments::insert(&app.pool, order, &charge).await?;
+    Ok((StatusCode::CREATED, Json(id)))
+}
+
+#[derive(Clone)]
+struct Account(String);
+
+/// In place of a session or a token.
+async fn authenticate(mut request: Request, next: Next) -> Result<Response, StatusCode> {
+    let account = request.headers().get("x-account").ok_or(StatusCode::UNAUTHORIZED)?;
+    let account = account.to_str().map_err(|_| StatusCode::UNAUTHORIZED)?.to_owned();
+    request.extensions_mut().insert(Account(account));
+    Ok(next.run(request).await)
+}
+
+pub(crate) fn router(app: AppState) -> anyhow::Result<Router> {
+    let orders = Router::new().route("/orders", post(place));
+    let payments = Router::new().route("/orders/{order}/payment", post(pay));
+    Ok(orders.merge(payments).route_layer(middleware::from_fn(authenticate)).with_state(app))
+}
+
+pub(crate) async fn main() -> anyhow::Result<()> {
+    let pool = PgPool::connect(&std::env::var("DATABASE_URL")?).await?;
+    sqlx::migrate!().run(&pool).await?;
+    let gateway = Gateway { http: reqwest::Client::new(), url: std::env::var("GATEWAY_URL")? };
+    let listener = tokio::net::TcpListener::bind("0.0.0.0:3000").await?;
+    let router = router(AppState { pool, gateway })?;
+    axum::serve(listener, router).await?;
+    Ok(())
+}
