@@ -1,8 +1,12 @@
 //! One key for the layer and for callers of the SQL functions.
 
+use axum::Router;
+use axum::body::Bytes;
 use axum::http::{StatusCode, header};
+use axum::routing::post;
+use pg_idempotency::http::IdempotentTx;
 use pg_idempotency::{Fingerprint, Key};
-use serde_json::json;
+use serde_json::{Value, json};
 use sqlx::PgPool;
 
 use crate::functions::{complete, ensure};
@@ -71,6 +75,35 @@ async fn what_the_sql_functions_stored_the_layer_replays_with_status_and_headers
         }
     }
     assert_eq!(effects(&pool).await, 0);
+    Ok(())
+}
+
+/// Those with a payment are whole requests. The services in other languages are tested by them, too.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn the_layer_computes_the_vectors_of_requests(pool: PgPool) -> anyhow::Result<()> {
+    let layer = transactional(&pool).with_portable_fingerprint().with_operation(|_| Some("POST /payments".to_owned()));
+    let app = Router::new().fallback(post(async |_: IdempotentTx, body: Bytes| body)).layer(layer);
+    let vectors: Vec<Value> = serde_json::from_str(include_str!("../vectors/fingerprints.json"))?;
+    let mut requests = 0;
+    for vector in &vectors {
+        let text = |name: &str| vector[name].as_str().unwrap_or_default();
+        let request = hex::decode(text("request"))?;
+        let Some((target, body)) = std::str::from_utf8(&request)
+            .ok()
+            .and_then(|request| request.strip_prefix("POST ")?.split_once('\n'))
+            .filter(|(_, body)| body.contains("amount"))
+        else {
+            continue;
+        };
+        assert_eq!(post_to(&app, target, text("fingerprint"), body).await.status, StatusCode::OK);
+        let stored: Vec<u8> = sqlx::query_scalar("select fingerprint from idempotency.record where value = $1")
+            .bind(text("fingerprint"))
+            .fetch_one(&pool)
+            .await?;
+        assert_eq!(hex::encode(stored), text("fingerprint"), "{target}");
+        requests += 1;
+    }
+    assert_eq!(requests, 3);
     Ok(())
 }
 

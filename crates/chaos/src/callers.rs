@@ -27,7 +27,7 @@ use crate::checker::{self, Aftermath, Effect, leases, lost, marks};
 use crate::finding::Finding;
 use crate::history::{Call, What, now};
 use crate::random::Random;
-use crate::request::{INDETERMINATE, Request, ending};
+use crate::request::{Door, INDETERMINATE, Request, ending};
 use crate::service::Service;
 use crate::subject;
 use crate::world::{Least, PAUSE, World, pool, pool_that_waits};
@@ -205,7 +205,10 @@ impl Callers {
         let pool = pool(&self.world.options, 2 * SETTLERS as u32);
         let service = Service::new(pool.clone());
         let way = match self.way {
-            Way::Transaction(_) => Way::Transaction(|_, request| request.fails = false),
+            Way::Transaction(_) => Way::Transaction(|random, request| {
+                request.fails = false;
+                request.enter(random, &[Door::Run]);
+            }),
             Way::Mark => Way::Mark,
             Way::Lease(leased) => Way::Lease(Leased { work: 1, ..leased }),
         };

@@ -48,6 +48,10 @@ pub(crate) enum Mutant {
     WritesApart,
     /// Over HTTP: the handler answers the client itself, before the layer commits.
     AnswersBeforeCommit,
+    /// The SQL functions: the effect happens whatever `ensure` answers.
+    EffectBeforeAnswer,
+    /// The SQL functions: `complete` is called in a transaction of its own.
+    CompletesApart,
 }
 
 impl Mutant {
@@ -56,9 +60,9 @@ impl Mutant {
         matches!(self, Self::RowOutside | Self::BegunNotWritten | Self::BegunNotDurable)
     }
 
-    /// Whether the calls are the crate's, and a handler behind the layer is broken.
-    pub(crate) fn is_a_handler(self) -> bool {
-        matches!(self, Self::WritesApart | Self::AnswersBeforeCommit)
+    /// Whether the calls are the crate's, and a handler behind the layer or a caller of the SQL functions is broken.
+    pub(crate) fn is_a_caller(self) -> bool {
+        matches!(self, Self::WritesApart | Self::AnswersBeforeCommit | Self::EffectBeforeAnswer | Self::CompletesApart)
     }
 
     pub(crate) fn name(self) -> String {

@@ -5,14 +5,19 @@ use std::time::Duration;
 
 use pg_idempotency::http::{Misconfigured, Rejection};
 use pg_idempotency::testing::cancel_after;
-use pg_idempotency::{DEFAULT_RETENTION, Deployment, Error, Idempotency, InFlight, Key, Outcome, RoundTrips};
+use pg_idempotency::{
+    DEFAULT_RETENTION, Deployment, Error, Fingerprint, Idempotency, InFlight, Key, Outcome, RoundTrips,
+};
 use sqlx::{Connection as _, Executor as _, PgConnection};
 
 use crate::history::What;
 use crate::random::Random;
+use crate::world::KEYS_OF_BOTH_DOORS;
 
 /// The suffix of the name of an effect that `perform` wrote after it had ended the transaction.
 pub(crate) const APART: &str = "-apart";
+/// The suffix of the name of a call through the SQL functions.
+pub(crate) const THROUGH_SQL: &str = "-sql";
 /// What a caller is told about a claim whose owner is gone.
 pub(crate) const INDETERMINATE: &str = "indeterminate";
 
@@ -31,6 +36,8 @@ pub(crate) enum Door {
     Careless,
     /// Over HTTP, to a handler behind the layer with these round trips.
     Layer(RoundTrips),
+    /// The SQL functions.
+    Sql,
 }
 
 pub(crate) const SAFE_TO_DROP: &[Door] = &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunIsolated];
@@ -77,9 +84,34 @@ impl Request {
         }
     }
 
-    /// Chooses one of these doors, or one for the keys of requests over HTTP.
+    /// Chooses one of these doors, or one for the keys of requests over HTTP, or the SQL functions for half of the calls
+    /// that share their keys with them.
     pub(crate) fn enter(&mut self, random: &mut Random, doors: &[Door]) {
         self.door = random.of(if is_over_http(&self.key) { OVER_HTTP } else { doors });
+        if self.is_portable() {
+            self.reject = random.one_in(4);
+            if random.one_in(2) {
+                self.door = Door::Sql;
+                self.call.push_str(THROUGH_SQL);
+            }
+        }
+    }
+
+    /// Whether callers of the SQL functions ask for its key, too.
+    pub(crate) fn is_portable(&self) -> bool {
+        self.key.starts_with(KEYS_OF_BOTH_DOORS)
+    }
+
+    /// The request in the form that every language can compute, which the layer computes too.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        format!("POST /\n{}", self.key).into_bytes()
+    }
+
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
+        if self.is_portable() {
+            return Fingerprint::portable(&self.bytes());
+        }
+        Fingerprint::of_json(&self.key).expect("a string")
     }
 
     pub(crate) fn options(&self) -> Result<Idempotency, Error> {

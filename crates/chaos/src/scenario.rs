@@ -79,6 +79,8 @@ pub(crate) static SCENARIOS: &[Scenario] = table! {
         [trial(PlainBegin, "was acknowledged, and is lost")];
     Own "killed-workers" 3, |stage| killed_workers::play(stage, None).boxed_local(),
         [trial(AutocommitClaim, NO_ANSWER), trial(WritesApart, TWICE), PASSES];
+    Own "both-doors" 3, |stage| killed_workers::play_both_doors(stage).boxed_local(),
+        [trial(EffectBeforeAnswer, TWICE), trial(CompletesApart, "was told: indeterminate")];
     Own "killed-server" 4, |stage| killed_server::play(stage).boxed_local(),
         [trial(SynchronousCommitOff, GONE), trial(ErrorsSwallowed, GONE), trial(AnswersBeforeCommit, GONE), PASSES];
     Own "cut-connections" 3, |stage| cut_connections::play(stage).boxed_local(),

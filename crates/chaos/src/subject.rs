@@ -7,6 +7,7 @@ use sqlx::{PgConnection, PgPool};
 use crate::mutant::Mutant;
 use crate::request::{Door, Failure, Request, key};
 use crate::service::Service;
+use crate::sql_door;
 
 type Called = Result<Outcome<String>, Failure>;
 
@@ -19,7 +20,8 @@ pub(crate) async fn call(mutant: Option<Mutant>, service: &Service, request: &Re
     let polls = request.polls.unwrap_or(usize::MAX);
     let call = async {
         match mutant {
-            Some(mutant) if !mutant.is_a_handler() => mutant.call(pool, request).await,
+            Some(mutant) if !mutant.is_a_caller() => mutant.call(pool, request).await,
+            _ if request.door == Door::Sql => sql_door::call(mutant, pool, request).await,
             _ if matches!(request.door, Door::Layer(_)) => service.transactional(mutant, request).await,
             _ => by_the_crate(pool, request).await,
         }
@@ -30,11 +32,10 @@ pub(crate) async fn call(mutant: Option<Mutant>, service: &Service, request: &Re
 /// Makes the call in a transaction that the caller commits or rolls back.
 pub(crate) async fn within(mutant: Option<Mutant>, conn: &mut PgConnection, request: &Request) -> Called {
     match mutant {
-        Some(mutant) if !mutant.is_a_handler() => mutant.perform(conn, request).await,
+        Some(mutant) if !mutant.is_a_caller() => mutant.perform(conn, request).await,
         _ => {
-            let body = request.key.as_str();
             let perform = async |conn: &mut PgConnection| request.effect(conn).await;
-            request.options()?.ensure(conn, &key(&request.key), body, perform).await
+            request.options()?.ensure(conn, &key(&request.key), &request.fingerprint(), perform).await
         }
     }
 }
@@ -51,18 +52,18 @@ async fn careless(mutant: Option<Mutant>, pool: &PgPool, request: &Request) -> O
 }
 
 async fn by_the_crate(pool: &PgPool, request: &Request) -> Called {
-    let (options, key, body) = (request.options()?, key(&request.key), request.key.as_str());
+    let (options, key, body) = (request.options()?, key(&request.key), request.fingerprint());
     match request.door {
         Door::Run | Door::RunFewest | Door::RunSelectFirst => {
-            options.run(pool, &key, body, async |conn| request.effect(conn).await).await
+            options.run(pool, &key, &body, async |conn| request.effect(conn).await).await
         }
         Door::RunIsolated => {
             let perform = async |conn: &mut PgConnection| -> Result<_, Failure> {
                 Ok(Verdict::Keep(request.effect(conn).await?))
             };
-            options.run_isolated(pool, &key, body, perform).await
+            options.run_isolated(pool, &key, &body, perform).await
         }
-        Door::OwnTransaction | Door::Careless | Door::Layer(_) => {
+        Door::OwnTransaction | Door::Careless | Door::Layer(_) | Door::Sql => {
             let mut tx = pool.begin().await?;
             let called = within(None, &mut tx, request).await;
             match &called {

@@ -9,6 +9,7 @@ use std::{env, io, process, thread};
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 use sqlx::ConnectOptions as _;
+use sqlx::postgres::PgConnectOptions;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
@@ -36,6 +37,7 @@ struct Orders {
     name: String,
     seed: u64,
     window: Window,
+    prefix: String,
     leased: Option<Leased>,
 }
 
@@ -49,7 +51,8 @@ pub(crate) async fn run() -> anyhow::Result<bool> {
     let Ok(orders) = env::var(ORDERS) else { return Ok(false) };
     end_with_parent();
     let orders: Orders = serde_json::from_str(&orders)?;
-    let world = World::of_worker(orders.url.parse()?, orders.mutant, orders.seed, orders.window);
+    let (url, window) = (orders.url.parse()?, orders.window);
+    let world = World::of_worker(url, orders.mutant, orders.seed, window, orders.prefix);
     // The steps of a call run side by side at times.
     let pool = pool(&world.options, u32::try_from(4 * CALLERS)?);
     Callers::start(&world, way(orders.leased), pool, &format!("{}.", orders.name), CALLERS).end().await?;
@@ -79,10 +82,16 @@ pub(crate) struct Crew {
 }
 
 impl Crew {
-    pub(crate) fn start(world: &Arc<World>, workers: usize, leased: Option<Leased>) -> anyhow::Result<Self> {
+    /// Each worker reaches the database by `options`.
+    pub(crate) fn start(
+        world: &Arc<World>,
+        options: &PgConnectOptions,
+        workers: usize,
+        leased: Option<Leased>,
+    ) -> anyhow::Result<Self> {
         let every = |time| Next::Every { since: now(), time };
         let orders = Orders {
-            url: world.options.clone().application_name(APPLICATION).to_url_lossy().to_string(),
+            url: options.clone().application_name(APPLICATION).to_url_lossy().to_string(),
             mutant: world.mutant,
             name: String::new(),
             seed: world.seed,
@@ -91,6 +100,7 @@ impl Crew {
                 // Long, so that a claim lapses while other callers still ask for its key.
                 Some(leased) => Window { keys: 8, next: every(leased.lease / 4) },
             },
+            prefix: world.prefix.clone(),
             leased,
         };
         let mut crew = Self { world: world.clone(), orders, started: 0, workers: Vec::new() };

@@ -39,6 +39,7 @@ const LEAST_CALLS_IN_STEPS: u64 = 40;
 /// The prefixes of the keys of worlds that share a database or an outside. None begins with another one.
 pub(crate) const KEYS: &str = "k";
 pub(crate) const KEYS_IN_STEPS: &str = "steps-";
+pub(crate) const KEYS_OF_BOTH_DOORS: &str = "both-";
 
 /// Which keys are asked for at the same time.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -94,7 +95,7 @@ pub(crate) struct World {
     faults: Mutex<BTreeMap<&'static str, u64>>,
     answers: AtomicU64,
     window: Window,
-    prefix: &'static str,
+    pub(crate) prefix: String,
     outside: Option<PgPool>,
     distributed: bool,
 }
@@ -137,9 +138,15 @@ impl World {
     }
 
     /// The world as a worker process sees it, which runs until it is killed.
-    pub(crate) fn of_worker(options: PgConnectOptions, mutant: Option<Mutant>, seed: u64, window: Window) -> Arc<Self> {
+    pub(crate) fn of_worker(
+        options: PgConnectOptions,
+        mutant: Option<Mutant>,
+        seed: u64,
+        window: Window,
+        prefix: String,
+    ) -> Arc<Self> {
         let world = Self::of(options.clone(), pool(&options, 1), mutant, seed, Setup { window, ..Setup::default() });
-        Arc::new(Self { history: History::printed(), ..world })
+        Arc::new(Self { history: History::printed(), prefix, ..world })
     }
 
     /// Another world in the same database, with its own calls and faults. Its keys are those of operations in steps.
@@ -170,7 +177,7 @@ impl World {
             faults: Mutex::default(),
             answers: AtomicU64::new(0),
             window: setup.window,
-            prefix: setup.prefix.unwrap_or(KEYS),
+            prefix: setup.prefix.unwrap_or(KEYS).to_owned(),
             outside: setup.outside,
             distributed: setup.effects.is_some(),
         }
@@ -273,8 +280,8 @@ impl World {
         )
         .fetch_all(&self.observer)
         .await?;
-        effects.retain(|effect| effect.key.starts_with(self.prefix));
-        records.retain(|record| record.key.starts_with(self.prefix));
+        effects.retain(|effect| effect.key.starts_with(&self.prefix));
+        records.retain(|record| record.key.starts_with(&self.prefix));
         Ok(Aftermath { effects, records })
     }
 

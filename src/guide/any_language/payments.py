@@ -26,8 +26,10 @@ async def pay(request: Request, idempotency_key: str = Header(), x_user_id: str 
     body = await request.body()
     # A real service takes the user from the verified token.
     key = {"scope": x_user_id, "operation": "POST /payments", "value": idempotency_key}
-    target = request.url.path + ("?" + request.url.query if request.url.query else "")
-    key["request"] = f"{request.method} {target}\n".encode() + body
+    # The path as the client has sent it: request.url.path is decoded.
+    query = request.scope["query_string"]
+    target = request.scope["raw_path"] + (b"?" + query if query else b"")
+    key["request"] = request.method.encode() + b" " + target + b"\n" + body
     try:
         # One transaction: it commits where the block ends, and rolls back if an error leaves it.
         async with pool.connection() as conn:

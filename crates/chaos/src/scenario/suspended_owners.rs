@@ -22,7 +22,7 @@ pub(super) async fn play(stage: &Stage, promise: Promise) -> anyhow::Result<Find
     let work = if promise == Promise::InSteps { 320 } else { 100 };
     let leased = Leased { promise, lease: Duration::from_millis(150), work };
     let mut random = world.random("suspender");
-    let mut crew = Crew::start(&world, WORKERS, Some(leased))?;
+    let mut crew = Crew::start(&world, &world.options, WORKERS, Some(leased))?;
     sleep(Duration::from_millis(200)).await;
     while !world.is_over() {
         sleep(random.millis(5..40)).await;

@@ -32,6 +32,13 @@ impl Database {
         url.into()
     }
 
+    /// Of the record with this value.
+    pub(crate) async fn fingerprint(&self, value: &str) -> sqlx::Result<Vec<u8>> {
+        let mut conn = PgConnection::connect(&self.url()).await?;
+        let select = "select fingerprint from idempotency.record where value = $1::text";
+        sqlx::query_scalar(select).bind(value).fetch_one(&mut conn).await
+    }
+
     pub(crate) async fn drop(self) -> anyhow::Result<()> {
         let mut conn = PgConnection::connect(self.server.as_str()).await?;
         conn.execute(AssertSqlSafe(format!("drop database {} with (force)", self.name))).await?;

@@ -12,6 +12,7 @@ mod page;
 mod planted;
 mod program;
 mod redis;
+mod vectors;
 
 /// libtest hides what a passing test prints. A test that did nothing has to say so.
 fn skipped<T>(service: &str, reason: &str) -> Option<T> {

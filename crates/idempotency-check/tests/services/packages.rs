@@ -13,7 +13,7 @@ use crate::redis::Redis;
 use crate::skipped;
 
 /// Starts `python` with the packages after `before`. `None` where there is no Python.
-fn in_python(name: &'static str, before: &str, module: &str) -> anyhow::Result<Option<Service>> {
+pub(crate) fn in_python(name: &'static str, before: &str, module: &str) -> anyhow::Result<Option<Service>> {
     let python = match python() {
         Ok(python) => python.display(),
         Err(reason) => return Ok(skipped(name, reason)),
@@ -25,7 +25,7 @@ fn in_python(name: &'static str, before: &str, module: &str) -> anyhow::Result<O
 }
 
 /// `None` where there is no Node.
-fn in_node(name: &'static str, file: &str) -> anyhow::Result<Option<Service>> {
+pub(crate) fn in_node(name: &'static str, file: &str) -> anyhow::Result<Option<Service>> {
     let node_modules = match node_modules() {
         Ok(node_modules) => node_modules,
         Err(reason) => return Ok(skipped(name, reason)),
@@ -92,7 +92,7 @@ async fn package(service: Option<Service>, package: Package) -> anyhow::Result<(
 }
 
 /// The schema of pg-idempotency, as its migration creates it, and the payments.
-const WITH_FUNCTIONS: &str = concat!(
+pub(crate) const WITH_FUNCTIONS: &str = concat!(
     "create schema idempotency;",
     include_str!("../../../../migrations/0001_create_record.sql"),
     include_str!("tables.sql"),
@@ -100,7 +100,7 @@ const WITH_FUNCTIONS: &str = concat!(
 );
 
 /// The programs of the guide's page on any language.
-fn guide() -> PathBuf {
+pub(crate) fn guide() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src/guide/any_language")
 }
 

@@ -9,8 +9,9 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
 use crate::database::{Database, TABLES};
@@ -93,7 +94,8 @@ impl Service {
         self
     }
 
-    async fn start_once(&self, database: &Database) -> anyhow::Result<()> {
+    /// The process, once it listens.
+    async fn start(&self, database: &Database) -> anyhow::Result<Child> {
         let (program, arguments) = self.command.split_first().context("a command")?;
         let mut command = Command::new(program);
         command.args(arguments).envs(self.environment.iter().cloned()).env("DATABASE_URL", database.url());
@@ -102,7 +104,41 @@ impl Service {
             ended = child.wait() => anyhow::bail!("{} ended: {}", self.name, ended?),
             listens = timeout(LIMIT, listens(self.port)) => listens?,
         }
-        Ok(child.kill().await?)
+        Ok(child)
+    }
+
+    /// Sends these requests to the service, which is given a database of its own. Each is a body for a target, under a key.
+    /// Returns the fingerprint of each record.
+    pub(crate) async fn fingerprints(&self, requests: &[(String, &str, &str)]) -> anyhow::Result<Vec<Vec<u8>>> {
+        let database = Database::create(self.tables.unwrap_or_default()).await?;
+        let mut child = self.start(&database).await?;
+        let asked = async {
+            let mut stored = Vec::new();
+            for (key, target, body) in requests {
+                let answer = self.post(key, target, body).await?;
+                ensure!(answer.starts_with("HTTP/1.1 201 "), "{}: {target}: {answer}", self.name);
+                stored.push(database.fingerprint(key).await?);
+            }
+            anyhow::Ok(stored)
+        };
+        let stored = asked.await;
+        child.kill().await?;
+        database.drop().await?;
+        stored
+    }
+
+    /// Sends the target as it is, which a client that knows URLs would not.
+    async fn post(&self, key: &str, target: &str, body: &str) -> anyhow::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
+        let request = format!(
+            "POST {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-User-ID: 42\r\nIdempotency-Key: {key}\r\n\
+            Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await?;
+        Ok(String::from_utf8_lossy(&answer).into_owned())
     }
 
     /// One run of the program, on a database of its own.
@@ -110,7 +146,7 @@ impl Service {
         let database = Database::create(self.tables.unwrap_or_default()).await?;
         if self.tables.is_none() {
             // The check reads the effects before it starts the service.
-            self.start_once(&database).await?;
+            self.start(&database).await?.kill().await?;
         }
         let report = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{}.json", self.name, self.port));
         let mut command = Command::new(env!("CARGO_BIN_EXE_idempotency-check"));
