@@ -17,7 +17,7 @@ use reqwest::Client;
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
-/// The longest time from the arrival of a request to its effect.
+/// The longest time from the end of a sender's lease to the effect of its request.
 pub(crate) const LATEST: Duration = Duration::from_secs(4);
 /// For a look-up.
 const SLOW: Duration = Duration::from_millis(50);
@@ -101,8 +101,9 @@ async fn send(State(shared): State<Shared>, Json(order): Json<Order>) -> Json<Re
 /// Only a repeated request gets an answer.
 fn receive(books: &mut Books, order: Order) -> Option<Receipt> {
     let (now, number) = (Instant::now(), books.texts.len());
+    let left = order.until.duration_since(SystemTime::now()).ok();
     let first = match number % 3 {
-        _ if order.until < SystemTime::now() => Outcome::Lost,
+        _ if left.is_none() => Outcome::Lost,
         0 => Outcome::TookEffect,
         1 => Outcome::TookEffectLate,
         _ => Outcome::Lost,
@@ -119,7 +120,9 @@ fn receive(books: &mut Books, order: Order) -> Option<Receipt> {
         _ if !is_first => Some(Duration::ZERO),
         Outcome::TookEffect => Some(Duration::ZERO),
         // From an eighth of the longest time to all of it.
-        Outcome::TookEffectLate => Some(LATEST / 8 * u32::try_from(number / 3 % 8 + 1).unwrap_or(1)),
+        Outcome::TookEffectLate => {
+            Some(left.unwrap_or_default() + LATEST / 8 * u32::try_from(number / 3 % 8 + 1).unwrap_or(1))
+        }
         Outcome::Lost => None,
     };
     let receipt = delay.map(|delay| {
