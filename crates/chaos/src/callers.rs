@@ -3,9 +3,10 @@
 //! # Layout
 //!
 //! - Here: the loop of a caller, the questions that settle every key when the fault is over, and the check.
-//! - [`mark`], [`lease`] and [`steps`] are one call in these modes. [`crate::subject`] is one in transaction mode.
+//! - [`mark`], [`lease`], [`in_doubt`] and [`steps`] are one call in these modes. [`crate::subject`] is one in transaction mode.
 //! - [`loads`] is callers in each mode at the same time, for faults that last seconds.
 
+pub(crate) mod in_doubt;
 mod lease;
 pub(crate) mod loads;
 mod mark;
@@ -32,6 +33,7 @@ use crate::service::Service;
 use crate::subject;
 use crate::world::{Least, PAUSE, World, pool, pool_that_waits};
 
+use in_doubt::Doubt;
 pub(crate) use lease::Leased;
 
 /// Makes a request what the scenario needs.
@@ -105,6 +107,7 @@ impl Callers {
             callers.tasks.spawn(steps::resumer(world.clone(), pool.clone(), resumer, leased, stopped.clone()));
             callers.tasks.spawn(steps::operator(world, pool, operator, stopped));
         }
+        callers.reconcile(name.trim_end_matches('.'));
         callers
     }
 
@@ -115,6 +118,13 @@ impl Callers {
         let world = world.beside(least, None);
         let pool = pool_that_waits(&world.options, 12, Duration::from_millis(250));
         Self::start(&world, Way::Lease(leased), pool, "steps", 3)
+    }
+
+    fn reconcile(&mut self, name: &str) {
+        if let Way::Lease(leased @ Leased { promise: Promise::Reconciled, .. }) = self.way {
+            let (world, pool, stopped) = (self.world.clone(), self.service.pool.clone(), self.stopped.clone());
+            self.tasks.spawn(in_doubt::reconcile(world, pool, name.to_owned(), leased, stopped));
+        }
     }
 
     /// For calls that others make: a scenario itself, or worker processes.
@@ -171,6 +181,9 @@ impl Callers {
             _ => 0,
         };
         let decided = self.settle().await?;
+        if matches!(self.way, Way::Lease(Leased { promise: Promise::Reconciled, .. })) {
+            return Ok((in_doubt::check(world, decided).await?, String::new()));
+        }
         let after = world.aftermath().await?;
         let must_be_true = |call: &Call| answers == Answers::All || call.name.starts_with(SETTLER);
         let calls: Vec<Call> = world.history.calls().into_iter().filter(must_be_true).collect();
@@ -214,6 +227,8 @@ impl Callers {
         };
         let calls = self.world.history.calls();
         let keys: BTreeSet<&str> = calls.iter().map(|call| call.key.as_str()).collect();
+        let mut reconcilers = Self::none(&self.world, self.way, pool.clone());
+        reconcilers.reconcile(SETTLER);
         let started = Instant::now();
         let limit = if self.world.mutant.is_none() { SETTLE_LIMIT } else { MUTANT_SETTLE_LIMIT };
         let settled = try_join_all((0..SETTLERS).map(async |settler| {
@@ -227,12 +242,22 @@ impl Callers {
                     number += 1;
                     match (caller.attempt(key, number, &mut random).await, way) {
                         (What::Barred(why), Way::Lease(leased))
-                            if why == INDETERMINATE && leased.promise != Promise::InSteps =>
+                            if why == INDETERMINATE
+                                && !matches!(leased.promise, Promise::InSteps | Promise::Reconciled) =>
                         {
                             lease::decide(&self.world, &pool, key).await?;
                             decided += 1;
                         }
                         _ if started.elapsed() > limit => break,
+                        (What::Barred(why), Way::Lease(leased))
+                            if why == INDETERMINATE && leased.promise == Promise::Reconciled =>
+                        {
+                            match in_doubt::doubt(&pool, key).await? {
+                                Doubt::Lasts => {}
+                                Doubt::GivenUp => break,
+                                Doubt::ByHand => decided += 1,
+                            }
+                        }
                         (What::Performed(_) | What::Replayed(_) | What::Wrong(_), _) => break,
                         (_, Way::Lease(leased)) if leased.promise == Promise::InSteps => {
                             steps::settle_in_doubt(&self.world, &pool).await?;
@@ -246,6 +271,7 @@ impl Callers {
             anyhow::Ok(decided)
         }))
         .await?;
+        reconcilers.stop().await?;
         pool.close().await;
         Ok(settled.into_iter().sum())
     }
@@ -303,6 +329,9 @@ impl Caller {
             Way::Mark => ending(mark::call(pool, request).await),
             Way::Lease(leased) if leased.promise == Promise::InSteps => {
                 ending(steps::call(world, pool, &request.key, &request.call, leased, random).await)
+            }
+            Way::Lease(leased) if leased.promise == Promise::Reconciled => {
+                ending(in_doubt::call(world, pool, &request.key, &request.call, leased, random).await)
             }
             Way::Lease(leased) => {
                 ending(lease::call(world, service, &request.key, &request.call, leased, random).await)

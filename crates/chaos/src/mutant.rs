@@ -28,6 +28,12 @@ pub(crate) enum Mutant {
     TakesOverAtMostOnce,
     /// Lease mode: a claim whose COMMIT got no answer stays.
     ClaimNotReleased,
+    /// Reconcilers: the first look without a trace releases the key.
+    OneLookSuffices,
+    /// Reconcilers: the quiet time counts from the claim.
+    QuietFromClaim,
+    /// Reconcilers: a release permits one more attempt.
+    NoTraceGrants,
     /// Lease mode: stores the result before the effect happens.
     CompletesFirst,
     /// Steps: a task of its own writes the row, and no step.

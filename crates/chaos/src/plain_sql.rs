@@ -29,6 +29,44 @@ impl Mutant {
                     when (new.attempt < old.attempt) execute function not_released()";
                 conn.execute(trigger).await?;
             }
+            OneLookSuffices => {
+                let trigger = r#"
+                    create function one_look() returns trigger language plpgsql as $$
+                    begin
+                        new.looks := jsonb_set(new.looks, '{of,""}',
+                            (new.looks #> '{of,""}'::text[]) || '{"no_trace": 2, "finding": "no_trace"}'::jsonb);
+                        return new;
+                    end $$;
+                    create trigger one_look before update on idempotency.record for each row
+                    when (new.looks #>> '{of,"",n}'::text[] = '0'::text) execute function one_look()"#;
+                conn.execute(trigger).await?;
+            }
+            QuietFromClaim => {
+                let trigger = r#"
+                    create function from_claim() returns trigger language plpgsql as $$
+                    begin
+                        new.looks := jsonb_set(new.looks, '{of,"",next}', to_jsonb(
+                            (new.looks #>> '{of,"",next}'::text[])::float8 - (new.looks ->> 'since'::text)::float8
+                            + extract(epoch from new.claimed_at)::float8
+                        ));
+                        return new;
+                    end $$;
+                    create trigger from_claim before update on idempotency.record for each row
+                    when (new.looks #>> '{of,"",n}'::text[] = '0'::text) execute function from_claim()"#;
+                conn.execute(trigger).await?;
+            }
+            NoTraceGrants => {
+                let trigger = "
+                    create function grants() returns trigger language plpgsql as $$
+                    begin
+                        new.granted_attempt := new.attempt + 1;
+                        return new;
+                    end $$;
+                    create trigger grants before update on idempotency.record for each row
+                    when (new.lease_until = '-infinity'::timestamptz and starts_with(new.last_error, 'a reconciler'))
+                    execute function grants()";
+                conn.execute(trigger).await?;
+            }
             SynchronousCommitOff => {
                 let database: String = sqlx::query_scalar("select current_database()").fetch_one(&mut *conn).await?;
                 let sql = format!("alter database \"{database}\" set synchronous_commit = off");

@@ -256,6 +256,7 @@ fn of_error(error: &Error) -> What {
         Error::Database(cause) => What::Unknown(cause.to_string()),
         Error::Unanswered => What::Unknown("unanswered".to_owned()),
         Error::Indeterminate { .. } => What::Barred(INDETERMINATE.to_owned()),
+        Error::Exhausted { .. } => What::Barred("exhausted".to_owned()),
         // In lease mode there is an effect without a result.
         Error::LeaseLost => What::Unknown("lease lost".to_owned()),
         Error::StepInDoubt { .. } => What::Unknown("a step in doubt".to_owned()),

@@ -12,6 +12,7 @@ mod killed_workers;
 mod patroni;
 mod rolling_upgrade;
 mod suspended_owners;
+mod unknown_outcomes;
 
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
@@ -101,6 +102,8 @@ pub(crate) static SCENARIOS: &[Scenario] = table! {
         [trial(CompletesFirst, "without an effect")];
     Own "killed-leases-at-most-once" 3, |stage| killed_workers::play(stage, Some(Promise::AtMostOnce)).boxed_local(),
         [trial(TakesOverAtMostOnce, DOUBLE)];
+    Own "unknown-outcomes" 6, |stage| unknown_outcomes::play(stage).boxed_local(),
+        [trial(OneLookSuffices, DOUBLE), trial(QuietFromClaim, DOUBLE), trial(NoTraceGrants, "requests, of at most")];
     Own "killed-steps" 3, |stage| killed_workers::play(stage, Some(Promise::InSteps)).boxed_local(),
         [trial(BegunNotWritten, TWO_TEXTS), trial(SettlesAllInDoubt, TWO_TEXTS)];
     Own "killed-server-steps" 3, |stage| killed_server::play_steps(stage).boxed_local(),

@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use crate::callers::{Callers, Leased, Way};
+use crate::checker::leases::Promise;
 use crate::cluster::signal;
 use crate::finding::Finding;
 use crate::history::now;
@@ -69,6 +70,7 @@ fn end_with_parent() {
 }
 
 struct Worker {
+    name: String,
     process: Child,
     reader: JoinHandle<()>,
 }
@@ -97,6 +99,10 @@ impl Crew {
             seed: world.seed,
             window: match leased {
                 None => Window { keys: 6, next: every(Duration::from_millis(5)) },
+                // A key is still asked for when a reconciler has released it.
+                Some(leased) if leased.promise == Promise::Reconciled => {
+                    Window { keys: 32, next: every(leased.lease / 4) }
+                }
                 // Long, so that a claim lapses while other callers still ask for its key.
                 Some(leased) => Window { keys: 8, next: every(leased.lease / 4) },
             },
@@ -129,12 +135,17 @@ impl Crew {
                 }
             }
         });
-        self.workers.push(Worker { process, reader });
+        self.workers.push(Worker { name: orders.name, process, reader });
         Ok(())
     }
 
     pub(crate) fn len(&self) -> u64 {
         self.workers.len() as u64
+    }
+
+    /// The index of the worker with this name, unless it was killed.
+    pub(crate) fn position(&self, name: &str) -> Option<u64> {
+        self.workers.iter().position(|worker| worker.name == name).map(|index| index as u64)
     }
 
     /// SIGKILL to a worker, and another one takes its place.

@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::interval;
 
-use crate::gateway::Gateway;
 use crate::schema::Schema;
 
 const LOOK: Duration = Duration::from_millis(50);
@@ -102,16 +102,16 @@ impl<'a> Crew<'a> {
         self.start_one().await
     }
 
-    /// Kills the workers that the gateway names, until the work is done.
+    /// Kills the workers that a gateway names, until the work is done.
     pub async fn work<T>(
         &mut self,
-        gateway: &mut Gateway,
+        deaths: &mut UnboundedReceiver<u32>,
         work: impl Future<Output = anyhow::Result<T>>,
     ) -> anyhow::Result<T> {
         let (mut work, mut look) = (pin!(work), interval(LOOK));
         loop {
             tokio::select! {
-                Some(worker) = gateway.deaths.recv() => self.kill(worker).await?,
+                Some(worker) = deaths.recv() => self.kill(worker).await?,
                 _ = look.tick() => self.must_be_alive()?,
                 done = &mut work => return done,
             }

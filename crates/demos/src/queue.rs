@@ -90,6 +90,11 @@ impl Queue {
     /// Handles one message after the other. Ends only with an error, or with the process.
     pub async fn work(&self, handle: impl AsyncFn(&Message) -> anyhow::Result<()>) -> anyhow::Result<()> {
         println!("ready");
+        self.deliver(handle).await
+    }
+
+    /// The same, for a worker that handles several messages at the same time.
+    pub async fn deliver(&self, handle: impl AsyncFn(&Message) -> anyhow::Result<()>) -> anyhow::Result<()> {
         loop {
             match self.take().await? {
                 Some(message) => handle(&message).await?,

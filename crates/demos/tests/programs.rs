@@ -12,7 +12,7 @@ fn every_program_ends_with_right_books() {
         env!("CARGO_BIN_EXE_mutation_backstop"),
         env!("CARGO_BIN_EXE_orders_api"),
         env!("CARGO_BIN_EXE_rides"),
-        env!("CARGO_BIN_EXE_sms_at_most_once"),
+        env!("CARGO_BIN_EXE_unknown_outcomes"),
         env!("CARGO_BIN_EXE_webhook_receiver"),
     ] {
         let output = Command::new(program).output().expect("cargo has built it");

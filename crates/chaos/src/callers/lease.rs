@@ -31,7 +31,7 @@ impl Leased {
     pub(super) fn policy(self) -> Policy {
         match self.promise {
             Promise::AtLeastOnce => Policy::AtLeastOnce { lease: self.lease },
-            Promise::AtMostOnce => Policy::AtMostOnce { lease: self.lease },
+            Promise::AtMostOnce | Promise::Reconciled => Policy::AtMostOnce { lease: self.lease },
             Promise::InSteps => Policy::InSteps { lease: self.lease },
         }
     }

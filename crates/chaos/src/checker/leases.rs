@@ -13,6 +13,8 @@ use crate::request::INDETERMINATE;
 pub(crate) enum Promise {
     AtLeastOnce,
     AtMostOnce,
+    /// At most once, and reconcilers settle what is in doubt.
+    Reconciled,
     /// [`steps`](super::steps) checks it.
     InSteps,
 }
@@ -36,7 +38,7 @@ pub(crate) fn check(calls: &[Call], after: &Aftermath, promise: Promise) -> Chec
         }
         if one.effects.len() > 1 {
             checked.doubles += 1;
-            if promise == Promise::AtMostOnce {
+            if matches!(promise, Promise::AtMostOnce | Promise::Reconciled) {
                 say(format!("{} effects, under at most once", one.effects.len()));
             }
         }

@@ -46,7 +46,7 @@ async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
     }
     let url = gateway.url.clone();
     let mut crew = Crew::start(schema, WORKERS, &[&url]).await?;
-    crew.work(&mut gateway, queue.handled()).await?;
+    crew.work(&mut gateway.deaths, queue.handled()).await?;
     books.check("SIGKILLs to a worker, after its effect and before its result", crew.killed, KILLS);
     let completed = queue.in_state("completed").await?.len();
     books.check("messages completed", completed, REQUESTS + REQUESTS.div_ceil(TWICE));

@@ -82,7 +82,7 @@ async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
             failed = operator::settle(&rides, &mut decided) => match failed? {},
         }
     };
-    let mut answers = crew.work(&mut gateway, working).await?.concat();
+    let mut answers = crew.work(&mut gateway.deaths, working).await?.concat();
     // Now every customer asks once more.
     for customer in &customers {
         answers.push(customer.ask_until_answered().await);
