@@ -37,7 +37,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     world.observer.execute(GATEWAY).await?;
     let leased = Leased { promise: Promise::Reconciled, lease: Duration::from_millis(500), work: 60 };
     let mut random = world.random("killer");
-    let mut crew = Crew::start(&world, WORKERS, Some(leased))?;
+    let mut crew = Crew::start(&world, &world.options, WORKERS, Some(leased))?;
     let operator = tokio::spawn(operator(world.clone()));
     while !world.is_over() {
         sleep(random.millis(20..120)).await;
