@@ -25,6 +25,7 @@ mod any_language {
     mod calls;
     mod mistakes;
     mod roles;
+    mod run;
 }
 
 mod transaction {

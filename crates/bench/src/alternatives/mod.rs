@@ -4,6 +4,7 @@ pub(crate) mod by_hand;
 pub(crate) mod handler;
 pub(crate) mod library;
 pub(crate) mod redis;
+pub(crate) mod sql_functions;
 pub(crate) mod usual;
 
 use crate::client::bare;

@@ -1,5 +1,6 @@
 //! The table of cases: what each one measures, and its targets.
 
+pub(crate) mod any_language;
 pub(crate) mod citus;
 pub(crate) mod first_call;
 pub(crate) mod growth;
@@ -15,7 +16,7 @@ pub(crate) mod storm;
 
 use std::pin::Pin;
 
-use crate::alternatives::{BARE, by_hand, handler, library, usual};
+use crate::alternatives::{BARE, by_hand, handler, library, sql_functions, usual};
 use crate::bench::Bench;
 use crate::footprint::{ROUND_TRIPS, WAL};
 use crate::results::{MAIN, NOT_DURABLE, ONE_MILLISECOND, Results, SOCKET, Table, figure};
@@ -66,7 +67,7 @@ impl std::fmt::Display for Bound {
 
 const ONE_CALL: &str = "What one call takes";
 
-pub(crate) const CASES: [Case; 11] = [
+pub(crate) const CASES: [Case; 12] = [
     Case {
         name: first_call::NAME,
         title: "First call",
@@ -103,6 +104,16 @@ pub(crate) const CASES: [Case; 11] = [
             .of("What one replay takes"),
         ],
         run: |bench| Box::pin(replay::run(bench)),
+    },
+    Case {
+        name: any_language::NAME,
+        title: "Any language",
+        targets: &[
+            rate(sql_functions::NAME, library::NAME, AtLeast(0.9)).of(any_language::FIRST_CALLS).on(SOCKET),
+            p50(sql_functions::RUN, BARE, AtMost(0.6)).of(any_language::ALONE).on(ONE_MILLISECOND),
+            rate(sql_functions::NAME, library::NAME, AtLeast(1.0)).of(any_language::REPLAYS).on(ONE_MILLISECOND),
+        ],
+        run: |bench| Box::pin(any_language::run(bench)),
     },
     Case {
         name: marks::NAME,
