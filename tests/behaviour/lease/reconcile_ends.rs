@@ -320,7 +320,8 @@ async fn an_operators_decision_may_demand_the_lease_that_was_shown(pool: PgPool)
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn a_reconciler_ends_at_the_shutdown_after_the_look_that_is_under_way(pool: PgPool) -> anyhow::Result<()> {
     let reconciler = reconciler().with_interval(Duration::from_millis(10))?;
-    reconciler.run(&pool, std::future::ready(()), async |_: &InDoubt| Ok::<_, Error>(sent())).await;
+    let stopped = reconciler.run(&pool, std::future::ready(()), async |_: &InDoubt| Ok::<_, Error>(sent()));
+    tokio::time::timeout(Duration::from_secs(60), stopped).await?;
 
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler).await;
