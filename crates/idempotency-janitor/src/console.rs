@@ -309,11 +309,11 @@ fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Option<Decision
 }
 
 /// What a decision refers to. The token alone is not enough: a suspended owner may finish its step, begin another, or
-/// finish the whole operation with the same token.
+/// finish the whole operation with the same token, and a heartbeat may have revived its lease meanwhile.
 fn version(shown: &Shown) -> String {
     // A browser changes the line breaks of a name.
-    let in_doubt = BASE64_URL_SAFE_NO_PAD.encode(format!("{:?}", shown.steps_in_doubt()));
-    format!("{} {} {in_doubt}", shown.token, shown.state)
+    let seen = BASE64_URL_SAFE_NO_PAD.encode(format!("{:?} {:?}", shown.fence(), shown.steps_in_doubt()));
+    format!("{} {seen}", shown.state)
 }
 
 /// The link of a key: a digest, because the value may be a secret.

@@ -1,6 +1,6 @@
 //! `resolve`, `release`, `grant` and `forget`: an operator decides about one key.
 //!
-//! Each shows the record first, and demands its token when it acts: what was looked at is what changes.
+//! Each shows the record first, and demands its fence when it acts: what was looked at is what changes.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
 use std::time::Duration;
@@ -136,27 +136,27 @@ impl Decision {
         reason: &str,
     ) -> Result<String, Failure> {
         self.check(shown)?;
-        let token = shown.token;
+        let seen = shown.fence();
         let done = match self {
             Self::Resolve { response, .. } => {
-                within(ANSWER, operator::resolve(pool, key, token, response, self.retention()))
+                within(ANSWER, operator::resolve(pool, key, seen, response, self.retention()))
                     .await
                     .map(|()| "resolved")
             }
             Self::ResolveStep { step, result } => {
-                within(ANSWER, operator::resolve_step(pool, key, token, step, result)).await.map_err(of_settling)?;
+                within(ANSWER, operator::resolve_step(pool, key, seen, step, result)).await.map_err(of_settling)?;
                 return Ok(settled("resolved", shown, step, key, reason));
             }
             Self::ReleaseStep { step } => {
-                within(ANSWER, operator::release_step(pool, key, token, step, reason)).await.map_err(of_settling)?;
+                within(ANSWER, operator::release_step(pool, key, seen, step, reason)).await.map_err(of_settling)?;
                 return Ok(settled("released", shown, step, key, reason));
             }
             Self::Release => {
                 let steps = shown.steps_in_doubt();
-                within(ANSWER, operator::release(pool, key, token, &steps, reason)).await.map(|()| "released")
+                within(ANSWER, operator::release(pool, key, seen, &steps, reason)).await.map(|()| "released")
             }
             Self::Grant => {
-                let granted = within(ANSWER, operator::grant_attempt(pool, key, token, reason)).await;
+                let granted = within(ANSWER, operator::grant_attempt(pool, key, shown.token, reason)).await;
                 granted.map(|_| "granted another attempt")
             }
             Self::Forget => within(ANSWER, operator::forget(pool, shown)).await.map(|()| "forgotten"),

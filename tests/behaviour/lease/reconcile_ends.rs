@@ -381,3 +381,26 @@ async fn an_operators_decision_may_demand_the_lease_that_was_shown(pool: PgPool)
     resolve_step(&pool, &key("a"), seen().await, "text", &1).await?;
     Ok(())
 }
+
+/// It ends between two searches at once, and the look that is under way first.
+#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+async fn a_reconciler_ends_at_the_shutdown_after_the_look_that_is_under_way(pool: PgPool) -> anyhow::Result<()> {
+    let reconciler = reconciler().with_interval(Duration::from_millis(10))?;
+    let stopped = reconciler.run(&pool, std::future::ready(()), async |_: &InDoubt| Ok::<_, Error>(sent()));
+    tokio::time::timeout(Duration::from_secs(60), stopped).await?;
+
+    in_doubt(&pool, "a").await;
+    note(&pool, &reconciler).await;
+    let (shutdown, stopped) = tokio::sync::oneshot::channel::<()>();
+    let shutdown = std::sync::Mutex::new(Some(shutdown));
+    // The shutdown comes during the look.
+    let look_up = async |_: &InDoubt| {
+        drop(shutdown.lock().expect("no panic holds it").take());
+        tokio::task::yield_now().await;
+        Ok::<_, Error>(sent())
+    };
+    let running = reconciler.run(&pool, async { drop(stopped.await) }, look_up);
+    tokio::time::timeout(Duration::from_secs(60), running).await?;
+    assert_eq!(state(&pool).await, State::Completed, "what the look found is stored");
+    Ok(())
+}

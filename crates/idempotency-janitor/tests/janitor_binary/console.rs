@@ -393,6 +393,14 @@ async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOpt
     let (_, page) = one.get(&link).await?;
     assert!(!page.contains("type=\"radio\"") && page.contains("wait for it"), "{page}");
 
+    let revived = key("revived");
+    lapsed(&pool, &revived, AT_MOST_ONCE).await?;
+    let (link, (_, page)) = one.look_up(&revived).await?;
+    sqlx::query("update idempotency.record set lease_until = statement_timestamp() where value = 'revived'")
+        .execute(&pool)
+        .await?;
+    assert_eq!(one.settle(&link, &page, "no_effect", "").await?.0, 409, "its request may have gone out since");
+
     let gone = key("gone");
     let (_, (status, page)) = one.look_up(&gone).await?;
     assert_eq!((status, page.contains("there is no record of this key")), (404, true), "{page}");
