@@ -27,12 +27,12 @@ pub(crate) const GATEWAY: &str = include_str!("../gateway.sql");
 pub(crate) const OPERATOR: &str = "operator decided";
 
 const QUIET: Duration = Duration::from_millis(300);
-const DISTANCE: Duration = Duration::from_millis(50);
-/// Three looks are 1 + 2 distances apart. So the last one is later than the last request that takes effect, and the
-/// first two may be earlier.
-const LATEST: Duration = Duration::from_millis(400);
-/// The distances of eight looks add up to six seconds.
-const LOOKS: (u32, u32) = (3, 8);
+const DISTANCE: Duration = Duration::from_millis(100);
+/// The first look comes a lease of half a second and the quiet time after the lapse, and the third one 1 + 2 distances
+/// later. So the third one is later than the last request that takes effect, and the first two may be earlier.
+const LATEST: Duration = Duration::from_millis(1050);
+/// The distances of seven looks add up to six seconds.
+const LOOKS: (u32, u32) = (3, 7);
 /// Of a key whose requests are all lost.
 const MAX_ATTEMPTS: NonZeroU32 = NonZeroU32::new(3).expect("not zero");
 
@@ -85,7 +85,7 @@ pub(super) async fn call(
                 0 => None,
                 1 => Some(random.below(100) as f64 / 100.0),
                 // The first looks are too early for these.
-                2 => Some(0.9),
+                2 => Some(0.97),
                 _ => Some(0.0),
             };
             sqlx::query("select send_unsure($1::text, $2::text, $3::text, $4::int8, $5::float8, $6::interval)")
