@@ -199,7 +199,7 @@ begin
         response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb
     where scope = $1::text and operation = $2::text and value = $3::text
         and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
-        and expires_at > pg_catalog.clock_timestamp();
+        and expires_at > pg_catalog.statement_timestamp();
     if not found then
         update idempotency.record set token = token
         where scope = $1::text and operation = $2::text and value = $3::text
@@ -415,6 +415,14 @@ declare
 begin
     if refusal is not null then
         raise exception 'idempotency.complete does not take these arguments' using errcode = 'IK008', hint = refusal;
+    end if;
+    -- store_response judges by the beginning of the statement, which may be older than the retention.
+    perform from idempotency.record as record
+    where record.scope = $1 and record.operation = $2 and record.value = $3 and record.token = $4
+        and record.expires_at <= clock_timestamp();
+    if found then
+        raise exception 'the retention of the idempotency key has ended' using
+            errcode = 'IK003', hint = 'Roll back. The retention must be longer than the transaction.';
     end if;
     perform idempotency.store_response($1, $2, $3, $4,
         case when status is null then body else coalesce(body, '') end, status::int2,

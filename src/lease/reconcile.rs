@@ -212,7 +212,12 @@ impl Reconciler {
             request,
             look: self.number(&look.state),
         };
-        let found = match tokio::time::timeout(self.time_out, caught(look_up(&asked))).await {
+        let answer = tokio::time::timeout(self.time_out, caught(look_up(&asked))).await;
+        if !matches!(answer, Ok(Ok(Err(_) | Ok(Finding::NoTrace)))) {
+            // It may have been told that it took effect. So the looks without a trace are counted anew.
+            look.state.no_trace = 0;
+        }
+        let found = match answer {
             Ok(Ok(Ok(finding))) => Ok(finding),
             // The alternate form (`#`), because with it anyhow prints the causes too.
             Ok(Ok(Err(error))) => Err(format!("{error:#}")),
@@ -249,14 +254,9 @@ impl Reconciler {
                 look.state.no_trace += u32::from(!self.dry_run && !look.state.took_effect);
                 self.conclude(pool, look).await?
             }
-            // The other service may have said that it took effect. So the looks without a trace are counted anew.
-            Ok(Finding::Unknown) => {
-                look.state.no_trace = 0;
-                self.conclude(pool, look).await?
-            }
+            Ok(Finding::Unknown) => self.conclude(pool, look).await?,
             Err(error) => {
                 tracing::warn!(operation = self.operation, error, "a look-up failed, and the next one comes later");
-                look.state.no_trace = 0;
                 look.state.error = Some(storable(&error));
                 self.conclude(pool, look).await?
             }

@@ -2,7 +2,7 @@
 
 use sqlx::{PgConnection, PgPool};
 
-use super::finding::Answer;
+use super::finding::{Answer, Finding};
 use super::reconcile::{Look, Visit};
 use super::reconciler::Reconciler;
 use super::retry::within_a_lease;
@@ -17,8 +17,9 @@ impl Reconciler {
     /// after enough looks without a trace.
     pub(super) async fn conclude(&self, pool: &PgPool, look: Look<'_>) -> Result<Visit, Error> {
         let mut state = look.state.clone();
+        let found_no_trace = state.finding.as_deref() == Some(Finding::NoTrace.as_str());
         // A later look does not outvote one that said that it took effect.
-        let releases = !self.dry_run && !state.took_effect && state.no_trace >= self.looks;
+        let releases = !self.dry_run && !state.took_effect && found_no_trace && state.no_trace >= self.looks;
         let given_up = !releases && self.gives_up(&look);
         state.given_up = given_up;
         let after = (!given_up).then(|| self.distance(&look, &state));

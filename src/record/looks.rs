@@ -71,7 +71,7 @@ pub(crate) struct LooksAt {
     pub(crate) n: u32,
     /// The looks that count towards the limit.
     pub(crate) looks: u32,
-    /// How many of the last looks in a row found no trace.
+    /// The looks that found no trace, since one that may have been told that it took effect.
     pub(crate) no_trace: u32,
     /// When the next look is due, in seconds. `None` once it is left to a person.
     pub(crate) next: Option<f64>,
@@ -313,7 +313,7 @@ pub struct ShownLooks {
     pub step: Option<String>,
     /// How many looks were made.
     pub looks: u32,
-    /// How many of the last looks in a row found no trace.
+    /// How many of them found no trace, since the last one that may have been told that it took effect.
     pub no_trace: u32,
     /// When they were made, the earliest first.
     pub at: Vec<DateTime<Utc>>,

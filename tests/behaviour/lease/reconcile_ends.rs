@@ -262,26 +262,37 @@ async fn a_dry_run_asks_and_settles_nothing_and_counts_nothing(pool: PgPool) -> 
     Ok(())
 }
 
-/// A look that fails, or whose answer is not final, may have been told that it took effect.
+/// A look that has ended without an answer, or whose answer is not final, may have been told that it took effect. An error
+/// says that the other service has said nothing.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn only_looks_in_a_row_without_a_trace_release(pool: PgPool) -> anyhow::Result<()> {
-    let failing = async |_: &InDoubt| -> Result<Finding, &str> { Err("found it, and its receipt does not load") };
+async fn only_a_look_without_a_trace_releases_and_one_without_an_answer_begins_the_count_anew(
+    pool: PgPool,
+) -> anyhow::Result<()> {
+    let failing = async |_: &InDoubt| -> Result<Finding, &str> { Err("503") };
     let panicking = async |_: &InDoubt| -> Result<Finding, &str> { panic!("found it") };
     in_doubt(&pool, "a").await;
-    note(&pool, &reconciler()).await;
-    for between in ["unknown", "failed", "panicked"] {
+    let patient = reconciler().with_looks(3, 20)?;
+    note(&pool, &patient).await;
+    for between in ["unknown", "panicked", "timed out", "failed"] {
         for _ in 0..2 {
-            assert_eq!(says(&pool, &reconciler(), Finding::NoTrace).await, Visit::Undecided, "{between}");
+            assert_eq!(says(&pool, &patient, Finding::NoTrace).await, Visit::Undecided, "{between}");
             pass_time(&pool).await;
         }
         // The next release of the service is content with fewer.
-        let next_release = reconciler().with_looks(2, 20)?;
+        let next_release = patient.clone().with_looks(2, 20)?;
         let visit = match between {
             "unknown" => says(&pool, &next_release, Finding::Unknown).await,
             "failed" => next_release.visit_one(&pool, failing).await?,
+            "timed out" => {
+                let impatient = next_release.with_time_out(Duration::from_millis(5))?;
+                impatient
+                    .visit_one(&pool, async |_: &InDoubt| -> Result<Finding, &str> { std::future::pending().await })
+                    .await?
+            }
             _ => next_release.visit_one(&pool, panicking).await?,
         };
-        assert_eq!((visit, looks(&pool).await[0].no_trace), (Visit::Undecided, 0), "{between}");
+        let counted = if between == "failed" { 2 } else { 0 };
+        assert_eq!((visit, looks(&pool).await[0].no_trace), (Visit::Undecided, counted), "{between}");
         pass_time(&pool).await;
     }
     Ok(())
