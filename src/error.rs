@@ -58,8 +58,9 @@ pub enum Error {
     },
 
     /// The operation was claimed and never completed, its owner is gone, and nobody knows whether it took effect. The
-    /// key stays indeterminate until an operator or a [`Reconciler`](crate::lease::Reconciler) settles it, or its retention ends. In transaction mode
-    /// the cause is a caller that commits although the call failed, or a `perform` that sends a COMMIT.
+    /// key stays indeterminate until an operator or a [`Reconciler`](crate::lease::Reconciler) settles it, or its
+    /// retention ends. In transaction mode the cause is a caller that commits although the call failed, or a `perform`
+    /// that sends a COMMIT.
     #[error(
         "the operation was claimed at {claimed_at} (attempt {attempt}, token {token}) and never completed{}{}; \
          find out whether it took effect, then resolve or release it",
@@ -136,9 +137,9 @@ pub enum Error {
     #[error("this transaction has claimed the key before without completing it; roll back and start over")]
     AlreadyInTransaction,
 
-    /// The end of a call, or [`commit`](crate::commit()), met an aborted transaction: an earlier statement had failed, and
-    /// the code ignored its error. Nothing was saved, and the transaction can only be rolled back; an isolated call has
-    /// undone its own part. Acknowledge nothing.
+    /// The end of a call, or [`commit`](crate::commit()), met an aborted transaction: an earlier statement had failed,
+    /// and the code ignored its error. Nothing was saved, and the transaction can only be rolled back; an isolated call
+    /// has undone its own part. Acknowledge nothing.
     #[error(
         "the transaction was aborted by an earlier error, so nothing was saved; do not ignore errors of its statements"
     )]

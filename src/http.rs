@@ -106,9 +106,9 @@
 //! [`Runs::finished`].
 //!
 //! A request waits for its place among the runs in the order of arrival, for as long as the pool waits for a connection
-//! (`acquire_timeout`), or for the wait of the options if that is longer, and ends with its client meanwhile. **A storm of requests with one key costs other keys time and
-//! nothing else**: of the requests with one key that do not perform, only as many have a place at a time as the pool has
-//! connections, and at most half of all places.
+//! (`acquire_timeout`), or for the wait of the options if that is longer, and ends with its client meanwhile. **A storm
+//! of requests with one key costs other keys time and nothing else**: of the requests with one key that do not perform,
+//! only as many have a place at a time as the pool has connections, and at most half of all places.
 //!
 //! If the database is down, sqlx waits for a connection for the pool's `acquire_timeout`, by default 30 seconds, and only
 //! then the layer answers 503. Most clients have given up by then. **Set 5 seconds**:
@@ -118,8 +118,8 @@
 //!
 //! Compared with the handler in a transaction of its own, a first call costs two more round trips, a task, and memory
 //! for both bodies. A replay takes four round trips (begin, claim, look, rollback), or one with
-//! [`with_round_trips`](crate::Idempotency::with_round_trips). `docs/performance.md` of the package has measurements. The guide's page
-//! `standards` compares the layer with the draft, requirement by requirement.
+//! [`with_round_trips`](crate::Idempotency::with_round_trips). `docs/performance.md` of the package has measurements.
+//! The guide's page `standards` compares the layer with the draft, requirement by requirement.
 
 mod body;
 mod by_reference;

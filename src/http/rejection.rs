@@ -120,8 +120,8 @@ pub enum Misconfigured {
          feature axum, or name the operation: with_operation"
     )]
     NoOperation,
-    /// A resumed request has another key here than in its record, so that its effect would happen under another downstream
-    /// key. Nothing was performed.
+    /// A resumed request has another key here than in its record, so that its effect would happen under another
+    /// downstream key. Nothing was performed.
     #[error(
         "a resumed request has another scope, operation or value than its record; let the function that decides put into \
          the request what gives exactly the scope of the key"

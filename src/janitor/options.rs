@@ -77,8 +77,8 @@ impl Janitor {
         self
     }
 
-    /// Sets the time from the start of one pass of [`run`](Self::run) to the start of the next, which is between half of
-    /// it and all of it. The default is a minute.
+    /// Sets the time from the start of one pass of [`run`](Self::run) to the start of the next, which is between half
+    /// of it and all of it. The default is a minute.
     ///
     /// # Errors
     ///

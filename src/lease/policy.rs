@@ -25,9 +25,8 @@ pub enum Policy {
         /// From 10 ms to 12 hours. 40 s is usual.
         lease: Duration,
     },
-    /// Nobody does the work again until the key is settled, by an operator or a [`Reconciler`](super::Reconciler), or its
-    /// retention ends. For effects that must not
-    /// repeat.
+    /// Nobody does the work again until the key is settled, by an operator or a [`Reconciler`](super::Reconciler), or
+    /// its retention ends. For effects that must not repeat.
     AtMostOnce {
         /// From 10 ms to 12 hours. 40 s is usual.
         lease: Duration,

@@ -112,8 +112,9 @@ impl Reconciler {
         leasing.policy.lease() / 2
     }
 
-    /// How many looks have to find no trace, without one between them that may have been told otherwise, before the operation is released, and after how many looks it is left to a
-    /// person if it is not settled. The defaults are 3 and 10.
+    /// How many looks have to find no trace, without one between them that may have been told otherwise, before the
+    /// operation is released, and after how many looks it is left to a person if it is not settled. The defaults are 3
+    /// and 10.
     ///
     /// # Errors
     ///
@@ -176,8 +177,8 @@ impl Reconciler {
     /// Looks at one operation after the other until `shutdown` is ready. Then it ends the look in progress, and ends.
     /// Run one in each process of a fleet: several share the work.
     ///
-    /// It logs errors and panics, and goes on. The look-up returns an error only if the other service has said nothing: if
-    /// it knows the operation, and its answer does not load, the finding is [`Unknown`](Finding::Unknown).
+    /// It logs errors and panics, and goes on. The look-up returns an error only if the other service has said nothing:
+    /// if it knows the operation, and its answer does not load, the finding is [`Unknown`](Finding::Unknown).
     ///
     /// # Cancellation
     ///

@@ -44,11 +44,10 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
 }
 
 /// Releases an [indeterminate](Error::Indeterminate) operation that did not take effect. The next caller may claim it
-/// at once, under any policy, if attempts are left ([`grant_attempt`]). `seen` is as for [`resolve`], and `steps` are the names in it: of an operation in
-/// steps, this decides that **none of these steps** took effect, so the next attempt performs them, and is permitted as by
-/// [`grant_attempt`]. Finished steps stay.
-/// If other steps are in doubt by now, nothing changes. To decide about one of several steps, call [`release_step`] or
-/// [`resolve_step`].
+/// at once, under any policy, if attempts are left ([`grant_attempt`]). `seen` is as for [`resolve`], and `steps` are
+/// the names in it: of an operation in steps, this decides that **none of these steps** took effect, so the next
+/// attempt performs them, and is permitted as by [`grant_attempt`]. Finished steps stay. If other steps are in doubt by
+/// now, nothing changes. To decide about one of several steps, call [`release_step`] or [`resolve_step`].
 ///
 /// The record keeps `reason` for the next operator.
 ///

@@ -9,7 +9,7 @@
 //! They count under this token, this end of the lease and these steps in doubt alone. `since` and `next` are seconds,
 //! so that a jsonpath compares them. A look at an operation without steps has the name `""`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -116,7 +116,7 @@ impl LooksAt {
 }
 
 impl Looks {
-    fn of_column(text: Option<&str>) -> sqlx::Result<Option<Self>> {
+    pub(super) fn of_column(text: Option<&str>) -> sqlx::Result<Option<Self>> {
         let Some(text) = text else { return Ok(None) };
         let looks: Value = serde_json::from_str(text).map_err(|error| sqlx::Error::Decode(error.into()))?;
         let of = looks["of"].as_object().into_iter().flatten();
@@ -228,8 +228,8 @@ impl Doubt {
     /// The first visit: the looks begin after the quiet time, and the record is remembered until then. `false` means
     /// that another visit or decision was faster.
     ///
-    /// The lease may have lapsed only because the server's clock has jumped ahead. After one more lease of real time its
-    /// owner has renewed it, which ends these looks, or has stopped by its own clock.
+    /// The lease may have lapsed only because the server's clock has jumped ahead. After one more lease of real time
+    /// its owner has renewed it, which ends these looks, or has stopped by its own clock.
     pub(crate) async fn visit_first(
         &self,
         conn: &mut PgConnection,
@@ -302,54 +302,5 @@ impl Doubt {
             .bind(number) // $11
             .bind(interval(retention)); // $12
         changes_a_row(conn, update).await
-    }
-}
-
-/// The looks at an operation, or at one of its steps, as a reconciler has stored them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ShownLooks {
-    /// The step. `None` for an operation without steps.
-    pub step: Option<String>,
-    /// How many looks were made.
-    pub looks: u32,
-    /// How many of them found no trace, since the last one that may have been told that it took effect.
-    pub no_trace: u32,
-    /// When they were made, the earliest first.
-    pub at: Vec<DateTime<Utc>>,
-    /// What the last look said: `took_effect`, `no_trace`, `unknown` or `failed`. `None` if its answer was not stored.
-    pub finding: Option<String>,
-    /// Why the last look failed.
-    pub error: Option<String>,
-    /// When the next look is due.
-    pub next: Option<DateTime<Utc>>,
-    /// Whether it is left to a person.
-    pub given_up: bool,
-}
-
-impl ShownLooks {
-    /// Reads the column `looks`, which is null if the looks do not count any more.
-    pub(super) fn all(row: &PgRow) -> sqlx::Result<Vec<Self>> {
-        let looks = Looks::of_column(row.try_get("looks")?)?;
-        let of = looks.map(|looks| looks.of).unwrap_or_default();
-        Ok(of
-            .into_iter()
-            .map(|(step, look)| Self {
-                step: (!step.is_empty()).then_some(step),
-                looks: look.looks,
-                no_trace: look.no_trace,
-                at: look
-                    .at
-                    .iter()
-                    .filter_map(|(number, at)| number.parse::<u32>().ok().and(at.as_str()?.parse().ok()))
-                    .collect::<BTreeSet<_>>()
-                    .into_iter()
-                    .collect(),
-                finding: look.finding,
-                error: look.error,
-                next: look.next.and_then(|next| DateTime::from_timestamp_millis((next * 1000.0) as i64)),
-                given_up: look.given_up,
-            })
-            .collect())
     }
 }

@@ -3,7 +3,8 @@
 //! # Layout
 //!
 //! - Here: the loop of a caller, the questions that settle every key when the fault is over, and the check.
-//! - [`mark`], [`lease`], [`in_doubt`] and [`steps`] are one call in these modes. [`crate::subject`] is one in transaction mode.
+//! - [`mark`], [`lease`], [`in_doubt`] and [`steps`] are one call in these modes. [`crate::subject`] is one in
+//!   transaction mode.
 //! - [`loads`] is callers in each mode at the same time, for faults that last seconds.
 
 pub(crate) mod in_doubt;

@@ -7,8 +7,8 @@
 //! - [`trials`] and this file play the scenarios; [`report`] prints what they found.
 //! - [`scenario`] is the table of the faults, each with the broken variants that it has to catch.
 //! - [`worker`] and [`proxy`] kill, suspend and cut [`callers`], which make all calls.
-//! - [`subject`] makes a call in transaction mode, through the library or the SQL functions ([`sql_door`]), or lets a broken
-//!   variant make it ([`plain_sql`]).
+//! - [`subject`] makes a call in transaction mode, through the library or the SQL functions ([`sql_door`]), or lets a
+//!   broken variant make it ([`plain_sql`]).
 //! - [`service`] is a handler behind the HTTP layer, and its client.
 //! - [`world`] is the database of some callers, with their history and the faults.
 //! - [`stage`] is what a scenario is given, and [`finding`] what it returns.

@@ -84,8 +84,8 @@ impl Request {
         }
     }
 
-    /// Chooses one of these doors, or one for the keys of requests over HTTP, or the SQL functions for half of the calls
-    /// that share their keys with them.
+    /// Chooses one of these doors, or one for the keys of requests over HTTP, or the SQL functions for half of the
+    /// calls that share their keys with them.
     pub(crate) fn enter(&mut self, random: &mut Random, doors: &[Door]) {
         self.door = random.of(if is_over_http(&self.key) { OVER_HTTP } else { doors });
         if self.is_portable() {

@@ -198,9 +198,10 @@ impl IdempotencyLayer {
     }
 
     /// The greatest number of [runs](crate::http#runs) at a time. A further request waits for a place, as long as the
-    /// pool waits for a connection (`acquire_timeout`) or for the wait if that is longer, and then is [`Overloaded`](Rejection::Overloaded). The default is
-    /// 32 for each connection that the pool may have. With the 5 seconds that the crate recommends, each run gets a
-    /// connection in time if the transactions take about 150 ms. Raise the limit for a leased layer whose handlers wait for other services, without a connection.
+    /// pool waits for a connection (`acquire_timeout`) or for the wait if that is longer, and then is
+    /// [`Overloaded`](Rejection::Overloaded). The default is 32 for each connection that the pool may have. With the 5
+    /// seconds that the crate recommends, each run gets a connection in time if the transactions take about 150 ms.
+    /// Raise the limit for a leased layer whose handlers wait for other services, without a connection.
     ///
     /// A replay counts as a run, and so does a duplicate that waits for a request of another process. A duplicate that
     /// waits for a request of this process does not: it ends with its client. All requests of one key that do not perform

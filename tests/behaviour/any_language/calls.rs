@@ -53,8 +53,8 @@ async fn what_one_door_stored_the_other_one_replays_to_the_byte(pool: PgPool) ->
     Ok(())
 }
 
-/// `statement_timestamp()` stands still in a CALL, also across its commits. A record that counted from there would be born
-/// expired, and a retry would perform.
+/// `statement_timestamp()` stands still in a CALL, also across its commits. A record that counted from there would be
+/// born expired, and a retry would perform.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn the_retention_counts_from_the_call_also_in_a_long_statement(pool: PgPool) -> anyhow::Result<()> {

@@ -127,8 +127,8 @@ async fn a_service_role_calls_with_the_grants_of_the_page(pool: PgPool) -> anyho
     Ok(())
 }
 
-/// No function of the schema resolves a name by the path of its caller. Those without a path of their own name the schema of
-/// everything.
+/// No function of the schema resolves a name by the path of its caller. Those without a path of their own name the
+/// schema of everything.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn each_function_for_other_languages_pins_its_search_path_and_is_not_for_everybody(
     pool: PgPool,

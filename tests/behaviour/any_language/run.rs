@@ -171,7 +171,8 @@ async fn what_is_no_effect_leaves_nothing(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// It runs under the path of its caller, so that the effect does. Nothing of the caller's path replaces what it uses itself.
+/// It runs under the path of its caller, so that the effect does. Nothing of the caller's path replaces what it uses
+/// itself.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn the_path_of_the_caller_decides_nothing_but_the_effect(pool: PgPool) -> anyhow::Result<()> {

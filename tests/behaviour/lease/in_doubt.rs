@@ -108,7 +108,8 @@ async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()>
     Ok(())
 }
 
-/// The owner's clock stood still while the machine slept. The quiet time counts from the lapse, and would be over at once.
+/// The owner's clock stood still while the machine slept. The quiet time counts from the lapse, and would be over at
+/// once.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn no_step_begins_under_a_lapsed_lease(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool).await;

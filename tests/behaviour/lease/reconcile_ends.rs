@@ -262,8 +262,8 @@ async fn a_dry_run_asks_and_settles_nothing_and_counts_nothing(pool: PgPool) -> 
     Ok(())
 }
 
-/// A look that has ended without an answer, or whose answer is not final, may have been told that it took effect. An error
-/// says that the other service has said nothing.
+/// A look that has ended without an answer, or whose answer is not final, may have been told that it took effect. An
+/// error says that the other service has said nothing.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn only_a_look_without_a_trace_releases_and_one_without_an_answer_begins_the_count_anew(
     pool: PgPool,

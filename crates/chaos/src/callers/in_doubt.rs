@@ -1,6 +1,6 @@
 //! A call at most once whose answer is often lost, and the reconcilers and the operator who settle it. The gateway
-//! (gateway.sql) takes no idempotency key, delivers late, loses requests, and answers look-ups. It answers nothing about
-//! some keys.
+//! (gateway.sql) takes no idempotency key, delivers late, loses requests, and answers look-ups. It answers nothing
+//! about some keys.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

@@ -107,8 +107,8 @@ impl Service {
         Ok(child)
     }
 
-    /// Sends these requests to the service, which is given a database of its own. Each is a body for a target, under a key.
-    /// Returns the fingerprint of each record.
+    /// Sends these requests to the service, which is given a database of its own. Each is a body for a target, under a
+    /// key. Returns the fingerprint of each record.
     pub(crate) async fn fingerprints(&self, requests: &[(String, &str, &str)]) -> anyhow::Result<Vec<Vec<u8>>> {
         let database = Database::create(self.tables.unwrap_or_default()).await?;
         let mut child = self.start(&database).await?;

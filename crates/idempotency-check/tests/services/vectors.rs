@@ -1,5 +1,5 @@
-//! The programs of the guide take the fingerprint of a request as the layer of pg-idempotency does: of the target that the
-//! client has sent, and the body.
+//! The programs of the guide take the fingerprint of a request as the layer of pg-idempotency does: of the target that
+//! the client has sent, and the body.
 
 use serde_json::Value;
 

@@ -1,5 +1,6 @@
 //! Proves that operations whose outcome nobody knows end by themselves: each text is sent once, although each process
-//! that sends texts is killed between its requests and their answers, and although the provider takes no idempotency key.
+//! that sends texts is killed between its requests and their answers, and although the provider takes no idempotency
+//! key.
 //!
 //! The [`sender`] uses the crate, and runs a reconciler. The [`provider`] is a process of its own, which sends a third
 //! of the texts at once, a third late, and loses a third. A message's request id is the customer's phone.
