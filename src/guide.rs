@@ -25,7 +25,7 @@ pages! {
     promises: "Which mode fits an operation, what is promised, and what is not.", "modes", "crash";
     words: "The glossary.";
     axum: "The layer in an axum service.", "layers";
-    http: "The HTTP layer: modes, agents, batches, refusals.", "http";
+    http: "The HTTP layer: fingerprints, agents, batches, refusals.", "http";
     by_reference: "Rebuild an answer in place of storing it.";
     events: "Webhooks, queues and nonces.", "lease";
     engines: "Inside a job queue or a durable engine." with "engines/worker.rs";
