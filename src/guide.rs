@@ -45,7 +45,6 @@ pages! {
     command_line: "The command line and its environment.";
     standards: "The layer beside the IETF draft, Stripe and the agentic-commerce protocol.";
     metrics: "Metrics, spans, logs and outcomes.";
-    table: "The table.";
     files: "Examples, files for operators, and evidence: the files of the package.";
 }
 
