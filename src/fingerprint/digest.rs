@@ -10,9 +10,9 @@ use super::canonical::canonical;
 #[cfg(feature = "http")]
 use super::pointer::Pointer;
 
-/// Version 1: SHA-256 of one byte for the kind (`j` canonical JSON, `t` a JSON text that has no canonical form, `b` raw
-/// bytes, `h` an HTTP request) and the content.
-const VERSION: u8 = 1;
+/// Version 1: SHA-256 of one byte for the kind (`j` canonical JSON, `t` a JSON text that has no canonical form, `h` an HTTP
+/// request with one of them as its body) and the content.
+const JSON: u8 = 1;
 /// Version 2, over HTTP, if the service has chosen what makes two requests the same: eight bytes that stand for the
 /// choice, and 24 bytes of the SHA-256 of `c`, the choice, and the chosen parts of the request. Fingerprints of two
 /// different choices are not compared, because they say nothing about whether the requests are the same.
@@ -20,7 +20,7 @@ const CHOSEN: u8 = 2;
 const CHOICE: std::ops::Range<usize> = 1..9;
 /// Version 3: SHA-256 of the bytes as they are, so that every language computes it alike. `idempotency.fingerprint` of
 /// the schema is the same function.
-const PORTABLE: u8 = 3;
+const BYTES: u8 = 3;
 
 /// A digest of what makes two requests the same: a version byte and a SHA-256. (Over HTTP, a service may choose what
 /// counts; then eight bytes of the SHA-256 give way to the choice.)
@@ -31,37 +31,23 @@ const PORTABLE: u8 = 3;
 pub struct Fingerprint([u8; 33]);
 
 impl Fingerprint {
-    /// The fingerprint of raw bytes, as they came over the wire.
+    /// The fingerprint of raw bytes, as they came over the wire: the byte 3 and a SHA-256 of the bytes.
     ///
     /// Use this for bodies that are not JSON, and if every byte counts: white space, the order and repetition of
-    /// members, numbers with more digits than an `f64` holds.
+    /// members, numbers with more digits than an `f64` holds. Use it too for keys that this service shares with callers
+    /// in other languages, because they can compute it: `idempotency.fingerprint` of the schema returns the same.
     ///
-    /// A fingerprint of bytes and a fingerprint of JSON are never the same, even for the same content: such a retry is
-    /// *key reused*.
-    ///
-    /// ```
-    /// # use pg_idempotency::Fingerprint;
-    /// assert_ne!(Fingerprint::of_bytes(b"1"), Fingerprint::of_bytes(b"1.0"));
-    /// ```
-    #[must_use]
-    pub fn of_bytes(bytes: &[u8]) -> Self {
-        Self::of_content(b"b", bytes)
-    }
-
-    /// The fingerprint of raw bytes that callers in any language can compute: the byte 3 and a SHA-256 of the bytes.
-    ///
-    /// Use this for keys that this service shares with callers of the SQL functions (the guide's page `any_language`).
-    /// `idempotency.fingerprint` of the schema returns the same. A record with another fingerprint of this crate cannot
-    /// be compared with it: [`UnknownFingerprint`](crate::Error::UnknownFingerprint).
+    /// A fingerprint of bytes and a fingerprint of JSON cannot be compared, even for the same content: such a retry is
+    /// [`UnknownFingerprint`](crate::Error::UnknownFingerprint).
     ///
     /// ```
     /// # use pg_idempotency::Fingerprint;
-    /// let fingerprint = Fingerprint::portable(b"POST /payments?dry=0\n{\"cents\":1250}");
+    /// let fingerprint = Fingerprint::of_bytes(b"POST /payments?dry=0\n{\"cents\":1250}");
     /// assert_eq!(fingerprint.as_bytes()[0], 3);
     /// ```
     #[must_use]
-    pub fn portable(bytes: &[u8]) -> Self {
-        Self::of_version(PORTABLE, Sha256::new_with_prefix(bytes))
+    pub fn of_bytes(bytes: &[u8]) -> Self {
+        Self::of_version(BYTES, Sha256::new_with_prefix(bytes))
     }
 
     /// The fingerprint of a value as canonical JSON, which is made from the value's JSON text.
@@ -112,14 +98,19 @@ impl Fingerprint {
     }
 
     fn of_content(kind: &[u8], content: &[u8]) -> Self {
-        Self::of_version(VERSION, Sha256::new_with_prefix(kind).chain_update(content))
+        Self::of_version(JSON, Sha256::new_with_prefix(kind).chain_update(content))
     }
 
-    /// The fingerprint of an HTTP request by its `parts` (method, path with query, content type) and its body's
-    /// fingerprint.
+    /// The fingerprint of an HTTP request byte by byte. Every language can put these bytes together.
     #[cfg(feature = "http")]
-    pub(crate) fn of_request([method, target, content_type]: [&[u8]; 3], body: &Self) -> Self {
-        Self::of_version(VERSION, hash_parts(b"h", &[method, target, content_type, body.as_bytes()]))
+    pub(crate) fn of_request(method: &str, target: &str, body: &[u8]) -> Self {
+        Self::of_version(BYTES, Sha256::new_with_prefix(format!("{method} {target}\n")).chain_update(body))
+    }
+
+    /// The fingerprint of an HTTP request whose body is compared as JSON.
+    #[cfg(feature = "http")]
+    pub(crate) fn of_json_request(method: &str, target: &str, body: &Self) -> Self {
+        Self::of_version(JSON, hash_parts(b"h", &[method.as_bytes(), target.as_bytes(), body.as_bytes()]))
     }
 
     /// The fingerprint of a request under the service's own choice: the `request` as the choice compares it, and

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http::{HeaderMap, HeaderName};
 use serde_json::json;
 
 use crate::fingerprint::pointer::Pointer;
@@ -21,13 +21,12 @@ pub(super) struct FingerprintChoice {
 /// How the request as a whole is compared.
 #[derive(Clone, Default)]
 pub(super) enum Compared {
-    /// Method, path with query, content type, and the body byte by byte.
+    /// `method SP path?query LF body`, byte by byte, so that every language can compute it. Without the content type: a
+    /// client that adds a charset in a retry sends the same request.
     #[default]
     Bytes,
     /// Method, path with query, and the body as canonical JSON, without these parts.
     Json { ignored: BTreeSet<Pointer> },
-    /// `method SP path?query LF body`, by the fingerprint that every language computes alike.
-    Portable,
 }
 
 impl FingerprintChoice {
@@ -39,11 +38,10 @@ impl FingerprintChoice {
 
     pub(super) fn fingerprint(&self, parts: &Parts, data: &Bytes) -> Result<Fingerprint, InvalidBody> {
         let compared = match &self.compared {
-            Compared::Bytes => of_bytes(parts, data),
-            Compared::Json { ignored } => of_json(parts, &Fingerprint::of_json_without(data, ignored)?),
-            Compared::Portable => {
-                let line = format!("{} {}\n", parts.method, target(parts));
-                Fingerprint::portable(&[line.as_bytes(), data].concat())
+            Compared::Bytes => Fingerprint::of_request(parts.method.as_str(), target(parts), data),
+            Compared::Json { ignored } => {
+                let body = Fingerprint::of_json_without(data, ignored)?;
+                Fingerprint::of_json_request(parts.method.as_str(), target(parts), &body)
             }
         };
         Ok(match self.described() {
@@ -56,9 +54,8 @@ impl FingerprintChoice {
     /// not change. The text is made of JSON lists, because no feature of serde_json changes how those are written.
     fn described(&self) -> Option<String> {
         let compared = match &self.compared {
-            Compared::Bytes | Compared::Portable if self.headers.is_empty() => return None,
+            Compared::Bytes if self.headers.is_empty() => return None,
             Compared::Bytes => json!(["bytes"]),
-            Compared::Portable => json!(["portable"]),
             Compared::Json { ignored } if ignored.is_empty() && self.headers.is_empty() => return None,
             Compared::Json { ignored } if ignored.is_empty() => json!(["json"]),
             Compared::Json { ignored } => {
@@ -83,20 +80,6 @@ impl FingerprintChoice {
         }
         written
     }
-}
-
-fn of_bytes(parts: &Parts, data: &[u8]) -> Fingerprint {
-    let content_type = parts.headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-    of_request(parts, content_type, &Fingerprint::of_bytes(data))
-}
-
-/// Without the content type: a client that adds a charset in a retry sends the same JSON.
-fn of_json(parts: &Parts, body: &Fingerprint) -> Fingerprint {
-    of_request(parts, b"", body)
-}
-
-fn of_request(parts: &Parts, content_type: &[u8], body: &Fingerprint) -> Fingerprint {
-    Fingerprint::of_request([parts.method.as_str().as_bytes(), target(parts).as_bytes(), content_type], body)
 }
 
 /// The whole path with its query. A nested axum router cuts the front off `uri`, and that part may name the account.

@@ -13,8 +13,8 @@ use crate::functions::{complete, ensure};
 use crate::support::{app, create_effects, effects, post_to, transactional};
 
 /// What a caller in another language computes: the request as the client has sent it.
-fn portable(target: &str, body: &str) -> Vec<u8> {
-    Fingerprint::portable(format!("POST {target}\n{body}").as_bytes()).as_bytes().to_vec()
+fn asked(target: &str, body: &str) -> Vec<u8> {
+    Fingerprint::of_bytes(format!("POST {target}\n{body}").as_bytes()).as_bytes().to_vec()
 }
 
 fn key(operation: &str, value: &str) -> Key {
@@ -25,13 +25,13 @@ fn key(operation: &str, value: &str) -> Key {
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn what_the_layer_stored_the_sql_functions_replay_with_status_and_headers(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let app = app(transactional(&pool).with_portable_fingerprint());
+    let app = app(transactional(&pool));
     let target = "/accounts/7/effects?dry=0";
     let first = post_to(&app, target, "key-1", "é").await;
     assert_eq!(first.status, StatusCode::CREATED);
     let key = key("POST /accounts/{id}/effects", "key-1");
     let mut tx = pool.begin().await?;
-    let replayed = ensure(&mut tx, &key, &portable(target, "é"), None).await?;
+    let replayed = ensure(&mut tx, &key, &asked(target, "é"), None).await?;
     assert_eq!((&*replayed.outcome, replayed.status), ("replayed", Some(201)));
     assert_eq!(replayed.body.as_deref(), Some(&*first.body));
     let headers: Vec<(String, String)> = serde_json::from_str(&replayed.headers.unwrap_or_default())?;
@@ -40,7 +40,7 @@ async fn what_the_layer_stored_the_sql_functions_replay_with_status_and_headers(
     }
     assert!(headers.iter().any(|(name, _)| name == "content-type"), "{headers:?}");
     for (target, body) in [("/accounts/8/effects?dry=0", "é"), ("/accounts/7/effects?dry=1", "é"), (target, "e")] {
-        assert_eq!(ensure(&mut tx, &key, &portable(target, body), None).await?.outcome, "key_reused", "{target}");
+        assert_eq!(ensure(&mut tx, &key, &asked(target, body), None).await?.outcome, "key_reused", "{target}");
         let refused = post_to(&app, target, "key-1", body).await;
         assert_eq!((refused.status, &*refused.problem()), (StatusCode::UNPROCESSABLE_ENTITY, "key-reused"));
     }
@@ -52,7 +52,7 @@ async fn what_the_layer_stored_the_sql_functions_replay_with_status_and_headers(
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn what_the_sql_functions_stored_the_layer_replays_with_status_and_headers(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let app = app(transactional(&pool).with_portable_fingerprint());
+    let app = app(transactional(&pool));
     let headers =
         json!([["content-type", "text/plain; charset=utf-8"], ["ETag", "\"\u{ff}\""], ["link", "a"], ["link", "b"]]);
     for (value, status, headers, body) in [
@@ -62,7 +62,7 @@ async fn what_the_sql_functions_stored_the_layer_replays_with_status_and_headers
     ] {
         let key = key("POST /effects", value);
         let mut tx = pool.begin().await?;
-        let claimed = ensure(&mut tx, &key, &portable("/effects", "x"), None).await?;
+        let claimed = ensure(&mut tx, &key, &asked("/effects", "x"), None).await?;
         complete(&mut tx, &key, claimed.token, (Some(status), headers.as_deref(), body)).await?;
         tx.commit().await?;
         let replayed = post_to(&app, "/effects", value, "x").await;
@@ -81,7 +81,7 @@ async fn what_the_sql_functions_stored_the_layer_replays_with_status_and_headers
 /// Those with a payment are whole requests. The services in other languages are tested by them, too.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
 async fn the_layer_computes_the_vectors_of_requests(pool: PgPool) -> anyhow::Result<()> {
-    let layer = transactional(&pool).with_portable_fingerprint().with_operation(|_| Some("POST /payments".to_owned()));
+    let layer = transactional(&pool).with_operation(|_| Some("POST /payments".to_owned()));
     let app = Router::new().fallback(post(async |_: IdempotentTx, body: Bytes| body)).layer(layer);
     let vectors: Vec<Value> = serde_json::from_str(include_str!("../vectors/fingerprints.json"))?;
     let mut requests = 0;
@@ -104,19 +104,5 @@ async fn the_layer_computes_the_vectors_of_requests(pool: PgPool) -> anyhow::Res
         requests += 1;
     }
     assert_eq!(requests, 3);
-    Ok(())
-}
-
-/// *Key reused* would tell the client to take a new key, and to perform again.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn a_layer_with_its_own_fingerprint_does_not_take_such_a_key_for_reused(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let [own, shared] = [transactional(&pool), transactional(&pool).with_portable_fingerprint()].map(app);
-    for (value, first, second) in [("a", &own, &shared), ("b", &shared, &own)] {
-        assert_eq!(post_to(first, "/effects", value, "x").await.status, StatusCode::CREATED);
-        let unknown = post_to(second, "/effects", value, "x").await;
-        assert_eq!((unknown.status, &*unknown.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
-    }
-    assert_eq!(effects(&pool).await, 2);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The vectors of the portable fingerprint, computed with the standard library of each language. The Rust library and
+//! The vectors of the fingerprint of bytes, computed with the standard library of each language. The Rust library and
 //! `idempotency.fingerprint` are tested by the same file.
 
 use std::io::{ErrorKind, Write as _};

@@ -83,7 +83,7 @@ async fn each_driver_performs_once_and_replays_what_the_others_stored(pool: PgPo
     assert_eq!((a?, payments(&pool).await?), (b?, 4));
     // The Rust library.
     let mut tx = pool.begin().await?;
-    let fingerprint = Fingerprint::portable(b"POST /payments\n1250");
+    let fingerprint = Fingerprint::of_bytes(b"POST /payments\n1250");
     let key = Key::new("ada", "POST /payments", "key-1")?;
     let replayed = ensure_idempotent(
         &mut tx,

@@ -111,7 +111,7 @@ impl Request {
 
     pub(crate) fn fingerprint(&self) -> Fingerprint {
         if self.is_portable() {
-            return Fingerprint::portable(&self.bytes());
+            return Fingerprint::of_bytes(&self.bytes());
         }
         Fingerprint::of_json(&self.key).expect("a string")
     }

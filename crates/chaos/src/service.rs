@@ -46,10 +46,7 @@ impl Service {
         let options = request.options()?;
         let in_flight = if request.reject { InFlight::Reject } else { InFlight::Wait(WAIT.min(request.retention / 2)) };
         let options = options.with_in_flight(in_flight).map_err(Error::from)?;
-        let layer = self.layer(&options, |pool, scope| {
-            let layer = IdempotencyLayer::transactional(pool, options, scope);
-            if request.is_portable() { layer.with_portable_fingerprint() } else { layer }
-        });
+        let layer = self.layer(&options, |pool, scope| IdempotencyLayer::transactional(pool, options, scope));
         let (shared, pool) = (Arc::new(request.clone()), self.pool.clone());
         let (early, mut answered_early) = mpsc::unbounded_channel();
         let perform = move |extensions: Extensions| {

@@ -60,6 +60,8 @@ pub(crate) enum Way {
     Twice,
     /// With another body under the key.
     OtherBody,
+    /// With the fingerprint that the layer computes of its request.
+    AsRequest,
     /// Behind a savepoint.
     Isolated,
     /// In a transaction of the crate.
@@ -160,7 +162,12 @@ pub(crate) fn call(way: Way, manner: Manner, options: Idempotency) -> Actor {
             seat.answer(&answer);
             return Ok(answer);
         }
-        let body = if way == Way::OtherBody { "another body" } else { BODY };
+        let body = match way {
+            Way::OtherBody => Fingerprint::of_json("another body"),
+            Way::AsRequest => Ok(of_request()),
+            _ => Fingerprint::of_json(BODY),
+        };
+        let body = &body?;
         let mut tx = seat.begin(way).await?;
         if way == Way::Isolated {
             let perform = async |conn: &mut PgConnection| {
@@ -182,11 +189,25 @@ pub(crate) fn call(way: Way, manner: Manner, options: Idempotency) -> Actor {
     })
 }
 
+/// What the layer computes of a request, and every language can.
+fn of_request() -> Fingerprint {
+    Fingerprint::of_bytes(format!("POST /\n{BODY}").as_bytes())
+}
+
 /// A caller in another language: it calls the SQL functions.
 pub(crate) fn call_in_sql(manner: Manner, wait: &'static str) -> Actor {
+    asks_in_sql(manner, wait, || Ok(Fingerprint::of_json(BODY)?))
+}
+
+/// As [`call_in_sql`], for the key and the request of a service with the layer.
+pub(crate) fn call_in_sql_as_request() -> Actor {
+    asks_in_sql(Manner::Keeps, "10 min", || Ok(of_request()))
+}
+
+fn asks_in_sql(manner: Manner, wait: &'static str, asked: fn() -> anyhow::Result<Fingerprint>) -> Actor {
     actor(move |seat| async move {
         let mut tx = seat.begin(Way::Plain).await?;
-        let asked = Fingerprint::of_json(BODY)?;
+        let asked = asked()?;
         let parts = [seat.key.scope(), seat.key.operation(), seat.key.value()];
         let ensure = sqlx::query_as(
             "select outcome, token, convert_from(body, 'UTF8')

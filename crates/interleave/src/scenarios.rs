@@ -12,11 +12,12 @@ use crate::actors::Before::{
 use crate::actors::Ending::{Completes, Releases, Renews};
 use crate::actors::Manner::{Commits, Fails, Keeps, Regrets, RollsBack, Undoes};
 use crate::actors::Verb::{Forget, Release, Resolve, ResolveStep};
-use crate::actors::Way::{Isolated, OtherBody, Plain, RepeatableRead, Run, Twice};
+use crate::actors::Way::{AsRequest, Isolated, OtherBody, Plain, RepeatableRead, Run, Twice};
 use crate::actors::{
-    AT_LEAST_ONCE, AT_MOST_ONCE, Actor, IN_STEPS, LEASE, PAY, REJECT, SEND, WAIT, call, call_in_sql, expire, lapse,
-    mark, mark_many, operate, outlive, own, own_and_fail, own_at_repeatable_read, own_with_request, reconcile, request,
-    request_leased, request_without_key, resume, run_in_sql, sweep, wake_and_die, work_in,
+    AT_LEAST_ONCE, AT_MOST_ONCE, Actor, IN_STEPS, LEASE, PAY, REJECT, SEND, WAIT, call, call_in_sql,
+    call_in_sql_as_request, expire, lapse, mark, mark_many, operate, outlive, own, own_and_fail,
+    own_at_repeatable_read, own_with_request, reconcile, request, request_leased, request_without_key, resume,
+    run_in_sql, sweep, wake_and_die, work_in,
 };
 use With::{
     After, Drops, GivesUp, Inside, IsInside, Kills, Leaves, ManyKeys, Most, Patient, Unlike, Unmerged, WaitsInside,
@@ -240,7 +241,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         calls("sql-reject", [call_in_sql(Keeps, "0"), reject()], &[]),
         calls("sql-caller", [in_sql(), wait()], &[]),
         calls("sql-fewest", [in_sql(), run(fewest)], &[]),
-        calls("sql-layer", [in_sql(), asks(RoundTrips::Plain)], &[]),
+        calls("sql-layer", [call_in_sql_as_request(), asks(RoundTrips::Plain)], &[]),
         calls("sql-fails", [call_in_sql(Fails, "10 min"), wait()], &[]),
         calls("sql-regrets", [call(Plain, Regrets, WAIT), in_sql()], &[]),
         calls("sql-commits-inside", [call_in_sql(Commits, "10 min"), wait()], &[]),
@@ -311,7 +312,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         calls("layer-undoes", [request(Undoes, REJECT), request(Undoes, REJECT)], &[Unlike]),
         calls("layer-commits-inside", [request(Commits, REJECT), asks(RoundTrips::Plain)], &[]),
         calls("layer-rolls-back-inside", [request(RollsBack, REJECT), asks(RoundTrips::Plain)], &[]),
-        calls("layer-caller", [asks(RoundTrips::Plain), wait()], &[]),
+        calls("layer-caller", [asks(RoundTrips::Plain), call(AsRequest, Keeps, WAIT)], &[]),
+        calls("layer-other-caller", [asks(RoundTrips::Plain), wait()], &[]),
         calls("layer-fewest-caller", [asks(Fewest), run(fewest)], &[]),
         calls("layer-kills", [asks(RoundTrips::Plain), asks(RoundTrips::Plain)], &[Kills(0)]),
         calls("layer-fewest-kills", [asks(Fewest), asks(Fewest)], &[Kills(0)]),

@@ -60,8 +60,7 @@ impl IdempotencyLayer {
 
 /// The fingerprint.
 impl IdempotencyLayer {
-    /// Compares bodies as canonical JSON, without regard to `Content-Type`, instead of byte by byte: for clients that build
-    /// the request anew for each retry. A body that is not JSON is then refused with a 400. A body in which an object has
+    /// Compares bodies as canonical JSON instead of byte by byte: for clients that build the request anew for each retry. A body that is not JSON is then refused with a 400. A body in which an object has
     /// two members of the same name, or that is more than 128 levels deep, is compared byte by byte.
     ///
     /// It ignores the parts at these JSON pointers (RFC 6901), for clients that put a timestamp or the number of the
@@ -80,17 +79,6 @@ impl IdempotencyLayer {
         let ignored = ignored.into_iter().map(parse).collect::<Result<_, _>>()?;
         self.fingerprint.compared = Compared::Json { ignored };
         Ok(self)
-    }
-
-    /// Compares `method SP path?query LF body`, byte by byte and without `Content-Type`, by
-    /// [`Fingerprint::portable`](crate::Fingerprint::portable): for keys that a service in another language shares
-    /// through the SQL functions (the guide's page `any_language`). It replaces
-    /// [`with_canonical_json`](Self::with_canonical_json). The path is the one that the client sent, with its
-    /// parameters and its query; the operation remains the route. With a [fingerprinted
-    /// header](Self::with_fingerprinted_header), only this layer can compute the fingerprint.
-    pub fn with_portable_fingerprint(mut self) -> Self {
-        self.fingerprint.compared = Compared::Portable;
-        self
     }
 
     /// Also stores this header with a [stored request](crate::lease::Leasing::with_stored_request), in plain text.

@@ -14,7 +14,7 @@ use crate::support::{connect, create_effects, effects, expire_in, key, leave_eff
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 fn fingerprint() -> &'static Fingerprint {
-    static ONE: LazyLock<Fingerprint> = LazyLock::new(|| Fingerprint::portable(b"body"));
+    static ONE: LazyLock<Fingerprint> = LazyLock::new(|| Fingerprint::of_bytes(b"body"));
     &ONE
 }
 
@@ -221,7 +221,7 @@ async fn an_expired_record_is_taken_over_by_one_caller(pool: PgPool) -> anyhow::
 
 /// The vectors are those that the callers in other languages read, too.
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]
-async fn every_vector_of_the_portable_fingerprint_is_computed_alike(pool: PgPool) -> anyhow::Result<()> {
+async fn every_vector_of_the_fingerprint_of_bytes_is_computed_alike(pool: PgPool) -> anyhow::Result<()> {
     let vectors: Vec<Value> = serde_json::from_str(include_str!("../../vectors/fingerprints.json"))?;
     for vector in &vectors {
         let text = |name: &str| vector[name].as_str().unwrap_or_default();
@@ -229,7 +229,7 @@ async fn every_vector_of_the_portable_fingerprint_is_computed_alike(pool: PgPool
         let asked: Vec<u8> =
             sqlx::query_scalar("select idempotency.fingerprint($1)").bind(&request).fetch_one(&pool).await?;
         assert_eq!(hex::encode(&asked), text("fingerprint"), "{vector}");
-        assert_eq!(Fingerprint::portable(&request).as_bytes(), asked);
+        assert_eq!(Fingerprint::of_bytes(&request).as_bytes(), asked);
     }
     assert!(vectors.len() > 5, "{vectors:?}");
     Ok(())

@@ -12,7 +12,7 @@ use crate::support::{connect, create_open_effects, effects, expire_in, key, leav
 const NOTHING: (Option<i32>, Option<&str>, Option<&[u8]>) = (None, None, None);
 
 fn fingerprint() -> Vec<u8> {
-    Fingerprint::portable(b"body").as_bytes().to_vec()
+    Fingerprint::of_bytes(b"body").as_bytes().to_vec()
 }
 
 /// The SQLSTATE, and the hint. Every error of ours has one.

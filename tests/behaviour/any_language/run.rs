@@ -193,7 +193,7 @@ async fn the_path_of_the_caller_decides_nothing_but_the_effect(pool: PgPool) -> 
     )
     .await?;
     let fingerprint: Vec<u8> = sqlx::query_scalar("select idempotency.fingerprint('x')").fetch_one(&mut conn).await?;
-    assert_eq!(fingerprint, Fingerprint::portable(b"x").as_bytes());
+    assert_eq!(fingerprint, Fingerprint::of_bytes(b"x").as_bytes());
     assert_eq!(pay(&mut conn, "a", "one", None).await?, Answer::of("performed", "1"));
     conn.execute("set search_path = api, evil").await?;
     assert_eq!(pay(&mut conn, "b", "one", None).await?, Answer::of("performed", "2"));

@@ -205,7 +205,7 @@ async fn every_state_gets_the_answer_of_the_table_after_a_wait(pool: PgPool) -> 
         outside(&pool, "truncate idempotency.record").await;
         let key = key("a");
         let mut owner = pool.begin().await?;
-        functions::ensure(&mut owner, &key, Fingerprint::portable(b"").as_bytes(), None).await?;
+        functions::ensure(&mut owner, &key, Fingerprint::of_bytes(b"").as_bytes(), None).await?;
         sqlx::raw_sql("delete from idempotency.record").execute(&mut *owner).await?;
         if !write(&mut owner, &key, state).await {
             continue;

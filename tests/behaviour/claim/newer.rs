@@ -73,7 +73,7 @@ async fn both_doors_compare_fingerprints_alike(pool: PgPool) -> anyhow::Result<(
     let asked = [
         version(1, &[]),
         version(2, &[]),
-        Fingerprint::portable(b"").as_bytes().to_vec(),
+        Fingerprint::of_bytes(b"").as_bytes().to_vec(),
         Fingerprint::of_bytes(b"").as_bytes().to_vec(),
     ];
     let stored = [
@@ -85,7 +85,7 @@ async fn both_doors_compare_fingerprints_alike(pool: PgPool) -> anyhow::Result<(
         version(3, &[]),
         version(4, &[]),
         vec![2, 0],
-        Fingerprint::portable(b"").as_bytes().to_vec(),
+        Fingerprint::of_bytes(b"").as_bytes().to_vec(),
     ];
     let mut outcomes = BTreeSet::new();
     for (asked, stored) in asked.iter().flat_map(|asked| stored.iter().map(move |stored| (asked, stored))) {

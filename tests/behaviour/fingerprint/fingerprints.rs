@@ -37,10 +37,10 @@ fn the_digest_is_sha256_of_the_canonical_form() {
     ] {
         assert_eq!(hex(of(&value)), format!("01{digest}"));
     }
-    // printf 'b%s' '{"a":1}' | sha256sum
+    // printf '%s' '{"a":1}' | sha256sum
     assert_eq!(
         hex(Fingerprint::of_bytes(br#"{"a":1}"#)),
-        "019223a1a901b06bee1c3c4f66727edd04ae22e9f030a94d23d98f72049fbe0642"
+        "03015abd7f5cc57a2dd94b7590f04ad8084273905ee33ec5cebeae62276a97f862"
     );
 }
 
