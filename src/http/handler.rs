@@ -9,9 +9,9 @@ use tokio::time::timeout;
 use tower_service::Service;
 
 use super::body::{LayerBody, ResponseBody};
+use super::denied::Denied;
 use super::rejection::Rejection;
 use super::replay::IDEMPOTENT_REPLAYED;
-use super::request::Denied;
 use crate::Error;
 use crate::caught::{Panic, caught};
 
