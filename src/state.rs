@@ -21,7 +21,8 @@ pub enum State {
     Released,
     /// Its lease has lapsed, and its policy lets the next caller do the work again.
     Lapsed,
-    /// Its owner is gone, and nobody knows whether it, or a step of it, took effect. It waits for an operator.
+    /// Its owner is gone, and nobody knows whether it, or a step of it, took effect. It waits for an operator, or,
+    /// in lease mode, for a [`Reconciler`](crate::lease::Reconciler).
     Indeterminate,
     /// Its retention has ended: the key is new, whether or not a sweep has deleted the record.
     Expired,

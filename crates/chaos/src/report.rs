@@ -33,7 +33,7 @@ pub(crate) fn keep_histories(name: &str, seed: u64, lines: &[String]) -> std::io
     std::fs::write(file, lines.join("\n") + "\n")
 }
 
-/// The table of `docs/evidence.md`, and a line with the faults and the counts of each scenario.
+/// The table of `docs/reliability.md`, and a line with the faults and the counts of each scenario.
 pub(crate) fn table(rows: &[(&'static str, Finding)], seed: u64) {
     println!();
     println!(

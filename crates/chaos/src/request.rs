@@ -38,6 +38,8 @@ pub(crate) enum Door {
     Layer(RoundTrips),
     /// The SQL functions.
     Sql,
+    /// The SQL function that claims, calls a function for the effect, and completes, in one statement.
+    SqlRun,
 }
 
 pub(crate) const SAFE_TO_DROP: &[Door] = &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunIsolated];
@@ -91,7 +93,7 @@ impl Request {
         if self.is_portable() {
             self.reject = random.one_in(4);
             if random.one_in(2) {
-                self.door = Door::Sql;
+                self.door = random.of(&[Door::Sql, Door::SqlRun]);
                 self.call.push_str(THROUGH_SQL);
             }
         }

@@ -1,4 +1,4 @@
-//! A call through the SQL functions, as a service in another language makes it.
+//! Calls through the SQL functions, as a service in another language makes them.
 
 use pg_idempotency::Outcome;
 use serde_json::{Value, from_slice};
@@ -6,6 +6,9 @@ use sqlx::{PgConnection, PgPool};
 
 use crate::mutant::Mutant;
 use crate::request::{Failure, INDETERMINATE, Request};
+
+/// What the function of the effect raises if the request says that it fails.
+const ASKED_FOR: &str = "CH001";
 
 type Called = Result<Outcome<String>, Failure>;
 
@@ -49,14 +52,48 @@ async fn within(mutant: Option<Mutant>, conn: &mut PgConnection, request: &Reque
             }
             Ok(Outcome::Performed(response))
         }
-        ("replayed", None, Some(body)) => match from_slice(&body) {
-            // The library can only compare what it has decoded.
-            Ok(Value::String(response)) if body == text(&response) => Ok(Outcome::Replayed(response)),
-            _ => Err(Failure::Barred("not the bytes that were stored")),
-        },
-        ("in_flight", None, None) => Err(Failure::Refused("in flight")),
-        ("indeterminate", None, None) => Err(Failure::Barred(INDETERMINATE)),
+        (outcome, None, body) => not_claimed(outcome, body),
         _ => Err(Failure::Barred("an outcome that nothing here can cause")),
+    }
+}
+
+/// In one statement, which commits by itself.
+pub(crate) async fn run(pool: &PgPool, request: &Request) -> Called {
+    let run = sqlx::query_as(
+        "select outcome, body
+        from idempotency.run(scope => $1::text, operation => 'chaos', value => $1::text,
+            fingerprint => idempotency.fingerprint($2::bytea), effect => 'public.affect',
+            argument => jsonb_build_object('key', $1::text, 'call', $3::text, 'fails', $4::bool),
+            wait => case when $5::bool then interval '0' end)",
+    );
+    let run = run.bind(&request.key).bind(request.bytes()).bind(&request.call).bind(request.fails);
+    let answered: sqlx::Result<(String, Option<Vec<u8>>)> = run.bind(request.reject).fetch_one(pool).await;
+    match answered {
+        Ok((outcome, Some(body))) if outcome == "performed" => stored(&body).map(Outcome::Performed),
+        Ok((outcome, body)) => not_claimed(&outcome, body),
+        Err(error) if code(&error).as_deref() == Some(ASKED_FOR) => Err(Failure::AskedFor),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn code(error: &sqlx::Error) -> Option<std::borrow::Cow<'_, str>> {
+    error.as_database_error()?.code()
+}
+
+fn not_claimed(outcome: &str, body: Option<Vec<u8>>) -> Called {
+    match (outcome, body) {
+        ("replayed", Some(body)) => stored(&body).map(Outcome::Replayed),
+        ("in_flight", None) => Err(Failure::Refused("in flight")),
+        ("indeterminate", None) => Err(Failure::Barred(INDETERMINATE)),
+        _ => Err(Failure::Barred("an outcome that nothing here can cause")),
+    }
+}
+
+/// The library can only compare what it has decoded.
+fn stored(body: &[u8]) -> Result<String, Failure> {
+    match from_slice(body) {
+        Ok(Value::String(response)) if body == text(&response) => Ok(response),
+        _ => Err(Failure::Barred("not the bytes that were stored")),
     }
 }
 

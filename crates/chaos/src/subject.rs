@@ -22,6 +22,7 @@ pub(crate) async fn call(mutant: Option<Mutant>, service: &Service, request: &Re
         match mutant {
             Some(mutant) if !mutant.is_a_caller() => mutant.call(pool, request).await,
             _ if request.door == Door::Sql => sql_door::call(mutant, pool, request).await,
+            _ if request.door == Door::SqlRun => sql_door::run(pool, request).await,
             _ if matches!(request.door, Door::Layer(_)) => service.transactional(mutant, request).await,
             _ => by_the_crate(pool, request).await,
         }
@@ -63,7 +64,7 @@ async fn by_the_crate(pool: &PgPool, request: &Request) -> Called {
             };
             options.run_isolated(pool, &key, &body, perform).await
         }
-        Door::OwnTransaction | Door::Careless | Door::Layer(_) | Door::Sql => {
+        Door::OwnTransaction | Door::Careless | Door::Layer(_) | Door::Sql | Door::SqlRun => {
             let mut tx = pool.begin().await?;
             let called = within(None, &mut tx, request).await;
             match &called {

@@ -8,6 +8,17 @@ language plpgsql set idempotency.claim = 'exempt' as $$
 begin
     insert into effect values (the_key, the_call, the_downstream_key, the_token);
 end $$;
+-- The effect of `idempotency.run`, and its answer: the name of the call, as the library stores it.
+create function affect(argument jsonb, out status int4, out headers jsonb, out body bytea)
+language plpgsql as $$
+begin
+    insert into effect (key, call) values (argument->>'key'::text, argument->>'call'::text);
+    if (argument->>'fails'::text)::boolean then
+        raise exception 'the request says that it fails' using errcode = 'CH001';
+    end if;
+    status := 200;
+    body := convert_to((argument->'call'::text)::text, 'UTF8');
+end $$;
 -- Rows that a scenario writes in autocommit, and rows of transactions that nobody commits.
 create table written (call text not null);
 create table leaked (note text not null);

@@ -34,7 +34,7 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Checks the set-up; exits with 1 if it finds a problem
+    /// Checks the set-up; exits with 1 if a promise may not hold, and with 3 if only the sweep lags
     Health {
         /// How long an expired record may wait for its sweep
         #[arg(long, env = "IDEMPOTENCY_MAX_LAG", default_value = "1h", value_parser = duration)]

@@ -27,6 +27,11 @@ pub(crate) enum Failure {
         "the server refused the role; a janitor's needs usage on the schema, select on its two tables, delete and update (last_error) on idempotency.record; one that settles needs select, update and delete there"
     )]
     Refused(#[source] sqlx::Error),
+    #[error(
+        "the server refused the role; one that migrates needs create on the database, or has to own the schema \
+         idempotency; or let a DBA run what `migrate --print` prints"
+    )]
+    MayNotMigrate(#[source] sqlx::Error),
     #[error("the server refused the statement")]
     Database(#[source] sqlx::Error),
     #[error(transparent)]
@@ -146,6 +151,14 @@ pub(crate) fn of_connecting(error: sqlx::Error) -> Failure {
     match error.as_database_error().and_then(|cause| cause.code()) {
         Some(code) if code.starts_with("28") => Failure::Login(error),
         _ => Failure::Connection(error),
+    }
+}
+
+/// To create a schema takes other rights than to use it.
+pub(crate) fn of_migrating(failure: Failure) -> Failure {
+    match failure {
+        Failure::Refused(cause) => Failure::MayNotMigrate(cause),
+        failure => failure,
     }
 }
 

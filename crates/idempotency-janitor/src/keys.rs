@@ -177,7 +177,7 @@ pub(crate) async fn unsettled(database: &Database, options: Unsettled) -> Result
     let more_left = found.len() > limit as usize;
     found.truncate(limit as usize);
     print(&if options.json { list_in_json(&found, more_left, most) } else { list_in_text(&found, more_left, most) })?;
-    Ok(if found.is_empty() { Ending::Done } else { Ending::Limited })
+    Ok(if found.is_empty() { Ending::Done } else { Ending::WorkLeft })
 }
 
 fn list_in_json(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> String {
@@ -209,7 +209,7 @@ fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
     ]);
     for record in found {
         table.add_row([
-            [record.key.scope(), record.key.operation(), record.key.value()].map(as_argument).join(" "),
+            named(record),
             record.mode.to_string(),
             waits_as(record, most),
             record.steps_in_doubt().iter().map(|step| as_argument(step)).collect::<Vec<_>>().join(" "),
@@ -221,8 +221,20 @@ fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
             record.looks.iter().map(looks_in_words).collect::<Vec<_>>().join(" | "),
         ]);
     }
+    let first = found.iter().min_by_key(|record| record.expires_at).map(|record| {
+        let expires_at = record.expires_at.format("%Y-%m-%d %H:%M:%SZ");
+        format!(
+            "the first to expire is {}, at {expires_at}: then its key is new, and a repeat performs\n",
+            named(record)
+        )
+    });
     let more = if more_left { "there are more: settle these, or raise --limit\n" } else { "" };
-    format!("{table}\n{more}")
+    format!("{table}\n{}{more}", first.unwrap_or_default())
+}
+
+/// As the arguments of the commands that settle it.
+fn named(record: &Shown) -> String {
+    [record.key.scope(), record.key.operation(), record.key.value()].map(as_argument).join(" ")
 }
 
 /// Why it waits: the state, and that its attempts are used up, where the service's limit is known.

@@ -2,7 +2,7 @@
 //! completes.
 //!
 //! A thin `main` over the library. Exit codes: 0 done, 1 ran and failed, 2 wrong usage, 3 stopped at its limit with
-//! work left (`sweep`), or a key waits for a person (`unsettled`).
+//! work left (`sweep`), a key waits for a person (`unsettled`), or the sweep lags and nothing else is wrong (`health`).
 
 mod arguments;
 mod connection;
@@ -31,15 +31,15 @@ use failure::Failure;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Done,
-    /// Stopped at a limit, or found keys that wait for a person.
-    Limited,
+    /// Work is left: for the next sweep, or for a person.
+    WorkLeft,
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     match run(Arguments::parse()).await {
         Ok(Ending::Done) => ExitCode::SUCCESS,
-        Ok(Ending::Limited) => ExitCode::from(3),
+        Ok(Ending::WorkLeft) => ExitCode::from(3),
         Err(failure) => {
             // The exit code has to say it, also if standard error cannot be written.
             let _ = writeln!(std::io::stderr(), "idempotency-janitor: {}", failure.in_one_line());
@@ -54,7 +54,7 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
         Command::Migrate { print: true, .. } => print(&schema_sql()),
         Command::Migrate { print: false, distributed } => {
             let pool = database.pool().await?;
-            ask(LONG_ANSWER, migrate(&pool)).await?;
+            ask(LONG_ANSWER, migrate(&pool)).await.map_err(failure::of_migrating)?;
             if distributed {
                 // It moves every record. Nobody can say how long that takes, and a person watches it.
                 distribute(&pool).await.map_err(failure::of)?;

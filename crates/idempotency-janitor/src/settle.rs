@@ -145,11 +145,11 @@ impl Decision {
             }
             Self::ResolveStep { step, result } => {
                 within(ANSWER, operator::resolve_step(pool, key, seen, step, result)).await.map_err(of_settling)?;
-                return Ok(settled("resolved", shown, step, key, reason));
+                return Ok(settled("resolved", shown, step, reason));
             }
             Self::ReleaseStep { step } => {
                 within(ANSWER, operator::release_step(pool, key, seen, step, reason)).await.map_err(of_settling)?;
-                return Ok(settled("released", shown, step, key, reason));
+                return Ok(settled("released", shown, step, reason));
             }
             Self::Release => {
                 let steps = shown.steps_in_doubt();
@@ -162,7 +162,7 @@ impl Decision {
             Self::Forget => within(ANSWER, operator::forget(pool, shown)).await.map(|()| "forgotten"),
         };
         let done = done.map_err(of_settling)?;
-        Ok(format!("{done}: {}, which was {}, because {reason}", named(key), shown.state))
+        Ok(format!("{done}: {}, which was {}, because {reason}", named(shown), shown.state))
     }
 
     /// The least time from now on. The record keeps a longer one of its own.
@@ -261,12 +261,14 @@ fn took_no_effect(shown: &Shown, step: &str) -> String {
     )
 }
 
-fn settled(done: &str, shown: &Shown, step: &str, key: &Key, reason: &str) -> String {
+fn settled(done: &str, shown: &Shown, step: &str, reason: &str) -> String {
     let left = match &others(shown, step)[..] {
         [] => "which is released".to_owned(),
         others => format!("which still waits for {others:?}"),
     };
-    format!("{done}: the step {step:?} of {}, {left}, because {reason}", named(key))
+    let downstream_key = shown.downstream_key_of_step(step).unwrap_or_default();
+    let of = named(shown);
+    format!("{done}: the step {step:?} with downstream key {downstream_key} of {of}, {left}, because {reason}")
 }
 
 /// The response as it was given, to the byte: a parsed number would lose digits, and a parsed object its order.
@@ -309,10 +311,19 @@ fn of_settling(error: Error) -> Failure {
     }
 }
 
-/// The key for the log of decisions: a later reader has to find out which one was settled.
-fn named(key: &Key) -> String {
+/// The key for the log of decisions. Values may begin alike, so the token tells which claim was settled, and the
+/// downstream key leads to the provider's own log.
+fn named(shown: &Shown) -> String {
+    let key = &shown.key;
     let (value, bytes) = (beginning(key.value()), key.value().len());
-    format!("scope {:?}, operation {:?}, value {:?} ({bytes} bytes)", key.scope(), key.operation(), format!("{value}…"))
+    let downstream_key = shown.downstream_key.as_ref().map(|key| format!(", downstream key {key}")).unwrap_or_default();
+    format!(
+        "scope {:?}, operation {:?}, value {:?} ({bytes} bytes), token {}{downstream_key}",
+        key.scope(),
+        key.operation(),
+        format!("{value}…"),
+        shown.token
+    )
 }
 
 /// The first characters of a value, because the whole value gives access to the response: four of at least sixteen

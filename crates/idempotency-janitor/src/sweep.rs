@@ -29,7 +29,7 @@ pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending,
     };
     let swept = janitor.sweep_until(options.limit.unwrap_or(u64::MAX), stop).await.map_err(of)?;
     print(&report(&swept, options.json))?;
-    Ok(if swept.limited { Ending::Limited } else { Ending::Done })
+    Ok(if swept.limited { Ending::WorkLeft } else { Ending::Done })
 }
 
 /// SIGTERM and SIGINT: both ask to finish the batch and end.

@@ -206,16 +206,41 @@ pub(crate) fn call_in_sql(manner: Manner, wait: &'static str) -> Actor {
                 complete.await.unwrap_or_else(|error| sql_cause(&error))
             }
             Ok((outcome, None, Some(body))) if outcome == "replayed" => format!("replayed {}", body.replace('"', "")),
-            // The names of the Rust errors.
-            Ok((outcome, None, None)) => {
-                let words = outcome.split('_').map(|word| word[..1].to_uppercase() + &word[1..]);
-                words.collect()
-            }
+            Ok((outcome, None, None)) => as_the_error(&outcome),
             Ok(other) => format!("is told {other:?}"),
             Err(error) => sql_cause(&error.into()),
         };
         seat.conclude(tx, answer, manner).await
     })
+}
+
+/// A caller in another language whose effect is a function: one statement, which commits by itself.
+pub(crate) fn run_in_sql(wait: &'static str) -> Actor {
+    actor(move |seat| async move {
+        let asked = Fingerprint::of_json(BODY)?;
+        let run = sqlx::query_as(
+            "select outcome, convert_from(body, 'UTF8') from idempotency.run(
+                $1, $2, $3, $4, 'interleave.effect_of', jsonb_build_object('who', $5::text), wait => $6::text::interval)",
+        );
+        let key = &seat.key;
+        let run = run.bind(key.scope()).bind(key.operation()).bind(key.value()).bind(asked.as_bytes());
+        let answered: sqlx::Result<(String, Option<String>)> =
+            run.bind(seat.name()).bind(wait).fetch_one(&seat.pool).await;
+        let answer = match answered {
+            Ok((outcome, Some(_))) if outcome == "performed" => outcome,
+            Ok((outcome, Some(body))) if outcome == "replayed" => format!("replayed {}", body.replace('"', "")),
+            Ok((outcome, None)) => as_the_error(&outcome),
+            Ok(other) => format!("is told {other:?}"),
+            Err(error) => sql_cause(&error.into()),
+        };
+        seat.answer(&answer);
+        Ok(answer)
+    })
+}
+
+/// The name of the Rust error with this outcome.
+fn as_the_error(outcome: &str) -> String {
+    outcome.split('_').map(|word| word[..1].to_uppercase() + &word[1..]).collect()
 }
 
 /// As the library names the errors of `idempotency.complete`.

@@ -16,7 +16,7 @@ use crate::actors::Way::{Isolated, OtherBody, Plain, RepeatableRead, Run, Twice}
 use crate::actors::{
     AT_LEAST_ONCE, AT_MOST_ONCE, Actor, IN_STEPS, LEASE, PAY, REJECT, SEND, WAIT, call, call_in_sql, expire, lapse,
     mark, mark_many, operate, outlive, own, own_and_fail, own_at_repeatable_read, own_with_request, reconcile, request,
-    request_leased, request_without_key, resume, sweep, wake_and_die, work_in,
+    request_leased, request_without_key, resume, run_in_sql, sweep, wake_and_die, work_in,
 };
 use With::{
     After, Drops, GivesUp, Inside, IsInside, Kills, Leaves, ManyKeys, Most, Patient, Unlike, Unmerged, WaitsInside,
@@ -251,6 +251,11 @@ pub(crate) fn all() -> Vec<Scenario> {
         calls("sql-expired-sweep", [call_in_sql(Keeps, "0"), sweep()], &[After(Expired), GivesUp]),
         calls("sql-expires", [in_sql(), expire(), in_sql()], &[Most(2)]),
         calls("sql-released", [in_sql(), wait()], &[After(Released)]),
+        calls("sql-run-two", [run_in_sql("10 min"), run_in_sql("10 min")], &[]),
+        calls("sql-run-caller", [run_in_sql("10 min"), wait()], &[]),
+        calls("sql-run-ensure", [run_in_sql("0"), in_sql()], &[]),
+        calls("sql-run-kills", [run_in_sql("10 min"), run_in_sql("10 min")], &[Kills(0)]),
+        calls("sql-run-expired-sweep", [run_in_sql("0"), sweep()], &[After(Expired), GivesUp]),
         calls("sql-completed-forget", [call_in_sql(Keeps, "0"), operate(Forget)], &[After(Completed)]),
         calls("sql-indeterminate-release", [call_in_sql(Commits, "0"), in_sql(), operate(Release)], &[Most(2)]),
         // Steps.

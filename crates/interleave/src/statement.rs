@@ -12,6 +12,8 @@ pub(crate) const TRY_LOCK: &str = "try lock";
 pub(crate) const RELEASE_UNBEGUN: &str = "release unbegun";
 /// An actor that ends a retention or a lease.
 pub(crate) const MOVES_TIME: &str = "move time";
+/// A claim, its effect and its completion in one statement, which commits by itself.
+const RUN: &str = "run in sql";
 /// The start of a statement, a part of it, and its name. The first that matches counts. No list of columns is compared,
 /// so the statements may change.
 const NAMES: &[(&str, &str, &str)] = &[
@@ -19,6 +21,7 @@ const NAMES: &[(&str, &str, &str)] = &[
     ("select idempotency.store_response(", "", "complete and commit"),
     ("select idempotency.await_key(", "", AWAIT),
     ("select outcome", "from idempotency.ensure(", "ensure"),
+    ("select outcome", "from idempotency.run(", RUN),
     ("select idempotency.complete(", "", "complete in sql"),
     ("select pg_catalog.pg_sleep", "", PAUSE),
     ("insert into idempotency.record", "", "claim"),
@@ -107,7 +110,7 @@ pub(crate) fn opens(name: &str) -> bool {
 }
 
 pub(crate) fn ends(name: &str) -> bool {
-    only_ends(name) || name == "complete and commit"
+    only_ends(name) || name == "complete and commit" || name == RUN
 }
 
 pub(crate) fn may_wait(name: &str) -> bool {

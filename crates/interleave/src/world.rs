@@ -31,6 +31,12 @@ const SCHEMA: &str = "
     create schema interleave;
     -- What the actors do: `what` is a step, or nothing; `who` is the actor.
     create table interleave.effect (what text not null, who text not null);
+    create function interleave.effect_of(argument jsonb, out status int4, out headers jsonb, out body bytea)
+    language plpgsql as $$
+    begin
+        insert into interleave.effect (what, who) values ('', argument->>'who'::text);
+        body := convert_to((argument->'who'::text)::text, 'UTF8');
+    end $$;
     -- Records of other keys, which no statement may touch.
     create table interleave.bystander (like idempotency.record);
     -- Stops between the snapshot of a statement and its lock, at a gate that the monitor has locked for this actor. Two

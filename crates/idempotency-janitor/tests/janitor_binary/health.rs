@@ -70,6 +70,15 @@ async fn health_sees_what_is_set_for_other_roles() -> anyhow::Result<()> {
     let report = serde_json::json!({"healthy": true, "warnings": [], "protected": {}});
     assert_eq!(json(&health(&["--json"])), report);
 
+    // A sweep that lags is another code than a promise that does not hold.
+    let pool = PgPool::connect(&server.url).await?;
+    expired(&pool, 1).await?;
+    let output = health(&["--max-lag", "0s"]);
+    assert_eq!((output.status.code(), &*text(&output.stderr)), (Some(3), ""), "{output:?}");
+    assert!(text(&output.stdout).contains("due for"), "{output:?}");
+    pg_idempotency::Janitor::new(pool).with_grace(std::time::Duration::ZERO)?.sweep_once(10).await?;
+    assert_healthy("swept");
+
     for harmless in [
         "alter role grouped set synchronous_commit = off",
         "alter role shop_app in database other set synchronous_commit = off",

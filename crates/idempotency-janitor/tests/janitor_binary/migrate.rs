@@ -19,6 +19,19 @@ async fn migrate_creates_the_table_and_sweep_says_when_it_is_missing(_: PgPoolOp
     assert_eq!(janitor_on(&options, &["sweep"]).status.code(), Some(0));
 }
 
+/// The rights of a janitor's role would not help it.
+#[sqlx::test(migrations = false)]
+async fn a_role_that_may_not_migrate_is_told_what_it_needs(pool: PgPoolOptions, options: PgConnectOptions) {
+    let pool = pool.connect_with(options.clone()).await.expect("a pool");
+    let process: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&pool).await.expect("a number");
+    let role = format!("may_not_migrate_{process}");
+    let execute = async |sql: String| pool.execute(AssertSqlSafe(sql)).await.expect("it is SQL");
+    execute(format!("create role {role} login")).await;
+    let output = janitor_on(&options.clone().username(&role), &["migrate"]);
+    execute(format!("drop role {role}")).await;
+    assert_fails(&output, 1, "create on the database");
+}
+
 #[test]
 fn migrate_prints_its_sql_without_a_database() {
     let output = janitor(&["migrate", "--print"]);

@@ -43,11 +43,18 @@ async fn resolve_gives_every_repeat_the_response(_: PgPoolOptions, options: PgCo
         panic!("nobody said yes")
     };
 
+    let shown = json(&janitor_on(&options, &[&["show", "--json"], &NAMED[..]].concat()));
     // More digits than a number in memory keeps, and members that a map would sort.
     let response = r#"{"z": 12345678901234567890123, "a": "\u00e9"}"#;
     let output = janitor_on(&options, &resolve(response, &["--retention", "48h", "--yes"]));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    for part in ["resolved", "which was indeterminate", "because ticket 4711"] {
+    let (token, downstream_key) = (&shown["token"], &shown["downstream_key"]);
+    let named = format!(
+        "token {}, downstream key {}, which",
+        token.as_str().expect("text"),
+        downstream_key.as_str().expect("text")
+    );
+    for part in ["resolved", &named, "which was indeterminate", "because ticket 4711"] {
         assert!(text(&output.stdout).contains(part), "{part}: {}", text(&output.stdout));
     }
     assert_eq!(stored(&pool).await?, response, "to the byte");
@@ -186,7 +193,7 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(
     assert_fails(&janitor_on(&options, &release(&["--step", "none", "--yes"])), 1, "no step of this name");
     assert_fails(&janitor_on(&options, &release(&["--step", "email"])), 2, "--yes");
     for (command, said) in [
-        (release(&["--step", "email", "--yes"]), r#"released: the step "email""#),
+        (release(&["--step", "email", "--yes"]), r#"released: the step "email" with downstream key "#),
         (resolve("7", &["--step", "text", "--yes"]), "which is released"),
     ] {
         let output = janitor_on(&options, &command);

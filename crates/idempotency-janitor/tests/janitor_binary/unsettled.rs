@@ -125,10 +125,18 @@ async fn the_text_is_one_line_each_with_the_key_quoted(
     let output = janitor_on(&options, &["unsettled", "--max-attempts", "3"]);
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
-    assert_eq!(said.lines().count(), 1 + 6, "a head, and a line each: {said}");
+    assert_eq!(said.lines().count(), 1 + 6 + 1, "a head, a line each, and the first to expire: {said}");
     assert!(said.lines().any(|line| line.contains("in_steps") && line.contains(" text ")), "{said}");
     assert!(said.contains("user:1 'POST /texts' 'at most once'"), "{said}");
     assert!(said.contains(r"the gateway said \u{1b}[31mno"), "{said}");
+
+    // The row of the table, and the last line.
+    sqlx::query("update idempotency.record set expires_at = now() + interval '1 min' where value = 'at most once'")
+        .execute(&pool)
+        .await?;
+    let said_later = text(&janitor_on(&options, &["unsettled", "--max-attempts", "3"]).stdout);
+    let first = "the first to expire is user:1 'POST /texts' 'at most once', at 20";
+    assert!(said_later.lines().last().is_some_and(|last| last.starts_with(first)), "{said_later}");
 
     let line = said.lines().find(|line| line.contains("date")).expect("listed");
     let copied = line.split(" transaction ").next().expect("the key");
