@@ -9,8 +9,7 @@ use tokio::time::timeout;
 use tower_service::Service;
 
 use super::body::{LayerBody, ResponseBody};
-use super::denied::Denied;
-use super::rejection::Rejection;
+use super::rejection::{Denied, Rejection};
 use super::replay::IDEMPOTENT_REPLAYED;
 use crate::Error;
 use crate::caught::{Panic, caught};

@@ -11,11 +11,10 @@ use http::request::Parts;
 use http::{HeaderName, Method, Response, StatusCode};
 use sqlx::PgPool;
 
-use super::denied::Denied;
 use super::fingerprint_choice::FingerprintChoice;
 use super::local_in_flight::LocalInFlight;
 use super::rebuild::Rebuild;
-use super::rejection::{Rejection, problem};
+use super::rejection::{Denied, Rejection, problem};
 use super::replay::REPLAYED;
 use super::runs::Runs;
 use super::stored_request::STORED;
@@ -170,11 +169,6 @@ impl IdempotencyLayer {
             max_runs: connections.saturating_mul(RUNS_PER_CONNECTION),
             run_timeout: RUN_TIMEOUT,
         }
-    }
-
-    /// Whether a request is stored with this header.
-    pub(super) fn stores(&self, header: &HeaderName) -> bool {
-        self.stored_headers.contains(header) || self.fingerprint.headers.contains(header)
     }
 
     /// How long a request waits for a place among the runs: as long as for a connection.

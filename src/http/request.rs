@@ -100,9 +100,10 @@ where
             let wait = layer.wait.map_err(Error::from)?;
             let stored = match layer.mode {
                 LayerMode::Leased(options) if options.stores_requests() => {
-                    let stored = to_store(&parts, data, |name| layer.stores(name));
+                    let of_fingerprint = &layer.fingerprint.headers;
+                    let kept = |name: &_| layer.stored_headers.contains(name) || of_fingerprint.contains(name);
                     let too_large = || NoResponse::Denied(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE.into());
-                    Some(stored.ok_or_else(too_large)?)
+                    Some(to_store(&parts, data, kept).ok_or_else(too_large)?)
                 }
                 _ => None,
             };

@@ -16,13 +16,12 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::body::LayerBody;
-use super::denied::Denied;
 use super::handler::{Handler, NoResponse, Reply, ServiceCall};
 use super::key_header::{IDEMPOTENCY_KEY, only_line};
 use super::layer::{IdempotencyLayer, LayerMode};
 use super::leased;
 use super::local_in_flight::{Patience, Turn};
-use super::rejection::Rejection;
+use super::rejection::{Denied, Rejection};
 use super::request::{Admission, Ticket, admit};
 use super::transactional::Transactional;
 use crate::{BoxError, observe};

@@ -61,6 +61,7 @@ impl Memory {
         Self(Mutex::new(entries.collect()))
     }
 
+    #[cfg(feature = "http")]
     pub(super) fn is_empty(&self) -> bool {
         self.entries().is_empty()
     }

@@ -69,16 +69,12 @@ impl<'k> Call<'k> {
     }
 
     /// The protocol, in the caller's transaction.
-    pub(super) async fn ensure<T, E, F>(
+    pub(super) async fn ensure<T: Serialize + DeserializeOwned, E>(
         &self,
         conn: &mut PgConnection,
         watch: &mut Watch<'_>,
-        perform: F,
-    ) -> Result<Outcome<T>, Failure<E>>
-    where
-        T: Serialize + DeserializeOwned,
-        F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
-    {
+        perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
+    ) -> Result<Outcome<T>, Failure<E>> {
         if !conn.is_in_transaction() {
             return Err(Error::NotInTransaction.into());
         }
@@ -99,16 +95,12 @@ impl<'k> Call<'k> {
     }
 
     /// The protocol, in a transaction of the crate's own.
-    pub(super) async fn run<T, E, F>(
+    pub(super) async fn run<T: Serialize + DeserializeOwned, E>(
         &self,
         pool: &PgPool,
         watch: &mut Watch<'_>,
-        perform: F,
-    ) -> Result<Outcome<T>, Failure<E>>
-    where
-        T: Serialize + DeserializeOwned,
-        F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
-    {
+        perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
+    ) -> Result<Outcome<T>, Failure<E>> {
         let mut session = Session::of(pool).await?;
         let ended = async {
             let mut won = match self.begin(&mut session).await? {
@@ -190,8 +182,9 @@ impl<'k> Call<'k> {
         Ok(Won { record: self.record, claim, savepoint, in_messages: self.claims_in_messages() })
     }
 
+    /// Whether the messages that begin and commit claim and complete.
     fn claims_in_messages(&self) -> bool {
-        self.round_trips.are_fewest(self.record.deployment)
+        self.round_trips == RoundTrips::Fewest && self.record.deployment.saves_round_trips()
     }
 }
 
@@ -209,16 +202,12 @@ fn may_be_of_a_foreign_transaction(error: &Error) -> bool {
 
 impl Won<'_> {
     /// Performs, and undoes what `perform` wrote if it says so. Returns the response, and what to store.
-    async fn perform<T, E, F>(
+    async fn perform<T: Serialize + DeserializeOwned, E>(
         &mut self,
         conn: &mut PgConnection,
         watch: &mut Watch<'_>,
-        perform: F,
-    ) -> Result<(T, Response), Failure<E>>
-    where
-        T: Serialize + DeserializeOwned,
-        F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
-    {
+        perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
+    ) -> Result<(T, Response), Failure<E>> {
         let before = depth(conn);
         let performed = watch.perform(perform(&mut *conn)).await;
         if depth(conn) > before {
@@ -259,7 +248,7 @@ impl Won<'_> {
             savepoint.undo(conn).await.map_err(|second| if first.is_transient() { first } else { second })?;
         }
         // Citus undoes a savepoint also without a worker that it has lost. Then this statement gets the worker's error.
-        self.record.release(conn, self.claim).await
+        self.record.release_in_transaction(conn, self.claim).await
     }
 
     /// Stores the response. Then the savepoint is not needed.
