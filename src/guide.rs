@@ -22,11 +22,10 @@ macro_rules! pages {
 }
 
 pages! {
-    promises: "What is promised, and what is not.", "crash";
-    modes: "Which mode fits an operation.", "modes";
+    promises: "Which mode fits an operation, what is promised, and what is not.", "modes", "crash";
     words: "The glossary.";
     axum: "The layer in an axum service.", "layers";
-    http: "Choose the settings of the HTTP layer.", "http";
+    http: "The HTTP layer: fingerprints, agents, batches, refusals.", "http";
     by_reference: "Rebuild an answer in place of storing it.";
     events: "Webhooks, queues and nonces.", "lease";
     engines: "Inside a job queue or a durable engine." with "engines/worker.rs";
@@ -34,22 +33,18 @@ pages! {
     orms: "SeaORM, other versions of sqlx, and other libraries." with "sea_orm.rs";
     nothing_escapes: "Let the database refuse writes outside an operation.";
     testing: "Test your service.";
-    check: "Check your own service.";
     migrations: "Use the crate beside your migrations.";
     production: "Before production: a checklist.", "deployment";
     sizing: "How large the table becomes, and what it costs.";
-    monitoring: "What to watch.";
-    runbook: "What to do at each alert.";
+    runbook: "What to do at each alert and each symptom.";
     settle: "Settle a key whose outcome is unknown.", "looks", "states";
     failures: "Fail-over, backups, erasure.";
     poolers: "Poolers and managed services.";
     larger: "Partitions, tenants, Citus, regions.";
-    symptoms: "Symptoms and their causes.";
     settings: "All settings with their defaults.";
     command_line: "The command line and its environment.";
     standards: "The layer beside the IETF draft, Stripe and the agentic-commerce protocol.";
     metrics: "Metrics, spans, logs and outcomes.";
-    table: "The table.";
     files: "Examples, files for operators, and evidence: the files of the package.";
 }
 

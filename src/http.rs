@@ -119,7 +119,6 @@
 //! Compared with the handler in a transaction of its own, a first call costs two more round trips, a task, and memory
 //! for both bodies. A replay takes four round trips (begin, claim, look, rollback), or one with
 //! [`with_round_trips`](crate::Idempotency::with_round_trips). `docs/performance.md` of the package has measurements.
-//! The guide's page `standards` compares the layer with the draft, requirement by requirement.
 
 mod body;
 mod by_reference;

@@ -31,7 +31,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// [`run`](Janitor::run) one: they share the work, because each skips the rows that another has locked.
 ///
 /// A busy janitor deletes `batch size / (time of a batch + pause)` rows a second. Make it at least twice the number of
-/// inserts a second; the guide's page `production` has examples. The interval decides only how many rows wait for the next pass.
+/// inserts a second; the guide's page `sizing` has examples. The interval decides only how many rows wait for the next pass.
 /// [`operator::health`](crate::operator::health()) and a metric show whether it keeps up.
 ///
 /// ```no_run

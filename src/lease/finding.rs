@@ -96,7 +96,7 @@ pub enum Finding {
     /// The other service has no trace of it. A request may still be on its way, so only several looks that found none
     /// release the operation.
     NoTrace,
-    /// The other service does not know yet. It is asked again later, as after an error of the look-up.
+    /// The other service does not know yet. It is asked again later, and the looks without a trace are counted anew.
     Unknown,
 }
 

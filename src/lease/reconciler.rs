@@ -180,8 +180,8 @@ impl Reconciler {
         Self { give_up_after: Some(time), ..self }
     }
 
-    /// How long one look-up may take. After that it is dropped, and counts as one that failed. The default is 10
-    /// seconds, or half of the lease if that is shorter.
+    /// How long one look-up may take. After that it is dropped, and the looks without a trace are counted anew. The
+    /// default is 10 seconds, or half of the lease if that is shorter.
     ///
     /// # Errors
     ///

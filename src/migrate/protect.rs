@@ -17,7 +17,7 @@ use crate::session::{Opening, in_pooled_transaction};
 /// [`operator::health`](crate::operator::health()) finds a partition without protection.
 ///
 /// A transaction that may write outside, such as a backfill, says so: `set local idempotency.claim = 'exempt'`.
-/// the guide's page `nothing_escapes` is the guide, and lists what the database cannot see.
+/// The guide's page `nothing_escapes` lists what the database cannot see.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
