@@ -3,12 +3,10 @@
 //! `digest` has the fingerprint and compares it with a stored one. `canonical` turns a JSON text into canonical JSON.
 //! `pointer` names the parts of a body that a service leaves out.
 
-mod body;
 mod canonical;
 mod digest;
 #[cfg(feature = "http")]
 pub(crate) mod pointer;
 
-pub use body::{Body, InvalidBody};
 pub(crate) use digest::Comparison;
-pub use digest::Fingerprint;
+pub use digest::{Body, Fingerprint, InvalidBody};

@@ -52,12 +52,12 @@
 //! attempt may wait: 40 seconds is usual. If a queue delivers a message again before the lease has lapsed, the call
 //! only returns [`Error::InFlight`](crate::Error::InFlight).
 
+mod deadline;
 mod finding;
 mod handle;
-mod leasing;
 mod memory;
+mod options;
 mod owner;
-mod policy;
 mod protocol;
 mod reconcile;
 mod reconciler;
@@ -72,14 +72,10 @@ mod unbegun;
 
 pub use finding::{Answer, Finding, InDoubt};
 pub use handle::Lease;
-pub use leasing::Leasing;
+pub use options::{Leasing, Policy};
 pub use owner::LeaseOwner;
-pub use policy::Policy;
-#[cfg(feature = "http")]
-pub(crate) use protocol::unless_lost;
 pub use protocol::{Acquired, ensure_leased};
-pub use reconcile::Visit;
-pub use reconciler::Reconciler;
+pub use reconciler::{Reconciler, Visit};
 pub use resumer::Resumer;
 #[cfg(feature = "http")]
 pub(crate) use resumer::{INTERVAL, INTERVALS};

@@ -12,7 +12,7 @@
 //!   a reconciler looks up: `looks`.
 //! - Everything for a table that Citus distributes: `distributed`.
 //! - Marks in batches: `mark`.
-//! - The janitor: `sweep`. The operator: `stats`, `show`, `setup`, `owners`.
+//! - The janitor: `sweep`. The operator: `stats`, `show`, `setup`, `roles`.
 //! - The tables of the service that are written inside operations only: `protect`.
 
 mod claim;
@@ -25,10 +25,10 @@ mod lease;
 mod look;
 mod looks;
 mod mark;
-mod owners;
 mod protect;
 mod release;
 mod resume;
+mod roles;
 mod select_first;
 mod setup;
 mod show;
@@ -40,7 +40,7 @@ mod sweep;
 mod take_over;
 mod wait;
 
-pub(crate) use claim::{Claim, Inserted, Terms};
+pub(crate) use claim::{Claim, Inserted, Terms, Tried};
 pub(crate) use distributed::{
     Distribution, create_distributed_table, distribution, is_distributed, sweep as sweep_distributed, workers,
 };
@@ -50,11 +50,11 @@ pub(crate) use lease::Actor;
 pub(crate) use look::{Found, Standing};
 pub(crate) use looks::{Doubt, LooksAt, Writing};
 pub(crate) use mark::{MarkBatch, MarkOf};
-pub(crate) use owners::{Stranger, strangers};
 pub use protect::OnEscape;
 pub(crate) use protect::{gaps, protect, protected, unprotect};
 pub(crate) use release::{Unclaimed, storable};
 pub(crate) use resume::{Candidate, StoredAs};
+pub(crate) use roles::{Stranger, strangers};
 pub(crate) use setup::{CommitSetting, commit_settings, setup};
 pub use show::Shown;
 pub(crate) use show::{are_used_up, unsettled};
@@ -67,5 +67,4 @@ pub(crate) use stats::{groups, size};
 pub use step::ShownStep;
 pub(crate) use step::{StoredSteps, is_open};
 pub(crate) use sweep::{Deleted, leaves, oldest_due, sweep};
-pub(crate) use take_over::TakeOver;
 pub(crate) use wait::{Awaited, wait_for_row};

@@ -1,19 +1,38 @@
 //! The floors of `src/layout.md`: a module knows the floors below its own, and on its own floor no two modules know each
-//! other, not even through a third. In the benchmarks, too, no modules know each other. And what the SQL of the crate names.
+//! other, not even through a third. Nor do two files of one folder, here and in the tools that prove the crate. And what the
+//! SQL of the crate names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const SRC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
-const BENCH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/crates/bench/src");
+/// The library, and the crates that measure, prove and operate it.
+const CRATES: [&str; 5] = [
+    "src/lib.rs",
+    "crates/bench/src/main.rs",
+    "crates/chaos/src/main.rs",
+    "crates/idempotency-janitor/src/main.rs",
+    "crates/interleave/src/main.rs",
+];
+/// A statement and its twin for a distributed table share their terms and their result.
+const KNOW_EACH_OTHER: &str = "src/record";
+/// The name of the file that owns a folder, where it is more than a map.
+const ROOT: &str = "the root";
+
+/// A folder, and the file that declares its modules.
+struct House {
+    folder: PathBuf,
+    root: PathBuf,
+    /// From the root of the crate, with its separators: `http::layer::`.
+    path: String,
+}
 
 /// The modules, and what each of them knows.
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
 #[test]
 fn no_module_knows_a_higher_floor() {
-    let (floors, arrows) = (floors(), arrows(SRC, "lib.rs"));
+    let (floors, arrows) = (floors(), arrows(&houses(CRATES[0])[0]));
     let modules: BTreeSet<_> = arrows.keys().collect();
     assert_eq!(floors.keys().collect::<BTreeSet<_>>(), modules, "layout.md names each module once");
     let upward: Vec<String> = arrows
@@ -26,12 +45,14 @@ fn no_module_knows_a_higher_floor() {
 }
 
 #[test]
-fn no_modules_know_each_other() {
-    for (folder, root) in [(SRC, "lib.rs"), (BENCH, "main.rs")] {
-        let arrows = arrows(folder, root);
-        let circles: Vec<&String> = arrows.keys().filter(|module| reached(&arrows, module).contains(*module)).collect();
-        assert!(circles.is_empty(), "{folder}: these modules are parts of circles: {circles:?}");
+fn no_files_of_a_folder_know_each_other() {
+    let mut circles = Vec::new();
+    for house in CRATES.into_iter().flat_map(houses).filter(|house| house.folder != here(KNOW_EACH_OTHER)) {
+        let arrows = arrows(&house);
+        let in_circles = arrows.keys().filter(|module| reached(&arrows, module).contains(*module));
+        circles.extend(in_circles.map(|module| house.folder.join(module).display().to_string()));
     }
+    assert!(circles.is_empty(), "these are parts of circles: {circles:#?}");
 }
 
 /// All that a module knows, also through others.
@@ -48,7 +69,7 @@ fn reached(arrows: &Arrows, from: &str) -> BTreeSet<String> {
 
 /// The number of each module's floor, from the table with the column *floor*: the lowest is 0.
 fn floors() -> BTreeMap<String, usize> {
-    let page = read(&Path::new(SRC).join("layout.md"));
+    let page = read(&here("src/layout.md"));
     let rows = page.lines().skip_while(|line| !line.starts_with("| floor ")).skip(2);
     let mut floors = BTreeMap::new();
     for (floor, row) in rows.take_while(|line| line.starts_with('|')).enumerate() {
@@ -60,41 +81,85 @@ fn floors() -> BTreeMap<String, usize> {
     floors
 }
 
-/// The imports of every file, as arrows between the modules of the root. Files of tests may know everything.
-fn arrows(folder: &str, root: &str) -> Arrows {
-    let lib = read(&Path::new(folder).join(root));
-    let modules: BTreeSet<&str> = lib
-        .lines()
-        .filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';'))
-        .filter(|module| *module != "doctests")
-        .collect();
-    // `pub use error::{BoxError, Error};` makes `crate::Error` a name of the module `error`.
-    let mut homes: BTreeMap<String, &str> = modules.iter().map(|module| ((*module).to_owned(), *module)).collect();
-    for exported in lib.split("pub use ").skip(1) {
-        let (path, _) = exported.split_once(';').expect("a whole statement");
-        if let Some((home, names)) = path.split_once("::") {
-            let home = modules.get(home).expect("an exported module");
-            homes.extend(first_names(names).into_iter().map(|name| (name, *home)));
+/// The folder of a crate, and each folder in it that belongs to a file.
+fn houses(root: &str) -> Vec<House> {
+    let root = here(root);
+    let folder = root.parent().expect("a folder").to_owned();
+    let mut houses = vec![House { folder: folder.clone(), root, path: String::new() }];
+    for file in files(&folder, "") {
+        let inner = file.with_extension("");
+        if inner.is_dir() {
+            let within = inner.strip_prefix(&folder).expect("a folder of the crate");
+            let path = within.iter().map(|name| format!("{}::", name.to_string_lossy())).collect();
+            houses.push(House { folder: inner, root: file, path });
         }
     }
+    houses
+}
+
+/// The imports of every file, as arrows between the modules of a folder. Files of tests may know everything.
+fn arrows(House { folder, root, path }: &House) -> Arrows {
+    let map = code(root);
+    let modules: BTreeSet<&str> = map
+        .lines()
+        .filter_map(|line| {
+            line.trim_start_matches("pub(crate) ").trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';')
+        })
+        .filter(|module| *module != "doctests")
+        .collect();
     let mut arrows: Arrows = modules.iter().map(|module| ((*module).to_owned(), BTreeSet::new())).collect();
-    for file in files(Path::new(folder), root) {
-        let within = file.strip_prefix(folder).expect("a file of the folder");
-        let module =
-            within.iter().next().and_then(|name| Path::new(name).file_stem()).expect("a name").to_string_lossy();
-        let Some(known) = arrows.get_mut(&*module) else { continue };
-        let code: Vec<String> =
-            read(&file).lines().map(|line| line.split("//").next().unwrap_or("").to_owned()).collect();
-        for path in code.join("\n").split("crate::").skip(1) {
+    // `pub use error::{BoxError, Error};` makes `crate::Error` a name of the module `error`.
+    let mut homes: BTreeMap<String, &str> = modules.iter().map(|module| ((*module).to_owned(), *module)).collect();
+    let mut owned = String::new();
+    for statement in map.split_inclusive(';') {
+        let exported = statement.split_once("pub use ").or_else(|| statement.split_once("pub(crate) use "));
+        match exported.and_then(|(_, path)| path.split_once("::")).filter(|(home, _)| modules.contains(home)) {
+            Some((home, names)) => {
+                let home = modules.get(home).expect("an exported module");
+                homes.extend(first_names(names).into_iter().map(|name| (name, *home)));
+            }
+            None => owned.push_str(statement),
+        }
+    }
+    let mut know = |from: &str, to: &str| {
+        if from != to {
+            arrows.entry(to.to_owned()).or_default();
+            arrows.entry(from.to_owned()).or_default().insert(to.to_owned());
+        }
+    };
+    for module in &modules {
+        let path = format!("{module}::");
+        let mut before = owned.match_indices(&path).map(|(at, _)| owned[..at].chars().next_back());
+        if before.any(|before| !before.is_some_and(|c| c.is_alphanumeric() || "_:.".contains(c))) {
+            know(ROOT, module);
+        }
+    }
+    for file in files(folder, "").into_iter().filter(|file| file != root) {
+        let within = file.strip_prefix(folder).expect("a file of the folder").with_extension("");
+        let module = within.iter().next().expect("a name").to_string_lossy();
+        if !modules.contains(&*module) {
+            continue;
+        }
+        let (code, root_of_crate) = (code(&file), format!("crate::{path}"));
+        let climbing = code.match_indices("super::").filter(|(at, _)| !code[..*at].ends_with("super::"));
+        let climbing = climbing.filter_map(|(at, _)| {
+            let path = code[at..].trim_start_matches("super::");
+            (code[at..].len() - path.len() == within.iter().count() * "super::".len()).then_some(path)
+        });
+        for path in code.split(&root_of_crate).skip(1).chain(climbing) {
             for name in first_names(path) {
-                let home = homes.get(&name).unwrap_or_else(|| panic!("{}: where is {name} from?", file.display()));
-                if *home != module {
-                    known.insert((*home).to_owned());
-                }
+                know(&module, homes.get(&name).copied().unwrap_or(ROOT));
             }
         }
     }
     arrows
+}
+
+/// A file without its comments, and without the tests at its end.
+fn code(file: &Path) -> String {
+    let text = read(file);
+    let lines = text.lines().map(|line| line.split("//").next().unwrap_or(""));
+    lines.take_while(|line| *line != "mod tests {").map(|line| format!("{line}\n")).collect()
 }
 
 /// The first name of a path, or of each path in braces.
@@ -138,6 +203,10 @@ fn files(folder: &Path, root: &str) -> Vec<PathBuf> {
     found
 }
 
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -149,9 +218,8 @@ fn every_function_in_the_sql_is_named_with_its_schema() {
     const EXACT: &str = "and any array as between bind case check coalesce count exists extract filter from greatest in insert \
                          interval is key least limit max min not nullif of on or over select set sum then unnest using values \
                          when where with record conflict";
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut texts = ["migrate.rs", "session/opening.rs", "testing/time.rs"].map(|name| root.join(name)).to_vec();
-    texts.extend(files(&root.join("record"), ""));
+    let mut texts = ["src/migrate.rs", "src/session/opening.rs", "src/testing/time.rs"].map(here).to_vec();
+    texts.extend(files(&here("src/record"), ""));
     let (mut calls, mut bare) = (0, Vec::new());
     for path in texts {
         let lines: String = read(&path)

@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 
 use super::answer::{Answer, RETRY_AFTER, answer};
 use crate::limits::Patience;
-use crate::record::{Awaited, Claim, Inserted, Record, Standing, TakeOver, Terms, wait_for_row};
+use crate::record::{Awaited, Claim, Inserted, Record, Standing, Terms, Tried, wait_for_row};
 use crate::response::Response;
 use crate::{Error, observe};
 
@@ -62,15 +62,10 @@ pub(crate) enum Claimed<W = Claim> {
     Replayed(Response),
 }
 
-/// The result of one look at the record or the transaction that is in the way.
-enum Seen {
-    Claimed(Claimed),
-    /// The record changed meanwhile: look again.
-    Overtaken,
-    /// An open transaction claims the key.
-    Held,
-    /// An open transaction has locked the row, and does not hold the key's advisory lock: a sweep, or an operator.
-    Locked,
+/// What a look at the record has led to.
+enum Looked {
+    Replay(Response),
+    Tried(Tried),
 }
 
 /// Claims the key, or finds the response of an earlier call with the key.
@@ -99,13 +94,17 @@ pub(crate) async fn contend(
     let mut looks = 0;
     while looks < LOOKS {
         looks += 1;
-        match (look_and_answer(conn, record, terms, asked).await?, patience.left()) {
-            (Seen::Claimed(claimed), _) => return Ok(claimed),
-            (Seen::Held, None) => break,
+        let tried = match look_and_answer(conn, record, terms, asked).await? {
+            Looked::Replay(response) => return Ok(Claimed::Replayed(response)),
+            Looked::Tried(tried) => tried,
+        };
+        match (tried, patience.left()) {
+            (Tried::Won(claim), _) => return Ok(Claimed::Won(claim)),
+            (Tried::Held, None) => break,
             // The transaction that has locked the row ends soon, and may leave no record. So look again.
-            (Seen::Overtaken, _) | (Seen::Locked, None) => continue,
-            (Seen::Locked, Some(_)) => wait_for_row(conn, record.deployment).await?,
-            (Seen::Held, Some(left)) => match record.await_key(conn, left, asked.at, terms.mode).await? {
+            (Tried::Overtaken, _) | (Tried::Locked, None) => continue,
+            (Tried::Locked, Some(_)) => wait_for_row(conn, record.deployment).await?,
+            (Tried::Held, Some(left)) => match record.await_key(conn, left, asked.at, terms.mode).await? {
                 Awaited::Look => {}
                 Awaited::Claim => {
                     if let Some(Inserted { claim, .. }) = record.claim(conn, terms).await? {
@@ -126,29 +125,24 @@ async fn look_and_answer(
     record: Record<'_>,
     terms: &Terms,
     asked: &mut CalledAt,
-) -> Result<Seen, Error> {
+) -> Result<Looked, Error> {
     let look = record.look(conn, asked.at, asked.waited()).await?;
     asked.judge(look.age)?;
     asked.at = Some(look.asked);
     let found = match look.standing {
         Standing::Found(found) => found,
-        Standing::Held => return Ok(Seen::Held),
+        Standing::Held => return Ok(Looked::Tried(Tried::Held)),
         Standing::Free => {
             let claim = record.claim(conn, terms).await?;
-            return Ok(claim.map_or(Seen::Overtaken, |inserted| Seen::Claimed(Claimed::Won(inserted.claim))));
+            return Ok(Looked::Tried(claim.map_or(Tried::Overtaken, |inserted| Tried::Won(inserted.claim))));
         }
     };
     let (token, trace) = (found.token, found.trace.clone());
     Ok(match answer(found, terms, record.key)? {
         Answer::Replay(response) => {
             observe::replaying(trace.as_deref());
-            Seen::Claimed(Claimed::Replayed(response))
+            Looked::Replay(response)
         }
-        Answer::TakeOver { attempt } => match record.take_over(conn, terms, look.asked, token, attempt).await? {
-            TakeOver::Won(claim) => Seen::Claimed(Claimed::Won(claim)),
-            TakeOver::Overtaken => Seen::Overtaken,
-            TakeOver::Held => Seen::Held,
-            TakeOver::Locked => Seen::Locked,
-        },
+        Answer::TakeOver { attempt } => Looked::Tried(record.take_over(conn, terms, look.asked, token, attempt).await?),
     })
 }

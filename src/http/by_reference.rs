@@ -1,32 +1,24 @@
 //! Answers by reference: the record keeps what identifies an answer, and a replay builds the answer anew.
 
-use std::pin::Pin;
-use std::sync::Arc;
-
-use bytes::Bytes;
-use http::request::Parts;
-use http::{Extensions, HeaderValue, Response, StatusCode};
-use http_body_util::BodyExt as _;
+use http::{Extensions, HeaderValue, StatusCode};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
-use sqlx::PgConnection;
 
 use super::body::LayerBody;
 use super::handler::{Handler, NoResponse, Reply};
 use super::layer::IdempotencyLayer;
 use super::rejection::{Misconfigured, Rejection};
 use super::replay::{IDEMPOTENT_REPLAYED, replay};
+use crate::Error;
 use crate::caught::caught;
 use crate::outcome::to_json;
 use crate::response::Response as Stored;
 use crate::session::{Opening, in_pooled_transaction, or_closed};
-use crate::{BoxError, Error};
 
 /// Stored in place of the headers. A list of headers is a JSON array, so it never equals this string.
 const IS_REFERENCE: &str = "\"reference\"";
 
 /// A part of a response whose record keeps this reference and the status, but neither headers nor body. The client gets
-/// the response as the handler made it. A retry gets one that the layer's [`Replay`] makes of the reference. A
+/// the response as the handler made it. A retry gets one that the layer's [`Replay`](super::Replay) makes of the reference. A
 /// transactional layer that could not replay the reference undoes everything, and answers 500.
 ///
 /// With axum: `(StatusCode::CREATED, AnswerBy(order.id), Json(order))`. A reference that has no JSON form makes the
@@ -88,71 +80,6 @@ impl Reference {
         let status = StatusCode::from_u16(stored.status?.cast_unsigned()).ok()?;
         let reference = stored.body.as_deref()?;
         (stored.headers.as_deref() == Some(IS_REFERENCE)).then_some((status, reference))
-    }
-}
-
-/// Rebuilds the answer to a retry from the stored reference: for [`with_replay`](IdempotencyLayer::with_replay).
-pub trait Replay: Send + Sync + 'static {
-    /// What the handlers give to [`AnswerBy`]. Keep it able to read older values.
-    type Reference: DeserializeOwned + Send;
-    /// The body of the answer, which is read to its end before the transaction ends.
-    type Body: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send;
-
-    /// Rebuilds the answer. `request` is the retry, and its extensions contain the [`Key`](crate::Key). The connection is in
-    /// a read-only transaction of its own, which is rolled back.
-    ///
-    /// - A response below 400 gets the status of the first answer, and `Idempotent-Replayed: true`. Its headers are sent as
-    ///   they are.
-    /// - Another response is sent as it is: for example a 403 for an account that may no longer see the order.
-    /// - `None` means that the reference no longer resolves: 410 [`gone`](Rejection::Gone).
-    ///
-    /// # Errors
-    ///
-    /// A transient error is a 503, which the client retries, and any other is a 500. A panic is treated as one of
-    /// the handler. [`with_run_timeout`](IdempotencyLayer::with_run_timeout) limits the time. The handler does not run in
-    /// any of these cases.
-    fn replay(
-        &self,
-        reference: Self::Reference,
-        request: &Parts,
-        conn: &mut PgConnection,
-    ) -> impl Future<Output = Result<Option<Response<Self::Body>>, Error>> + Send;
-}
-
-type Rebuilding<'r> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, Rejection>> + Send + 'r>>;
-
-/// [`Replay`] without its types.
-pub(super) trait Rebuild: Send + Sync {
-    fn check(&self, reference: &[u8]) -> Result<(), Misconfigured>;
-
-    fn rebuild<'r>(&'r self, reference: &'r [u8], request: &'r Parts, conn: &'r mut PgConnection) -> Rebuilding<'r>;
-}
-
-/// The text of serde_json's error would quote the reference, which may be confidential.
-fn decoded<T: DeserializeOwned>(reference: &[u8]) -> Result<T, Misconfigured> {
-    serde_json::from_slice(reference).map_err(|error| {
-        let source = format!("{:?} error at column {}", error.classify(), error.column()).into();
-        Misconfigured::Refused(Error::Undecodable { step: None, source })
-    })
-}
-
-impl<R: Replay> Rebuild for R {
-    fn check(&self, reference: &[u8]) -> Result<(), Misconfigured> {
-        decoded::<R::Reference>(reference).map(drop)
-    }
-
-    fn rebuild<'r>(&'r self, reference: &'r [u8], request: &'r Parts, conn: &'r mut PgConnection) -> Rebuilding<'r> {
-        Box::pin(async move {
-            let reference = decoded(reference)?;
-            let rebuilt = self.replay(reference, request, conn).await.map_err(|error| match error.is_transient() {
-                true => Rejection::Unavailable(Arc::new(error)),
-                false => Misconfigured::Refused(error).into(),
-            })?;
-            let (parts, body) = rebuilt.ok_or(Rejection::Gone)?.into_parts();
-            let body = body.collect().await;
-            let body = body.map_err(|error| Misconfigured::BrokenResponse(error.into().to_string()))?;
-            Ok(Response::from_parts(parts, body.to_bytes()))
-        })
     }
 }
 

@@ -9,9 +9,8 @@ use tokio::time::timeout;
 use tower_service::Service;
 
 use super::body::{LayerBody, ResponseBody};
-use super::rejection::Rejection;
+use super::rejection::{Denied, Rejection};
 use super::replay::IDEMPOTENT_REPLAYED;
-use super::request::Denied;
 use crate::Error;
 use crate::caught::{Panic, caught};
 

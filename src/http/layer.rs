@@ -10,16 +10,13 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderName, Method, Response, StatusCode};
 use sqlx::PgPool;
-use tower_layer::Layer;
 
-use super::by_reference::Rebuild;
 use super::fingerprint_choice::FingerprintChoice;
 use super::local_in_flight::LocalInFlight;
-use super::rejection::{Rejection, problem};
+use super::rebuild::Rebuild;
+use super::rejection::{Denied, Rejection, problem};
 use super::replay::REPLAYED;
-use super::request::{Denied, matched_operation};
 use super::runs::Runs;
-use super::service::IdempotencyService;
 use super::stored_request::STORED;
 use crate::lease::Leasing;
 use crate::limits::in_flight_within;
@@ -71,6 +68,8 @@ pub struct IdempotencyLayer {
     pub(super) stored_headers: Vec<HeaderName>,
     pub(super) rejection: Arc<ResponseOf>,
     // The bounds.
+    /// How long a request waits for another one with its key. Zero: not at all.
+    pub(super) wait: Result<Duration, InvalidDuration>,
     pub(super) local: LocalInFlight,
     pub(super) request_limit: usize,
     pub(super) response_limit: usize,
@@ -96,7 +95,7 @@ impl LayerMode {
     }
 
     /// How long a request waits for another one with its key. Zero: not at all.
-    pub(super) fn wait(self) -> Result<Duration, InvalidDuration> {
+    fn wait(self) -> Result<Duration, InvalidDuration> {
         match self {
             Self::Transactional(Idempotency { in_flight, retention, .. }) => {
                 match in_flight_within(Some(in_flight.unwrap_or(InFlight::Reject)), retention)? {
@@ -150,6 +149,7 @@ impl IdempotencyLayer {
         Self {
             pool,
             mode,
+            wait: mode.wait(),
             methods: vec![Method::POST, Method::PATCH],
             scope,
             operation: Arc::new(matched_operation),
@@ -190,12 +190,13 @@ impl IdempotencyLayer {
     }
 }
 
-impl<S> Layer<S> for IdempotencyLayer {
-    type Service = IdempotencyService<S>;
-
-    fn layer(&self, inner: S) -> Self::Service {
-        IdempotencyService { inner, layer: Arc::new(self.clone()) }
-    }
+/// The method, and the route that axum has matched.
+fn matched_operation(parts: &Parts) -> Option<String> {
+    #[cfg(feature = "axum")]
+    let route = parts.extensions.get().map(axum::extract::MatchedPath::as_str);
+    #[cfg(not(feature = "axum"))]
+    let route: Option<&str> = None;
+    Some(format!("{} {}", parts.method, route?))
 }
 
 impl fmt::Debug for IdempotencyLayer {

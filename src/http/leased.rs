@@ -11,8 +11,8 @@ use super::local_in_flight::Turn;
 use super::rejection::Rejection;
 use super::request::Ticket;
 use crate::claim::CalledAt;
-use crate::lease::{Acquired, Lease, LeaseOwner, Leasing, unless_lost};
-use crate::{Error, Key, observe};
+use crate::lease::{Acquired, Lease, LeaseOwner, Leasing};
+use crate::{Error, observe};
 
 /// Claims the key, calls the handler and stores its response; or replays the stored response.
 pub(super) async fn run<H: Handler>(
@@ -55,7 +55,7 @@ pub(super) async fn perform<H: Handler>(
         owner.begin();
         conclude(layer, true, started, handler.call(layer.run_timeout).await?).await
     };
-    let concluded = unless_lost(&lease, work).await;
+    let concluded = lease.unless_lost(work).await;
     observe::performed(lease.mode(), lease.key().operation(), started.elapsed());
     let (reason, reply) = match concluded {
         None => return failed(Err(owner.failed(Error::LeaseLost).into())),
@@ -80,15 +80,6 @@ pub(super) async fn perform<H: Handler>(
     };
     owner.fail(&reason).await;
     failed(reply)
-}
-
-/// The key of a resumed request. The layer that passes the request on takes it away.
-#[derive(Clone)]
-pub(super) struct Resumed(pub(super) Key);
-
-/// Whether a resumer has claimed this key for the request. The layer would meet that claim.
-pub(super) fn is_under_lease(extensions: &Extensions, key: &Key) -> bool {
-    extensions.get::<Lease>().is_some_and(|lease| lease.key() == key && !lease.is_lost())
 }
 
 /// Whether this 4xx says that the request is refused. The others ask the client to repeat it.

@@ -1,4 +1,5 @@
-//! Why the layer answered a request instead of the handler, and the response that says so.
+//! Why a request gets no answer of its handler, and the response that says so: a rejection of the layer, or a refusal of the
+//! service.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -284,4 +285,24 @@ pub fn problem(rejection: &Rejection) -> Response<Bytes> {
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
     }
     response
+}
+
+/// A response of the service itself to a request that it does not admit, from its function for the scope or for the
+/// key. A status converts into one with an empty body: `.ok_or(StatusCode::UNAUTHORIZED)?`.
+// Boxed, because every successful result would have the size of a response.
+#[derive(Debug)]
+pub struct Denied(pub(super) Box<Response<Bytes>>);
+
+impl From<Response<Bytes>> for Denied {
+    fn from(response: Response<Bytes>) -> Self {
+        Self(Box::new(response))
+    }
+}
+
+impl From<StatusCode> for Denied {
+    fn from(status: StatusCode) -> Self {
+        let mut response = Response::default();
+        *response.status_mut() = status;
+        response.into()
+    }
 }

@@ -1,18 +1,17 @@
-//! Which requests the layer covers, and which key and operation they have.
+//! Which requests the layer covers, and the ticket of each: its key, its fingerprint and what to store of it.
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::request::Parts;
-use http::{HeaderName, Request, Response, StatusCode, header};
+use http::{Extensions, HeaderName, Request, StatusCode, header};
 
 use super::body::LayerBody;
 use super::handler::NoResponse;
 use super::key_header::{MalformedKey, key_value, only_line};
 use super::layer::{IdempotencyLayer, LayerMode};
-use super::leased::{Resumed, is_under_lease};
 use super::rejection::{Misconfigured, Rejection};
 use super::stored_request::to_store;
+use crate::lease::Lease;
 use crate::{Error, Fingerprint, Key, KeyPart};
 
 /// `traceparent`, of W3C Trace Context. Several lines are invalid.
@@ -98,8 +97,16 @@ where
                 }
             }
             let fingerprint = layer.fingerprint.fingerprint(&parts, data).map_err(Rejection::InvalidBody)?;
-            let wait = layer.mode.wait().map_err(Error::from)?;
-            let stored = to_store(layer, &parts, data)?;
+            let wait = layer.wait.map_err(Error::from)?;
+            let stored = match layer.mode {
+                LayerMode::Leased(options) if options.stores_requests() => {
+                    let of_fingerprint = &layer.fingerprint.headers;
+                    let kept = |name: &_| layer.stored_headers.contains(name) || of_fingerprint.contains(name);
+                    let too_large = || NoResponse::Denied(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE.into());
+                    Some(to_store(&parts, data, kept).ok_or_else(too_large)?)
+                }
+                _ => None,
+            };
             Some(Ticket { key, fingerprint, wait, arrived, stored })
         }
         None if layer.key_required => return Err(Rejection::MissingKey.into()),
@@ -118,31 +125,11 @@ fn key(layer: &IdempotencyLayer, scope: String, operation: &str, value: String) 
     })
 }
 
-/// The method, and the route that axum has matched.
-pub(super) fn matched_operation(parts: &Parts) -> Option<String> {
-    #[cfg(feature = "axum")]
-    let route = parts.extensions.get().map(axum::extract::MatchedPath::as_str);
-    #[cfg(not(feature = "axum"))]
-    let route: Option<&str> = None;
-    Some(format!("{} {}", parts.method, route?))
-}
+/// The key of a resumed request. The layer that passes the request on takes it away.
+#[derive(Clone)]
+pub(super) struct Resumed(pub(super) Key);
 
-/// A response of the service itself to a request that it does not admit, from its function for the scope or for the
-/// key. A status converts into one with an empty body: `.ok_or(StatusCode::UNAUTHORIZED)?`.
-// Boxed, because every successful result would have the size of a response.
-#[derive(Debug)]
-pub struct Denied(pub(super) Box<Response<Bytes>>);
-
-impl From<Response<Bytes>> for Denied {
-    fn from(response: Response<Bytes>) -> Self {
-        Self(Box::new(response))
-    }
-}
-
-impl From<StatusCode> for Denied {
-    fn from(status: StatusCode) -> Self {
-        let mut response = Response::default();
-        *response.status_mut() = status;
-        response.into()
-    }
+/// Whether a resumer has claimed this key for the request. The layer would meet that claim.
+fn is_under_lease(extensions: &Extensions, key: &Key) -> bool {
+    extensions.get::<Lease>().is_some_and(|lease| lease.key() == key && !lease.is_lost())
 }

@@ -10,7 +10,8 @@ use tower_service::Service;
 
 use super::handler::{Handler, ServiceCall};
 use super::layer::{IdempotencyLayer, LayerMode};
-use super::leased::{Performed, Resumed, perform};
+use super::leased::{Performed, perform};
+use super::request::Resumed;
 use super::stored_request::restored;
 use crate::caught::caught;
 use crate::lease::{Lease, LeaseOwner, Leasing};

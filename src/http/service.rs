@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use tokio::time::Instant;
+use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument as _;
 
@@ -20,8 +21,8 @@ use super::key_header::{IDEMPOTENCY_KEY, only_line};
 use super::layer::{IdempotencyLayer, LayerMode};
 use super::leased;
 use super::local_in_flight::{Patience, Turn};
-use super::rejection::Rejection;
-use super::request::{Admission, Denied, Ticket, admit};
+use super::rejection::{Denied, Rejection};
+use super::request::{Admission, Ticket, admit};
 use super::transactional::Transactional;
 use crate::{BoxError, observe};
 
@@ -29,8 +30,16 @@ use crate::{BoxError, observe};
 /// after the future of its response is dropped.
 #[derive(Clone)]
 pub struct IdempotencyService<S> {
-    pub(super) inner: S,
-    pub(super) layer: Arc<IdempotencyLayer>,
+    inner: S,
+    layer: Arc<IdempotencyLayer>,
+}
+
+impl<S> Layer<S> for IdempotencyLayer {
+    type Service = IdempotencyService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        IdempotencyService { inner, layer: Arc::new(self.clone()) }
+    }
 }
 
 impl<S, B, R> Service<Request<B>> for IdempotencyService<S>

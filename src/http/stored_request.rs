@@ -2,13 +2,10 @@
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, Request, StatusCode, header};
+use http::{HeaderName, HeaderValue, Request, header};
 
 use super::fingerprint_choice::target;
-use super::handler::NoResponse;
 use super::key_header::IDEMPOTENCY_KEY;
-use super::layer::{IdempotencyLayer, LayerMode};
-use super::request::Denied;
 use crate::lease::InDoubt;
 use crate::record::ShownRequest;
 
@@ -18,25 +15,12 @@ pub(super) const STORED: [HeaderName; 3] = [header::CONTENT_TYPE, header::CONTEN
 /// They prove who the client is. The table, the WAL and backups keep no such proof.
 pub(super) const NEVER_STORED: [HeaderName; 3] = [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION];
 
-/// The request as it is stored, if the layer stores requests. The limit of the body has been checked.
-pub(super) fn to_store<E>(
-    layer: &IdempotencyLayer,
-    parts: &Parts,
-    body: &[u8],
-) -> Result<Option<Vec<u8>>, NoResponse<E>> {
-    if !matches!(layer.mode, LayerMode::Leased(options) if options.stores_requests()) {
-        return Ok(None);
-    }
-    let is_stored = |name| {
-        (layer.stored_headers.contains(name) || layer.fingerprint.headers.contains(name))
-            && !NEVER_STORED.contains(name)
-    };
-    let kept = parts.headers.iter().filter(|(name, _)| is_stored(name));
+/// The request as it is stored, with these headers. `None` if its head is too large. The limit of the body has been checked.
+pub(super) fn to_store(parts: &Parts, body: &[u8], is_stored: impl Fn(&HeaderName) -> bool) -> Option<Vec<u8>> {
+    let kept = parts.headers.iter().filter(|(name, _)| is_stored(name) && !NEVER_STORED.contains(name));
     // As in a stored response, one character for each byte.
     let kept = kept.map(|(name, value)| (name.to_string(), value.as_bytes().iter().copied().map(char::from).collect()));
-    let head = ShownRequest::new(parts.method.to_string(), target(parts).to_owned(), kept.collect());
-    let too_large = || NoResponse::Denied(Denied::from(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE));
-    Ok(Some(head.with_body(body).ok_or_else(too_large)?))
+    ShownRequest::new(parts.method.to_string(), target(parts).to_owned(), kept.collect()).with_body(body)
 }
 
 /// `None` if the stored bytes are not what [`to_store`] writes.

@@ -90,10 +90,10 @@ impl Transactional<'_> {
 
     /// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.
     async fn claim(self, ticket: &Ticket) -> Result<Claimed<Holding<'_>>, Error> {
-        // The call itself does not wait, because a request that waits holds no connection between two polls.
-        let options = self.options.with_in_flight(InFlight::Reject)?;
         let isolated = !self.layer.stored_errors.is_empty();
-        let call = Call::new(&options, &ticket.key, &ticket.fingerprint, isolated)?.made_at(ticket.arrived);
+        // The call itself does not wait, because a request that waits holds no connection between two polls.
+        let call = Call::new(&self.options, &ticket.key, ticket.fingerprint, InFlight::Reject, isolated);
+        let call = call.made_at(ticket.arrived);
         let mut polls = Polls::until(Instant::now() + ticket.wait);
         let mut retries = 0;
         let mut first = true;

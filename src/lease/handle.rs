@@ -1,17 +1,18 @@
 //! The lease as the work sees it.
 
-use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sqlx::PgPool;
 use tokio::time::Instant;
 
-use super::leasing::Leasing;
-use super::memory::Entry;
-use super::renewal::Deadline;
+use super::deadline::Deadline;
+use super::memory::Memory;
+use super::options::Leasing;
 use crate::record::Record;
+use crate::shutdown::unless;
 use crate::{Fingerprint, Key, Mode};
 
 /// The lease under which the work runs: its facts, and the steps of the operation. Clones are of the same lease.
@@ -32,7 +33,7 @@ pub struct Lease {
     pub(super) deadline: Arc<Deadline>,
     pub(super) not_performed: Arc<AtomicBool>,
     /// What this attempt knows of its steps.
-    pub(super) steps: Arc<Mutex<BTreeMap<String, Entry>>>,
+    pub(super) steps: Arc<Memory>,
 }
 
 impl Lease {
@@ -88,6 +89,12 @@ impl Lease {
     pub fn not_performed<E>(&self, error: E) -> E {
         self.not_performed.store(true, Ordering::Relaxed);
         error
+    }
+
+    /// The result of the work, or `None` when the lease is lost. This polls the lease first: a process that was suspended
+    /// past its lease must not continue its work when it wakes.
+    pub(crate) async fn unless_lost<R>(&self, work: impl Future<Output = R>) -> Option<R> {
+        unless(&mut pin!(self.deadline.past()), work).await
     }
 
     pub(crate) fn mode(&self) -> Mode {

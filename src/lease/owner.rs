@@ -1,8 +1,8 @@
 //! The owner of a lease, and the ways to end it.
 
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -10,10 +10,11 @@ use sqlx::PgPool;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use super::deadline::Deadline;
 use super::handle::Lease;
-use super::leasing::Leasing;
-use super::memory::remembered;
-use super::renewal::{Deadline, renew};
+use super::memory::Memory;
+use super::options::Leasing;
+use super::renewal::renew;
 use super::retry::{committed, within_a_lease};
 use super::unbegun::Unbegun;
 use crate::observe::{call_span, spanned};
@@ -74,7 +75,7 @@ impl LeaseOwner {
             attempt: claim.attempt,
             deadline: Arc::new(Deadline::of(claimed_at, leasing.policy.lease())),
             not_performed: Arc::default(),
-            steps: Arc::new(Mutex::new(remembered(steps))),
+            steps: Arc::new(Memory::of(steps)),
         };
         let renewal = tokio::spawn(renew(lease.clone(), claimed_at)).abort_handle();
         Self { lease, renewal, ended: false, unbegun }
@@ -126,7 +127,7 @@ impl LeaseOwner {
         .await;
         self.ended = matches!(stored, Ok(()) | Err(Error::LeaseLost));
         stored.map_err(|error| self.failed(error))?;
-        let not_asked_for = self.lease.steps_not_asked_for();
+        let not_asked_for = self.steps.not_asked_for();
         if !not_asked_for.is_empty() {
             tracing::warn!(
                 operation = self.key.operation(),
@@ -134,7 +135,7 @@ impl LeaseOwner {
                 "an operation completed without asking for steps that an earlier attempt had stored; was a step renamed?"
             );
         }
-        let in_doubt = self.lease.steps_in_doubt();
+        let in_doubt = self.steps.in_doubt();
         if !in_doubt.is_empty() {
             tracing::warn!(
                 operation = self.key.operation(),
@@ -190,7 +191,7 @@ impl LeaseOwner {
     pub(crate) async fn refuse(mut self, reason: &str, is_final: bool) {
         // Before the look at the steps: a task with a clone of the lease begins none after this.
         self.deadline.end();
-        if self.mode() != crate::Mode::InSteps || self.attempt != 1 || !self.entries().is_empty() {
+        if self.mode() != crate::Mode::InSteps || self.attempt != 1 || !self.steps.is_empty() {
             // At most once no resumer may do the work, and a reconciler needs the request.
             let keeps_request = !is_final || self.mode() == crate::Mode::AtMostOnce;
             self.fail_and(reason, keeps_request).await;
@@ -208,7 +209,7 @@ impl LeaseOwner {
         observe::outcome(self.leasing.policy.mode(), self.key.operation(), observe::FAILED);
         let may_repeat = self.mode().repeats() || self.not_performed.load(Ordering::Relaxed);
         // A step in doubt must be remembered for the whole retention.
-        if may_repeat && self.lease.steps_in_doubt().is_empty() {
+        if may_repeat && self.steps.in_doubt().is_empty() {
             let _ = self.release_and(reason, keeps_request).await;
             return;
         }

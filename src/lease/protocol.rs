@@ -1,7 +1,6 @@
 //! The protocol of lease mode: claim, work under a lease, complete; or replay.
 
 use std::fmt::Display;
-use std::pin::pin;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -10,9 +9,8 @@ use sqlx::{PgConnection, PgPool};
 use tokio::time::Instant;
 
 use super::handle::Lease;
-use super::leasing::Leasing;
+use super::options::{Leasing, Policy};
 use super::owner::{LeaseOwner, Won};
-use super::policy::Policy;
 use super::unbegun::Unbegun;
 use crate::caught::caught;
 use crate::claim::{CalledAt, Claimed, contend};
@@ -21,7 +19,6 @@ use crate::outcome::{decode, encode};
 use crate::record::{Claim, Record, StoredSteps, Terms};
 use crate::response::Response;
 use crate::session::{ANSWER, Opening, Polls, answered, in_pooled_transaction};
-use crate::shutdown::unless;
 use crate::{Body, Error, Fingerprint, InFlight, Key, Mode, NotResumable, Outcome, observe};
 
 /// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
@@ -285,7 +282,7 @@ where
         owner.begin();
         work(&lease).await
     };
-    let worked = unless_lost(&lease, caught(working)).await;
+    let worked = lease.unless_lost(caught(working)).await;
     observe::performed(owner.mode(), owner.key().operation(), started.elapsed());
     match worked {
         None => Err(owner.failed(Error::LeaseLost).into()),
@@ -304,10 +301,4 @@ where
             Err(Failure::Panicked(panic))
         }
     }
-}
-
-/// The result of the work, or `None` when the lease is lost. This polls the lease first: a process that was suspended
-/// past its lease must not continue its work when it wakes.
-pub(crate) async fn unless_lost<R>(lease: &Lease, work: impl Future<Output = R>) -> Option<R> {
-    unless(&mut pin!(lease.deadline.past()), work).await
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::{PgConnection, PgPool};
 
 use super::finding::{Finding, InDoubt};
-use super::reconciler::Reconciler;
+use super::reconciler::{Reconciler, Visit};
 use crate::caught::caught;
 use crate::record::{Doubt, LooksAt, Record, Writing, storable};
 use crate::session::{Opening, answered, in_pooled_transaction};
@@ -14,44 +14,6 @@ use crate::{Error, observe};
 
 /// The later looks are at most this power of two of the first distance apart; half of the retention comes earlier.
 const MOST_DOUBLINGS: u32 = 20;
-
-/// What a visit did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Visit {
-    /// Nothing is due.
-    Nothing,
-    /// It found operations that no reconciler had seen since they are in doubt. They are remembered, and asked for
-    /// after the quiet time.
-    Noted,
-    /// It asked, and asks again later.
-    Undecided,
-    /// It took effect, and its answer is stored.
-    Resolved,
-    /// It left no trace at enough looks, and is released.
-    Released,
-    /// It is left to a person.
-    GivenUp,
-    /// Somebody else has decided meanwhile, or the owner is alive again.
-    Overtaken,
-    /// It took effect, but somebody has released it meanwhile. **The effect may happen twice.** Nothing was changed.
-    Contradicted,
-}
-
-impl Visit {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Nothing => "nothing",
-            Self::Noted => "noted",
-            Self::Undecided => "undecided",
-            Self::Resolved => "resolved",
-            Self::Released => "released",
-            Self::GivenUp => "given_up",
-            Self::Overtaken => "overtaken",
-            Self::Contradicted => "contradicted",
-        }
-    }
-}
 
 /// One reserved look.
 pub(super) struct Look<'a> {

@@ -1,4 +1,4 @@
-//! The options of a reconciler, and its loop.
+//! The options of a reconciler, its loop, and the results of its visits.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -8,9 +8,7 @@ use std::time::Duration;
 use sqlx::PgPool;
 
 use super::finding::{Finding, InDoubt};
-use super::leasing::Leasing;
-use super::policy::Policy;
-use super::reconcile::Visit;
+use super::options::{Leasing, Policy};
 use crate::caught::caught;
 use crate::limits::within;
 use crate::session::Rests;
@@ -64,6 +62,44 @@ pub struct Reconciler {
     pub(super) time_out: Duration,
     pub(super) dry_run: bool,
     interval: Duration,
+}
+
+/// What a visit did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Visit {
+    /// Nothing is due.
+    Nothing,
+    /// It found operations that no reconciler had seen since they are in doubt. They are remembered, and asked for
+    /// after the quiet time.
+    Noted,
+    /// It asked, and asks again later.
+    Undecided,
+    /// It took effect, and its answer is stored.
+    Resolved,
+    /// It left no trace at enough looks, and is released.
+    Released,
+    /// It is left to a person.
+    GivenUp,
+    /// Somebody else has decided meanwhile, or the owner is alive again.
+    Overtaken,
+    /// It took effect, but somebody has released it meanwhile. **The effect may happen twice.** Nothing was changed.
+    Contradicted,
+}
+
+impl Visit {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Noted => "noted",
+            Self::Undecided => "undecided",
+            Self::Resolved => "resolved",
+            Self::Released => "released",
+            Self::GivenUp => "given_up",
+            Self::Overtaken => "overtaken",
+            Self::Contradicted => "contradicted",
+        }
+    }
 }
 
 impl Reconciler {

@@ -9,7 +9,7 @@ use sqlx::PgPool;
 use tokio::time::Instant;
 
 use super::handle::Lease;
-use super::leasing::Leasing;
+use super::options::Leasing;
 use super::owner::{LeaseOwner, Won};
 use super::protocol::work_and_complete;
 use super::unbegun::Unbegun;
@@ -110,7 +110,7 @@ impl Leasing {
 
     /// Whether this attempt was the last that is permitted. An operator's permission ends with its attempt.
     pub(crate) fn was_the_last(&self, lease: &Lease) -> bool {
-        self.max_attempts.is_some_and(|most| lease.attempt() >= most.get()) && lease.steps_in_doubt().is_empty()
+        self.max_attempts.is_some_and(|most| lease.attempt() >= most.get()) && lease.steps.in_doubt().is_empty()
     }
 
     /// Whether these options allow to resume operations.

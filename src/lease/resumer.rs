@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use sqlx::PgPool;
 
 use super::handle::Lease;
-use super::leasing::Leasing;
+use super::options::Leasing;
 use super::resume::Resumed;
 use crate::caught::caught;
 use crate::limits::within;

@@ -3,8 +3,8 @@
 use sqlx::{PgConnection, PgPool};
 
 use super::finding::{Answer, Finding};
-use super::reconcile::{Look, Visit};
-use super::reconciler::Reconciler;
+use super::reconcile::Look;
+use super::reconciler::{Reconciler, Visit};
 use super::retry::within_a_lease;
 use super::step::store_result_of_step;
 use crate::Error;

@@ -6,7 +6,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
-use super::handle::Lease;
 use crate::error::{MAX_RESULT_BYTES, MAX_STEPS_BYTES};
 use crate::outcome::encode;
 use crate::record::{Fence, Record};
@@ -21,12 +20,8 @@ pub struct Step {
 }
 
 impl Step {
-    pub(super) fn of(lease: &Lease, name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            downstream_key: lease.key.downstream(lease.fingerprint.as_bytes(), name),
-            took_no_effect: false.into(),
-        }
+    pub(super) fn new(name: &str, downstream_key: String) -> Self {
+        Self { name: name.to_owned(), downstream_key, took_no_effect: false.into() }
     }
 
     /// The name.
@@ -66,13 +61,13 @@ pub(crate) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: 
 /// The JSON text of a result, unless it is too large.
 pub(super) fn fits_a_step(name: &str, result: Vec<u8>) -> Result<String, Error> {
     if result.len() > MAX_RESULT_BYTES {
-        return Err(too_large(name));
+        return Err(invalid(name, InvalidStep::TooLarge));
     }
     String::from_utf8(result).map_err(|error| Error::Unencodable { source: error.into() })
 }
 
-pub(crate) fn too_large(name: &str) -> Error {
-    Error::InvalidStep { step: name.to_owned(), problem: InvalidStep::TooLarge }
+pub(super) fn invalid(step: &str, problem: InvalidStep) -> Error {
+    Error::InvalidStep { step: step.to_owned(), problem }
 }
 
 /// Settles one step in doubt with its result, within the limit of all results. `None` means that the record is not as
@@ -90,7 +85,7 @@ pub(crate) async fn store_result_of_step(
         && let Some(steps) = record.steps(conn, token).await?
         && steps.values().flatten().map(String::len).sum::<usize>() > MAX_STEPS_BYTES
     {
-        return Err(too_large(step));
+        return Err(invalid(step, InvalidStep::TooLarge));
     }
     Ok(settled)
 }

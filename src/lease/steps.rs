@@ -6,13 +6,31 @@ use sqlx::PgConnection;
 use tokio::time::timeout;
 
 use super::handle::Lease;
-use super::memory::{Asking, Known, OpenStep, PERFORMING, note};
-use super::protocol::unless_lost;
+use super::memory::{Asked, Known};
 use super::retry::{committed, within_a_lease};
-use super::step::Step;
-use crate::Error;
-use crate::record;
-use crate::session::{Opening, in_pooled_transaction};
+use super::step::{Step, decoded, encode_result, invalid};
+use crate::error::MAX_NAME_BYTES;
+use crate::session::{Opening, answered, in_pooled_transaction};
+use crate::{Error, InvalidStep, Mode, observe, record};
+
+tokio::task_local! {
+    /// The tokens of the operations that are performing a step, around this future.
+    static PERFORMING: Vec<i64>;
+}
+
+/// A step that is to be performed. If it is dropped, the step has ended in an unknown way.
+struct OpenStep<'l> {
+    lease: &'l Lease,
+    name: &'l str,
+    /// What the attempt knows once this is dropped.
+    ended: Known,
+}
+
+/// The answer to asking for a step.
+enum Asking<'l, T> {
+    Replayed(T),
+    Perform(OpenStep<'l>),
+}
 
 /// Why a step in the database did not commit.
 enum Unfinished<E> {
@@ -76,7 +94,7 @@ impl Lease {
                 Err(Error::NotInTransaction.into())
             }
         });
-        match unless_lost(self, finished).await.unwrap_or(Err(Error::LeaseLost.into())) {
+        match self.unless_lost(finished).await.unwrap_or(Err(Error::LeaseLost.into())) {
             Ok(value) => {
                 asked.performed();
                 Ok(value)
@@ -112,8 +130,8 @@ impl Lease {
             Asking::Replayed(value) => return Ok(value),
             Asking::Perform(asked) => asked,
         };
-        let step = Step::of(self, name);
-        let performed = unless_lost(self, self.inside_a_step(perform(&step))).await;
+        let step = Step::new(name, self.key.downstream(self.fingerprint.as_bytes(), name));
+        let performed = self.unless_lost(self.inside_a_step(perform(&step))).await;
         let value = performed.ok_or(Error::LeaseLost)??;
         Ok(self.finish_step(asked, value).await?)
     }
@@ -145,8 +163,8 @@ impl Lease {
         };
         // From here on the record may say that the step was begun.
         asked.ended = Known::InDoubt;
-        note(&mut self.entries(), name, Known::Performing { begun: true });
-        let begun = unless_lost(self, self.begin_step(name)).await.unwrap_or(Err(Error::LeaseLost));
+        self.steps.note(name, Known::Performing { begun: true });
+        let begun = self.unless_lost(self.begin_step(name)).await.unwrap_or(Err(Error::LeaseLost));
         if !matches!(begun, Ok(true)) || self.is_lost() {
             return match begun {
                 Ok(false) => match self.stored_result(&mut asked).await? {
@@ -162,8 +180,8 @@ impl Lease {
                 }
             };
         }
-        let step = Step::of(self, name);
-        match unless_lost(self, self.inside_a_step(perform(&step))).await.ok_or(Error::LeaseLost)? {
+        let step = Step::new(name, self.key.downstream(self.fingerprint.as_bytes(), name));
+        match self.unless_lost(self.inside_a_step(perform(&step))).await.ok_or(Error::LeaseLost)? {
             Ok(value) => Ok(self.finish_step(asked, value).await?),
             Err(error) => {
                 if step.took_no_effect.into_inner()
@@ -174,6 +192,66 @@ impl Lease {
                 Err(error)
             }
         }
+    }
+
+    /// Asks for a step: returns its stored result, or says to perform it.
+    async fn ask_for_step<'l, T: DeserializeOwned>(&'l self, name: &'l str) -> Result<Asking<'l, T>, Error> {
+        if self.mode() != Mode::InSteps {
+            return Err(invalid(name, InvalidStep::Policy));
+        }
+        if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains('\0') {
+            return Err(invalid(name, InvalidStep::Name));
+        }
+        if PERFORMING.try_with(|tokens| tokens.contains(&self.token)).unwrap_or(false) {
+            return Err(invalid(name, InvalidStep::Nested));
+        }
+        let before = match self.steps.ask(name)? {
+            Asked::Replayed(value) => {
+                observe::step(self.key.operation(), observe::REPLAYED);
+                return Ok(Asking::Replayed(value));
+            }
+            Asked::Perform { before } => before,
+        };
+        let mut asked = OpenStep { lease: self, name, ended: Known::Ended };
+        if let Some(before) = before {
+            asked.ended = before;
+            if let Some(value) = self.stored_result(&mut asked).await? {
+                return Ok(Asking::Replayed(value));
+            }
+            asked.ended = Known::Ended;
+        }
+        Ok(Asking::Perform(asked))
+    }
+
+    /// Reads the result of a step from the record. `None` means that the record has none under this claim.
+    async fn stored_result<T: DeserializeOwned>(&self, asked: &mut OpenStep<'_>) -> Result<Option<T>, Error> {
+        let token = self.token;
+        let stored = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| -> Result<_, Error> {
+            self.record().steps(conn, token).await
+        });
+        let mut steps = answered(self.leasing.claim_limit(&self.pool), stored).await?.ok_or(Error::LeaseLost)?;
+        let found = steps.remove(asked.name);
+        self.steps.resize(asked.name, found.iter().flatten().map(String::len).sum());
+        match found {
+            Some(Some(result)) => {
+                let value = decoded(asked.name, &result)?;
+                asked.ended = Known::Returned;
+                observe::step(self.key.operation(), observe::REPLAYED);
+                Ok(Some(value))
+            }
+            Some(None) => {
+                asked.ended = Known::InDoubt;
+                Err(Error::StepInDoubt { step: asked.name.to_owned() })
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// The result as JSON text. Reserves its size, or refuses it if the operation would become too large.
+    fn encoded_result<T: Serialize + DeserializeOwned>(&self, name: &str, value: &T) -> Result<String, Error> {
+        let result = encode_result(name, value)?;
+        self.steps.reserve(name, result.len())?;
+        Ok(result)
     }
 
     /// Runs the closure of a step, so that a step inside it is noticed.
@@ -218,5 +296,23 @@ impl Lease {
 
     fn durable(&self) -> Opening {
         Opening::durable(self.leasing.deployment)
+    }
+}
+
+impl OpenStep<'_> {
+    fn performed(&mut self) {
+        self.ended = Known::Returned;
+        observe::step(self.lease.key.operation(), observe::PERFORMED);
+    }
+}
+
+impl Drop for OpenStep<'_> {
+    fn drop(&mut self) {
+        let ended = std::mem::replace(&mut self.ended, Known::Ended);
+        // Here, because a future that is dropped leaves a step in doubt, too.
+        if matches!(ended, Known::InDoubt) {
+            observe::step(self.lease.key.operation(), observe::IN_DOUBT);
+        }
+        self.lease.steps.note(self.name, ended);
     }
 }

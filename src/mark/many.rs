@@ -135,7 +135,7 @@ impl<'k> Batch<'k> {
             let batch = MarkBatch { keys, retention: self.options.retention, deployment };
             let marked = batch.mark(conn, asked).await?;
             asked = Some(marked.asked);
-            match (self.settle(&marked.keys)?, patience.left()) {
+            match (self.close(&marked.keys)?, patience.left()) {
                 (Some((_, MarkOf::Held)), None) => return Ok(()),
                 (Some((place, MarkOf::Held)), Some(left)) => {
                     let record = Record { key: &self.keys[place], deployment };
@@ -176,7 +176,7 @@ impl<'k> Batch<'k> {
 
     /// Closes the keys that are decided, and returns what is in the way of the others, with its place: a key that is held,
     /// or an expired record whose row is locked.
-    fn settle(&mut self, decided: &[MarkOf]) -> Result<Option<(usize, MarkOf)>, Error> {
+    fn close(&mut self, decided: &[MarkOf]) -> Result<Option<(usize, MarkOf)>, Error> {
         let mut obstacle = None;
         let mut open = Vec::new();
         for (&place, decided) in self.open.iter().zip(decided) {

@@ -31,6 +31,18 @@ pub(crate) struct Inserted {
     pub(crate) age: Duration,
 }
 
+/// How a try to claim ended.
+pub(crate) enum Tried {
+    Won(Claim),
+    /// An open transaction claims the key.
+    Held,
+    /// Another call has changed the record meanwhile: look again.
+    Overtaken,
+    /// The row is gone, or an open transaction that does not hold the key's advisory lock has locked it: a sweep, or an
+    /// operator.
+    Locked,
+}
+
 /// The terms of a claim.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {

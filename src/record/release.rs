@@ -22,7 +22,7 @@ pub(crate) enum Unclaimed {
 impl Record<'_> {
     /// Releases a claim in the transaction that claimed: the next caller may claim at once. The new token makes sure
     /// that no statement with the old token changes the record again.
-    pub(crate) async fn release(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
+    pub(crate) async fn release_in_transaction(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
         macro_rules! release {
             () => {
                 "

@@ -5,22 +5,11 @@ use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use super::claim::{Claim, Terms};
+use super::claim::{Claim, Terms, Tried};
 use super::distributed;
 use super::fragment::note_claim;
 use super::statement::{Record, draw_token, interval};
 use crate::Error;
-
-/// How a [take-over](Record::take_over) ended.
-pub(crate) enum TakeOver {
-    Won(Claim),
-    /// An open transaction holds the key.
-    Held,
-    /// Another call has changed the record since the look: look again.
-    Overtaken,
-    /// The row is gone, or a transaction that does not hold the key has locked it: a sweep, or an operator.
-    Locked,
-}
 
 /// Takes over the row of the CTE `free`. Citus refuses a CASE with a function that is not immutable, so the time of
 /// completion is a sum: null unless a mark has an interval to add.
@@ -56,7 +45,7 @@ impl Record<'_> {
         asked: DateTime<Utc>,
         found_token: i64,
         attempt: i32,
-    ) -> Result<TakeOver, Error> {
+    ) -> Result<Tried, Error> {
         let claim = Claim { token: draw_token()?, attempt };
         if self.deployment.distributed {
             return distributed::take_over(self, conn, terms, asked, found_token, claim).await;
@@ -97,10 +86,10 @@ impl Record<'_> {
             .await
             .map_err(Error::of_statement)?;
         Ok(match (mine, free, taken) {
-            (None, ..) | (Some(true), true, false) => TakeOver::Overtaken,
-            (Some(false), ..) => TakeOver::Held,
-            (Some(true), _, true) => TakeOver::Won(claim),
-            (Some(true), false, false) => TakeOver::Locked,
+            (None, ..) | (Some(true), true, false) => Tried::Overtaken,
+            (Some(false), ..) => Tried::Held,
+            (Some(true), _, true) => Tried::Won(claim),
+            (Some(true), false, false) => Tried::Locked,
         })
     }
 

@@ -10,11 +10,12 @@ use super::fewest::{claiming, complete_and_chain};
 use super::{Idempotency, RoundTrips};
 use crate::claim::{CalledAt, Claimed, contend};
 use crate::error::sqlstate;
+use crate::observe::{Failure, Watch};
 use crate::outcome::{Outcome, Verdict, decode, encode};
 use crate::record::{Claim, Record, Terms};
 use crate::response::Response;
 use crate::session::{Opening, Savepoint, Session, depth, roll_back_to};
-use crate::{Body, Error, Key, Mode};
+use crate::{Error, Fingerprint, InFlight, Key, Mode};
 
 /// One call: its record, and the terms of its claim.
 pub(crate) struct Call<'k> {
@@ -38,26 +39,27 @@ pub(crate) struct Won<'k> {
 }
 
 impl<'k> Call<'k> {
-    pub(crate) fn new<B: Body + ?Sized>(
+    pub(crate) fn new(
         options: &Idempotency,
         key: &'k Key,
-        body: &B,
+        fingerprint: Fingerprint,
+        in_flight: InFlight,
         isolated: bool,
-    ) -> Result<Self, Error> {
-        Ok(Self {
+    ) -> Self {
+        Self {
             record: Record { key, deployment: options.deployment },
             terms: Terms {
                 mode: Mode::Transaction,
-                fingerprint: Some(body.fingerprint()?),
+                fingerprint: Some(fingerprint),
                 retention: options.retention,
-                in_flight: options.in_flight()?,
+                in_flight,
                 lease: None,
                 max_attempts: None,
             },
             round_trips: options.round_trips,
             isolated,
             since: Instant::now(),
-        })
+        }
     }
 
     /// The call was made at this moment: a request is read first.
@@ -67,12 +69,12 @@ impl<'k> Call<'k> {
     }
 
     /// The protocol, in the caller's transaction.
-    pub(super) async fn ensure<T, E, F>(&self, conn: &mut PgConnection, perform: F) -> Result<Outcome<T>, E>
-    where
-        T: Serialize + DeserializeOwned,
-        E: From<Error>,
-        F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
-    {
+    pub(super) async fn ensure<T: Serialize + DeserializeOwned, E>(
+        &self,
+        conn: &mut PgConnection,
+        watch: &mut Watch<'_>,
+        perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
+    ) -> Result<Outcome<T>, Failure<E>> {
         if !conn.is_in_transaction() {
             return Err(Error::NotInTransaction.into());
         }
@@ -80,8 +82,8 @@ impl<'k> Call<'k> {
             Claimed::Won(won) => won,
             Claimed::Replayed(stored) => return Ok(Outcome::Replayed(decode(&stored)?)),
         };
-        let performed = match won.perform(conn, perform).await {
-            Ok((response, stored)) => won.complete(conn, &stored).await.map(|()| response).map_err(E::from),
+        let performed = match won.perform(conn, watch, perform).await {
+            Ok((response, stored)) => won.complete(conn, &stored).await.map(|()| response).map_err(Failure::from),
             Err(error) => Err(error),
         };
         if performed.is_err() {
@@ -93,12 +95,12 @@ impl<'k> Call<'k> {
     }
 
     /// The protocol, in a transaction of the crate's own.
-    pub(super) async fn run<T, E, F>(&self, pool: &PgPool, perform: F) -> Result<Outcome<T>, E>
-    where
-        T: Serialize + DeserializeOwned,
-        E: From<Error>,
-        F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
-    {
+    pub(super) async fn run<T: Serialize + DeserializeOwned, E>(
+        &self,
+        pool: &PgPool,
+        watch: &mut Watch<'_>,
+        perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
+    ) -> Result<Outcome<T>, Failure<E>> {
         let mut session = Session::of(pool).await?;
         let ended = async {
             let mut won = match self.begin(&mut session).await? {
@@ -112,7 +114,7 @@ impl<'k> Call<'k> {
                     return Ok(Outcome::Replayed(response));
                 }
             };
-            let (response, stored) = won.perform(&mut session, perform).await?;
+            let (response, stored) = won.perform(&mut session, watch, perform).await?;
             won.complete_and_commit(&mut session, &stored).await?;
             Ok(Outcome::Performed(response))
         };
@@ -180,8 +182,9 @@ impl<'k> Call<'k> {
         Ok(Won { record: self.record, claim, savepoint, in_messages: self.claims_in_messages() })
     }
 
+    /// Whether the messages that begin and commit claim and complete.
     fn claims_in_messages(&self) -> bool {
-        self.round_trips.are_fewest(self.record.deployment)
+        self.round_trips == RoundTrips::Fewest && self.record.deployment.saves_round_trips()
     }
 }
 
@@ -199,14 +202,14 @@ fn may_be_of_a_foreign_transaction(error: &Error) -> bool {
 
 impl Won<'_> {
     /// Performs, and undoes what `perform` wrote if it says so. Returns the response, and what to store.
-    async fn perform<T, E, F>(&mut self, conn: &mut PgConnection, perform: F) -> Result<(T, Response), E>
-    where
-        T: Serialize + DeserializeOwned,
-        E: From<Error>,
-        F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
-    {
+    async fn perform<T: Serialize + DeserializeOwned, E>(
+        &mut self,
+        conn: &mut PgConnection,
+        watch: &mut Watch<'_>,
+        perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
+    ) -> Result<(T, Response), Failure<E>> {
         let before = depth(conn);
-        let performed = perform(&mut *conn).await;
+        let performed = watch.perform(perform(&mut *conn)).await;
         if depth(conn) > before {
             // The guard of a nested transaction was forgotten. sqlx would end that one in place of the transaction.
             roll_back_to(conn, before).await;
@@ -245,7 +248,7 @@ impl Won<'_> {
             savepoint.undo(conn).await.map_err(|second| if first.is_transient() { first } else { second })?;
         }
         // Citus undoes a savepoint also without a worker that it has lost. Then this statement gets the worker's error.
-        self.record.release(conn, self.claim).await
+        self.record.release_in_transaction(conn, self.claim).await
     }
 
     /// Stores the response. Then the savepoint is not needed.

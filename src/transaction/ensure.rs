@@ -168,12 +168,8 @@ impl Idempotency {
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
         let span = call_span!("ensure_idempotent", Mode::Transaction, key);
-        observed(span, key, async |watch| {
-            let call = Call::new(&self, key, body, false)?;
-            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await.map(Verdict::Keep);
-            call.ensure(conn, perform).await
-        })
-        .await
+        let perform = async |conn: &mut PgConnection| perform(conn).await.map(Verdict::Keep);
+        observed(span, key, async |watch| self.call(key, body, false)?.ensure(conn, watch, perform).await).await
     }
 
     /// [`ensure_isolated`] with these options.
@@ -195,12 +191,7 @@ impl Idempotency {
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
         let span = call_span!("ensure_isolated", Mode::Transaction, key);
-        observed(span, key, async |watch| {
-            let call = Call::new(&self, key, body, true)?;
-            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await;
-            call.ensure(conn, perform).await
-        })
-        .await
+        observed(span, key, async |watch| self.call(key, body, true)?.ensure(conn, watch, perform).await).await
     }
 
     /// [`ensure`](Self::ensure) for callers without a transaction: takes a connection from the pool, begins, performs
@@ -226,12 +217,8 @@ impl Idempotency {
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
         let span = call_span!("ensure_idempotent", Mode::Transaction, key);
-        observed(span, key, async |watch| {
-            let call = Call::new(&self, key, body, false)?;
-            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await.map(Verdict::Keep);
-            call.run(pool, perform).await
-        })
-        .await
+        let perform = async |conn: &mut PgConnection| perform(conn).await.map(Verdict::Keep);
+        observed(span, key, async |watch| self.call(key, body, false)?.run(pool, watch, perform).await).await
     }
 
     /// [`ensure_isolated`](Self::ensure_isolated) for callers without a transaction, as [`run`](Self::run). An error of
@@ -248,11 +235,10 @@ impl Idempotency {
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
         let span = call_span!("ensure_isolated", Mode::Transaction, key);
-        observed(span, key, async |watch| {
-            let call = Call::new(&self, key, body, true)?;
-            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await;
-            call.run(pool, perform).await
-        })
-        .await
+        observed(span, key, async |watch| self.call(key, body, true)?.run(pool, watch, perform).await).await
+    }
+
+    fn call<'k, B: Body + ?Sized>(&self, key: &'k Key, body: &B, isolated: bool) -> Result<Call<'k>, Error> {
+        Ok(Call::new(self, key, body.fingerprint()?, self.in_flight()?, isolated))
     }
 }

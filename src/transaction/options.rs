@@ -131,13 +131,6 @@ pub enum RoundTrips {
     Fewest,
 }
 
-impl RoundTrips {
-    /// Whether the messages that begin and commit claim and complete.
-    pub(crate) fn are_fewest(self, deployment: Deployment) -> bool {
-        self == Self::Fewest && deployment.saves_round_trips()
-    }
-}
-
 impl Default for Idempotency {
     fn default() -> Self {
         Self::new()

@@ -12,12 +12,13 @@ use sqlx::{Connection as _, Executor as _, PgConnection};
 
 use crate::history::What;
 use crate::random::Random;
-use crate::world::KEYS_OF_BOTH_DOORS;
 
 /// The suffix of the name of an effect that `perform` wrote after it had ended the transaction.
 pub(crate) const APART: &str = "-apart";
 /// The suffix of the name of a call through the SQL functions.
 pub(crate) const THROUGH_SQL: &str = "-sql";
+/// The prefix of the keys for which callers of the SQL functions ask, too; none of world.rs begins so.
+pub(crate) const KEYS_OF_BOTH_DOORS: &str = "both-";
 /// What a caller is told about a claim whose owner is gone.
 pub(crate) const INDETERMINATE: &str = "indeterminate";
 

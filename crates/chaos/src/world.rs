@@ -39,7 +39,6 @@ const LEAST_CALLS_IN_STEPS: u64 = 40;
 /// The prefixes of the keys of worlds that share a database or an outside. None begins with another one.
 pub(crate) const KEYS: &str = "k";
 pub(crate) const KEYS_IN_STEPS: &str = "steps-";
-pub(crate) const KEYS_OF_BOTH_DOORS: &str = "both-";
 
 /// Which keys are asked for at the same time.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use axum::http::HeaderName;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
+use pg_idempotency::{InvalidKey, Key};
 
 /// Keeps the table of pg-idempotency small, tells what is in it, and settles what nobody completes.
 #[derive(Parser)]
@@ -248,11 +249,17 @@ pub(crate) struct ResponseArguments {
 #[derive(Args)]
 pub(crate) struct KeyArguments {
     /// Scope: the owner of the operation
-    pub(crate) scope: String,
+    scope: String,
     /// Operation: its name
-    pub(crate) operation: String,
+    operation: String,
     /// The client's value; where a part of the key begins with a hyphen, put all three behind `--`
-    pub(crate) value: String,
+    value: String,
+}
+
+impl KeyArguments {
+    pub(crate) fn key(self) -> Result<Key, InvalidKey> {
+        Key::new(self.scope, self.operation, self.value)
+    }
 }
 
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {

@@ -1,15 +1,15 @@
-//! Reaching the database, with an error that says why not.
+//! The database: how it is reached and asked, with an error that says why not.
 
 use std::str::FromStr as _;
 use std::time::Duration;
 
-use pg_idempotency::Error;
-use pg_idempotency::operator::within;
+use pg_idempotency::operator::{self, Shown, within};
+use pg_idempotency::{Error, Key};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 use tokio::time::timeout;
 
-use crate::failure::{Failure, of, of_connecting};
+use crate::failure::{Failure, of_connecting};
 
 /// A server that has not answered by then will not before cron calls again.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,7 +22,12 @@ pub(crate) const LONG_ANSWER: Duration = Duration::from_secs(600);
 
 /// Asks the library, and closes the connection if no answer comes.
 pub(crate) async fn ask<R>(limit: Duration, work: impl Future<Output = Result<R, Error>>) -> Result<R, Failure> {
-    within(limit, work).await.map_err(of)
+    Ok(within(limit, work).await?)
+}
+
+/// The record of this key.
+pub(crate) async fn look(pool: &PgPool, key: &Key) -> Result<Shown, Failure> {
+    ask(ANSWER, operator::show(pool, key)).await?.ok_or(Failure::NoRecord)
 }
 
 #[derive(Clone)]
@@ -45,7 +50,7 @@ impl Database {
     pub(crate) async fn connect(&self) -> Result<PgConnection, Failure> {
         match timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&self.options()?)).await {
             Ok(connected) => connected.map_err(of_connecting),
-            Err(_) => Err(Failure::Silence),
+            Err(_) => Err(Failure::Silence(CONNECT_TIMEOUT)),
         }
     }
 
@@ -53,7 +58,10 @@ impl Database {
     /// goes first and says why.
     pub(crate) async fn pool(&self) -> Result<PgPool, Failure> {
         let closing = self.connect().await?.close();
-        timeout(CONNECT_TIMEOUT, closing).await.map_err(|_| Failure::Silence)?.map_err(Failure::Connection)?;
+        timeout(CONNECT_TIMEOUT, closing)
+            .await
+            .map_err(|_| Failure::Silence(CONNECT_TIMEOUT))?
+            .map_err(Failure::Connection)?;
         self.patient_pool()
     }
 

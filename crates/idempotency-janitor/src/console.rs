@@ -1,9 +1,10 @@
 //! The operator's console: a small web page over the library's `operator`, for the keys that wait for a person.
 //!
-//! `access` admits or refuses a request. `pages` contains the templates, `text` makes text harmless to read, and `refusal`
+//! `access` admits or refuses a request, and `order` is a decision that a form sends. `pages` contains the templates, `text` makes text harmless to read, and `refusal`
 //! turns errors into pages. Decisions are those of the command line, in `settle`.
 
 mod access;
+mod order;
 mod pages;
 mod refusal;
 mod text;
@@ -28,19 +29,18 @@ use maud::Markup;
 use pg_idempotency::Key;
 use pg_idempotency::operator::{self, Shown};
 use serde::Deserialize;
-use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 use sqlx::PgPool;
 use tokio::time::timeout;
 
 use crate::arguments::ConsoleOptions;
-use crate::connection::{CONNECT_TIMEOUT, Database, ask};
+use crate::connection::{CONNECT_TIMEOUT, Database, ask, look};
 use crate::failure::{Failure, printable};
+use crate::process::{Ending, Signals, log, print};
 use crate::server::Server;
-use crate::settle::{Decision, json, look};
-use crate::sweep::{Signals, log};
-use crate::{Ending, print};
+use crate::settle::{Agreed, json};
 use access::{Access, Visitor, guard};
+use order::{Order, decision, version};
 use refusal::Refusal;
 
 /// A page uses one connection, and few people open a console at once.
@@ -57,8 +57,6 @@ const FORM_TIME: Duration = Duration::from_secs(5);
 const FORM_SIZE: usize = 1 << 21;
 /// How many opened keys the console remembers. Their links stay valid after they have left the list.
 const OPENED: usize = 1000;
-/// The list shows this many keys, the oldest: more than a person settles at once.
-const LISTED: u32 = 100;
 
 type App = State<Arc<Console>>;
 type Person = Extension<Visitor>;
@@ -68,7 +66,6 @@ struct Console {
     pool: PgPool,
     /// One connection, so that at most one list at a time reads the table.
     lists: PgPool,
-    access: Access,
     read_only: bool,
     max_attempts: Option<NonZeroU32>,
     abandoned_for: Duration,
@@ -96,13 +93,13 @@ pub(crate) async fn serve(
     let console = Arc::new(Console {
         pool: database.pool_of(CONNECTIONS, PATIENCE)?,
         lists: database.pool_of(1, PATIENCE)?,
-        access: Access::new(address, options)?,
         read_only: options.read_only,
         max_attempts: options.max_attempts,
         abandoned_for: options.abandoned_for,
         max_lag: options.max_lag,
         opened: Mutex::default(),
     });
+    let access = Arc::new(Access::new(address, options)?);
     let router = Router::new()
         .route("/", get(overview))
         .route("/waiting", get(waiting))
@@ -112,7 +109,7 @@ pub(crate) async fn serve(
         .route("/key/{id}/settle", post(settle))
         .route("/style.css", get(async || ([(header::CONTENT_TYPE, "text/css")], include_str!("console/style.css"))))
         .layer(from_fn(in_time))
-        .layer(from_fn_with_state(console.clone(), guard))
+        .layer(from_fn_with_state(access, guard))
         .with_state(console);
     let server = Server::start(address, router).await?;
     print(&format!("console on http://{}/\n", server.address))?;
@@ -131,7 +128,7 @@ async fn in_time(request: Request, next: Next) -> Response {
         };
         return Refusal::Malformed(status, why.to_owned()).into_response();
     }
-    let silence = |_| Refusal::from(Failure::Silence).into_response();
+    let silence = |_| Refusal::from(Failure::Silence(CONNECT_TIMEOUT)).into_response();
     timeout(CONNECT_TIMEOUT, next.run(request)).await.unwrap_or_else(silence)
 }
 
@@ -174,33 +171,19 @@ async fn find(State(console): App, Form(parts): Form<Parts>) -> Result<Redirect,
     Ok(Redirect::to(&format!("/key/{}", console.open(key))))
 }
 
-async fn key(State(console): App, visitor: Person, Path(link): Path<String>) -> Page {
+async fn key(State(console): App, Extension(visitor): Person, Path(link): Path<String>) -> Page {
     let key = console.key(&link)?;
     console.open(key.clone());
     let pool = console.pool.clone();
     let shown = in_a_task(async move { look(&pool, &key).await }).await?;
-    let form = (!console.read_only).then(|| pages::decide(&link, &shown, &visitor));
+    let form = (!console.read_only).then(|| pages::decide(&link, &shown, visitor.0.as_deref()));
     Ok(pages::key(&shown, form))
-}
-
-/// A person's decision. The page of a key sends it, and so does the page that asks for a confirmation.
-#[derive(Deserialize)]
-struct Order {
-    /// The [`version`] of the record that the page showed.
-    seen: String,
-    action: String,
-    #[serde(default)]
-    response: String,
-    reason: String,
-    /// Counts only for a [`Visitor`] without a name.
-    #[serde(default)]
-    operator: String,
 }
 
 async fn confirm(State(console): App, visitor: Person, Path(link): Path<String>, Form(order): Form<Order>) -> Page {
     let asking = tokio::spawn(async move {
-        let agreed = console.agree(&link, order, &visitor).await?;
-        Ok(pages::confirm(&link, &agreed))
+        let (agreed, order) = console.agree(&link, order, &visitor).await?;
+        Ok(pages::confirm(&link, &agreed, &order))
     });
     asking.await.map_err(|error| Failure::Output(std::io::Error::other(error)))?
 }
@@ -208,8 +191,8 @@ async fn confirm(State(console): App, visitor: Person, Path(link): Path<String>,
 async fn settle(State(console): App, visitor: Person, Path(link): Path<String>, Form(order): Form<Order>) -> Page {
     // A task of its own: if the browser closes the connection, the decision must still get into the log.
     let done = tokio::spawn(async move {
-        let Agreed { key, shown, decision, order } = console.agree(&link, order, &visitor).await?;
-        let done = decision.carry_out(&console.pool, &key, &shown, &order.reason).await;
+        let (agreed, order) = console.agree(&link, order, &visitor).await?;
+        let done = agreed.carry_out(&console.pool, &order.reason).await;
         let done = done.map_err(|failure| Refusal::Failure(Some(link.clone()), failure))?;
         tracing::info!(operator = %printable(&order.operator), "{}", printable(&done));
         // It is done, and it is in the log of the process. Standard output may have no reader, or a full disk.
@@ -219,19 +202,12 @@ async fn settle(State(console): App, visitor: Person, Path(link): Path<String>, 
     done.await.map_err(|error| Failure::Output(std::io::Error::other(error)))?
 }
 
-/// A decision that the record allows now.
-struct Agreed {
-    key: Key,
-    shown: Shown,
-    decision: Decision,
-    order: Order,
-}
-
 impl Console {
     /// The oldest keys that wait for a person. One more than a page shows tells whether there are more.
     async fn waiting(&self) -> Result<Vec<Shown>, Failure> {
         let (lists, most, idle) = (self.lists.clone(), self.max_attempts, self.abandoned_for);
-        in_a_task(async move { ask(LIST_TIME, operator::unsettled(&lists, LISTED + 1, most, Some(idle))).await }).await
+        in_a_task(async move { ask(LIST_TIME, operator::unsettled(&lists, pages::LISTED + 1, most, Some(idle))).await })
+            .await
     }
 
     /// Remembers a key, and returns its link.
@@ -253,7 +229,7 @@ impl Console {
         Ok(key.clone())
     }
 
-    async fn agree(&self, link: &str, mut order: Order, visitor: &Visitor) -> Result<Agreed, Refusal> {
+    async fn agree(&self, link: &str, mut order: Order, visitor: &Visitor) -> Result<(Agreed, Order), Refusal> {
         if self.read_only {
             return Err(Refusal::ReadOnly);
         }
@@ -276,44 +252,8 @@ impl Console {
                 return Err(Refusal::Empty(field));
             }
         }
-        decision.check(&shown).map_err(of_key)?;
-        Ok(Agreed { key, shown, decision, order })
+        Ok((decision.about(shown).map_err(of_key)?, order))
     }
-}
-
-const TOOK_EFFECT: &str = "took_effect";
-
-impl Order {
-    /// Whether the decision stores the JSON of the form.
-    fn gives_json(&self) -> bool {
-        self.action.starts_with(TOOK_EFFECT)
-    }
-}
-
-/// The decision of this name, about the record as it is now. A number behind the name is the place of the step among
-/// those in doubt. Its own name could not be sent: a browser changes line breaks.
-fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Option<Decision> {
-    let (action, place) = action.split_once(' ').unwrap_or((action, "0"));
-    let in_doubt = shown.steps_in_doubt();
-    let whole = in_doubt.is_empty();
-    let step = in_doubt.into_iter().nth(place.parse().ok()?);
-    match (action, step) {
-        (TOOK_EFFECT, Some(step)) => Some(Decision::ResolveStep { step, result: json }),
-        (TOOK_EFFECT, None) if whole => Some(Decision::Resolve { response: json, retention: None }),
-        ("no_effect", Some(step)) => Some(Decision::ReleaseStep { step }),
-        ("no_effect", None) if whole => Some(Decision::Release),
-        ("grant", _) => Some(Decision::Grant),
-        ("forget", _) => Some(Decision::Forget),
-        _ => None,
-    }
-}
-
-/// What a decision refers to. The token alone is not enough: a suspended owner may finish its step, begin another, or
-/// finish the whole operation with the same token, and a heartbeat may have revived its lease meanwhile.
-fn version(shown: &Shown) -> String {
-    // A browser changes the line breaks of a name.
-    let seen = BASE64_URL_SAFE_NO_PAD.encode(format!("{:?} {:?}", shown.fence(), shown.steps_in_doubt()));
-    format!("{} {seen}", shown.state)
 }
 
 /// The link of a key: a digest, because the value may be a secret.

@@ -1,11 +1,10 @@
 //! Errors in one line: what happened, why, and what to do. A URL is never printed, for its password.
 
 use std::error::Error as _;
+use std::time::Duration;
 
 use pg_idempotency::operator::State;
 use pg_idempotency::{Error, InvalidDuration, InvalidKey, Mode};
-
-use crate::connection::CONNECT_TIMEOUT;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -17,12 +16,12 @@ pub(crate) enum Failure {
     Connection(#[source] sqlx::Error),
     #[error("the server refused the login; check the role, and its password in the database URL or PGPASSFILE")]
     Login(#[source] sqlx::Error),
-    #[error("the server gave no answer within {CONNECT_TIMEOUT:?}; check host, port and firewall")]
-    Silence,
+    #[error("the server gave no answer within {0:?}; check host, port and firewall")]
+    Silence(Duration),
     #[error("the server did not answer in time; it may still have carried out the command")]
     Unanswered,
     #[error(transparent)]
-    Idempotency(#[from] Error),
+    Idempotency(Error),
     #[error(
         "the server refused the role; a janitor's needs usage on the schema, select on its two tables, delete and update (last_error) on idempotency.record; one that settles needs select, update and delete there"
     )]
@@ -164,21 +163,25 @@ pub(crate) fn of_migrating(failure: Failure) -> Failure {
 
 /// What the library says to a caller with a key is of no use here. 42501 is a right that is missing: somebody's to
 /// grant.
-pub(crate) fn of(error: Error) -> Failure {
-    match error {
-        Error::Database(cause) => match cause.as_database_error().and_then(|cause| cause.code()).as_deref() {
-            Some("42501") => Failure::Refused(cause),
-            // A pool connects when it is first used: the login, the database's name, no room, or a server that is starting.
-            Some(code) if ["08", "28", "3D", "53", "57P"].iter().any(|class| code.starts_with(class)) => {
-                of_connecting(cause)
-            }
-            Some(_) => Failure::Database(cause),
-            None => match cause {
-                sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::Tls(_) => Failure::Connection(cause),
-                cause => Failure::Database(cause),
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Database(cause) => match cause.as_database_error().and_then(|cause| cause.code()).as_deref() {
+                Some("42501") => Self::Refused(cause),
+                // A pool connects when it is first used: the login, the database's name, no room, or a server that is starting.
+                Some(code) if ["08", "28", "3D", "53", "57P"].iter().any(|class| code.starts_with(class)) => {
+                    of_connecting(cause)
+                }
+                Some(_) => Self::Database(cause),
+                None => match cause {
+                    sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::Tls(_) => Self::Connection(cause),
+                    cause => Self::Database(cause),
+                },
             },
-        },
-        Error::Unanswered => Failure::Unanswered,
-        error => error.into(),
+            Error::Unanswered => Self::Unanswered,
+            // The record was there with this token a moment ago.
+            Error::Changed => Self::Changed,
+            error => Self::Idempotency(error),
+        }
     }
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::connection::{ANSWER, Database, ask};
 use crate::failure::{Failure, printable};
-use crate::{Ending, print};
+use crate::process::{Ending, print};
 
 /// A line for each warning. A sweep that lags ends with another exit code than a promise that does not hold, because
 /// only the latter has to wake somebody.

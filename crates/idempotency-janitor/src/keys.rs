@@ -4,19 +4,14 @@ use std::num::NonZeroU32;
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
+use pg_idempotency::Mode;
 use pg_idempotency::operator::{self, Shown, ShownLooks, ShownRequest, ShownStep};
-use pg_idempotency::{Key, Mode};
 use serde_json::json;
 
 use crate::arguments::{KeyArguments, Unsettled};
-use crate::connection::{Database, LONG_ANSWER, ask};
+use crate::connection::{Database, LONG_ANSWER, ask, look};
 use crate::failure::{Failure, printable};
-use crate::settle::look;
-use crate::{Ending, print};
-
-pub(crate) fn key(arguments: KeyArguments) -> Result<Key, Failure> {
-    Ok(Key::new(arguments.scope, arguments.operation, arguments.value)?)
-}
+use crate::process::{Ending, print};
 
 pub(crate) async fn show(
     database: &Database,
@@ -24,7 +19,7 @@ pub(crate) async fn show(
     step: Option<String>,
     as_json: bool,
 ) -> Result<Ending, Failure> {
-    let key = key(arguments)?;
+    let key = arguments.key()?;
     let shown = look(&database.pool().await?, &key).await?;
     let asked = match &step {
         Some(step) => Some((step, shown.downstream_key_of_step(step).ok_or(Failure::NoSteps { mode: shown.mode })?)),

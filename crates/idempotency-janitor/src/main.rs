@@ -10,8 +10,9 @@ mod console;
 mod failure;
 mod health;
 mod keys;
+mod probes;
+mod process;
 mod protect;
-mod serve;
 mod server;
 mod settle;
 mod stats;
@@ -26,14 +27,8 @@ use pg_idempotency::{distribute, migrate, schema_sql};
 use arguments::{Arguments, Command};
 use connection::{Database, LONG_ANSWER, ask};
 use failure::Failure;
-
-/// How a run that did not fail ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
-    Done,
-    /// Work is left: for the next sweep, or for a person.
-    WorkLeft,
-}
+use process::{Ending, print};
+use settle::{Decision, release, resolve, settle};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -57,7 +52,7 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
             ask(LONG_ANSWER, migrate(&pool)).await.map_err(failure::of_migrating)?;
             if distributed {
                 // It moves every record. Nobody can say how long that takes, and a person watches it.
-                distribute(&pool).await.map_err(failure::of)?;
+                distribute(&pool).await?;
             }
             print("the schema is current\n")
         }
@@ -70,17 +65,9 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
         Command::Unsettled(options) => keys::unsettled(&database, options).await,
         Command::Show { key, step, json } => keys::show(&database, key, step, json).await,
         Command::Console { listen, options } => console::run(listen, &options, &database).await,
-        Command::Resolve(options) => settle::resolve(&database, options).await,
-        Command::Release { key, step, reason, yes } => settle::release(&database, key, step, &reason, yes).await,
-        Command::Grant { key, reason, yes } => settle::grant(&database, key, &reason, yes).await,
-        Command::Forget { key, reason, yes } => settle::forget(&database, key, &reason, yes).await,
-    }
-}
-
-/// A reader that has gone away, as `head` does, is no failure.
-fn print(text: &str) -> Result<Ending, Failure> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::Output(error)),
-        _ => Ok(Ending::Done),
+        Command::Resolve(options) => resolve(&database, options).await,
+        Command::Release { key, step, reason, yes } => release(&database, key, step, &reason, yes).await,
+        Command::Grant { key, reason, yes } => settle(&database, key.key()?, Decision::Grant, &reason, yes).await,
+        Command::Forget { key, reason, yes } => settle(&database, key.key()?, Decision::Forget, &reason, yes).await,
     }
 }

@@ -4,7 +4,7 @@ use pg_idempotency::OnEscape;
 
 use crate::connection::{Database, LONG_ANSWER, ask};
 use crate::failure::Failure;
-use crate::{Ending, print};
+use crate::process::{Ending, print};
 
 /// One table after the other: each is a transaction, so that no table stays locked while the next one is waited for.
 pub(crate) async fn protect(database: &Database, tables: &[String], warn: bool) -> Result<Ending, Failure> {

@@ -5,16 +5,16 @@
 use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
 use std::time::Duration;
 
-use pg_idempotency::operator::{self, Shown, State, within};
-use pg_idempotency::{DEFAULT_RETENTION, Error, Idempotency, Key, Mode};
+use pg_idempotency::operator::{self, Shown, State};
+use pg_idempotency::{DEFAULT_RETENTION, Idempotency, Key, Mode};
 use serde_json::value::RawValue;
 use sqlx::PgPool;
 
 use crate::arguments::{KeyArguments, Resolve, ResponseArguments};
-use crate::connection::{ANSWER, Database, ask};
-use crate::failure::{Failure, of};
-use crate::keys::{in_text, key};
-use crate::{Ending, print};
+use crate::connection::{ANSWER, Database, ask, look};
+use crate::failure::Failure;
+use crate::keys::in_text;
+use crate::process::{Ending, print};
 
 const EXPIRED: &str = "the key is new again, and the next call performs the operation";
 
@@ -86,83 +86,10 @@ impl Decision {
         }
     }
 
-    /// What follows, and the question.
-    pub(crate) fn means(&self, shown: &Shown) -> String {
-        let in_doubt = shown.steps_in_doubt();
-        match self {
-            Self::Resolve { response, .. } => format!(
-                "Resolving it means that it took effect: every repeat gets this response of {} bytes for {:.1} hours, and \
-                 nothing is performed. Resolve it?",
-                response.get().len(),
-                self.retention().max(shown.retention_left).as_secs_f64() / 3600.0
-            ),
-            Self::ResolveStep { step, result } => format!(
-                "Resolving the step {step:?} means that it took effect: its result is these {} bytes, and {}. Resolve it?",
-                result.get().len(),
-                follows(shown, step, "the next call with this key continues after it")
-            ),
-            Self::ReleaseStep { step } => took_no_effect(shown, step),
-            Self::Release => match &in_doubt[..] {
-                [step] => took_no_effect(shown, step),
-                _ if shown.steps.is_empty() => {
-                    "Releasing it means that it took no effect: the next call with this key performs it. Release it?"
-                        .to_owned()
-                }
-                _ => "Releasing it means that the next call with this key performs it, except for the steps that are \
-                      finished. Release it?"
-                    .to_owned(),
-            },
-            Self::Grant => format!(
-                "The next call with this key, or a resumer, makes attempt {}, whatever the service's limit is. Permit it?",
-                shown.attempt + 1
-            ),
-            Self::Forget => {
-                let steps = match (shown.steps.is_empty(), in_doubt.is_empty()) {
-                    (true, _) => String::new(),
-                    (false, true) => ", with all of its steps".to_owned(),
-                    (false, false) => format!(", with all of its steps, and those in doubt are {in_doubt:?}"),
-                };
-                format!("Forgetting it means that the next call with this key is performed again{steps}. Forget it?")
-            }
-        }
-    }
-
-    /// Settles the claim that was shown, and tells what was done, for the log.
-    pub(crate) async fn carry_out(
-        &self,
-        pool: &PgPool,
-        key: &Key,
-        shown: &Shown,
-        reason: &str,
-    ) -> Result<String, Failure> {
-        self.check(shown)?;
-        let seen = shown.fence();
-        let done = match self {
-            Self::Resolve { response, .. } => {
-                within(ANSWER, operator::resolve(pool, key, seen, response, self.retention()))
-                    .await
-                    .map(|()| "resolved")
-            }
-            Self::ResolveStep { step, result } => {
-                within(ANSWER, operator::resolve_step(pool, key, seen, step, result)).await.map_err(of_settling)?;
-                return Ok(settled("resolved", shown, step, reason));
-            }
-            Self::ReleaseStep { step } => {
-                within(ANSWER, operator::release_step(pool, key, seen, step, reason)).await.map_err(of_settling)?;
-                return Ok(settled("released", shown, step, reason));
-            }
-            Self::Release => {
-                let steps = shown.steps_in_doubt();
-                within(ANSWER, operator::release(pool, key, seen, &steps, reason)).await.map(|()| "released")
-            }
-            Self::Grant => {
-                let granted = within(ANSWER, operator::grant_attempt(pool, key, shown.token, reason)).await;
-                granted.map(|_| "granted another attempt")
-            }
-            Self::Forget => within(ANSWER, operator::forget(pool, shown)).await.map(|()| "forgotten"),
-        };
-        let done = done.map_err(of_settling)?;
-        Ok(format!("{done}: {}, which was {}, because {reason}", named(shown), shown.state))
+    /// The decision about this record, if it is to be settled so.
+    pub(crate) fn about(self, shown: Shown) -> Result<Agreed, Failure> {
+        self.check(&shown)?;
+        Ok(Agreed { decision: self, shown })
     }
 
     /// The least time from now on. The record keeps a longer one of its own.
@@ -174,9 +101,96 @@ impl Decision {
     }
 }
 
+/// A decision that the record allows, about the claim that was shown.
+pub(crate) struct Agreed {
+    decision: Decision,
+    shown: Shown,
+}
+
+impl Agreed {
+    pub(crate) fn shown(&self) -> &Shown {
+        &self.shown
+    }
+
+    /// What follows, and the question.
+    pub(crate) fn means(&self) -> String {
+        let Self { decision, shown } = self;
+        let in_doubt = shown.steps_in_doubt();
+        match decision {
+            Decision::Resolve { response, .. } => format!(
+                "Resolving it means that it took effect: every repeat gets this response of {} bytes for {:.1} hours, and \
+                 nothing is performed. Resolve it?",
+                response.get().len(),
+                decision.retention().max(shown.retention_left).as_secs_f64() / 3600.0
+            ),
+            Decision::ResolveStep { step, result } => format!(
+                "Resolving the step {step:?} means that it took effect: its result is these {} bytes, and {}. Resolve it?",
+                result.get().len(),
+                follows(shown, step, "the next call with this key continues after it")
+            ),
+            Decision::ReleaseStep { step } => took_no_effect(shown, step),
+            Decision::Release => match &in_doubt[..] {
+                [step] => took_no_effect(shown, step),
+                _ if shown.steps.is_empty() => {
+                    "Releasing it means that it took no effect: the next call with this key performs it. Release it?"
+                        .to_owned()
+                }
+                _ => "Releasing it means that the next call with this key performs it, except for the steps that are \
+                      finished. Release it?"
+                    .to_owned(),
+            },
+            Decision::Grant => format!(
+                "The next call with this key, or a resumer, makes attempt {}, whatever the service's limit is. Permit it?",
+                shown.attempt + 1
+            ),
+            Decision::Forget => {
+                let steps = match (shown.steps.is_empty(), in_doubt.is_empty()) {
+                    (true, _) => String::new(),
+                    (false, true) => ", with all of its steps".to_owned(),
+                    (false, false) => format!(", with all of its steps, and those in doubt are {in_doubt:?}"),
+                };
+                format!("Forgetting it means that the next call with this key is performed again{steps}. Forget it?")
+            }
+        }
+    }
+
+    /// Settles the claim that was shown, and tells what was done, for the log.
+    pub(crate) async fn carry_out(&self, pool: &PgPool, reason: &str) -> Result<String, Failure> {
+        let Self { decision, shown } = self;
+        let (key, seen) = (&shown.key, shown.fence());
+        let done = match decision {
+            Decision::Resolve { response, .. } => {
+                ask(ANSWER, operator::resolve(pool, key, seen, response, decision.retention())).await?;
+                "resolved"
+            }
+            Decision::ResolveStep { step, result } => {
+                ask(ANSWER, operator::resolve_step(pool, key, seen, step, result)).await?;
+                return Ok(settled("resolved", shown, step, reason));
+            }
+            Decision::ReleaseStep { step } => {
+                ask(ANSWER, operator::release_step(pool, key, seen, step, reason)).await?;
+                return Ok(settled("released", shown, step, reason));
+            }
+            Decision::Release => {
+                ask(ANSWER, operator::release(pool, key, seen, &shown.steps_in_doubt(), reason)).await?;
+                "released"
+            }
+            Decision::Grant => {
+                ask(ANSWER, operator::grant_attempt(pool, key, shown.token, reason)).await?;
+                "granted another attempt"
+            }
+            Decision::Forget => {
+                ask(ANSWER, operator::forget(pool, shown)).await?;
+                "forgotten"
+            }
+        };
+        Ok(format!("{done}: {}, which was {}, because {reason}", named(shown), shown.state))
+    }
+}
+
 pub(crate) async fn resolve(database: &Database, arguments: Resolve) -> Result<Ending, Failure> {
-    let Resolve { key: named, response, step, retention, reason, yes } = arguments;
-    let key = key(named)?;
+    let Resolve { key, response, step, retention, reason, yes } = arguments;
+    let key = key.key()?;
     let response = read(response)?;
     // What was typed wrong is said before anything is connected to.
     if let Some(given) = retention {
@@ -186,7 +200,7 @@ pub(crate) async fn resolve(database: &Database, arguments: Resolve) -> Result<E
         Some(step) => Decision::ResolveStep { step, result: response },
         None => Decision::Resolve { response, retention },
     };
-    settle(database, &key, &decision, &reason, yes).await
+    settle(database, key, decision, &reason, yes).await
 }
 
 pub(crate) async fn release(
@@ -197,48 +211,27 @@ pub(crate) async fn release(
     yes: bool,
 ) -> Result<Ending, Failure> {
     let decision = step.map_or(Decision::Release, |step| Decision::ReleaseStep { step });
-    settle(database, &key(arguments)?, &decision, reason, yes).await
+    settle(database, arguments.key()?, decision, reason, yes).await
 }
 
-pub(crate) async fn grant(
+pub(crate) async fn settle(
     database: &Database,
-    arguments: KeyArguments,
-    reason: &str,
-    yes: bool,
-) -> Result<Ending, Failure> {
-    settle(database, &key(arguments)?, &Decision::Grant, reason, yes).await
-}
-
-pub(crate) async fn forget(
-    database: &Database,
-    arguments: KeyArguments,
-    reason: &str,
-    yes: bool,
-) -> Result<Ending, Failure> {
-    settle(database, &key(arguments)?, &Decision::Forget, reason, yes).await
-}
-
-async fn settle(
-    database: &Database,
-    key: &Key,
-    decision: &Decision,
+    key: Key,
+    decision: Decision,
     reason: &str,
     yes: bool,
 ) -> Result<Ending, Failure> {
     let pool = database.pool().await?;
-    let shown = look(&pool, key).await?;
-    decision.check(&shown)?;
-    confirm(&shown, &decision.means(&shown), yes)?;
-    let done = decision.carry_out(&pool, key, &shown, reason).await?;
+    let agreed = decision.about(look(&pool, &key).await?)?;
+    if !yes {
+        confirm(&agreed)?;
+    }
+    let done = agreed.carry_out(&pool, reason).await?;
     // It is done. An exit code of a failure would be wrong, also if the disk with the log is full.
     if print(&format!("{done}\n")).is_err() {
         let _ = writeln!(stderr(), "{done}");
     }
     Ok(Ending::Done)
-}
-
-pub(crate) async fn look(pool: &PgPool, key: &Key) -> Result<Shown, Failure> {
-    ask(ANSWER, operator::show(pool, key)).await?.ok_or(Failure::NoRecord)
 }
 
 /// The other steps in doubt.
@@ -289,26 +282,15 @@ pub(crate) fn json(text: &str) -> Result<Box<RawValue>, Failure> {
 }
 
 /// Asks on a terminal; anywhere else the answer is no.
-fn confirm(shown: &Shown, means: &str, yes: bool) -> Result<(), Failure> {
-    if yes {
-        return Ok(());
-    }
+fn confirm(agreed: &Agreed) -> Result<(), Failure> {
     if !stdin().is_terminal() {
         return Err(Failure::NotConfirmed);
     }
-    let question = format!("{}\n{means} [y/N] ", in_text(shown));
+    let question = format!("{}\n{} [y/N] ", in_text(&agreed.shown), agreed.means());
     stderr().write_all(question.as_bytes()).map_err(Failure::Output)?;
     let mut answer = String::new();
     stdin().lock().read_line(&mut answer).map_err(Failure::Output)?;
     if matches!(answer.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::NotConfirmed) }
-}
-
-/// The record was there with this token a moment ago.
-fn of_settling(error: Error) -> Failure {
-    match error {
-        Error::Changed => Failure::Changed,
-        error => of(error),
-    }
 }
 
 /// The key for the log of decisions. Values may begin alike, so the token tells which claim was settled, and the

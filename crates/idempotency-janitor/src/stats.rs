@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::connection::{ANSWER, Database, ask};
 use crate::failure::Failure;
-use crate::{Ending, print};
+use crate::process::{Ending, print};
 
 pub(crate) async fn stats(database: &Database, json: bool) -> Result<Ending, Failure> {
     let stats = ask(ANSWER, operator::stats(&database.pool().await?)).await?;

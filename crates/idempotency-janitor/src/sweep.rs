@@ -1,18 +1,14 @@
-//! `sweep` and `run`.
-
-use std::io::{IsTerminal as _, stderr};
+//! `sweep` and `run`: the deletion of expired records, once or until a signal.
 
 use pg_idempotency::{Janitor, Swept};
 use serde_json::json;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 use crate::arguments::{Pace, Run, Sweep};
 use crate::connection::Database;
-use crate::failure::{Failure, of};
-use crate::{Ending, console, print, serve};
+use crate::failure::Failure;
+use crate::process::{Ending, Signals, log, print};
+use crate::{console, probes};
 
 fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Result<Janitor, Failure> {
     Ok(Janitor::new(pool).with_batch_size(pace.batch_size).with_pause(pace.pause).with_grace(pace.grace)?)
@@ -27,29 +23,9 @@ pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending,
             None => signals.received().await,
         }
     };
-    let swept = janitor.sweep_until(options.limit.unwrap_or(u64::MAX), stop).await.map_err(of)?;
+    let swept = janitor.sweep_until(options.limit.unwrap_or(u64::MAX), stop).await?;
     print(&report(&swept, options.json))?;
     Ok(if swept.limited { Ending::WorkLeft } else { Ending::Done })
-}
-
-/// SIGTERM and SIGINT: both ask to finish the batch and end.
-pub(crate) struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    pub(crate) fn listen() -> Result<Self, Failure> {
-        let listen = |kind| signal(kind).map_err(Failure::Signals);
-        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
-    }
-
-    pub(crate) async fn received(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }
 
 pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Failure> {
@@ -57,7 +33,7 @@ pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Fai
     log();
     let janitor = janitor(database.patient_pool()?, &options.pace)?.with_interval(options.interval)?;
     let metrics = match options.metrics_addr {
-        Some(address) => Some(serve::metrics(address, database).await?),
+        Some(address) => Some(probes::serve(address, database).await?),
         None => None,
     };
     let console = match options.console_addr {
@@ -69,19 +45,6 @@ pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Fai
         server.stop().await;
     }
     print("stopped\n")
-}
-
-/// To stderr, as RUST_LOG says.
-pub(crate) fn log() {
-    // Lossy: a RUST_LOG that is meant for others, or mistyped, should not keep the table from being swept.
-    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(stderr)
-        .with_ansi(stderr().is_terminal())
-        // It would report an error of standard error on standard error, and panic.
-        .log_internal_errors(false)
-        .init();
 }
 
 fn report(swept: &Swept, as_json: bool) -> String {

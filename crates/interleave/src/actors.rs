@@ -17,7 +17,7 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, 
 pub(crate) use self::layer::{request, request_leased, request_without_key};
 use crate::fixture::Fixture;
 use crate::wire::Board;
-use crate::world::{cause, letter};
+use crate::words::{cause, letter};
 
 /// The response of an earlier call, whose effect is not counted.
 pub(crate) const EARLIER: &str = "Z";

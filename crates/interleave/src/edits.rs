@@ -1,5 +1,6 @@
 //! Edits of a statement, found in its text: each takes away one condition, lock, order or assignment.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::statement;
@@ -11,6 +12,43 @@ pub(crate) struct Edit {
     pub(crate) name: String,
     /// The edited statement.
     pub(crate) sql: String,
+}
+
+/// The statements that were sent, and the functions that they called, by name. A name may have more than one text.
+pub(crate) type Sql = BTreeMap<String, BTreeSet<String>>;
+
+/// One edit of one statement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mutant {
+    pub(crate) statement: String,
+    pub(crate) edit: String,
+}
+
+impl Mutant {
+    /// The edited text of this statement, if it has what the edit takes away.
+    pub(crate) fn apply(&self, name: &str, sql: &str) -> Option<String> {
+        if name != self.statement {
+            return None;
+        }
+        of(sql).into_iter().find(|edit| edit.name == self.edit).map(|edit| edit.sql)
+    }
+}
+
+/// The edits of the statements that pass a wire.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Edits {
+    /// Each try of an advisory lock first stops at a gate.
+    pub(crate) inside: bool,
+    pub(crate) mutant: Option<Mutant>,
+}
+
+impl Edits {
+    pub(crate) fn apply(&self, sql: &str) -> String {
+        let edited = self.mutant.as_ref().and_then(|mutant| mutant.apply(statement::name(sql), sql));
+        // The time of a pause is a choice, too.
+        let sql = edited.as_deref().unwrap_or(sql).replace("pg_sleep(0.01)", "pg_sleep(0)");
+        if self.inside { sql.replace("pg_catalog.pg_try_advisory_xact_lock(", "interleave.stop_and_try(") } else { sql }
+    }
 }
 
 /// The words, literals and signs of a statement, as places in its text.

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{Hash as _, Hasher as _};
 
 use crate::actors;
-use crate::mutants::Sql;
+use crate::edits::Sql;
 use crate::scenarios::{Scenario, With};
 use crate::statement;
-use crate::world::{Choice, Sight, World, letter};
+use crate::words::letter;
+use crate::world::{Choice, Sight, World};
 
 /// The most steps of a schedule. A call that does not end takes more.
 const LONGEST: usize = 200;
@@ -111,7 +112,7 @@ impl<'w> Search<'w> {
         let mut last = None;
         let mut answered = BTreeSet::new();
         for depth in 0..LONGEST {
-            self.world.settle().await?;
+            self.world.come_to_rest().await?;
             self.offer_time_out(last, depth);
             let fresh = self.fresh_answers(&mut answered);
             if self.world.has_ended() {

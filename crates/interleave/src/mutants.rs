@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::postgres::PgConnectOptions;
 
-use crate::edits;
+use crate::edits::{self, Edits, Mutant, Sql};
 use crate::explore::{Found, Search};
 use crate::record::{self, Record};
 use crate::scenarios::Scenario;
-use crate::statement::Edits;
+use crate::threads::share;
 use crate::world::{self, World};
 
 const FILE: &str = "mutants.txt";
@@ -21,28 +21,8 @@ const ENOUGH: usize = 12_000;
 /// How many times as many schedules as without the edit a scenario may take. More show that calls do more than before.
 const MORE: usize = 3;
 
-/// The statements that were sent, and the functions that they called, by name. A name may have more than one text.
-pub(crate) type Sql = BTreeMap<String, BTreeSet<String>>;
-
 /// A scenario, and what its search without an edit has found.
 pub(crate) type Searched = (Scenario, Found);
-
-/// One edit of one statement.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mutant {
-    statement: String,
-    edit: String,
-}
-
-impl Mutant {
-    /// The edited text of this statement, if it has what the edit takes away.
-    pub(crate) fn apply(&self, name: &str, sql: &str) -> Option<String> {
-        if name != self.statement {
-            return None;
-        }
-        edits::of(sql).into_iter().find(|edit| edit.name == self.edit).map(|edit| edit.sql)
-    }
-}
 
 /// What became of each edit, by the edit's name.
 fn fates<'r>(record: &'r Record, statement: &str) -> BTreeMap<&'r str, &'r str> {
@@ -85,7 +65,7 @@ pub(crate) fn hold(databases: &[PgConnectOptions], name: &str, searched: &[Searc
         }
     }
     let tried = trials.len();
-    let found = crate::share(databases, trials, async |database, (mutant, finder)| {
+    let found = share(databases, trials, async |database, (mutant, finder)| {
         let found = find(database, &mutant, &[finder]).await;
         if !matches!(found, Ok(Some(_))) {
             println!("{mutant:?}: {} does not find it any more: {found:?}", finder.0.name);
@@ -114,7 +94,7 @@ pub(crate) fn record(
         if !statement.contains(name) || name.is_empty() && is_listed {
             continue;
         }
-        let lines = crate::share(databases, edits.into_iter().collect(), async |database, edit| {
+        let lines = share(databases, edits.into_iter().collect(), async |database, edit| {
             let fate = before.get(&*edit).copied().unwrap_or(NO_REASON);
             let found = find(database, &mutant(statement, &edit), &candidates(statement, fate, searched)).await?;
             let fate = match found {

@@ -1,6 +1,4 @@
-//! The names of statements, and the edits of their texts on the wire.
-
-use crate::mutants::Mutant;
+//! The names of statements, by their texts.
 
 /// The statement that waits.
 pub(crate) const AWAIT: &str = "await";
@@ -122,21 +120,4 @@ pub(crate) fn plain(sql: &str) -> String {
     let lines = sql.lines().map(|line| line.split("--").next().unwrap_or_default());
     let words: Vec<String> = lines.flat_map(str::split_whitespace).map(str::to_ascii_lowercase).collect();
     words.join(" ")
-}
-
-/// The edits of the statements that pass a wire.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Edits {
-    /// Each try of an advisory lock first stops at a gate.
-    pub(crate) inside: bool,
-    pub(crate) mutant: Option<Mutant>,
-}
-
-impl Edits {
-    pub(crate) fn apply(&self, sql: &str) -> String {
-        let edited = self.mutant.as_ref().and_then(|mutant| mutant.apply(name(sql), sql));
-        // The time of a pause is a choice, too.
-        let sql = edited.as_deref().unwrap_or(sql).replace("pg_sleep(0.01)", "pg_sleep(0)");
-        if self.inside { sql.replace("pg_catalog.pg_try_advisory_xact_lock(", "interleave.stop_and_try(") } else { sql }
-    }
 }

@@ -10,8 +10,8 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{Notify, oneshot};
 
-use crate::mutants::Sql;
-use crate::statement::{self, Edits};
+use crate::edits::{Edits, Sql};
+use crate::statement;
 
 /// Where the present message of a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,18 +7,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use idempotency_check::wire::Entrance;
-use pg_idempotency::{Error, Key};
+use pg_idempotency::Key;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, PgConnection, PgPool, Row as _};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::actors::{self, Seat};
-use crate::mutants::Sql;
+use crate::edits::{Edits, Sql};
 use crate::scenarios::Scenario;
 use crate::scenarios::With;
-use crate::statement::{self, Edits};
+use crate::statement;
 use crate::wire::{self, At, Board, Part};
+use crate::words::{cause, letter};
 
 /// The most actors of a scenario.
 const SEATS: usize = 4;
@@ -253,7 +254,7 @@ impl World {
     }
 
     /// Waits until every actor has ended, is held, or waits for another one.
-    pub(crate) async fn settle(&mut self) -> anyhow::Result<()> {
+    pub(crate) async fn come_to_rest(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             anyhow::ensure!(Instant::now() < deadline, "the actors do not come to rest: {:?}", self.board.lock());
@@ -671,24 +672,4 @@ struct Working {
     lanes: Vec<(u64, i32)>,
     /// Whether one of them may answer soon: it has not waited, and its statement is not one that waits.
     is_news: bool,
-}
-
-pub(crate) fn letter(actor: usize) -> char {
-    char::from(b'A' + actor as u8)
-}
-
-/// The name of an error, as a part of an end.
-pub(crate) fn cause(error: &anyhow::Error) -> String {
-    match error.downcast_ref::<Error>() {
-        Some(Error::Retryable(_)) => "is told to retry".to_owned(),
-        Some(error) if !matches!(error, Error::Database(_)) => {
-            let name = format!("{error:?}");
-            name.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default().to_owned()
-        }
-        _ => match error.chain().find_map(|cause| cause.downcast_ref::<sqlx::Error>()) {
-            Some(sqlx::Error::Database(error)) => format!("fails: {}", error.code().unwrap_or_default()),
-            Some(_) => "fails: cut off".to_owned(),
-            None => error.to_string(),
-        },
-    }
 }

@@ -5,9 +5,9 @@ use sqlx::PgConnection;
 
 use super::coordinator::{note_claim, try_lock};
 use crate::Error;
-use crate::record::claim::{Claim, Terms};
+use crate::record::claim::{Claim, Terms, Tried};
 use crate::record::statement::{Record, changes_a_row};
-use crate::record::take_over::{TakeOver, take_over_free};
+use crate::record::take_over::take_over_free;
 
 /// As [`Record::take_over`]. The lock is the coordinator's, and the row is locked and updated on its worker. A locked row
 /// is skipped there, so no setting has to bound the wait.
@@ -18,12 +18,12 @@ pub(crate) async fn take_over(
     asked: DateTime<Utc>,
     found_token: i64,
     claim: Claim,
-) -> Result<TakeOver, Error> {
+) -> Result<Tried, Error> {
     if !has_token(record, conn, found_token).await? {
-        return Ok(TakeOver::Overtaken);
+        return Ok(Tried::Overtaken);
     }
     if !try_lock(record, conn).await? {
-        return Ok(TakeOver::Held);
+        return Ok(Tried::Held);
     }
     let update = record.taking(
         concat! {
@@ -44,10 +44,10 @@ pub(crate) async fn take_over(
     );
     if !changes_a_row(&mut *conn, update).await? {
         // Or it was overtaken: the next look tells.
-        return Ok(TakeOver::Locked);
+        return Ok(Tried::Locked);
     }
     note_claim(conn, record.deployment, claim.token).await?;
-    Ok(TakeOver::Won(claim))
+    Ok(Tried::Won(claim))
 }
 
 /// Whether the record still has this token. Only columns, because a worker evaluates the functions.

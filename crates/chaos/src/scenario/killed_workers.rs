@@ -12,10 +12,10 @@ use crate::checker::leases::Promise;
 use crate::finding::Finding;
 use crate::history::{Call, What};
 use crate::proxy::Proxy;
-use crate::request::THROUGH_SQL;
+use crate::request::{KEYS_OF_BOTH_DOORS, THROUGH_SQL};
 use crate::stage::Stage;
 use crate::worker::Crew;
-use crate::world::{KEYS_OF_BOTH_DOORS, Least, Setup, World};
+use crate::world::{Least, Setup, World};
 
 const WORKERS: usize = 4;
 

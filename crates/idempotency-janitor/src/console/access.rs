@@ -16,7 +16,6 @@ use base64::prelude::BASE64_STANDARD;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use super::Console;
 use super::refusal::Refusal;
 use crate::arguments::ConsoleOptions;
 use crate::failure::Failure;
@@ -120,8 +119,8 @@ fn basic(headers: &HeaderMap) -> Option<(String, String)> {
 }
 
 /// Passes a request on, or answers with a page that explains the refusal. Errors of axum become pages too.
-pub(super) async fn guard(State(console): State<Arc<Console>>, mut request: Request, next: Next) -> Response {
-    let mut response = match console.access.visitor(request.method(), request.headers()) {
+pub(super) async fn guard(State(access): State<Arc<Access>>, mut request: Request, next: Next) -> Response {
+    let mut response = match access.visitor(request.method(), request.headers()) {
         Err(refusal) => refusal.into_response(),
         Ok(visitor) => {
             request.extensions_mut().insert(visitor);

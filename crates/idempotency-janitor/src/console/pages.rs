@@ -8,11 +8,14 @@ use maud::{DOCTYPE, Markup, html};
 use pg_idempotency::Mode;
 use pg_idempotency::operator::{Shown, ShownLooks, ShownStep, Stats, Warning};
 
-use super::access::Visitor;
+use super::order::{Order, TOOK_EFFECT, decision, version};
 use super::text::{age, count, lines, shortened, span, time, visible};
-use super::{Agreed, LISTED, TOOK_EFFECT, decision, version};
 use crate::keys::{looks_in_words, waits_as};
+use crate::settle::Agreed;
 use crate::stats::size;
+
+/// The list shows this many keys, the oldest: more than a person settles at once.
+pub(super) const LISTED: u32 = 100;
 
 fn page(title: &str, content: &Markup) -> Markup {
     html! {
@@ -228,7 +231,7 @@ fn step(step: &ShownStep) -> Vec<Markup> {
 }
 
 /// The form with the actions that the record allows. It explains why it does not allow the others.
-pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
+pub(super) fn decide(link: &str, shown: &Shown, visitor: Option<&str>) -> Markup {
     let no_effect = "It took no effect: release it";
     let mut choices = Vec::new();
     match &shown.steps_in_doubt()[..] {
@@ -280,7 +283,7 @@ pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
                 }
             }
             label { "Reason, for the log; callers may see it" input name="reason" required maxlength="500"; }
-            @if visitor.0.is_none() {
+            @if visitor.is_none() {
                 label { "Your name, for the log" input name="operator" required maxlength="100" autocomplete="name"; }
             }
             button { "Continue" }
@@ -288,8 +291,8 @@ pub(super) fn decide(link: &str, shown: &Shown, visitor: &Visitor) -> Markup {
     }
 }
 
-pub(super) fn confirm(link: &str, agreed: &Agreed) -> Markup {
-    let Agreed { key, shown, decision, order } = agreed;
+pub(super) fn confirm(link: &str, agreed: &Agreed, order: &Order) -> Markup {
+    let key = &agreed.shown().key;
     let fields = [
         ("seen", &*order.seen),
         ("action", &order.action),
@@ -300,7 +303,7 @@ pub(super) fn confirm(link: &str, agreed: &Agreed) -> Markup {
     page(
         "Are you sure?",
         &html! {
-            p.alert { (lines(&decision.means(shown))) }
+            p.alert { (lines(&agreed.means())) }
             dl {
                 dt { "Scope" } dd { bdi { (visible(key.scope())) } }
                 dt { "Operation" } dd { bdi { (visible(key.operation())) } }

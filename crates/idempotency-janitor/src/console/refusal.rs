@@ -59,7 +59,7 @@ impl Refusal {
                 | Failure::Changed => StatusCode::CONFLICT,
                 Failure::Connection(_)
                 | Failure::Login(_)
-                | Failure::Silence
+                | Failure::Silence(_)
                 | Failure::Unanswered
                 | Failure::Idempotency(Error::SchemaMissing { .. }) => StatusCode::SERVICE_UNAVAILABLE,
                 _ => StatusCode::INTERNAL_SERVER_ERROR,

@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 
 use crate::connection::Database;
 use crate::failure::Failure;
-use crate::print;
+use crate::process::print;
 use crate::server::Server;
 
 /// The exporter's own server uses the same interval.
@@ -23,7 +23,7 @@ const UPKEEP: Duration = Duration::from_secs(5);
 const PROBE: Duration = Duration::from_secs(2);
 
 /// Starts to serve, and prints the address, because port 0 is any free port.
-pub(crate) async fn metrics(address: SocketAddr, database: &Database) -> Result<Server, Failure> {
+pub(crate) async fn serve(address: SocketAddr, database: &Database) -> Result<Server, Failure> {
     let recorder = PrometheusBuilder::new().build_recorder();
     let (exported, kept_up) = (recorder.handle(), recorder.handle());
     // A process has one recorder, and only this function sets it.

@@ -1,17 +1,61 @@
-//! The options of lease mode.
+//! The options of lease mode: what happens after a crash, which only the service can decide, and the rest.
 
 use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::policy::{self, Policy};
 use crate::limits::{DEFAULT_RETENTION, RETENTION, checked, in_flight_within, within};
-use crate::{Deployment, Error, InFlight, InvalidDuration, NotResumable};
+use crate::{Deployment, Error, InFlight, InvalidDuration, Mode, NotResumable};
 
+/// 10 ms is short enough for tests. A lease above 12 hours is probably meant as a retention.
+const LEASE: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(12 * 60 * 60);
 /// A minute: longer than the pauses between the retries of most clients.
 const RESUME_AFTER: Duration = Duration::from_secs(60);
 /// The default retention is a day, and an operation that is resumed later would be forgotten before.
 const RESUMES: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(24 * 60 * 60);
+
+/// What the next caller does when the owner of a claim is gone. There is no default.
+///
+/// `lease` is how long a claim lasts without a renewal, and so how long the next caller waits after a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// The next caller does the work again. For effects that may repeat, or that the other service deduplicates.
+    AtLeastOnce {
+        /// From 10 ms to 12 hours. 40 s is usual.
+        lease: Duration,
+    },
+    /// The next caller continues after the last [step](super::Lease::step) that is stored. Work outside a step may
+    /// repeat. If an [at-most-once step](super::Lease::step_at_most_once) is in doubt, nobody continues until it
+    /// is settled, by an operator or a [`Reconciler`](super::Reconciler), or the retention ends.
+    InSteps {
+        /// From 10 ms to 12 hours. 40 s is usual.
+        lease: Duration,
+    },
+    /// Nobody does the work again until the key is settled, by an operator or a [`Reconciler`](super::Reconciler), or
+    /// its retention ends. For effects that must not repeat.
+    AtMostOnce {
+        /// From 10 ms to 12 hours. 40 s is usual.
+        lease: Duration,
+    },
+}
+
+impl Policy {
+    /// How long a claim lasts without a renewal.
+    #[must_use]
+    pub const fn lease(self) -> Duration {
+        match self {
+            Self::AtLeastOnce { lease } | Self::InSteps { lease } | Self::AtMostOnce { lease } => lease,
+        }
+    }
+
+    pub(crate) const fn mode(self) -> Mode {
+        match self {
+            Self::AtLeastOnce { .. } => Mode::AtLeastOnce,
+            Self::InSteps { .. } => Mode::InSteps,
+            Self::AtMostOnce { .. } => Mode::AtMostOnce,
+        }
+    }
+}
 
 /// The options of lease mode: the policy, the retention, the number of attempts, and how long to wait for another
 /// owner.
@@ -33,7 +77,7 @@ impl Leasing {
     ///
     /// [`InvalidDuration`] for a lease under 10 ms or over 12 hours.
     pub fn new(policy: Policy) -> Result<Self, InvalidDuration> {
-        within("lease", policy.lease(), policy::LEASE)?;
+        within("lease", policy.lease(), LEASE)?;
         Ok(Self {
             policy,
             retention: DEFAULT_RETENTION,
@@ -56,7 +100,7 @@ impl Leasing {
     }
 
     #[cfg(feature = "http")]
-    pub(crate) fn mode(&self) -> crate::Mode {
+    pub(crate) fn mode(&self) -> Mode {
         self.policy.mode()
     }
 

@@ -1,0 +1,58 @@
+//! A person's decision, as a form sends it, and what it refers to.
+
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use pg_idempotency::operator::Shown;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::settle::Decision;
+
+pub(super) const TOOK_EFFECT: &str = "took_effect";
+
+/// A person's decision. The page of a key sends it, and so does the page that asks for a confirmation.
+#[derive(Deserialize)]
+pub(super) struct Order {
+    /// The [`version`] of the record that the page showed.
+    pub(super) seen: String,
+    pub(super) action: String,
+    #[serde(default)]
+    pub(super) response: String,
+    pub(super) reason: String,
+    /// Counts only for a visitor without a name.
+    #[serde(default)]
+    pub(super) operator: String,
+}
+
+impl Order {
+    /// Whether the decision stores the JSON of the form.
+    pub(super) fn gives_json(&self) -> bool {
+        self.action.starts_with(TOOK_EFFECT)
+    }
+}
+
+/// The decision of this name, about the record as it is now. A number behind the name is the place of the step among
+/// those in doubt. Its own name could not be sent: a browser changes line breaks.
+pub(super) fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Option<Decision> {
+    let (action, place) = action.split_once(' ').unwrap_or((action, "0"));
+    let in_doubt = shown.steps_in_doubt();
+    let whole = in_doubt.is_empty();
+    let step = in_doubt.into_iter().nth(place.parse().ok()?);
+    match (action, step) {
+        (TOOK_EFFECT, Some(step)) => Some(Decision::ResolveStep { step, result: json }),
+        (TOOK_EFFECT, None) if whole => Some(Decision::Resolve { response: json, retention: None }),
+        ("no_effect", Some(step)) => Some(Decision::ReleaseStep { step }),
+        ("no_effect", None) if whole => Some(Decision::Release),
+        ("grant", _) => Some(Decision::Grant),
+        ("forget", _) => Some(Decision::Forget),
+        _ => None,
+    }
+}
+
+/// What a decision refers to. The token alone is not enough: a suspended owner may finish its step, begin another, or
+/// finish the whole operation with the same token, and a heartbeat may have revived its lease meanwhile.
+pub(super) fn version(shown: &Shown) -> String {
+    // A browser changes the line breaks of a name.
+    let seen = BASE64_URL_SAFE_NO_PAD.encode(format!("{:?} {:?}", shown.fence(), shown.steps_in_doubt()));
+    format!("{} {seen}", shown.state)
+}

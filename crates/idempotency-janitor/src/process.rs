@@ -1,0 +1,58 @@
+//! What a process is to those who start it: how it ends, what it prints and logs, and the signals that end it.
+
+use std::io::{ErrorKind, IsTerminal as _, Write as _, stderr, stdout};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::failure::Failure;
+
+/// How a run that did not fail ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Done,
+    /// Work is left: for the next sweep, or for a person.
+    WorkLeft,
+}
+
+/// A reader that has gone away, as `head` does, is no failure.
+pub(crate) fn print(text: &str) -> Result<Ending, Failure> {
+    match stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::Output(error)),
+        _ => Ok(Ending::Done),
+    }
+}
+
+/// SIGTERM and SIGINT: both ask to finish the batch and end.
+pub(crate) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    pub(crate) fn listen() -> Result<Self, Failure> {
+        let listen = |kind| signal(kind).map_err(Failure::Signals);
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    pub(crate) async fn received(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// To stderr, as RUST_LOG says.
+pub(crate) fn log() {
+    // Lossy: a RUST_LOG that is meant for others, or mistyped, should not keep the table from being swept.
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(stderr)
+        .with_ansi(stderr().is_terminal())
+        // It would report an error of standard error on standard error, and panic.
+        .log_internal_errors(false)
+        .init();
+}
