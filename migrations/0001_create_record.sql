@@ -89,7 +89,7 @@ begin
         -- A statement of its own, because a server without Citus has no such catalog.
         if exists (select from pg_dist_partition where logicalrelid = 'idempotency.record'::regclass and partmethod = 'h') then
             raise exception 'Citus distributes idempotency.record' using errcode = '0A000',
-                hint = 'Deployment::with_distributed(true) serves it, and the functions for other languages do not.';
+                hint = 'The Rust library supports this with Deployment::with_distributed(true); the SQL functions do not.';
         end if;
     end if;
     return true;
@@ -264,9 +264,9 @@ begin
     refusal := case
         when refusal is not null then refusal
         when (octet_length($4) = 33) is not true then 'a fingerprint has 33 bytes, as idempotency.fingerprint returns them'
-        when ($5 between interval '1 ms' and interval '3660 days') is not true then 'a retention has a millisecond to ten years'
+        when ($5 between interval '1 ms' and interval '3660 days') is not true then 'a retention lasts from a millisecond to ten years'
         when not (patience = interval '0' or patience between interval '1 ms' and interval '1 hour') or $6 >= $5
-            then 'a wait has a millisecond to an hour, or is 0, and is shorter than the retention'
+            then 'a wait is 0, or lasts from a millisecond to an hour, and is shorter than the retention'
     end;
     if refusal is not null then
         raise exception 'idempotency.ensure does not take these arguments' using errcode = 'IK008', hint = refusal;
@@ -342,7 +342,7 @@ begin
                 raise warning 'the operation was claimed at % (attempt %, token %) and never completed',
                     seen.claimed_at, seen.attempt, seen.token
                     using hint = 'Find out whether it took effect, and settle it: idempotency-janitor resolve, or release. The usual '
-                        'cause is autocommit: idempotency.ensure, the effect and idempotency.complete belong into one transaction.';
+                        'cause is autocommit: idempotency.ensure, the effect and idempotency.complete belong in one transaction.';
             end if;
             if outcome <> 'take over' then
                 return;

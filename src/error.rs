@@ -38,9 +38,8 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The key was used before for a request with another body. Nothing was performed. Do not retry: a new request
-    /// needs a new key.
-    #[error("the key was used before with another body; take a new key for a new request (operation {:?})", key.operation())]
+    /// The key was used before for another request. Nothing was performed. Do not retry: a new request needs a new key.
+    #[error("the key was used before with another request; take a new key for a new request (operation {:?})", key.operation())]
     #[non_exhaustive]
     KeyReused {
         /// The key.
@@ -59,8 +58,8 @@ pub enum Error {
 
     /// The operation was claimed and never completed, its owner is gone, and nobody knows whether it took effect. The
     /// key stays indeterminate until an operator or a [`Reconciler`](crate::lease::Reconciler) settles it, or its
-    /// retention ends. In transaction mode the cause is a caller that commits although the call failed, or a `perform`
-    /// that sends a COMMIT.
+    /// retention ends. In transaction mode the cause is a caller that commits although the call failed, a `perform` that
+    /// sends a COMMIT, or a program in another language that called `idempotency.ensure` in autocommit.
     #[error(
         "the operation was claimed at {claimed_at} (attempt {attempt}, token {token}) and never completed{}{}; \
          find out whether it took effect, then resolve or release it",
@@ -87,8 +86,8 @@ pub enum Error {
     /// whether it took effect. It was not performed again. Return this error: the operation then becomes
     /// [indeterminate](Self::Indeterminate).
     #[error(
-        "the step {step:?} was begun in this attempt and may have taken effect; return this error, so that an \
-             operator can settle the operation"
+        "the step {step:?} was begun in this attempt and may have taken effect; return this error, so that the \
+             operation can be settled"
     )]
     #[non_exhaustive]
     StepInDoubt {
@@ -240,8 +239,9 @@ pub enum Error {
     },
 
     /// The fingerprint of the record has a version that this call cannot compare with its own. Nothing was performed.
-    /// This happens while a newer release is being rolled out: send the request there, or retry later. Over HTTP it
-    /// also happens if the settings that decide which requests are the same have changed, until the key expires.
+    /// This happens while a newer release is being rolled out: send the request there, or retry later. It also happens,
+    /// until the key expires, if the settings that decide which requests are the same have changed, or if one call
+    /// compares [bytes](crate::Fingerprint::of_bytes) and the other one JSON.
     #[error(
         "the record's fingerprint has version {version} and cannot be compared with this request's: a newer release \
          made it, or the settings that decide which requests are the same have changed"

@@ -92,10 +92,11 @@
 //!
 //! # What makes two requests the same
 //!
-//! By default: method, path with query, content type and body, byte by byte. **If the effect or the answer depends on
-//! another header** (an account, a currency), [add it](IdempotencyLayer::with_fingerprinted_header), or one account
-//! gets the response of another. For clients that build the body anew for each attempt there are [other
-//! choices](IdempotencyLayer::with_canonical_json). After a change, a retry of an earlier request is refused.
+//! By default: method, path with query, and body, byte by byte. **If the effect or the answer depends on a header** (an
+//! account, a currency), [add it](IdempotencyLayer::with_fingerprinted_header), or one account gets the response of
+//! another. For clients that build the body anew for each attempt there are [other
+//! choices](IdempotencyLayer::with_canonical_json). After a change of these settings, a retry of an earlier request gets
+//! a 500 (`misconfigured`) until its key expires.
 //!
 //! # Runs
 //!

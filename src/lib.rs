@@ -51,4 +51,4 @@ pub use migrate::{MIGRATOR, OnEscape, distribute, migrate, protect, schema_sql, 
 pub use mode::Mode;
 pub use outcome::{Outcome, Verdict};
 pub use session::commit;
-pub use transaction::{Idempotency, RoundTrips, ensure_idempotent, ensure_isolated};
+pub use transaction::{Idempotency, RoundTrips, ensure_idempotent};

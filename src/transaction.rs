@@ -7,5 +7,5 @@ mod options;
 
 #[cfg(feature = "http")]
 pub(crate) use call::{Call, Won};
-pub use ensure::{ensure_idempotent, ensure_isolated};
+pub use ensure::ensure_idempotent;
 pub use options::{Idempotency, RoundTrips};

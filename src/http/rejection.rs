@@ -50,7 +50,7 @@ pub enum Rejection {
         retry_after: Duration,
     },
     /// `indeterminate`, 409: the first request began and never finished, so it is unknown whether it took effect. An
-    /// operator has to find out.
+    /// operator or a reconciler has to find out.
     #[error(
         "the first request with this Idempotency-Key began and never finished, and it is unknown whether it took \
          effect; do not repeat it under another key before that is known"

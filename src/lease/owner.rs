@@ -148,7 +148,7 @@ impl LeaseOwner {
         Ok(())
     }
 
-    /// Releases the claim: the next caller may claim at once, under either policy. Only for work that did nothing, or
+    /// Releases the claim: the next caller may claim at once, under every policy. Only for work that did nothing, or
     /// whose effect may repeat. The record keeps `reason`.
     ///
     /// All clones of the [`Lease`] are lost before the release is sent. This tries once, for at most the length of one

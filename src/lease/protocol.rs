@@ -66,8 +66,8 @@ impl Leasing {
     /// Does the work under a lease, stores at most one result for each key, and returns it to every retry.
     ///
     /// `work` runs under a [`Lease`] that renews itself. When the lease is lost, `work` is dropped. When `work` returns
-    /// an error, `AtLeastOnce` releases the claim, so that the next caller tries again. `AtMostOnce` leaves the key
-    /// indeterminate, unless the work has called [`Lease::not_performed`].
+    /// an error, `AtLeastOnce` releases the claim, so that the next caller tries again, and so does `InSteps` unless a
+    /// step is in doubt. `AtMostOnce` leaves the key indeterminate, unless the work has called [`Lease::not_performed`].
     ///
     /// # Errors
     ///

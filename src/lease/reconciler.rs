@@ -43,7 +43,7 @@ const MOST_LOOKS: u32 = 10;
 ///     reconciler.run(&pool, shutdown, async |asked: &InDoubt| {
 ///         Ok::<_, anyhow::Error>(match gateway.find(asked.downstream_key()).await? {
 ///             Some(receipt) => Finding::took_effect(&receipt)?, // stored: every retry gets it
-///             None => Finding::NoTrace,                         // after the last look: released, the next caller performs
+///             None => Finding::NoTrace,                         // after three such looks: released
 ///         })
 ///     }).await
 /// });

@@ -15,8 +15,8 @@ use crate::{Error, Key};
 
 /// Stores the response of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation. Every
 /// retry gets the response from now on, for `retention`, or until the record would have expired if that is later.
-/// `seen` is the token in that error, or [`Shown::fence`](super::Shown::fence). No step of the operation is performed
-/// any more, and none of those in doubt.
+/// `seen` is the token in that error, or [`Shown::fence`](super::Shown::fence). After that no step is
+/// performed, not even one in doubt.
 ///
 /// # Errors
 ///

@@ -110,44 +110,6 @@ where
     Idempotency::new().ensure(conn, key, body, perform).await
 }
 
-/// [`ensure_idempotent`] with `perform` behind a savepoint, so that the caller's transaction survives a failure.
-///
-/// An error of `perform` undoes only what `perform` wrote, and releases the key for the next caller. The transaction
-/// stays usable, and the caller may commit it. [`Verdict::Undo`] undoes the writes too, but *stores* the response: a
-/// failure that every retry should get. This function takes two more round trips than [`ensure_idempotent`], or four
-/// more for an `Undo`.
-///
-/// ```no_run
-/// # use pg_idempotency::{Error, Key, Verdict, ensure_isolated};
-/// # async fn charge(tx: &mut sqlx::PgConnection, key: &Key, amount: i64) -> Result<(), Error> {
-/// let answer = ensure_isolated(tx, key, &amount, async |conn| -> Result<_, Error> {
-///     sqlx::query("update accounts set balance = balance - $1").bind(amount).execute(&mut *conn).await?;
-///     let left: i64 = sqlx::query_scalar("select min(balance) from accounts").fetch_one(conn).await?;
-///     Ok(if left < 0 { Verdict::Undo("insufficient funds".to_owned()) } else { Verdict::Keep("paid".to_owned()) })
-/// })
-/// .await?;
-/// # let _ = answer; Ok(())
-/// # }
-/// ```
-///
-/// # Errors and cancellation
-///
-/// As [`ensure_idempotent`].
-pub async fn ensure_isolated<T, E, B, F>(
-    conn: &mut PgConnection,
-    key: &Key,
-    body: &B,
-    perform: F,
-) -> Result<Outcome<T>, E>
-where
-    T: Serialize + DeserializeOwned,
-    B: Body + ?Sized,
-    E: From<Error>,
-    F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
-{
-    Idempotency::new().ensure_isolated(conn, key, body, perform).await
-}
-
 impl Idempotency {
     /// [`ensure_idempotent`] with these options.
     ///
@@ -172,7 +134,25 @@ impl Idempotency {
         observed(span, key, async |watch| self.call(key, body, false)?.ensure(conn, watch, perform).await).await
     }
 
-    /// [`ensure_isolated`] with these options.
+    /// [`ensure`](Self::ensure) with `perform` behind a savepoint, so that the caller's transaction survives a failure.
+    ///
+    /// An error of `perform` undoes only what `perform` wrote, and releases the key for the next caller. The transaction
+    /// stays usable, and the caller may commit it. [`Verdict::Undo`] undoes the writes too, but *stores* the response: a
+    /// failure that every retry should get. This function takes two more round trips than [`ensure`](Self::ensure), or
+    /// four more for an `Undo`.
+    ///
+    /// ```no_run
+    /// # use pg_idempotency::{Error, Idempotency, Key, Verdict};
+    /// # async fn charge(tx: &mut sqlx::PgConnection, key: &Key, amount: i64) -> Result<(), Error> {
+    /// let perform = async |conn: &mut sqlx::PgConnection| -> Result<_, Error> {
+    ///     sqlx::query("update accounts set balance = balance - $1").bind(amount).execute(&mut *conn).await?;
+    ///     let left: i64 = sqlx::query_scalar("select min(balance) from accounts").fetch_one(conn).await?;
+    ///     Ok(if left < 0 { Verdict::Undo("insufficient funds".to_owned()) } else { Verdict::Keep("paid".to_owned()) })
+    /// };
+    /// let answer = Idempotency::new().ensure_isolated(tx, key, &amount, perform).await?;
+    /// # let _ = answer; Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors and cancellation
     ///

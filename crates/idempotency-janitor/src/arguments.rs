@@ -44,7 +44,8 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Lists the keys that wait for an operator, the oldest claim first; exits with 3 if there are any
+    /// Lists the keys that wait for a person (exhausted ones only with --max-attempts), the oldest claim first; exits with
+    /// 3 if there are any
     Unsettled(Unsettled),
     /// Shows the record of a key and its steps, with their downstream keys, and without the results of the steps
     Show {
@@ -175,7 +176,8 @@ pub(crate) struct ConsoleOptions {
     /// The service's own limit: the console also lists records that lapsed or were released after that many attempts
     #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
     pub(crate) max_attempts: Option<NonZeroU32>,
-    /// The console also lists what has lapsed or been released, and what nobody has claimed again for this time
+    /// The console also lists operations that have lapsed or were released, and that nobody has claimed again for this
+    /// time
     #[arg(long, env = "IDEMPOTENCY_ABANDONED_FOR", default_value = "1h", value_parser = duration)]
     pub(crate) abandoned_for: Duration,
     /// How long an expired record may wait for its sweep before the console reports it
@@ -204,8 +206,8 @@ pub(crate) struct Unsettled {
     /// The service's own limit: list also what has lapsed or been released after as many attempts
     #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
     pub(crate) max_attempts: Option<NonZeroU32>,
-    /// List also what has lapsed or been released, and what nobody has claimed again for this time (1h): it may have taken
-    /// effect
+    /// List also operations that have lapsed or were released, and that nobody has claimed again for this time, such as
+    /// 1h: they may have taken effect
     #[arg(long, env = "IDEMPOTENCY_ABANDONED_FOR", value_parser = duration)]
     pub(crate) abandoned_for: Option<Duration>,
     /// As JSON

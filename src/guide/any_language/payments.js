@@ -45,7 +45,9 @@ async function inTransaction(work) {
 const server = http.createServer(async (request, response) => {
   let answer = { status: 400, body: "X-User-ID and Idempotency-Key are required" };
   // A real service takes the user from the verified token.
-  const key = [request.headers["x-user-id"], "POST /payments", request.headers["idempotency-key"]];
+  // A client may send the key in quotes or without them (RFC 9651): both are one key.
+  const named = /^("?)([^"\\]+)\1$/.exec(request.headers["idempotency-key"]);
+  const key = [request.headers["x-user-id"], "POST /payments", named?.[2]];
   try {
     const body = await buffer(request);
     if (key.every(Boolean)) answer = await inTransaction((client) => pay(client, key, request, body));

@@ -9,6 +9,8 @@ from fastapi import FastAPI, Header, Request, Response
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 pool = AsyncConnectionPool(os.environ["DATABASE_URL"], open=False, min_size=1, max_size=20, timeout=5)
+# A client may send the key in quotes or without them (RFC 9651): both are one key.
+KEY = Header(pattern=r'^"?[^"\\]+"?$')
 PROBLEMS = {"in_flight": 409, "key_reused": 422, "indeterminate": 409}
 
 
@@ -22,10 +24,10 @@ app = FastAPI(lifespan=lifespan)
 
 
 @app.post("/payments")
-async def pay(request: Request, idempotency_key: str = Header(), x_user_id: str = Header()):
+async def pay(request: Request, idempotency_key: str = KEY, x_user_id: str = Header()):
     body = await request.body()
     # A real service takes the user from the verified token.
-    key = {"scope": x_user_id, "operation": "POST /payments", "value": idempotency_key}
+    key = {"scope": x_user_id, "operation": "POST /payments", "value": idempotency_key.strip('"')}
     # The path as the client has sent it: request.url.path is decoded.
     query = request.scope["query_string"]
     target = request.scope["raw_path"] + (b"?" + query if query else b"")

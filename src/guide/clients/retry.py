@@ -24,6 +24,6 @@ def send(url, key, body):
 
 def is_retryable(status, text):
     try:
-        return status in (408, 429, 502, 503, 504) or json.loads(text)["retryable"] is True
+        return status in (408, 425, 429, 502, 503, 504) or json.loads(text)["retryable"] is True
     except (ValueError, LookupError, TypeError):
         return False

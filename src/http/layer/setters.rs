@@ -191,8 +191,8 @@ impl IdempotencyLayer {
     /// Raise the limit for a leased layer whose handlers wait for other services, without a connection.
     ///
     /// A replay counts as a run, and so does a duplicate that waits for a request of another process. A duplicate that
-    /// waits for a request of this process does not: it ends with its client. All requests of one key that do not perform
-    /// have at most half of the places, if there are two.
+    /// waits for a request of this process does not: it ends with its client. The requests of one key that do not perform
+    /// have at most as many places as the pool has connections, and at most half of all places, but at least one.
     pub fn with_max_runs(self, runs: usize) -> Self {
         Self { max_runs: runs, ..self }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::{Marked, mark, mark_many};
-use pg_idempotency::{Error, Idempotency, OnEscape, Verdict, ensure_idempotent, ensure_isolated, protect};
+use pg_idempotency::{Error, Idempotency, OnEscape, Verdict, ensure_idempotent, protect};
 use sqlx::{Acquire as _, Executor as _, PgConnection, PgPool};
 
 use crate::support::{WAYS, key};
@@ -109,7 +109,7 @@ async fn a_claim_that_is_undone_permits_no_write(pool: PgPool) -> anyhow::Result
 
     let mut tx = pool.begin().await?;
     let failing = async |_: &mut PgConnection| Err::<Verdict<i32>, Error>(Error::LeaseLost);
-    ensure_isolated(&mut tx, &key("released"), "body", failing).await.expect_err("perform fails");
+    Idempotency::new().ensure_isolated(&mut tx, &key("released"), "body", failing).await.expect_err("perform fails");
     assert_refused(place(&mut *tx, 1).await);
     Ok(())
 }

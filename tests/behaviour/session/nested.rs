@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::testing::cancel_after;
-use pg_idempotency::{Error, Idempotency, Verdict, commit, ensure_idempotent, ensure_isolated};
+use pg_idempotency::{Error, Idempotency, Verdict, commit, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
@@ -132,10 +132,10 @@ async fn an_isolated_call_releases_the_key_and_leaves_the_callers_transaction_us
         leave_effect_and_forget(conn).await?;
         Ok(Verdict::Keep(1))
     };
-    let error = ensure_isolated(&mut tx, &key("a"), "body", perform).await.expect_err("forgotten");
+    let error = Idempotency::new().ensure_isolated(&mut tx, &key("a"), "body", perform).await.expect_err("forgotten");
     assert!(matches!(error, Error::NestedTransaction), "{error:?}");
     let perform = async |conn: &mut PgConnection| leave_effect(conn, "again").await.map(Verdict::Keep);
-    assert!(!ensure_isolated(&mut tx, &key("a"), "body", perform).await?.is_replayed());
+    assert!(!Idempotency::new().ensure_isolated(&mut tx, &key("a"), "body", perform).await?.is_replayed());
     commit(tx).await?;
     assert_eq!((effects(&other).await, records(&other).await), (1, 1));
     Ok(())

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::testing::cancel_after;
-use pg_idempotency::{Error, Verdict, ensure_idempotent, ensure_isolated};
+use pg_idempotency::{Error, Idempotency, Verdict, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool};
 
@@ -25,8 +25,9 @@ async fn a_connection_in_no_transaction_that_sqlx_counts_is_refused(pool: PgPool
         let key = key("a");
         let plain = ensure_idempotent(&mut conn, &key, "body", async |_| -> Result<i64, Error> { panic!() }).await;
         assert!(matches!(plain, Err(Error::NotInTransaction)), "{plain:?}");
-        let isolated =
-            ensure_isolated(&mut conn, &key, "body", async |_| -> Result<Verdict<i64>, Error> { panic!() }).await;
+        let isolated = Idempotency::new()
+            .ensure_isolated(&mut conn, &key, "body", async |_| -> Result<Verdict<i64>, Error> { panic!() })
+            .await;
         assert!(matches!(isolated, Err(Error::NotInTransaction)), "{isolated:?}");
     }
     conn.execute("commit").await?;

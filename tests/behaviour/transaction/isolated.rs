@@ -2,7 +2,7 @@
 
 use pg_idempotency::operator::State;
 use pg_idempotency::testing::cancel_after;
-use pg_idempotency::{Error, Idempotency, Verdict, ensure_idempotent, ensure_isolated};
+use pg_idempotency::{Error, Idempotency, Verdict, ensure_idempotent};
 use sqlx::{Executor as _, PgPool};
 
 use crate::support::{create_effects, create_open_effects, effects, key, leave_effect, once};
@@ -27,7 +27,7 @@ async fn undo_stores_the_response_without_the_writes(pool: PgPool) -> anyhow::Re
             };
             let outcome = if conn_in_transaction {
                 let mut tx = pool.begin().await?;
-                let outcome = ensure_isolated(&mut tx, &key, "body", perform).await?;
+                let outcome = Idempotency::new().ensure_isolated(&mut tx, &key, "body", perform).await?;
                 leave_effect(&mut tx, "the caller's own").await?;
                 tx.commit().await?;
                 outcome
@@ -49,13 +49,14 @@ async fn an_error_leaves_the_transaction_usable_and_the_key_released(pool: PgPoo
     for swallowed in [false, true] {
         let key = key(&swallowed.to_string());
         let mut tx = pool.begin().await?;
-        let error = ensure_isolated(&mut tx, &key, "body", async |conn| -> Result<Verdict<i64>, Failed> {
-            leave_effect(&mut *conn, "undone").await?;
-            conn.execute("select 1 / 0").await.expect_err("it aborts the transaction");
-            if swallowed { Ok(Verdict::Keep(1)) } else { Err(Failed::OnPurpose) }
-        })
-        .await
-        .expect_err("an error");
+        let error = Idempotency::new()
+            .ensure_isolated(&mut tx, &key, "body", async |conn| -> Result<Verdict<i64>, Failed> {
+                leave_effect(&mut *conn, "undone").await?;
+                conn.execute("select 1 / 0").await.expect_err("it aborts the transaction");
+                if swallowed { Ok(Verdict::Keep(1)) } else { Err(Failed::OnPurpose) }
+            })
+            .await
+            .expect_err("an error");
         assert_eq!(matches!(error, Failed::Idempotency(Error::TransactionAborted(_))), swallowed, "{error:?}");
         leave_effect(&mut tx, "the caller's own").await?;
         tx.commit().await?;
@@ -73,7 +74,10 @@ async fn an_error_leaves_the_transaction_usable_and_the_key_released(pool: PgPoo
 async fn a_released_key_can_be_claimed_again_in_the_same_transaction(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = pool.begin().await?;
-    ensure_isolated(&mut tx, &key("a"), "body", async |_| -> Result<Verdict<i64>, Failed> { Err(Failed::OnPurpose) })
+    Idempotency::new()
+        .ensure_isolated(&mut tx, &key("a"), "body", async |_| -> Result<Verdict<i64>, Failed> {
+            Err(Failed::OnPurpose)
+        })
         .await
         .expect_err("on purpose");
     let outcome =
@@ -111,15 +115,17 @@ async fn a_dropped_inner_call_does_not_catch_the_outer_undo(pool: PgPool) -> any
     for polls in 0..40 {
         let (outer, inner) = (key(&format!("outer {polls}")), key(&format!("inner {polls}")));
         let mut tx = pool.begin().await?;
-        let result = ensure_isolated(&mut tx, &outer, "body", async |conn| -> Result<Verdict<i64>, Failed> {
-            leave_effect(&mut *conn, "undone").await?;
-            let call = ensure_isolated(&mut *conn, &inner, "body", async |conn| -> Result<_, Error> {
-                Ok(Verdict::Keep(leave_effect(conn, "undone too").await?))
-            });
-            let _ = cancel_after(polls, Box::pin(call)).await;
-            Err(Failed::OnPurpose)
-        })
-        .await;
+        let result = Idempotency::new()
+            .ensure_isolated(&mut tx, &outer, "body", async |conn| -> Result<Verdict<i64>, Failed> {
+                leave_effect(&mut *conn, "undone").await?;
+                let call =
+                    Idempotency::new().ensure_isolated(&mut *conn, &inner, "body", async |conn| -> Result<_, Error> {
+                        Ok(Verdict::Keep(leave_effect(conn, "undone too").await?))
+                    });
+                let _ = cancel_after(polls, Box::pin(call)).await;
+                Err(Failed::OnPurpose)
+            })
+            .await;
         assert!(matches!(result, Err(Failed::OnPurpose)), "{polls} polls: {result:?}");
         tx.commit().await?;
         assert_eq!(effects(&pool).await, 0, "{polls} polls");
@@ -138,13 +144,14 @@ async fn a_dropped_inner_call_does_not_catch_the_outer_undo(pool: PgPool) -> any
 async fn a_stale_error_does_not_spoil_the_undo(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
     let mut tx = pool.begin().await?;
-    let result = ensure_isolated(&mut tx, &key("a"), "body", async |conn| -> Result<Verdict<i64>, Failed> {
-        leave_effect(&mut *conn, "undone").await?;
-        let failing = conn.execute("select 1 / (pg_sleep(0.05) is null)::int");
-        assert!(cancel_after(1, failing).await.is_none(), "it was under way");
-        Err(Failed::OnPurpose)
-    })
-    .await;
+    let result = Idempotency::new()
+        .ensure_isolated(&mut tx, &key("a"), "body", async |conn| -> Result<Verdict<i64>, Failed> {
+            leave_effect(&mut *conn, "undone").await?;
+            let failing = conn.execute("select 1 / (pg_sleep(0.05) is null)::int");
+            assert!(cancel_after(1, failing).await.is_none(), "it was under way");
+            Err(Failed::OnPurpose)
+        })
+        .await;
     assert!(matches!(result, Err(Failed::OnPurpose)), "{result:?}");
     leave_effect(&mut tx, "the caller's own").await?;
     tx.commit().await?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::mark::{Marked, mark, mark_many};
-use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, ensure_idempotent, ensure_isolated};
+use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection};
 
@@ -103,9 +103,13 @@ async fn an_isolated_call_takes_two_more_and_an_undo_four(
         proxy.take();
         let plain = ensure_idempotent(&mut tx, &keys[0], "body", async |_| Ok::<_, Error>(1)).await?;
         let plain_trips = proxy.take();
-        let kept = ensure_isolated(&mut tx, &keys[1], "body", async |_| Ok::<_, Error>(Verdict::Keep(1))).await?;
+        let kept = Idempotency::new()
+            .ensure_isolated(&mut tx, &keys[1], "body", async |_| Ok::<_, Error>(Verdict::Keep(1)))
+            .await?;
         let kept_trips = proxy.take();
-        let undone = ensure_isolated(&mut tx, &keys[2], "body", async |_| Ok::<_, Error>(Verdict::Undo(1))).await?;
+        let undone = Idempotency::new()
+            .ensure_isolated(&mut tx, &keys[2], "body", async |_| Ok::<_, Error>(Verdict::Undo(1)))
+            .await?;
         let undone_trips = proxy.take();
         assert!(![plain, kept, undone].iter().any(pg_idempotency::Outcome::is_replayed));
         // The first round prepares the statements.

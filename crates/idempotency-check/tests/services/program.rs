@@ -107,8 +107,8 @@ impl Service {
         Ok(child)
     }
 
-    /// Sends these requests to the service, which is given a database of its own. Each is a body for a target, under a
-    /// key. Returns the fingerprint of each record.
+    /// Sends these requests to the service, which is given a database of its own, and each again with its key in quotes.
+    /// Each is a body for a target, under a key. Returns the fingerprint of each record.
     pub(crate) async fn fingerprints(&self, requests: &[(String, &str, &str)]) -> anyhow::Result<Vec<Vec<u8>>> {
         let database = Database::create(self.tables.unwrap_or_default()).await?;
         let mut child = self.start(&database).await?;
@@ -117,6 +117,9 @@ impl Service {
             for (key, target, body) in requests {
                 let answer = self.post(key, target, body).await?;
                 ensure!(answer.starts_with("HTTP/1.1 201 "), "{}: {target}: {answer}", self.name);
+                // The layer takes a key in quotes and one without them for the same key, so the record is there.
+                let quoted = self.post(&format!("\"{key}\""), target, body).await?;
+                ensure!(quoted.lines().last() == answer.lines().last(), "{}: {answer}, then {quoted}", self.name);
                 stored.push(database.fingerprint(key).await?);
             }
             anyhow::Ok(stored)
