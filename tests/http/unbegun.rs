@@ -8,10 +8,10 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::lease::{Lease, Policy};
+use rig::proxy::Proxy;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::proxy::Proxy;
 use crate::support::{leased, post_to, until};
 
 const LEASE: Duration = Duration::from_secs(60);
