@@ -3,9 +3,6 @@
 //! A binary of its own: `tracing` remembers that nobody listens to a call when it is first made in a thread without a
 //! listener, as those of the other tests are.
 
-#[path = "support/strict.rs"]
-mod strict;
-
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
@@ -14,6 +11,7 @@ use std::time::Duration;
 use pg_idempotency::lease::{Acquired, Leasing, Policy, ensure_leased};
 use pg_idempotency::mark::{Marked, mark, mark_many};
 use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, RoundTrips, Verdict, ensure_idempotent};
+use rig::strict;
 use sqlx::PgPool;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};

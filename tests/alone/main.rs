@@ -1,8 +1,6 @@
 //! Tests that need the server to themselves: one uses all there is of the machine, the other counts WAL. They take turns; the
 //! tests of other binaries do not run beside them.
 
-#[path = "../support/strict.rs"]
-mod strict;
 #[allow(dead_code, unused_imports, reason = "made for the tests of behaviour; these need little of it")]
 #[path = "../behaviour/support.rs"]
 mod support;
@@ -10,6 +8,7 @@ mod support;
 mod purge_races;
 mod wal;
 
+use rig::strict;
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Until this value is dropped, no other test of this binary does its work.

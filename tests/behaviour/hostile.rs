@@ -6,11 +6,11 @@ use std::time::Duration;
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, Idempotency, ensure_idempotent, operator};
+use rig::database::backend;
+use rig::fixture::Fixture;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
-use crate::backend::backend;
-use crate::fixture::Fixture;
 use crate::lease::steps::{Kind, acquired};
 use crate::support::{
     DEPLOYMENTS, WAYS, connect, create_effects, janitor, key, leave_effect, records, waiting, wide_pool,

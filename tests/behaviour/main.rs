@@ -1,17 +1,5 @@
 //! What the crate promises, on a real PostgreSQL: one behaviour per test, one theme per file, in folders with the names of those in `src`.
 
-#[path = "../support/backend.rs"]
-mod backend;
-#[path = "../support/fixture.rs"]
-#[allow(dead_code, reason = "the other tests use more of it")]
-mod fixture;
-#[path = "../support/functions.rs"]
-mod functions;
-#[path = "../support/proxy.rs"]
-#[allow(dead_code, reason = "the other tests use more of it")]
-mod proxy;
-#[path = "../support/strict.rs"]
-mod strict;
 mod support;
 
 mod cancellation;
@@ -100,3 +88,5 @@ mod testing {
     mod assertions;
     mod time;
 }
+
+use rig::strict;

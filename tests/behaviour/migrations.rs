@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use pg_idempotency::operator::health;
 use pg_idempotency::{Error, MIGRATOR, migrate, schema_sql};
+use rig::database::backend;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
-use crate::backend::backend;
 use crate::support::{WAYS, connect, create_open_effects, once, wide_pool};
 
 async fn works(pool: &PgPool) {

@@ -1,8 +1,8 @@
 //! `migrations/partitions.sql`: what it keeps of the table, and what it refuses to lose.
 
+use rig::database::backend;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
-use crate::backend::backend;
 use crate::support::{connect, create_effects, key, once, records};
 
 const PARTITIONS: &str = include_str!("../../migrations/partitions.sql");

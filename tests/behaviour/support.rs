@@ -1,15 +1,12 @@
 //! What several tests need: effects to count, and connections. What users need too is in `testing`.
 
-#[path = "../support/database.rs"]
-mod database;
-
 use std::time::Duration;
 
 use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Janitor, Key, OnEscape, Outcome, RoundTrips, protect};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-pub(crate) use database::{effects, outside, records, until};
+pub(crate) use rig::database::{effects, outside, records, until};
 
 pub(crate) fn key(value: &str) -> Key {
     Key::new("tenant", "operation", value).expect("a valid key")

@@ -6,9 +6,9 @@ use pg_idempotency::lease::{Acquired, LeaseOwner, Leasing, Policy};
 use pg_idempotency::operator::{release, resolve};
 use pg_idempotency::testing;
 use pg_idempotency::{Error, Key};
+use rig::fixture::Fixture;
 use sqlx::PgPool;
 
-use crate::fixture::Fixture;
 use crate::{DISTRIBUTED, citus, citus_alone, key, options};
 
 const LEASE: Duration = Duration::from_secs(40);

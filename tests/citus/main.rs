@@ -2,9 +2,6 @@
 //! names. Without it each test says that it is skipped. `script/prove --citus` runs them.
 
 mod deadlocks;
-#[path = "../support/fixture.rs"]
-#[allow(dead_code, reason = "the other tests use more of it")]
-mod fixture;
 mod leases;
 mod marks;
 mod operators;

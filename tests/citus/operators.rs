@@ -6,10 +6,10 @@ use std::time::Duration;
 use pg_idempotency::lease::Policy;
 use pg_idempotency::operator::{self, Warning};
 use pg_idempotency::{Error, Janitor, distribute, migrate};
+use rig::fixture::Fixture;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
-use crate::fixture::Fixture;
 use crate::{citus_alone, key, options};
 
 const LEASE: Duration = Duration::from_secs(40);

@@ -13,11 +13,11 @@ use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, NoTransaction
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::Marking;
 use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, migrate};
+use rig::fixture::Fixture;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 use tower::ServiceExt as _;
 
-use crate::fixture::Fixture;
 use crate::{citus_alone, key, options};
 
 const PLAIN: Deployment = Deployment::new().with_distributed(false);

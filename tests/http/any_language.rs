@@ -6,10 +6,10 @@ use axum::http::{StatusCode, header};
 use axum::routing::post;
 use pg_idempotency::http::IdempotentTx;
 use pg_idempotency::{Fingerprint, Key};
+use rig::functions::{complete, ensure};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
-use crate::functions::{complete, ensure};
 use crate::support::{app, create_effects, effects, post_to, transactional};
 
 /// What a caller in another language computes: the request as the client has sent it.

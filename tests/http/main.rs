@@ -8,14 +8,9 @@ mod cancellation;
 mod connections;
 mod failures;
 mod fingerprints;
-#[path = "../support/functions.rs"]
-mod functions;
 mod in_flight;
 mod leased;
 mod mistakes;
-#[path = "../support/proxy.rs"]
-#[allow(dead_code, reason = "the other tests use more of it")]
-mod proxy;
 mod reconciled;
 mod refused;
 mod replays;
@@ -27,8 +22,6 @@ mod settings;
 mod standards;
 mod steps;
 mod storms;
-#[path = "../support/strict.rs"]
-mod strict;
 mod support;
 mod tool_calls;
 mod traces;
@@ -36,3 +29,5 @@ mod transactional;
 mod unbegun;
 mod vanished;
 mod wire;
+
+use rig::strict;

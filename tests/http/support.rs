@@ -1,8 +1,5 @@
 //! A service whose effects are counted, and a client without a network.
 
-#[path = "../support/database.rs"]
-mod database;
-
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -21,7 +18,7 @@ use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tower::ServiceExt as _;
 
-pub(crate) use database::{effects, outside, records, until};
+pub(crate) use rig::database::{effects, outside, records, until};
 
 /// The table of effects has no unique constraint: only the layer prevents a second effect. On Citus an effect is in the
 /// shard of its key.

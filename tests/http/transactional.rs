@@ -6,10 +6,10 @@ use axum::routing::post;
 use pg_idempotency::Key;
 use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotentTx, NoTransaction};
+use rig::proxy::Proxy;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgPool, Row as _};
 
-use crate::proxy::Proxy;
 use crate::support::{
     app, create_effects, effects, insert, post_to, records, request, saving, send, transactional, until,
     until_nothing_is_open,

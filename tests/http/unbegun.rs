@@ -8,10 +8,11 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::lease::{Lease, Policy};
+use rig::database::until_blocked;
+use rig::proxy::Proxy;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::proxy::Proxy;
 use crate::support::{leased, post_to, until};
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -47,9 +48,7 @@ async fn after_a_claim_without_an_answer_a_retry_is_performed(pool: PgPool) -> a
             let app = app.clone();
             async move { post_to(&app, "/send", "key-1", "x").await }
         });
-        let held = "select count(*) = 1 from pg_stat_activity
-                    where datname = current_database() and wait_event_type = 'Lock'";
-        until(&pool, held).await;
+        until_blocked(&pool, 1).await?;
         proxy.cut_connections();
         let first = first.await?;
         assert_eq!((first.status, &*first.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"), "{policy:?}");

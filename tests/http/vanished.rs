@@ -10,11 +10,11 @@ use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Runs};
 use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::{Gate, PATIENCE};
+use rig::proxy::Proxy;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::time::timeout;
 
-use crate::proxy::Proxy;
 use crate::support::{
     Answer, app_without_layer, create_effects, effects, insert, leased, request, saving, send, stops_at,
     until_nothing_is_open,

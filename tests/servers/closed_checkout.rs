@@ -1,11 +1,11 @@
 //! The scripts in a checkout that other users cannot enter, and whose path has a space in it. PostgreSQL refuses to run
 //! as root, so a server that root starts is another user's, and has to find all that it reads elsewhere.
 
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
+use rig::child::Kept;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection as _, PgConnection};
 
@@ -24,16 +24,6 @@ impl Closed {
 impl Drop for Closed {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Ended by EOF, and waited for: then nothing of it is left.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        let _ = self.0.wait();
     }
 }
 
@@ -66,10 +56,8 @@ async fn a_server_of_a_checkout_that_its_user_cannot_enter_starts() -> anyhow::R
     let mut serving = Command::new(checkout.join("script/postgres"));
     serving.arg("serve").env("PG_BINDIR", bindir.trim_end_matches('\n'));
     serving.env("PG_PRELOAD", &preload).env("PG_FSYNC", "off");
-    let mut server = Server(serving.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?);
-    let mut url = String::new();
-    BufReader::new(server.0.stdout.take().expect("piped")).read_line(&mut url)?;
-    let options: PgConnectOptions = url.trim().parse()?;
+    let server = Kept::start(&mut serving)?;
+    let options: PgConnectOptions = server.said.parse()?;
     let directory = options.get_socket().expect("a server on a Unix socket").clone();
 
     let mut conn = PgConnection::connect_with(&options).await?;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use rig::proxy::Proxy;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool};
 
 use crate::alternatives::by_hand::ByHand;
 use crate::arguments::Arguments;
-use crate::proxy::Proxy;
 use crate::redis;
 use crate::setting::Setting;
 
@@ -97,8 +97,8 @@ impl Bench {
     }
 
     /// As [`Bench::plain`], through a proxy that counts round trips.
-    pub(crate) fn counted(&self) -> anyhow::Result<(Setting, Proxy)> {
-        self.plain().clone().counted()
+    pub(crate) async fn counted(&self) -> anyhow::Result<(Setting, Proxy)> {
+        self.plain().clone().counted().await
     }
 
     pub(crate) async fn create_database(&self, name: &str) -> anyhow::Result<PgConnection> {

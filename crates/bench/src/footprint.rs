@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use rig::proxy::Proxy;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection};
 
 use crate::bench::Bench;
 use crate::client::{Client, next_call};
-use crate::proxy::Proxy;
 use crate::results::{Row, Table, median, rounded};
 use crate::setting::Setting;
 use crate::way::Way;

@@ -1,11 +1,10 @@
 //! The parts of Redis that the comparison needs: a server that belongs to this run, and a client for it.
 
-use std::io::BufRead as _;
-use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
+use rig::child::Kept;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -17,9 +16,8 @@ pub(crate) enum Address {
 
 /// It has no persistence, so it is as fast as possible, and forgets every key when it restarts.
 pub(crate) struct Server {
-    /// Stops and removes the server when the pipe to it is closed, which even a SIGKILL of this program does.
-    _keeper: Child,
-    socket: PathBuf,
+    /// Stops and removes the server. It has said where its socket is.
+    keeper: Kept,
 }
 
 impl Server {
@@ -28,23 +26,12 @@ impl Server {
         let Some(program) = std::env::var_os("REDIS_SERVER").filter(|program| !program.is_empty()) else {
             return Ok(None);
         };
-        let mut keeper = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../script/redis"))
-            .arg("serve")
-            .arg(program)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .context("script/redis")?;
-        let mut socket = String::new();
-        let said = keeper.stdout.take().context("piped")?;
-        std::io::BufReader::new(said).read_line(&mut socket)?;
-        anyhow::ensure!(!socket.is_empty(), "redis-server did not start, for the reason above");
-        Ok(Some(Self { _keeper: keeper, socket: socket.trim_end().into() }))
+        let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../script/redis"));
+        Ok(Some(Self { keeper: Kept::start(command.arg("serve").arg(program))? }))
     }
 
     pub(crate) fn address(&self) -> Address {
-        Address::Socket(self.socket.clone())
+        Address::Socket(PathBuf::from(&self.keeper.said))
     }
 }
 

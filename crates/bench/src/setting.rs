@@ -1,12 +1,13 @@
 //! How the server is reached, and how durable its commits are.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
+use rig::proxy::{Proxy, through};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::proxy::Proxy;
+use crate::delay;
 use crate::redis::Address;
 use crate::results::{NOT_DURABLE, SOCKET};
 
@@ -21,25 +22,23 @@ pub(crate) struct Setting {
 impl Setting {
     /// On the Unix socket.
     pub(crate) fn local(server: &PgConnectOptions, redis: Option<&Address>, synchronous: bool) -> Self {
-        let value = if synchronous { "on" } else { "off" };
-        let server = server.clone().options([("synchronous_commit", value)]);
-        Self { synchronous, rtt: None, server, redis: redis.cloned() }
+        Self { synchronous, rtt: None, server: with_commits(server.clone(), synchronous), redis: redis.cloned() }
     }
 
     /// The same, with each round trip this much longer.
     pub(crate) fn far(self, rtt: Duration) -> anyhow::Result<Self> {
-        let server = through(&self.server, Proxy::delaying(&socket(&self.server)?, rtt)?.port);
+        let server = through(&self.server, delay::before(&socket(&self.server)?, rtt)?);
         let redis = match self.redis {
-            Some(Address::Socket(path)) => Some(Address::Port(Proxy::delaying(&path, rtt)?.port)),
+            Some(Address::Socket(path)) => Some(Address::Port(delay::before(&path, rtt)?)),
             other => other,
         };
-        Ok(Self { server, redis, rtt: Some(rtt), ..self })
+        Ok(Self { server: with_commits(server, self.synchronous), redis, rtt: Some(rtt), ..self })
     }
 
     /// The same, with the round trips counted.
-    pub(crate) fn counted(self) -> anyhow::Result<(Self, Proxy)> {
-        let proxy = Proxy::counting(&socket(&self.server)?)?;
-        Ok((Self { server: through(&self.server, proxy.port), ..self }, proxy))
+    pub(crate) async fn counted(self) -> anyhow::Result<(Self, Proxy)> {
+        let proxy = Proxy::before(&self.server).await?;
+        Ok((Self { server: with_commits(proxy.options.clone(), self.synchronous), ..self }, proxy))
     }
 
     /// The column of the setting in the tables.
@@ -73,20 +72,12 @@ impl Setting {
     }
 }
 
-fn socket(server: &PgConnectOptions) -> anyhow::Result<std::path::PathBuf> {
-    let directory: &Path =
+fn socket(server: &PgConnectOptions) -> anyhow::Result<PathBuf> {
+    let directory =
         server.get_socket().ok_or_else(|| anyhow::anyhow!("DATABASE_URL names no Unix socket; run script/bench"))?;
     Ok(directory.join(format!(".s.PGSQL.{}", server.get_port())))
 }
 
-fn through(server: &PgConnectOptions, port: u16) -> PgConnectOptions {
-    let options = server.get_options().map(str::to_owned).unwrap_or_default();
-    let synchronous = if options.contains("synchronous_commit=off") { "off" } else { "on" };
-    PgConnectOptions::new_without_pgpass()
-        .host("127.0.0.1")
-        .port(port)
-        .username(server.get_username())
-        .database(server.get_database().unwrap_or("postgres"))
-        .ssl_mode(PgSslMode::Disable)
-        .options([("synchronous_commit", synchronous)])
+fn with_commits(server: PgConnectOptions, synchronous: bool) -> PgConnectOptions {
+    server.options([("synchronous_commit", if synchronous { "on" } else { "off" })])
 }

@@ -1,15 +1,14 @@
 //! A PostgreSQL of the suite's own, with fsync on, which can be killed and started again. It ends when this process ends,
 //! also by SIGKILL, because `script/postgres` has the other end of a pipe.
 
-use std::io::Write as _;
 use std::net::TcpListener;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use rig::child::Kept;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use tokio::time::sleep;
@@ -18,7 +17,7 @@ use tokio::time::sleep;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Cluster {
-    keeper: Mutex<Child>,
+    keeper: Mutex<Kept>,
     directory: PathBuf,
     /// The way to the database `postgres`, which no scenario uses.
     options: PgConnectOptions,
@@ -27,21 +26,9 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// `environment` is added to the server's own, such as another clock.
     pub(crate) async fn start(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
-        // In a group of its own, so that Ctrl-C ends only the suite, which closes the pipe.
-        let mut keeper = Command::new(root().join("script/postgres"))
-            .arg("serve")
-            .envs(environment.iter().copied())
-            .env_remove("PG_FSYNC")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .context("script/postgres does not run")?;
-        let mut url = String::new();
-        let output = keeper.stdout.take().context("piped")?;
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut url)?;
-        ensure!(!url.is_empty(), "script/postgres gives no server, for the reason above");
-        let options: PgConnectOptions = url.trim().parse()?;
+        let mut command = Command::new(root().join("script/postgres"));
+        let keeper = Kept::start(command.arg("serve").envs(environment.iter().copied()).env_remove("PG_FSYNC"))?;
+        let options: PgConnectOptions = keeper.said.parse()?;
         let directory = options.get_socket().context("a server on a Unix socket")?.clone();
         let cluster = Self { keeper: Mutex::new(keeper), directory, options };
         // The WAL writer writes asynchronous commits. It does so late, so that a mistake shows.
@@ -89,10 +76,7 @@ impl Cluster {
 
     /// Starts a server that was killed, and waits until it answers.
     pub(crate) async fn start_again(&self) -> anyhow::Result<()> {
-        {
-            let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
-            keeper.stdin.as_mut().context("piped")?.write_all(b"start\n")?;
-        }
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner).tell("start")?;
         self.answers().await
     }
 
@@ -106,14 +90,6 @@ impl Cluster {
                 Err(_) => sleep(Duration::from_millis(20)).await,
             }
         }
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let keeper = self.keeper.get_mut().unwrap_or_else(PoisonError::into_inner);
-        drop(keeper.stdin.take());
-        let _ = keeper.wait();
     }
 }
 

@@ -2,11 +2,11 @@
 //! keeper ends every process that works in the directory, and removes it.
 
 use std::os::unix::fs::chown;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
+use rig::child::Kept;
 
 /// Waits for EOF on its standard input, whose other end the suite has. Patroni ends first, because it would start a
 /// server again; an immediate shutdown of the servers removes their shared memory.
@@ -42,7 +42,7 @@ const KEEPER: &str = r#"
 "#;
 
 pub(crate) struct Keeper {
-    process: Child,
+    _process: Kept,
     directory: PathBuf,
     user: Option<User>,
 }
@@ -53,17 +53,8 @@ impl Keeper {
         // In /tmp, because the path of a Unix socket must stay below about 104 bytes.
         let made = Command::new("mktemp").args(["-d", "/tmp/pgi-servers.XXXXXX"]).output()?;
         let directory = PathBuf::from(String::from_utf8(made.stdout)?.trim());
-        let process = Command::new("sh")
-            .args(["-c", KEEPER])
-            .env("DIRECTORY", &directory)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .process_group(0)
-            .spawn()?;
-        let mut keeper = Self { process, directory, user };
-        let mut ready = String::new();
-        let output = keeper.process.stdout.take().context("piped")?;
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut ready)?;
+        let process = Kept::start(Command::new("sh").args(["-c", KEEPER]).env("DIRECTORY", &directory))?;
+        let keeper = Self { _process: process, directory, user };
         if let Some(User { uid, gid }) = user {
             chown(&keeper.directory, Some(uid), Some(gid))?;
         }
@@ -78,13 +69,6 @@ impl Keeper {
             chown(&directory, Some(uid), Some(gid))?;
         }
         Ok(directory)
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        drop(self.process.stdin.take());
-        let _ = self.process.wait();
     }
 }
 

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use idempotency_check::wire::{Address, Entrance, Flow, Message, Tap, relay};
+use rig::proxy::through;
 use sqlx::postgres::PgConnectOptions;
 use tokio::time::sleep;
 
-use crate::cluster::on_port;
 use crate::random::Random;
 use crate::world::World;
 
@@ -58,10 +58,7 @@ impl Proxy {
             }
         })
         .await?;
-        let options = on_port(entrance.port())
-            .username(world.options.get_username())
-            .database(world.options.get_database().unwrap_or("postgres"));
-        Ok(Self { options, cuts, _entrance: entrance })
+        Ok(Self { options: through(&world.options, entrance.port()), cuts, _entrance: entrance })
     }
 
     pub(crate) fn cut(&self, cuts: bool) {

@@ -1,12 +1,13 @@
 //! Callers in processes of their own, which a scenario can kill or suspend at any moment. A process is this binary, and
 //! prints the history of its calls line by line.
 
+use std::env;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{env, io, process, thread};
 
 use anyhow::{Context as _, bail};
+use rig::child::exit_with_parent;
 use serde::{Deserialize, Serialize};
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
@@ -50,7 +51,7 @@ fn way(leased: Option<Leased>) -> Way {
 /// Makes calls if this process is a worker. `false` means that it is not one.
 pub(crate) async fn run() -> anyhow::Result<bool> {
     let Ok(orders) = env::var(ORDERS) else { return Ok(false) };
-    end_with_parent();
+    exit_with_parent();
     let orders: Orders = serde_json::from_str(&orders)?;
     let (url, window) = (orders.url.parse()?, orders.window);
     let world = World::of_worker(url, orders.mutant, orders.seed, window, orders.prefix);
@@ -58,15 +59,6 @@ pub(crate) async fn run() -> anyhow::Result<bool> {
     let pool = pool(&world.options, u32::try_from(4 * CALLERS)?);
     Callers::start(&world, way(orders.leased), pool, &format!("{}.", orders.name), CALLERS).end().await?;
     Ok(true)
-}
-
-/// The parent has the other end of standard input. The kernel closes it when the parent ends, also by SIGKILL.
-fn end_with_parent() {
-    // A plain thread: the runtime would wait for a blocked read of its own before it lets the process end.
-    thread::spawn(|| {
-        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-        process::exit(1);
-    });
 }
 
 struct Worker {

@@ -3,12 +3,13 @@
 use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{self, Command, ExitCode};
+use std::process::{Command, ExitCode};
 use std::time::Duration;
-use std::{env, io, thread};
+use std::{env, io};
 
 use anyhow::Context as _;
 use axum::Router;
+use rig::child::exit_with_parent;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
@@ -110,14 +111,4 @@ fn on_a_temporary_server() -> anyhow::Error {
     };
     let error = exec().unwrap_or_else(|error| error);
     anyhow::Error::new(error).context(format!("DATABASE_URL is not set, and {} did not run", with_postgres.display()))
-}
-
-/// Ends this process with its parent, which holds the other end of stdin. The kernel closes that end however the parent
-/// dies, also by SIGKILL.
-fn exit_with_parent() {
-    // A plain thread: the runtime would wait for a blocked read of its own before it lets the process end.
-    thread::spawn(|| {
-        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-        process::exit(1);
-    });
 }

@@ -12,10 +12,10 @@ use pg_idempotency::mark::{Marked, Marking};
 use pg_idempotency::operator::{release, resolve, resolve_step};
 use pg_idempotency::testing;
 use pg_idempotency::{Error, Fingerprint, Idempotency, InFlight, Janitor, Key, Mode, Outcome, Verdict, operator};
+use rig::fixture::Fixture;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, PgTransaction};
 
 pub(crate) use self::layer::{request, request_leased, request_without_key};
-use crate::fixture::Fixture;
 use crate::wire::Board;
 use crate::words::{cause, letter};
 

@@ -3,9 +3,6 @@
 mod actors;
 mod edits;
 mod explore;
-#[path = "../../../tests/support/fixture.rs"]
-#[allow(dead_code, reason = "the tests use more of it")]
-mod fixture;
 mod mutants;
 mod record;
 mod scenarios;

@@ -4,11 +4,11 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use pg_idempotency::{Fingerprint, Idempotency, InFlight, Outcome, ensure_idempotent};
+use rig::database::until_blocked;
+use rig::functions::{complete, ensure};
 use serde_json::Value;
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::backend::until_blocked;
-use crate::functions::{complete, ensure};
 use crate::support::{connect, create_effects, effects, expire_in, key, leave_effect, records};
 
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";

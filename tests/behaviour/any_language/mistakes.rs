@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use pg_idempotency::Fingerprint;
 use pg_idempotency::mark::{Marked, mark};
+use rig::functions::{complete, ensure};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
-use crate::functions::{complete, ensure};
 use crate::support::{connect, create_open_effects, effects, expire_in, key, leave_effect, records};
 
 const NOTHING: (Option<i32>, Option<&str>, Option<&[u8]>) = (None, None, None);

@@ -1,8 +1,8 @@
 //! Who may call the SQL functions, and how a client role calls them through two functions of the service.
 
+use rig::database::backend;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, Row as _};
 
-use crate::backend::backend;
 use crate::support::{connect, records};
 
 /// The SQL of the guide's page, with roles of this test.

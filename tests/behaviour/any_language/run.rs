@@ -1,9 +1,9 @@
 //! `idempotency.run`: the claim, the effect and the completion in one statement.
 
 use pg_idempotency::Fingerprint;
+use rig::database::{backend, until_blocked};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgExecutor, PgPool};
 
-use crate::backend::{backend, until_blocked};
 use crate::support::{connect, create_effects, effects, records};
 
 /// The row of `idempotency.run`, with the headers as text.

@@ -3,13 +3,13 @@
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::{Error, Fingerprint, Key};
+use rig::database::until_blocked;
+use rig::functions;
 use sqlx::{PgConnection, PgPool};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::doors::Door;
-use crate::backend::until_blocked;
-use crate::functions;
 use crate::support::{DEPLOYMENTS, WAYS, janitor, key, outside};
 
 const MODES: [&str; 5] = ["transaction", "at_least_once", "at_most_once", "in_steps", "mark"];

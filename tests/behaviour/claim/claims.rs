@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use pg_idempotency::testing::{Gate, cancel_after};
 use pg_idempotency::{Error, Idempotency, Mode, Outcome, ensure_idempotent};
+use rig::database::until_blocked;
+use rig::fixture::Fixture;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgConnection, PgPool};
 
-use crate::backend::until_blocked;
-use crate::fixture::Fixture;
 use crate::support::{
     clear, create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting, waiting,
     wide_pool,

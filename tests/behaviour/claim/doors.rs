@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use pg_idempotency::{Error, Fingerprint, Idempotency, InFlight, Key, Outcome};
+use rig::functions;
 use sqlx::PgConnection;
 
 use super::answers::{Expected, State};
-use crate::functions;
 use crate::support::DEPLOYMENTS;
 
 const FIVE_SECONDS: InFlight = InFlight::Wait(Duration::from_secs(5));

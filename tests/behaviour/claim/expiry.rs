@@ -5,9 +5,9 @@ use std::time::Duration;
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
 use pg_idempotency::{Error, Idempotency, InFlight, Janitor, ensure_idempotent};
+use rig::database::until_blocked;
 use sqlx::PgPool;
 
-use crate::backend::until_blocked;
 use crate::support::{WAYS, create_effects, effects, key, leave_effect, once};
 
 /// Both sides of the edge, in one transaction whose `statement_timestamp()` moves on: never replayed past the end,

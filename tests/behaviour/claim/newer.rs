@@ -6,9 +6,9 @@ use std::time::Duration;
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::{mark, mark_many};
 use pg_idempotency::{Error, Fingerprint, Idempotency, Key};
+use rig::functions;
 use sqlx::{PgConnection, PgPool};
 
-use crate::functions;
 use crate::support::key;
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 use pg_idempotency::lease::{Lease, Leasing, Policy, Resumer};
 use pg_idempotency::testing::PATIENCE;
 use pg_idempotency::{Error, Janitor};
+use rig::proxy::Proxy;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
-
-use crate::proxy::Proxy;
 
 /// With one place, which a connection that never answers would keep.
 async fn behind(server: &PgConnectOptions) -> anyhow::Result<(Proxy, PgPool)> {

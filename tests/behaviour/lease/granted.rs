@@ -7,9 +7,9 @@ use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::operator::{Shown, State, grant_attempt, release, resolve, show, unsettled};
 use pg_idempotency::testing::{expire, lapse};
 use pg_idempotency::{Error, Key};
+use rig::fixture::Fixture;
 use sqlx::PgPool;
 
-use crate::fixture::Fixture;
 use crate::lease::leases::{AT_LEAST_ONCE, AT_MOST_ONCE};
 use crate::lease::steps::IN_STEPS;
 use crate::support::key;

@@ -7,9 +7,9 @@ use pg_idempotency::lease::{Acquired, Lease, Leasing};
 use pg_idempotency::operator::{State, release, release_step, resolve, resolve_step, show, unsettled};
 use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, InvalidStep};
+use rig::fixture::Fixture;
 use sqlx::{Executor as _, PgPool};
 
-use crate::fixture::Fixture;
 use crate::lease::leases::WorkError;
 use crate::lease::steps::{IN_STEPS, Kind, acquire, acquired, after_a_crash, assert_indeterminate};
 use crate::support::key;

@@ -6,15 +6,15 @@ use std::time::Duration;
 use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy};
 use pg_idempotency::testing::{PATIENCE, cancel_after, lapse};
 use pg_idempotency::{Error, InvalidStep};
+use rig::database::until_blocked;
+use rig::proxy::Proxy;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool};
 use tokio::time::timeout;
 
-use crate::backend::until_blocked;
 use crate::lease::leases::{self, WorkError};
-use crate::proxy::Proxy;
 use crate::support::{create_effects, effects, key, leave_effect, outside, wide_pool};
 
 const LEASE: Duration = Duration::from_secs(40);

@@ -9,16 +9,16 @@ use pg_idempotency::lease::{Lease, Leasing, Policy};
 use pg_idempotency::operator::{Shown, State, grant_attempt, show};
 use pg_idempotency::testing::PATIENCE;
 use pg_idempotency::{Error, Outcome};
+use rig::database::until_blocked;
+use rig::proxy::Proxy;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::backend::until_blocked;
 use crate::lease::leases::{AT_LEAST_ONCE, AT_MOST_ONCE, WorkError};
 use crate::lease::steps::IN_STEPS;
-use crate::proxy::Proxy;
 use crate::support::{key, records, until, wide_pool};
 
 const POLICIES: [Policy; 3] = [AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS];

@@ -6,12 +6,12 @@ use std::time::Duration;
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::testing::{PATIENCE, lapse};
 use pg_idempotency::{Error, Outcome};
+use rig::proxy::Proxy;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::time::timeout;
 
 use crate::lease::leases::{WorkError, acquired};
-use crate::proxy::Proxy;
 use crate::support::{key, wide_pool};
 
 /// Long enough for a claim on a busy machine.

@@ -6,10 +6,10 @@ use std::time::Duration;
 use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
 use pg_idempotency::testing::expire;
 use pg_idempotency::{Error, InFlight, Key};
+use rig::fixture::Fixture;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::fixture::Fixture;
 use crate::lease::steps::IN_STEPS;
 use crate::support::{DEPLOYMENTS, connect, key, setting, wide_pool};
 

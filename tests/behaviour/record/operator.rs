@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use pg_idempotency::operator;
 use pg_idempotency::{Error, Idempotency, Key, Mode, Outcome, lease};
+use rig::fixture::Fixture;
 use sqlx::PgPool;
-
-use crate::fixture::Fixture;
 
 const AT_LEAST_ONCE: lease::Policy = lease::Policy::AtLeastOnce { lease: Duration::from_secs(40) };
 

@@ -6,9 +6,9 @@ use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::mark::{Marked, mark, mark_many};
 use pg_idempotency::operator::{forget, health, release, resolve, show, stats, unsettled};
 use pg_idempotency::{Error, Janitor, Key, Outcome};
+use rig::fixture::Fixture;
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
-use crate::fixture::Fixture;
 use crate::support::{WAYS, key, rejecting};
 
 const LEASE: Duration = Duration::from_secs(40);

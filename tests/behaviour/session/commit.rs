@@ -5,10 +5,10 @@ use std::time::Duration;
 use pg_idempotency::mark::{Marked, mark};
 use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Key, commit};
+use rig::proxy::Proxy;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
-use crate::proxy::Proxy;
 use crate::support::{connect, create_effects, create_open_effects, effects, key, leave_effect, records, setting};
 
 const WINDOW: Duration = Duration::from_secs(3600);

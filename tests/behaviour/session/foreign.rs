@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use pg_idempotency::testing::{self, PATIENCE};
 use pg_idempotency::{Error, Key};
+use rig::database::until_blocked;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::backend::until_blocked;
 use crate::support::{connect, create_effects, create_open_effects, key, leave_effect, once, setting, waiting};
 
 /// After these, PostgreSQL refuses `begin not deferrable`, because a query has run, or a savepoint is there.

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Idempotency, Verdict, ensure_idempotent};
+use rig::database::backend;
+use rig::fixture::Fixture;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool};
 
-use crate::backend::backend;
-use crate::fixture::Fixture;
 use crate::support::{
     WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, records, setting,
 };

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pg_idempotency::testing::{Gate, assert_performed_once, cancel_after, race};
 use pg_idempotency::{Error, Outcome};
+use rig::database::backend;
 use sqlx::PgPool;
 
-use crate::backend::backend;
 use crate::support::{create_effects, effects, key, once};
 
 const CALLS: u32 = 20;

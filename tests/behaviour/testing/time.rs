@@ -6,9 +6,9 @@ use pg_idempotency::lease::Policy;
 use pg_idempotency::operator::show;
 use pg_idempotency::testing::{age, expire, lapse};
 use pg_idempotency::{Error, Key, Outcome};
+use rig::fixture::Fixture;
 use sqlx::PgPool;
 
-use crate::fixture::Fixture;
 use crate::support::{expire_in, key, once};
 
 const HOUR: Duration = Duration::from_secs(3600);

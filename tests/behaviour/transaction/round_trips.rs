@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use pg_idempotency::mark::{Marked, mark, mark_many};
 use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, ensure_idempotent};
+use rig::proxy::Proxy;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection};
 
-use crate::proxy::Proxy;
 use crate::support::{create_effects, key, leave_effect, wide_pool};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use pg_idempotency::{Error, Idempotency, Key, Outcome, RoundTrips, ensure_idempotent};
+use rig::database::backend;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool};
 
-use crate::backend::backend;
 use crate::support::{WAYS, connect, create_effects, effects, key, leave_effect, once};
 
 const FEWEST: Idempotency = Idempotency::new().with_round_trips(RoundTrips::Fewest);

@@ -34,7 +34,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
         tables.push(Table::new(BY_SIZE, size, "calls", rows));
     }
     bench.clear().await?;
-    tables.push(footprints(bench, bench.counted()?, "call", &every).await?);
+    tables.push(footprints(bench, bench.counted().await?, "call", &every).await?);
     Ok(tables)
 }
 

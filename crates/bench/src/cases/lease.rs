@@ -25,7 +25,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
         let rows = compare(bench, setting, CLIENTS, &ways(setting).await?).await?;
         tables.push(Table::new(MAIN, setting.column(), "leases", rows));
     }
-    let counted = bench.counted()?;
+    let counted = bench.counted().await?;
     let counted_ways = ways(&counted.0).await?;
     tables.push(footprints(bench, counted, "lease", &counted_ways).await?);
     bench.clear().await?;

@@ -24,7 +24,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
         let rows = compare(bench, setting, 8, &ways).await?;
         tables.push(Table::new(TITLE, setting.column(), "keys", rows));
     }
-    tables.push(footprints(bench, bench.counted()?, "key", &ways).await?);
+    tables.push(footprints(bench, bench.counted().await?, "key", &ways).await?);
     bench.clear().await?;
     Ok(tables)
 }

@@ -50,7 +50,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
         let rows = compare(bench, bench.socket(), clients, &some).await?;
         tables.push(Table::new(BY_CLIENTS, of_clients(clients), "replays", rows));
     }
-    tables.push(footprints(bench, bench.counted()?, "replay", &counted).await?);
+    tables.push(footprints(bench, bench.counted().await?, "replay", &counted).await?);
     bench.clear().await?;
     Ok(tables)
 }

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use pg_idempotency::testing::{self, PATIENCE};
 use pg_idempotency::{Key, operator};
+use rig::fixture::Fixture;
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::console::Console;
-use crate::fixture::Fixture;
 use crate::support::{AT_MOST_ONCE, in_doubt, lapsed};
 
 /// Runs the driver and its browser in a session and a home of their own. Both go when the test's end of the pipe is

@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use pg_idempotency::testing;
 use pg_idempotency::{Key, operator};
 use reqwest::header::HeaderName;
+use rig::fixture::Fixture;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgPool};
 
-use crate::fixture::Fixture;
 use crate::support::{
     AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, command_on, committed_after_an_error, in_doubt, in_doubt_at, janitor_on,
     lapsed, text,

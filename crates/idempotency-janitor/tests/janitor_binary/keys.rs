@@ -2,11 +2,11 @@
 
 use pg_idempotency::Key;
 use pg_idempotency::lease::{Finding, InDoubt, Leasing, Reconciler, Visit};
+use rig::fixture::Fixture;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::console::{Console, Visitor};
-use crate::fixture::Fixture;
 use crate::support::{AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, in_doubt, janitor_on, json, lapsed, text};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

@@ -1,11 +1,6 @@
 //! The binary, driven as a process: what it does, its exit codes, its one-line errors. [`metrics`] tests the library's
 //! metrics with the exporter that the daemon serves.
 
-#[path = "../../../../tests/support/fixture.rs"]
-#[allow(dead_code, reason = "the other tests use more of it")]
-mod fixture;
-#[path = "../../../../tests/support/strict.rs"]
-mod strict;
 mod support;
 
 mod browser;
@@ -26,3 +21,5 @@ mod slow_clients;
 mod stats;
 mod sweep;
 mod unsettled;
+
+use rig::strict;

@@ -5,10 +5,10 @@ use std::process::{Command, Stdio};
 
 use pg_idempotency::lease::{Acquired, Leasing};
 use pg_idempotency::{Error, Idempotency, Key, Outcome, mark};
+use rig::fixture::Fixture;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions as _, PgPool};
 
-use crate::fixture::Fixture;
 use crate::support::{
     AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS, assert_fails, command_on, committed_after_an_error, in_doubt, in_doubt_at,
     janitor, janitor_on, json, lapsed, text,

@@ -2,41 +2,35 @@
 
 use std::time::{Duration, Instant};
 
+use rig::database::until_blocked;
+use rig::proxy::Proxy;
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
 
 use crate::console::Console;
-use crate::probes::Line;
 
 type Page = reqwest::Result<(u16, String)>;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A console behind a line.
+/// A console behind a network that vanishes.
 struct Silent {
     pool: PgPool,
-    line: Line,
+    network: Proxy,
     console: Console,
 }
 
 impl Silent {
-    /// So many clients ask for a page, and the line is lost while the server works on each of them.
+    /// So many clients ask for a page, and the network vanishes while the server works on each of them.
     async fn with_pages(options: &PgConnectOptions, count: usize) -> anyhow::Result<(Self, JoinSet<Page>)> {
-        let (pool, line) = (PgPool::connect_with(options.clone()).await?, Line::to(options).await?);
-        let behind_it = PgConnectOptions::new_without_pgpass()
-            .host("127.0.0.1")
-            .port(line.port)
-            .username(options.get_username())
-            .database(options.get_database().expect("a database"))
-            .ssl_mode(PgSslMode::Disable);
-        let silent = Self { pool, line, console: Console::start(&behind_it, &[]) };
+        let (pool, network) = (PgPool::connect_with(options.clone()).await?, Proxy::before(options).await?);
+        let silent = Self { pool, console: Console::start(&network.options, &[]), network };
         let mut lock = silent.pool.begin().await?;
         sqlx::query("lock table idempotency.record").execute(&mut *lock).await?;
         let pages: JoinSet<_> = (0..count).map(|_| silent.page()).collect();
-        silent.until_blocked(count).await?;
-        silent.line.lose();
+        until_blocked(&silent.pool, i64::try_from(count)?).await?;
+        silent.network.vanish();
         lock.rollback().await?;
         Ok((silent, pages))
     }
@@ -48,17 +42,6 @@ impl Silent {
             let answer = client.get(&url).send().await?;
             Ok((answer.status().as_u16(), answer.text().await?))
         }
-    }
-
-    async fn until_blocked(&self, count: usize) -> anyhow::Result<()> {
-        let blocked = "select count(*) = $1::int8 from pg_stat_activity
-            where datname = current_database() and wait_event_type = 'Lock'";
-        let (count, started) = (i64::try_from(count)?, Instant::now());
-        while !sqlx::query_scalar::<_, bool>(blocked).bind(count).fetch_one(&self.pool).await? {
-            anyhow::ensure!(started.elapsed() < PATIENCE, "not every page asks the database");
-            sleep(Duration::from_millis(5)).await;
-        }
-        Ok(())
     }
 }
 
@@ -81,11 +64,11 @@ async fn pages_that_were_left_in_the_silence_take_no_place_of_later_ones(
     _: PgPoolOptions,
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
-    let (mut silent, mut pages) = Silent::with_pages(&options, 4).await?;
+    let (silent, mut pages) = Silent::with_pages(&options, 4).await?;
     pages.shutdown().await;
     let (status, text) = silent.page().await?;
     assert_eq!(status, 503, "{text}");
-    silent.line.mend();
+    silent.network.mend();
     let mended = Instant::now();
     while silent.page().await?.0 != 200 {
         assert!(mended.elapsed() < PATIENCE, "no page works any more");

@@ -1,10 +1,10 @@
 //! `stats`.
 
 use pg_idempotency::Key;
+use rig::fixture::Fixture;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::fixture::Fixture;
 use crate::support::{IN_STEPS, expired, in_doubt, janitor_on, json, lapsed, text};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

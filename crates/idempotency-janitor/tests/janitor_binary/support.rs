@@ -1,15 +1,14 @@
 //! Running the binary, and a server of a test's own.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::{Key, testing};
+use rig::child::Kept;
+use rig::fixture::Fixture;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, PgPool};
-
-use crate::fixture::Fixture;
 
 /// The binary, with nothing of this process's environment that it reads itself.
 pub(crate) fn command() -> Command {
@@ -109,32 +108,21 @@ pub(crate) async fn committed_after_an_error(pool: &PgPool, key: &Key) -> anyhow
     Ok(tx.commit().await?)
 }
 
-/// A server of the test's own, since what is set for a role holds in every database. It goes with this value, and also
-/// when the test is killed: it lives as long as this end of its input.
+/// A server of the test's own, since what is set for a role holds in every database. It goes with this value.
 pub(crate) struct Server {
-    process: Child,
     pub(crate) url: String,
+    _keeper: Kept,
 }
 
 impl Server {
     /// As durable as servers are. It asks for this password at each login.
     pub(crate) fn start(password: Option<&str>) -> anyhow::Result<Self> {
         let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../script/postgres"));
-        command.arg("serve").env_remove("PG_FSYNC").stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.arg("serve").env_remove("PG_FSYNC");
         if let Some(password) = password {
             command.env("PG_PASSWORD", password);
         }
-        let mut process = command.spawn()?;
-        let mut url = String::new();
-        BufReader::new(process.stdout.take().expect("piped")).read_line(&mut url)?;
-        anyhow::ensure!(!url.is_empty(), "script/postgres serve has said why there is no server");
-        Ok(Self { process, url: url.trim().to_owned() })
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.process.stdin.take());
-        let _ = self.process.wait();
+        let keeper = Kept::start(&mut command)?;
+        Ok(Self { url: keeper.said.clone(), _keeper: keeper })
     }
 }

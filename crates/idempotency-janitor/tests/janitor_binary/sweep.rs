@@ -3,10 +3,10 @@
 use std::process::{Command, Stdio};
 
 use pg_idempotency::Key;
+use rig::fixture::Fixture;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::fixture::Fixture;
 use crate::support::{command_on, expired, janitor_on, json, text};
 
 #[sqlx::test(migrator = "crate::strict::MIGRATOR")]

@@ -2,10 +2,10 @@
 
 use pg_idempotency::Key;
 use pg_idempotency::lease::{Acquired, Leasing};
+use rig::fixture::Fixture;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::fixture::Fixture;
 use crate::support::{
     AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, committed_after_an_error, in_doubt, janitor, janitor_on, json, lapsed,
     text,

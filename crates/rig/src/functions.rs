@@ -6,19 +6,19 @@ use sqlx::{PgConnection, Row as _};
 
 /// The row of `idempotency.ensure`.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Answer {
-    pub(crate) outcome: String,
-    pub(crate) token: Option<i64>,
-    pub(crate) status: Option<i32>,
+pub struct Answer {
+    pub outcome: String,
+    pub token: Option<i64>,
+    pub status: Option<i32>,
     /// JSON text.
-    pub(crate) headers: Option<String>,
-    pub(crate) body: Option<Vec<u8>>,
-    pub(crate) retry_after: Option<PgInterval>,
-    pub(crate) first_trace: Option<String>,
+    pub headers: Option<String>,
+    pub body: Option<Vec<u8>>,
+    pub retry_after: Option<PgInterval>,
+    pub first_trace: Option<String>,
 }
 
 /// Calls `idempotency.ensure`. Without a `wait`, with its default.
-pub(crate) async fn ensure(
+pub async fn ensure(
     conn: &mut PgConnection,
     key: &Key,
     fingerprint: &[u8],
@@ -49,7 +49,7 @@ pub(crate) async fn ensure(
 }
 
 /// Calls `idempotency.complete`. The headers are JSON text.
-pub(crate) async fn complete(
+pub async fn complete(
     conn: &mut PgConnection,
     key: &Key,
     token: Option<i64>,

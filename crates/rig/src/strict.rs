@@ -6,11 +6,11 @@ use std::sync::LazyLock;
 use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 
-pub(crate) static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
+pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     let mut migrations: Vec<Migration> = pg_idempotency::MIGRATOR.iter().cloned().collect();
-    migrations.push(migration(i64::MAX - 1, "strict", include_str!("../../migrations/strict.sql")));
+    migrations.push(migration(i64::MAX - 1, "strict", include_str!("../../../migrations/strict.sql")));
     if partitioned() {
-        migrations.push(migration(i64::MAX, "partitions", include_str!("../../migrations/partitions.sql")));
+        migrations.push(migration(i64::MAX, "partitions", include_str!("../../../migrations/partitions.sql")));
     }
     // After the rules: Citus takes no ALTER TABLE with so many.
     #[cfg(idempotency_distributed)]
@@ -26,7 +26,7 @@ pub(crate) static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 });
 
 /// Whether the tests run on a table with hash partitions.
-pub(crate) fn partitioned() -> bool {
+pub fn partitioned() -> bool {
     std::env::var_os("PARTITIONS").is_some()
 }
 

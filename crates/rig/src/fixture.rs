@@ -22,7 +22,7 @@ enum Deadline {
 
 /// A record that was claimed a minute ago, for the first time, and is remembered for 24 hours.
 #[derive(Clone, Debug)]
-pub(crate) struct Fixture {
+pub struct Fixture {
     key: Key,
     mode: Mode,
     fingerprint: Option<Fingerprint>,
@@ -40,7 +40,7 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
-    pub(crate) fn completed<B, T>(key: &Key, body: &B, response: &T) -> Result<Self, Error>
+    pub fn completed<B, T>(key: &Key, body: &B, response: &T) -> Result<Self, Error>
     where
         B: Body + ?Sized,
         T: Serialize + ?Sized,
@@ -50,7 +50,7 @@ impl Fixture {
     }
 
     /// Under a lease that is live for its whole length.
-    pub(crate) fn leased<B: Body + ?Sized>(key: &Key, body: &B, policy: Policy) -> Result<Self, Error> {
+    pub fn leased<B: Body + ?Sized>(key: &Key, body: &B, policy: Policy) -> Result<Self, Error> {
         let mode = match policy {
             Policy::AtLeastOnce { .. } => Mode::AtLeastOnce,
             Policy::InSteps { .. } => Mode::InSteps,
@@ -60,17 +60,17 @@ impl Fixture {
     }
 
     /// Under a lease whose owner died.
-    pub(crate) fn lapsed<B: Body + ?Sized>(key: &Key, body: &B, policy: Policy) -> Result<Self, Error> {
+    pub fn lapsed<B: Body + ?Sized>(key: &Key, body: &B, policy: Policy) -> Result<Self, Error> {
         Ok(Self { deadline: Deadline::Passed, ..Self::leased(key, body, policy)? })
     }
 
     /// In transaction mode, unless `with_mode` says otherwise.
-    pub(crate) fn released<B: Body + ?Sized>(key: &Key, body: &B) -> Result<Self, Error> {
+    pub fn released<B: Body + ?Sized>(key: &Key, body: &B) -> Result<Self, Error> {
         Ok(Self { deadline: Deadline::Released, ..Self::indeterminate(key, body)? })
     }
 
     /// Claimed and committed in transaction mode, and not completed.
-    pub(crate) fn indeterminate<B: Body + ?Sized>(key: &Key, body: &B) -> Result<Self, Error> {
+    pub fn indeterminate<B: Body + ?Sized>(key: &Key, body: &B) -> Result<Self, Error> {
         Ok(Self {
             mode: Mode::Transaction,
             fingerprint: Some(body.fingerprint()?),
@@ -79,7 +79,7 @@ impl Fixture {
         })
     }
 
-    pub(crate) fn marked(key: &Key) -> Self {
+    pub fn marked(key: &Key) -> Self {
         Self {
             key: key.clone(),
             mode: Mode::Mark,
@@ -96,40 +96,40 @@ impl Fixture {
         }
     }
 
-    pub(crate) fn with_mode(self, mode: Mode) -> Self {
+    pub fn with_mode(self, mode: Mode) -> Self {
         Self { mode, ..self }
     }
 
     /// A live lease still protects the record.
-    pub(crate) fn expired(self) -> Self {
+    pub fn expired(self) -> Self {
         Self { expired: true, ..self }
     }
 
-    pub(crate) fn with_attempt(self, attempt: i32) -> Self {
+    pub fn with_attempt(self, attempt: i32) -> Self {
         Self { attempt, ..self }
     }
 
-    pub(crate) fn with_last_error(self, reason: impl Into<String>) -> Self {
+    pub fn with_last_error(self, reason: impl Into<String>) -> Self {
         Self { last_error: Some(reason.into()), ..self }
     }
 
-    pub(crate) fn with_step<T: Serialize + ?Sized>(mut self, name: &str, result: &T) -> Self {
+    pub fn with_step<T: Serialize + ?Sized>(mut self, name: &str, result: &T) -> Self {
         self.steps.insert(name.to_owned(), Some(serde_json::to_string(result).expect("a result with a JSON form")));
         self
     }
 
-    pub(crate) fn with_step_in_doubt(mut self, name: &str) -> Self {
+    pub fn with_step_in_doubt(mut self, name: &str) -> Self {
         self.steps.insert(name.to_owned(), None);
         self
     }
 
-    pub(crate) fn with_stored_request<B: Serialize + ?Sized>(self, body: &B) -> Self {
+    pub fn with_stored_request<B: Serialize + ?Sized>(self, body: &B) -> Self {
         Self { request: Some(serde_json::to_vec(body).expect("a body with a JSON form")), ..self }
     }
 
     /// A reconciler has looked so often, found no trace each time, and is due to look again. Without steps, or with one
     /// step in doubt.
-    pub(crate) fn with_looks(self, no_trace: u32) -> Self {
+    pub fn with_looks(self, no_trace: u32) -> Self {
         Self { looks: Some(no_trace), ..self }
     }
 
@@ -155,7 +155,7 @@ impl Fixture {
     }
 
     /// Writes the record in place of any other record of the key.
-    pub(crate) async fn write(self, executor: impl PgExecutor<'_>) -> Result<(), Error> {
+    pub async fn write(self, executor: impl PgExecutor<'_>) -> Result<(), Error> {
         let lease_left = match self.deadline {
             Deadline::None => None,
             Deadline::In(left) => Some(left.as_secs_f64()),

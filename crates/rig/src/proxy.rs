@@ -1,4 +1,4 @@
-//! A network between client and server. It passes the bytes on, counts the round trips, and can vanish.
+//! A network between client and server. It passes the bytes on, counts connections and round trips, and can vanish.
 
 use std::future::pending;
 use std::path::PathBuf;
@@ -11,13 +11,14 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::Notify;
 
 #[derive(Clone)]
-pub(crate) struct Proxy {
-    pub(crate) options: PgConnectOptions,
+pub struct Proxy {
+    pub options: PgConnectOptions,
     wire: Wire,
 }
 
 #[derive(Clone, Default)]
 struct Wire {
+    connections: Arc<AtomicUsize>,
     /// The server sends one `ReadyForQuery` for each time the client waits.
     round_trips: Arc<AtomicUsize>,
     vanished: Arc<AtomicBool>,
@@ -27,7 +28,7 @@ struct Wire {
 }
 
 impl Proxy {
-    pub(crate) async fn before(server: &PgConnectOptions) -> anyhow::Result<Self> {
+    pub async fn before(server: &PgConnectOptions) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
         let wire = Wire::default();
@@ -39,36 +40,51 @@ impl Proxy {
                 }
             }
         });
-        let options = PgConnectOptions::new_without_pgpass()
-            .host("127.0.0.1")
-            .port(port)
-            .username(server.get_username())
-            .database(server.get_database().unwrap_or("postgres"))
-            .ssl_mode(PgSslMode::Disable);
-        Ok(Self { options, wire })
+        Ok(Self { options: through(server, port), wire })
+    }
+
+    /// How many connections clients have opened.
+    pub fn connections(&self) -> usize {
+        self.wire.connections.load(Ordering::SeqCst)
     }
 
     /// The round trips since the last time that this was asked.
-    pub(crate) fn take(&self) -> usize {
+    pub fn take(&self) -> usize {
         self.wire.round_trips.swap(0, Ordering::SeqCst)
     }
 
     /// From now on every byte of the present connections is swallowed, in both directions, and none of them is closed. New
     /// connections work.
-    pub(crate) fn lose_connections(&self) {
+    pub fn lose_connections(&self) {
         self.wire.losses.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Closes every present connection, in both directions. What the server has received, it does all the same. New
     /// connections work.
-    pub(crate) fn cut_connections(&self) {
+    pub fn cut_connections(&self) {
         self.wire.cut.notify_waiters();
     }
 
     /// From now on every byte is swallowed, in both directions, and no connection is closed.
-    pub(crate) fn vanish(&self) {
+    pub fn vanish(&self) {
+        self.lose_connections();
         self.wire.vanished.store(true, Ordering::SeqCst);
     }
+
+    /// After [`Proxy::vanish`], new connections work again. The older ones stay lost.
+    pub fn mend(&self) {
+        self.wire.vanished.store(false, Ordering::SeqCst);
+    }
+}
+
+/// The way to this server's database through a port of this machine.
+pub fn through(server: &PgConnectOptions, port: u16) -> PgConnectOptions {
+    PgConnectOptions::new_without_pgpass()
+        .host("127.0.0.1")
+        .port(port)
+        .username(server.get_username())
+        .database(server.get_database().unwrap_or("postgres"))
+        .ssl_mode(PgSslMode::Disable)
 }
 
 async fn pass(client: TcpStream, server: PgConnectOptions, wire: Wire) -> std::io::Result<()> {
@@ -92,6 +108,7 @@ async fn relay(
     wire: Wire,
 ) -> std::io::Result<()> {
     client.set_nodelay(true)?;
+    wire.connections.fetch_add(1, Ordering::SeqCst);
     let begun = wire.losses.load(Ordering::SeqCst);
     let swallows = || wire.vanished.load(Ordering::SeqCst) || wire.losses.load(Ordering::SeqCst) > begun;
     let (mut from_client, mut to_client) = client.into_split();

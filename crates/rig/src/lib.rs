@@ -1,0 +1,17 @@
+//! What the proofs share: the tests of the library and of its command-line tool, and the programs in `crates/`.
+//!
+//! - [`strict`]: the table, with the rules of a record.
+//! - [`fixture`]: records in any state.
+//! - [`functions`]: calls of the SQL functions.
+//! - [`database`]: what a test writes, counts and waits for by itself.
+//! - [`proxy`]: a network that counts round trips, and can vanish.
+//! - [`child`]: processes that do not outlive their parent.
+
+#![allow(missing_docs, reason = "the proofs are its only users; names that need no comment have none")]
+
+pub mod child;
+pub mod database;
+pub mod fixture;
+pub mod functions;
+pub mod proxy;
+pub mod strict;
