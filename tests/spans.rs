@@ -11,7 +11,6 @@ use std::time::Duration;
 use pg_idempotency::lease::{Acquired, Leasing, Policy, ensure_leased};
 use pg_idempotency::mark::{Marked, mark, mark_many};
 use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, RoundTrips, Verdict, ensure_idempotent};
-use rig::strict;
 use sqlx::PgPool;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -122,7 +121,7 @@ fn key(operation: &str) -> Key {
 }
 
 /// A process finds it once, so no other test here has this setting.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_setting_for_a_distributed_table_on_a_plain_one_is_one_warning(pool: PgPool) -> anyhow::Result<()> {
     let (listener, _guard) = listen();
     let needless = Idempotency::new().with_deployment(Deployment::new().with_distributed(true));
@@ -134,7 +133,7 @@ async fn the_setting_for_a_distributed_table_on_a_plain_one_is_one_warning(pool:
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_write_that_escapes_is_a_warning_under_warn(pool: PgPool) -> anyhow::Result<()> {
     let (listener, _guard) = listen();
     sqlx::raw_sql("create table orders (id int)").execute(&pool).await?;
@@ -153,7 +152,7 @@ async fn a_write_that_escapes_is_a_warning_under_warn(pool: PgPool) -> anyhow::R
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Result<()> {
     let (listener, _guard) = listen();
 
@@ -197,7 +196,7 @@ async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Re
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
     let (listener, _guard) = listen();
 
@@ -247,7 +246,7 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
 }
 
 /// Those of a first call do not, because it is inside its own trace.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_span_of_a_replay_names_the_trace_of_the_work(pool: PgPool) -> anyhow::Result<()> {
     let (listener, _guard) = listen();
     let [first, second] = [TRACE, ""].map(|trace| key("a").with_trace(trace));
@@ -279,7 +278,7 @@ async fn the_span_of_a_replay_names_the_trace_of_the_work(pool: PgPool) -> anyho
 }
 
 /// A service has fields of the same name, and a filter that leaves our spans out.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_outcome_is_told_to_no_span_of_the_callers(pool: PgPool) -> anyhow::Result<()> {
     let listener = Listener::default();
     let filtered = listener.clone().with_filter(LevelFilter::INFO);
@@ -297,7 +296,7 @@ async fn an_outcome_is_told_to_no_span_of_the_callers(pool: PgPool) -> anyhow::R
 
 /// The warning names the operation, the token of the record, and the step in doubt, so an operator can find the key.
 #[cfg(feature = "axum")]
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyhow::Result<()> {
     use axum::http::StatusCode;
     use axum::routing::post;
@@ -331,7 +330,7 @@ async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyh
 /// The layer logs the cause of a mistake in the set-up. The server's detail would quote the key. A client's mistake must not
 /// look like one of them.
 #[cfg(feature = "axum")]
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: PgPool) -> anyhow::Result<()> {
     use axum::http::StatusCode;
     use axum::routing::post;
@@ -389,7 +388,7 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
 }
 
 /// An error of the work is the service's own. What the crate adds to it has no key.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_resumer_logs_errors_and_panics_without_the_key(pool: PgPool) -> anyhow::Result<()> {
     use pg_idempotency::lease::{Lease, Resumer};
     use pg_idempotency::testing::{age, lapse};

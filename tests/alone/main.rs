@@ -8,7 +8,6 @@ mod support;
 mod purge_races;
 mod wal;
 
-use rig::strict;
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Until this value is dropped, no other test of this binary does its work.

@@ -68,7 +68,7 @@ async fn call(pool: &PgPool, caller: usize, done: &AtomicBool) -> Result<Told, E
     Ok(told)
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn no_live_record_is_lost(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let _turn = crate::turn().await;
     let purges: u64 = std::env::var("PURGES").map_or(Ok(100_000), |purges| purges.parse())?;

@@ -68,7 +68,7 @@ async fn pools(options: PgConnectOptions) -> anyhow::Result<(PgPool, PgPool)> {
 }
 
 /// A first call, an isolated one, a replay and a refusal, in every way.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn run_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let (pool, observer) = pools(options).await?;
     tables(&observer).await;
@@ -107,7 +107,7 @@ async fn run_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOp
 }
 
 /// In the caller's transaction, dropped with the call, as `?` and a timeout around both do.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_callers_transaction_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
     tables(&pool).await;
     at_every_poll(async |polls| {
@@ -128,7 +128,7 @@ async fn a_callers_transaction_can_be_dropped_at_every_poll(pool: PgPool) -> any
 }
 
 /// A caller that drops the call alone and commits: at worst the key is indeterminate, and there is never a second effect.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_call_dropped_in_a_transaction_that_commits_is_at_worst_indeterminate(pool: PgPool) -> anyhow::Result<()> {
     tables(&pool).await;
     at_every_poll(async |polls| {
@@ -155,7 +155,7 @@ async fn a_call_dropped_in_a_transaction_that_commits_is_at_worst_indeterminate(
     .await
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_sweep_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let (pool, observer) = pools(options).await?;
     tables(&observer).await;
@@ -188,7 +188,7 @@ async fn a_migration_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgC
 }
 
 /// Lease mode: dropped at any poll, a claim is whole or not there, and the connection is fit for use.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_lease_can_be_dropped_at_every_poll_of_claim_and_completion(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -215,7 +215,7 @@ async fn a_lease_can_be_dropped_at_every_poll_of_claim_and_completion(
     .await
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_release_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let (pool, observer) = pools(options).await?;
     tables(&observer).await;
@@ -236,7 +236,7 @@ async fn a_release_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgCon
 }
 
 /// A mark goes with its transaction, wherever the call was dropped.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn marks_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
     let window = Duration::from_secs(300);
     at_every_poll(async |polls| {

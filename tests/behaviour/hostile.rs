@@ -25,7 +25,7 @@ fn grants(whose: &str, role: &str) -> String {
         .collect()
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn a_role_that_may_create_in_public_runs_nothing_as_the_janitor_or_as_a_superuser(
     pool: PgPool,
@@ -43,7 +43,7 @@ async fn a_role_that_may_create_in_public_runs_nothing_as_the_janitor_or_as_a_su
             grants("shop_janitor", &sweeper)
         );
         conn.execute(AssertSqlSafe(roles)).await?;
-        if crate::strict::partitioned() {
+        if rig::strict::partitioned() {
             // The sweep deletes from each leaf by name. Here the leaves were there before the grants of the page.
             let leaves = format!(
                 "reset role; grant select, delete, update on all tables in schema idempotency to {sweeper}; set role {mallory}"
@@ -89,7 +89,7 @@ async fn a_role_that_may_create_in_public_runs_nothing_as_the_janitor_or_as_a_su
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_operator_of_public_stops_no_step(pool: PgPool) -> anyhow::Result<()> {
     pool.execute(
         "drop operator if exists public.-> (jsonb, jsonb);
@@ -113,7 +113,7 @@ async fn an_operator_of_public_stops_no_step(pool: PgPool) -> anyhow::Result<()>
 }
 
 /// Functions that fit a call better than those of pg_catalog, and operators that fit exactly.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn what_a_schema_behind_pg_catalog_contains_decides_nothing(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -185,7 +185,7 @@ async fn what_a_schema_behind_pg_catalog_contains_decides_nothing(
 }
 
 /// The blocks of SQL of each page, in one transaction. Roles belong to the whole server, so nothing is committed.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn the_sql_of_the_pages_works_beside_the_operators_of_public(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
@@ -196,7 +196,7 @@ async fn the_sql_of_the_pages_works_beside_the_operators_of_public(pool: PgPool)
     let runs = |statement: &str| {
         let is_for_citus = ["create_distributed_table", "citus_tables"].iter().any(|citus| statement.contains(citus));
         let is_too_new = !is_new && statement.contains("PostgreSQL 14 or newer");
-        let is_for_leaves = crate::strict::partitioned() && statement.contains("autovacuum");
+        let is_for_leaves = rig::strict::partitioned() && statement.contains("autovacuum");
         !is_for_citus && !is_too_new && !is_for_leaves
     };
     let mut count = 0;

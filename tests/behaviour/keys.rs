@@ -75,7 +75,7 @@ fn any_text() -> impl Strategy<Value = String> {
 /// Every statement takes a text that `Key::new` accepts unchanged: there is no SQL error, no two keys are equal, and
 /// the record stores the same bytes. The message of each assertion contains the whole case, because there is no
 /// shrinking here.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn any_text_is_refused_by_name_or_is_a_key_of_its_own(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut runner = TestRunner::default();

@@ -88,5 +88,3 @@ mod testing {
     mod assertions;
     mod time;
 }
-
-use rig::strict;

@@ -151,7 +151,7 @@ async fn a_migration_that_was_edited_is_an_error(pool: PgPool) -> anyhow::Result
 }
 
 /// During a roll-out an old process starts on the schema that the new release has migrated.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_older_release_starts_on_a_newer_schema(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
     conn.execute(
@@ -167,7 +167,7 @@ async fn an_older_release_starts_on_a_newer_schema(pool: PgPool) -> anyhow::Resu
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the shards have the constraints, under names of their own")]
 async fn the_schema_bars_impossible_records_by_name(pool: PgPool) -> anyhow::Result<()> {
     let base = "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at";

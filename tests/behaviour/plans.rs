@@ -9,8 +9,8 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool, Row as _};
 
 use crate::lease::reconcile;
-use crate::strict::partitioned;
 use crate::support::key;
+use rig::strict::partitioned;
 
 const WINDOW: Duration = Duration::from_secs(300);
 /// PostgreSQL plans a prepared statement five times with its values. Then it decides whether to keep one plan.
@@ -18,7 +18,7 @@ const CALLS: usize = 6;
 
 /// PostgreSQL plans a statement anew for each call if the plans for the values of five calls looked cheaper. Planning a
 /// batch of marks takes longer than marking ten keys.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus plans each statement for a shard")]
 async fn the_server_keeps_the_plan_of_each_statement(
     _: PgPoolOptions,
@@ -63,7 +63,7 @@ async fn the_server_keeps_the_plan_of_each_statement(
 }
 
 /// The function would otherwise run for each call.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the table is not plain there")]
 async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result<()> {
     if partitioned() {
@@ -103,7 +103,7 @@ async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result
 
 /// The index holds only operations that have stored their request. The search must not read the others, of which there
 /// may be ten million.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus plans each statement for all shards")]
 async fn the_search_for_operations_in_doubt_reads_the_index_of_stored_requests(
     _: PgPoolOptions,

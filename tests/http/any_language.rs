@@ -21,7 +21,7 @@ fn key(operation: &str, value: &str) -> Key {
     Key::new("ada", operation, value).expect("a key")
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn what_the_layer_stored_the_sql_functions_replay_with_status_and_headers(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -48,7 +48,7 @@ async fn what_the_layer_stored_the_sql_functions_replay_with_status_and_headers(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn what_the_sql_functions_stored_the_layer_replays_with_status_and_headers(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -79,7 +79,7 @@ async fn what_the_sql_functions_stored_the_layer_replays_with_status_and_headers
 }
 
 /// Those with a payment are whole requests. The services in other languages are tested by them, too.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_layer_computes_the_vectors_of_requests(pool: PgPool) -> anyhow::Result<()> {
     let layer = transactional(&pool).with_operation(|_| Some("POST /payments".to_owned()));
     let app = Router::new().fallback(post(async |_: IdempotentTx, body: Bytes| body)).layer(layer);

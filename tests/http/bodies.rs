@@ -42,7 +42,7 @@ impl http_body::Body for Restless {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_stream_that_never_pauses_does_not_hold_the_transaction_open(pool: PgPool) {
     create_effects(&pool).await;
     for empty in [true, false] {
@@ -89,7 +89,7 @@ fn late(due: impl Future<Output = ()> + Send + 'static) -> Body {
 }
 
 /// Longer than a stream may take.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_response_of_known_length_is_awaited_and_stored(pool: PgPool) {
     let handler = async || late(tokio::time::sleep(Duration::from_millis(1300)));
     let transaction = async move |_: IdempotentTx| handler().await;
@@ -107,7 +107,7 @@ async fn a_response_of_known_length_is_awaited_and_stored(pool: PgPool) {
 }
 
 /// The run ends at its time-out, and a second at the least is left to the body.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_response_of_known_length_that_never_comes_is_not_stored(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
@@ -123,7 +123,7 @@ async fn a_response_of_known_length_that_never_comes_is_not_stored(pool: PgPool)
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_body_in_many_small_chunks_is_replayed_whole(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
@@ -158,7 +158,7 @@ async fn panicked(app: &Router, uri: &'static str, key: &'static str) -> bool {
     tokio::spawn(async move { post_to(&app, uri, key, "x").await }).await.is_err_and(|error| error.is_panic())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_panic_in_the_response_body_is_a_panic_of_the_handler(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
@@ -172,7 +172,7 @@ async fn a_panic_in_the_response_body_is_a_panic_of_the_handler(pool: PgPool) {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_panic_in_the_handler_or_in_its_response_body_settles_the_lease(pool: PgPool) {
     for (policy, released) in
         [(Policy::AtLeastOnce { lease: LEASE }, true), (Policy::AtMostOnce { lease: LEASE }, false)]
@@ -199,7 +199,7 @@ async fn a_panic_in_the_handler_or_in_its_response_body_settles_the_lease(pool: 
 }
 
 /// The handler has had its effect by then. A client that reads "nothing was done" would repeat it under another key.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_rejection_after_an_effect_outside_does_not_deny_the_effect(pool: PgPool) {
     let sent = Arc::new(AtomicU32::new(0));
     let counted = sent.clone();
@@ -221,7 +221,7 @@ async fn a_rejection_after_an_effect_outside_does_not_deny_the_effect(pool: PgPo
 }
 
 /// A body that waits at a gate before its only byte.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_lease_that_is_lost_while_the_response_is_read_stores_nothing(pool: PgPool) {
     let gate = Gate::new();
     let gated = gate.clone();
@@ -248,7 +248,7 @@ async fn a_lease_that_is_lost_while_the_response_is_read_stores_nothing(pool: Pg
 }
 
 /// A record without a response is committed before the stream is sent, even if the client reads slowly.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_response_that_is_not_stored_holds_no_transaction(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {

@@ -30,7 +30,7 @@ fn assert_is(answer: &Answer, kind: &str) {
 }
 
 /// It waits for a place as long as for a connection.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_run_over_the_limit_is_refused_before_it_begins(_: PgPoolOptions, options: PgConnectOptions) {
     let pool =
         PgPoolOptions::new().acquire_timeout(Duration::from_secs(1)).connect_with(options).await.expect("a pool");
@@ -58,7 +58,7 @@ async fn a_run_over_the_limit_is_refused_before_it_begins(_: PgPoolOptions, opti
 }
 
 /// Each client uploads under a key of its own, hangs up, and leaves a run that waits for the only connection.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn clients_that_hang_up_leave_a_bounded_number_of_runs(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(60));
     let pool = pool.connect_with(options).await.expect("a pool");
@@ -79,7 +79,7 @@ async fn clients_that_hang_up_leave_a_bounded_number_of_runs(_: PgPoolOptions, o
 }
 
 /// The pool has one connection, so the next request would notice if the handler kept it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_handler_that_never_returns_is_dropped_and_undone(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.expect("a pool");
     create_effects(&pool).await;
@@ -101,7 +101,7 @@ async fn a_handler_that_never_returns_is_dropped_and_undone(_: PgPoolOptions, op
 }
 
 /// Under a lease a time-out is a failure of the handler: its effect outside is unknown.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_leased_handler_that_never_returns_is_a_failure(pool: PgPool) {
     let lease = Duration::from_secs(60);
     for (policy, key) in [(Policy::AtLeastOnce { lease }, "released"), (Policy::AtMostOnce { lease }, "indeterminate")]
@@ -125,7 +125,7 @@ async fn a_leased_handler_that_never_returns_is_a_failure(pool: PgPool) {
 }
 
 /// A task that keeps the transaction keeps the key, too; the answer does not wait for it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_time_out_is_answered_while_a_task_still_has_the_transaction(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();

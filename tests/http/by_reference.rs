@@ -88,7 +88,7 @@ fn orders(pool: &PgPool) -> Router {
 }
 
 /// Nothing of the first answer is stored. A replay needs one connection, and the layer has no other.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_order_is_shown_as_it_is_now(pool: PgPool) {
     create_effects(&pool).await;
     let one = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(20));
@@ -138,7 +138,7 @@ impl Replay for Reports {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_record_of_a_large_report_is_small(pool: PgPool) {
     let create = "create table report (id bigint, account text, content text)";
     sqlx::raw_sql(create).execute(&pool).await.expect("a table");
@@ -174,7 +174,7 @@ async fn the_record_of_a_large_report_is_small(pool: PgPool) {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_reference_that_does_not_resolve_is_gone_and_never_performed_again(pool: PgPool) {
     create_effects(&pool).await;
     for layer in layers(&pool) {
@@ -192,7 +192,7 @@ async fn a_reference_that_does_not_resolve_is_gone_and_never_performed_again(poo
 }
 
 /// The reference has another type, or the layer cannot replay one. A transactional layer notices before it commits.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_reference_that_cannot_be_replayed_commits_nothing_or_is_never_performed_again(pool: PgPool) {
     create_effects(&pool).await;
     let cases = layers(&pool)
@@ -229,7 +229,7 @@ async fn a_reference_that_cannot_be_replayed_commits_nothing_or_is_never_perform
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_stored_body_is_replayed_as_it_is(pool: PgPool) {
     create_effects(&pool).await;
     let replay = OrdersById::default();
@@ -240,7 +240,7 @@ async fn a_stored_body_is_replayed_as_it_is(pool: PgPool) {
     assert_eq!(replay.replays.load(Ordering::Relaxed), 0);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn nobody_gets_the_answer_of_another_request(pool: PgPool) {
     create_effects(&pool).await;
     for layer in layers(&pool) {
@@ -293,7 +293,7 @@ impl Replay for Failing {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_replay_that_fails_leaves_nothing_open_and_performs_nothing(pool: PgPool) {
     create_effects(&pool).await;
     for layer in layers(&pool) {
@@ -348,7 +348,7 @@ async fn a_replay_that_fails_leaves_nothing_open_and_performs_nothing(pool: PgPo
     .await;
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_reference_follows_the_rules_of_a_response(pool: PgPool) {
     create_effects(&pool).await;
     let route = Router::new()

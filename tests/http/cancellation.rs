@@ -17,7 +17,7 @@ use crate::support::{
 };
 
 /// For each n, the request is polled at most n times and dropped: its run goes to the end, or never began.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_that_is_dropped_at_any_poll_is_done_once_or_not_at_all(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(2).connect_with(options).await.expect("a pool");
     create_effects(&pool).await;
@@ -50,7 +50,7 @@ async fn a_request_that_is_dropped_at_any_poll_is_done_once_or_not_at_all(_: PgP
 }
 
 /// A runtime shuts down during a run: everything is rolled back, and the next process performs.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_runtime_that_ends_under_a_run_leaves_nothing(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(2).connect_with(options.clone()).await.expect("a pool");
     create_effects(&pool).await;

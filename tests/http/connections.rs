@@ -26,7 +26,7 @@ impl Drop for Notice {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_client_that_hangs_up_changes_nothing(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();
@@ -69,7 +69,7 @@ async fn a_client_that_hangs_up_changes_nothing(pool: PgPool) {
 
 tokio::task_local! { static TRACE: &'static str; }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn task_locals_stay_outside_and_extensions_come_along(pool: PgPool) {
     let handler = async |_: IdempotentTx, extensions: Extensions| {
         let local = TRACE.try_with(|trace| *trace).unwrap_or("none");

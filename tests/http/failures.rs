@@ -30,7 +30,7 @@ fn assert_transient(answer: &Answer) {
 
 /// It is unknown whether a COMMIT took effect whose connection was lost; a retry with the same key gives the answer.
 /// `statement_timeout` does not apply to a COMMIT, but a cancel request does.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_commit_that_fails_is_a_503_or_a_500_if_it_always_will(pool: PgPool) {
     create_effects(&pool).await;
     let mut conn = pool.acquire().await.expect("a connection");
@@ -69,7 +69,7 @@ async fn a_commit_that_fails_is_a_503_or_a_500_if_it_always_will(pool: PgPool) {
     assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED, "the key is free");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_connection_that_is_lost_under_the_handler_is_a_503(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
@@ -85,7 +85,7 @@ async fn a_connection_that_is_lost_under_the_handler_is_a_503(pool: PgPool) {
 }
 
 /// The next owner may repeat the effect outside, so the rejection must not ask for a retry.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_leased_response_that_the_database_refuses_is_a_500(pool: PgPool) {
     sqlx::raw_sql("alter table idempotency.record add constraint small check (octet_length(response_body) < 4)")
         .execute(&pool)

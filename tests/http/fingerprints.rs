@@ -14,7 +14,7 @@ fn without(pool: &PgPool, pointers: &[&str]) -> IdempotencyLayer {
 
 /// A handler may select the account by a header. Without that header in the fingerprint, one account would get the
 /// response of the other.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn fingerprinted_headers_and_several_lines_of_one_are_kept_apart(pool: PgPool) {
     create_effects(&pool).await;
     let [a, b] = ["x-a", "x-b"].map(HeaderName::from_static);
@@ -42,7 +42,7 @@ async fn fingerprinted_headers_and_several_lines_of_one_are_kept_apart(pool: PgP
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn members_that_differ_in_each_attempt_may_be_ignored(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(without(&pool, &["/sent_at", "/client/at~1by"]));
@@ -74,7 +74,7 @@ async fn members_that_differ_in_each_attempt_may_be_ignored(pool: PgPool) {
 }
 
 /// The same request under every choice, against a record of every other choice, is an error and never a replay.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_record_that_was_made_under_another_choice_is_never_replayed(pool: PgPool) {
     create_effects(&pool).await;
     let choices = [
@@ -105,7 +105,7 @@ async fn a_record_that_was_made_under_another_choice_is_never_replayed(pool: PgP
 }
 
 /// The same choice gives the same fingerprint, in whatever order the settings are made.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_order_of_the_settings_does_not_change_the_fingerprint(pool: PgPool) {
     create_effects(&pool).await;
     let [a, b] = ["x-a", "x-b"].map(HeaderName::from_static);
@@ -118,7 +118,7 @@ async fn the_order_of_the_settings_does_not_change_the_fingerprint(pool: PgPool)
 }
 
 /// After a change of these digests, every repeat of an earlier request would be `key-reused`.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_default_digests_never_change(pool: PgPool) {
     create_effects(&pool).await;
     let layers = [transactional(&pool), transactional(&pool).with_canonical_json([]).expect("no pointer")];

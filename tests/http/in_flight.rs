@@ -26,7 +26,7 @@ fn waiting(pool: &PgPool, limit: Duration) -> IdempotencyLayer {
     IdempotencyLayer::transactional(pool.clone(), options, user)
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_duplicate_is_refused_at_once(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();
@@ -45,7 +45,7 @@ async fn a_duplicate_is_refused_at_once(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_wait_ends_at_its_limit(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();
@@ -61,7 +61,7 @@ async fn a_wait_ends_at_its_limit(pool: PgPool) {
 }
 
 /// The first request has the only connection. A duplicate in the same process needs none, even if it waits.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_duplicate_in_the_same_process_needs_no_connection(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(20));
     let pool = pool.connect_with(options).await.expect("a pool");
@@ -89,7 +89,7 @@ async fn a_duplicate_in_the_same_process_needs_no_connection(_: PgPoolOptions, o
 }
 
 /// A trigger lets the completion take a while, and moves the end of the retention to its end. The duplicate asked before.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a distributed table has no triggers")]
 async fn a_record_that_expires_while_a_duplicate_waits_in_the_process_is_its_answer(pool: PgPool) {
     create_effects(&pool).await;
@@ -130,7 +130,7 @@ async fn a_record_that_expires_while_a_duplicate_waits_in_the_process_is_its_ans
 }
 
 /// The duplicate has asked, and waits for the only connection.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_record_that_expires_while_a_duplicate_waits_for_a_connection_is_its_answer(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -161,7 +161,7 @@ async fn a_record_that_expires_while_a_duplicate_waits_for_a_connection_is_its_a
 }
 
 /// They all ask at the moment at which the first request ends, and are more than may run.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn duplicates_that_have_waited_wait_for_a_place_too(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(3).connect_with(options).await.expect("a pool");
     create_effects(&pool).await;
@@ -185,7 +185,7 @@ async fn duplicates_that_have_waited_wait_for_a_place_too(_: PgPoolOptions, opti
 
 /// Many duplicates of one slow request meet few connections. Other keys are served meanwhile, whether the duplicates
 /// wait or not.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_storm_on_one_key_leaves_the_pool_to_others(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(3).connect_with(options).await.expect("a pool");
     create_effects(&pool).await;

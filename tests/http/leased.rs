@@ -41,7 +41,7 @@ fn app(layer: IdempotencyLayer) -> (Router, Arc<AtomicU32>) {
     (Router::new().route("/send/{status}", post(send)).layer(layer), sent)
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
     let options = leasing(Policy::AtLeastOnce { lease: LEASE }).with_max_attempts(NonZeroU32::new(3).expect("three"));
     let (app, sent) = app(IdempotencyLayer::leased(pool.clone(), options, user));
@@ -58,7 +58,7 @@ async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
     assert_eq!(reason, "the handler answered 503 Service Unavailable");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_handler_says_why_it_failed(pool: PgPool) {
     let policies =
         [Policy::AtLeastOnce { lease: LEASE }, Policy::AtMostOnce { lease: LEASE }, Policy::InSteps { lease: LEASE }];
@@ -77,7 +77,7 @@ async fn a_handler_says_why_it_failed(pool: PgPool) {
 }
 
 /// As in a test of a service: the first router stands for a process that has died, and the second for another one.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_second_router_takes_over_what_has_lapsed_in_the_first(pool: PgPool) {
     let gate = Gate::new();
     let router = || {
@@ -103,7 +103,7 @@ async fn a_second_router_takes_over_what_has_lapsed_in_the_first(pool: PgPool) {
     assert_eq!(post_to(&one, "/send", "key-1", "x").await.body, "attempt 2");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn at_most_once_a_failure_is_indeterminate_unless_nothing_was_done(pool: PgPool) {
     let (app, sent) = app(leased(&pool, Policy::AtMostOnce { lease: LEASE }));
     for (key, status) in [("key-1", 503), ("key-2", 400)] {
@@ -121,7 +121,7 @@ async fn at_most_once_a_failure_is_indeterminate_unless_nothing_was_done(pool: P
 
 /// A task that the handler has spawned keeps a clone of the lease. The row is locked, so the release is sent and has no
 /// answer.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the coordinator does not show that a statement waits on a worker")]
 async fn a_lease_that_has_ended_is_lost_before_its_release_is_sent(pool: PgPool) {
     for (status, declared) in [(StatusCode::BAD_GATEWAY, false), (StatusCode::BAD_REQUEST, true)] {
@@ -157,7 +157,7 @@ async fn a_lease_that_has_ended_is_lost_before_its_release_is_sent(pool: PgPool)
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_response_that_an_operator_has_resolved_is_replayed_as_json(pool: PgPool) {
     let (app, sent) = app(leased(&pool, Policy::AtMostOnce { lease: LEASE }));
     assert_eq!(post_to(&app, "/send/503", "key-1", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);
@@ -173,7 +173,7 @@ async fn a_response_that_an_operator_has_resolved_is_replayed_as_json(pool: PgPo
     assert_eq!(sent.load(Ordering::SeqCst), 1);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn without_a_key_a_handler_has_no_lease(pool: PgPool) {
     let (app, sent) = app(leased(&pool, Policy::AtLeastOnce { lease: LEASE }).with_optional_key(true));
     let answer = send(&app, request("POST", "/send/202", None, "x")).await;

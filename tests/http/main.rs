@@ -29,5 +29,3 @@ mod transactional;
 mod unbegun;
 mod vanished;
 mod wire;
-
-use rig::strict;

@@ -19,7 +19,7 @@ use crate::support::{
 };
 
 /// A raw BEGIN, which sqlx does not count, or forgotten values of sqlx's `Transaction`, which leave its depth above 0.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_connection_returned_with_a_forgotten_transaction_does_not_fail_the_next_request(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -46,7 +46,7 @@ async fn a_connection_returned_with_a_forgotten_transaction_does_not_fail_the_ne
 
 /// sqlx would release a savepoint in place of the COMMIT, and return `Ok`. The next caller that gets the connection finds no
 /// open transaction, whatever the handler answers.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_forgotten_nested_transaction_is_never_acknowledged(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await.expect("a pool");
     let other = PgPool::connect_with(options).await.expect("a pool");
@@ -80,7 +80,7 @@ async fn a_forgotten_nested_transaction_is_never_acknowledged(_: PgPoolOptions, 
 }
 
 /// With and without a key, a success after a raw end of the transaction is refused, and nothing is stored.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_handler_that_ends_the_transaction_is_never_acknowledged(pool: PgPool) {
     create_effects(&pool).await;
     let ends = async |mut tx: IdempotentTx, body: String| {
@@ -111,7 +111,7 @@ async fn a_handler_that_ends_the_transaction_is_never_acknowledged(pool: PgPool)
 }
 
 /// Dropping a query does not cancel it, so the ROLLBACK waits behind it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_time_out_inside_the_handler_is_answered_while_its_statement_still_runs(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
@@ -135,7 +135,7 @@ async fn a_time_out_inside_the_handler_is_answered_while_its_statement_still_run
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(pool: PgPool) {
     create_effects(&pool).await;
     let layers = [
@@ -155,7 +155,7 @@ async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(p
 }
 
 /// A failed gRPC call has the status 200, and says so in its trailers.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_grpc_response_commits_nothing(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
@@ -173,7 +173,7 @@ async fn a_grpc_response_commits_nothing(pool: PgPool) {
 }
 
 /// The chosen error is stored although a statement of the handler failed before it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_aborted_transaction_still_stores_a_chosen_error(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
@@ -194,7 +194,7 @@ async fn an_aborted_transaction_still_stores_a_chosen_error(pool: PgPool) {
 }
 
 /// A request that selects first waits for a connection once: if it gets none, it does not wait for a second one.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_missing_connection_is_waited_for_once(_: PgPoolOptions, options: PgConnectOptions) {
     const LIMIT: Duration = Duration::from_secs(1);
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(LIMIT);
@@ -208,7 +208,7 @@ async fn a_missing_connection_is_waited_for_once(_: PgPoolOptions, options: PgCo
 
 /// The handler writes by a pool of its own. Its answer would be replayed, but its writes would not be atomic with the
 /// key.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_handler_that_never_takes_the_transaction_is_a_mistake_of_the_service(pool: PgPool) {
     create_effects(&pool).await;
     let handler = {
@@ -260,7 +260,7 @@ async fn retried(
 }
 
 /// The first attempt's writes are still in the transaction when the second one begins.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_retry_inside_the_layer_does_not_write_twice(pool: PgPool) {
     create_effects(&pool).await;
     let attempts = Arc::new(AtomicU32::new(0));

@@ -43,7 +43,7 @@ async fn reconciled(pool: &PgPool, finding: Finding) -> Visit {
     reconciler.visit_one(pool, look_up).await.expect("a visit")
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_retry_gets_the_status_the_headers_and_the_body_that_a_look_has_found(pool: PgPool) -> anyhow::Result<()> {
     let app = in_doubt(&pool, StatusCode::BAD_GATEWAY).await;
     let found = Response::builder()
@@ -59,7 +59,7 @@ async fn a_retry_gets_the_status_the_headers_and_the_body_that_a_look_has_found(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_response_that_no_retry_would_get_is_refused(pool: PgPool) {
     let layer = leased(&pool, AT_MOST_ONCE).with_response_limit(4);
     assert!(layer.took_effect(Response::new("four")).is_ok());
@@ -71,7 +71,7 @@ async fn a_response_that_no_retry_would_get_is_refused(pool: PgPool) {
 
 /// No resumer may repeat a request that was refused for good. At most once none does, and a reconciler needs the
 /// request.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_refused_request_at_most_once_stays_stored_for_the_reconciler(pool: PgPool) -> anyhow::Result<()> {
     let _ = in_doubt(&pool, StatusCode::UNPROCESSABLE_ENTITY).await;
     let key = pg_idempotency::Key::new("ada", OPERATION, "key-1")?;

@@ -54,7 +54,7 @@ async fn ask(app: &Router, body: &str) -> Answer {
 }
 
 /// The client corrects its typing error under the same key, as often as it needs.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn in_steps_a_refusal_before_the_first_step_frees_the_key(pool: PgPool) -> anyhow::Result<()> {
     let app = app(&pool, IN_STEPS);
     for status in ["404", "422", "409"] {
@@ -70,7 +70,7 @@ async fn in_steps_a_refusal_before_the_first_step_frees_the_key(pool: PgPool) ->
 }
 
 /// After a step, or an attempt that ended in another way, an effect of the first body may have happened.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn in_steps_any_other_end_keeps_the_body(pool: PgPool) -> anyhow::Result<()> {
     let app = app(&pool, IN_STEPS);
     for body in ["503", "panic", "stepped"] {
@@ -93,7 +93,7 @@ async fn in_steps_any_other_end_keeps_the_body(pool: PgPool) -> anyhow::Result<(
 }
 
 /// A task with a clone of the lease has asked for a step while the handler answered.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn in_steps_a_task_with_a_step_keeps_the_body(pool: PgPool) -> anyhow::Result<()> {
     let handler = async |lease: Lease, _: Bytes| {
         let (reached, waits) = tokio::sync::oneshot::channel();
@@ -116,7 +116,7 @@ async fn in_steps_a_task_with_a_step_keeps_the_body(pool: PgPool) -> anyhow::Res
 
 /// The worker of an earlier attempt has stored the request. A client was told 404. Then the account appears, and the
 /// resumer runs.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn what_a_client_was_told_is_refused_is_never_resumed(pool: PgPool) -> anyhow::Result<()> {
     for policy in [IN_STEPS, Policy::AtLeastOnce { lease: LEASE }] {
         let leasing = Leasing::new(policy)?.with_max_attempts(std::num::NonZeroU32::new(9).expect("nine"));
@@ -142,7 +142,7 @@ async fn what_a_client_was_told_is_refused_is_never_resumed(pool: PgPool) -> any
 }
 
 /// Under every policy: what is checked in front of the layer leaves no record.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_refusal_in_front_of_the_layer_leaves_the_key_free(pool: PgPool) -> anyhow::Result<()> {
     async fn check(body: Bytes) -> Result<Bytes, StatusCode> {
         match serde_json::from_slice::<Value>(&body) {
@@ -173,7 +173,7 @@ async fn a_refusal_in_front_of_the_layer_leaves_the_key_free(pool: PgPool) -> an
 }
 
 /// Under every policy: a refusal that is stored is final, and says so to each retry.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_stored_refusal_is_replayed(pool: PgPool) -> anyhow::Result<()> {
     for policy in POLICIES {
         sqlx::raw_sql("truncate idempotency.record").execute(&pool).await?;

@@ -22,7 +22,7 @@ fn values<'a>(answer: &'a Answer, name: &str) -> Vec<&'a [u8]> {
     answer.headers.get_all(name).iter().map(|value| value.as_bytes()).collect()
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn headers_come_back_in_order_byte_by_byte_and_only_those_allowed(pool: PgPool) {
     create_effects(&pool).await;
     let request_id = HeaderName::from_static("x-request-id");
@@ -84,7 +84,7 @@ fn any_response() -> impl Strategy<Value = (StatusCode, HeaderMap, Vec<u8>, Opti
 }
 
 /// Failing cases are not shrunk; the message has the whole case.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn any_response_comes_back_from_the_database_unchanged(pool: PgPool) {
     let errors = || (400..500).map(|status| StatusCode::from_u16(status).expect("a status"));
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
@@ -125,7 +125,7 @@ async fn any_response_comes_back_from_the_database_unchanged(pool: PgPool) {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_response_that_is_too_large_is_sent_once_and_never_performed_again(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_response_limit(1000));
@@ -143,7 +143,7 @@ async fn a_response_that_is_too_large_is_sent_once_and_never_performed_again(poo
     assert_eq!(effects(&pool).await, 3);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_stream_is_passed_on_and_not_stored(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -153,7 +153,7 @@ async fn a_stream_is_passed_on_and_not_stored(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_secret_is_not_stored(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -166,7 +166,7 @@ async fn a_secret_is_not_stored(pool: PgPool) {
 }
 
 /// Whatever a newer release or a person has left in the columns, the answer is a replay or a rejection, and no panic.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn any_record_makes_an_answer(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -203,7 +203,7 @@ async fn any_record_makes_an_answer(pool: PgPool) {
 }
 
 /// The handler passes on a response that another service has replayed.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_first_response_never_says_that_it_is_a_replay(pool: PgPool) {
     let handler = async |_tx: Result<IdempotentTx, NoTransaction>, headers: HeaderMap| {
         let status = if headers.contains_key("x-fail") { StatusCode::BAD_REQUEST } else { StatusCode::OK };

@@ -7,7 +7,7 @@ use sqlx::PgPool;
 
 use crate::support::{app, app_without_layer, create_effects, effects, post_to, records, request, send, transactional};
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn path_query_and_body_are_in_the_fingerprint_and_the_content_type_is_not(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -33,7 +33,7 @@ async fn path_query_and_body_are_in_the_fingerprint_and_the_content_type_is_not(
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_nested_router_does_not_hide_the_account_in_the_path(pool: PgPool) {
     create_effects(&pool).await;
     let app = Router::new().nest("/tenants/{id}", app(transactional(&pool)));
@@ -44,7 +44,7 @@ async fn a_nested_router_does_not_hide_the_account_in_the_path(pool: PgPool) {
     assert_eq!(operation, "POST /tenants/{id}/effects");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn each_method_and_route_is_an_operation_of_its_own(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -55,7 +55,7 @@ async fn each_method_and_route_is_an_operation_of_its_own(pool: PgPool) {
     assert_eq!(effects(&pool).await, 3);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_body_over_the_limit_claims_nothing(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_request_limit(10));
@@ -71,7 +71,7 @@ async fn a_body_over_the_limit_claims_nothing(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_body_that_breaks_off_claims_nothing(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -84,7 +84,7 @@ async fn a_body_that_breaks_off_claims_nothing(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_body_in_chunks_is_the_same_request_and_reaches_the_handler_whole(pool: PgPool) {
     let app = app(transactional(&pool));
     let chunked = || {
@@ -96,7 +96,7 @@ async fn a_body_in_chunks_is_the_same_request_and_reaches_the_handler_whole(pool
     assert_eq!((whole.is_replayed(), &*whole.body), (true, &b"abc"[..]));
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn without_a_matched_route_the_service_must_name_the_operation(pool: PgPool) {
     use tower::{Layer as _, ServiceExt as _};
     create_effects(&pool).await;

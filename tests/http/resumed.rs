@@ -157,7 +157,7 @@ async fn library_request(pool: &PgPool, value: &str) {
     gone(pool, value).await;
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_whose_client_is_gone_is_answered_and_a_late_retry_replays_it(pool: PgPool) -> anyhow::Result<()> {
     let service = Service::new(&pool);
     service.abandoned(&pool, "key-1", "/payments/ada?of=x").await;
@@ -183,7 +183,7 @@ async fn a_request_whose_client_is_gone_is_answered_and_a_late_retry_replays_it(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn only_what_the_service_lists_is_stored(pool: PgPool) -> anyhow::Result<()> {
     let mut service = Service::new(&pool);
     for name in [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION] {
@@ -207,7 +207,7 @@ async fn only_what_the_service_lists_is_stored(pool: PgPool) -> anyhow::Result<(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_that_is_too_large_to_store_is_refused(pool: PgPool) {
     let mut service = Service::new(&pool);
     service.layer = service.layer.with_request_limit(10);
@@ -219,7 +219,7 @@ async fn a_request_that_is_too_large_to_store_is_refused(pool: PgPool) {
     assert_eq!(records(&pool).await, 0);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_that_the_service_refuses_is_left_to_a_person(pool: PgPool) -> anyhow::Result<()> {
     let options = Leasing::new(Policy::InSteps { lease: MINUTE })?.with_stored_request(true).with_max_attempts(TWO);
     let layer = || IdempotencyLayer::leased(pool.clone(), options, scope);
@@ -247,7 +247,7 @@ async fn a_request_that_the_service_refuses_is_left_to_a_person(pool: PgPool) ->
 }
 
 /// Under another key, the gateway would see another downstream key, and charge twice.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_resumed_request_is_never_performed_under_another_key(pool: PgPool) -> anyhow::Result<()> {
     let service = Service::new(&pool);
     service.abandoned(&pool, "key-1", "/payments/ada").await;
@@ -262,7 +262,7 @@ async fn a_resumed_request_is_never_performed_under_another_key(pool: PgPool) ->
 }
 
 /// A function that fails for some requests must not keep the others waiting.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn requests_that_cannot_be_decided_do_not_hide_the_others(pool: PgPool) -> anyhow::Result<()> {
     let service = Service::new(&pool);
     service.abandoned(&pool, "key-", "/payments/ada").await;
@@ -283,7 +283,7 @@ async fn requests_that_cannot_be_decided_do_not_hide_the_others(pool: PgPool) ->
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn requests_of_the_library_and_of_the_layer_do_not_hide_each_other(pool: PgPool) -> anyhow::Result<()> {
     let service = Service::new(&pool);
     service.abandoned(&pool, "http", "/payments/ada").await;
@@ -302,7 +302,7 @@ async fn requests_of_the_library_and_of_the_layer_do_not_hide_each_other(pool: P
 }
 
 /// A newer release finishes it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_of_another_version_is_left_alone(pool: PgPool) -> anyhow::Result<()> {
     let service = Service::new(&pool);
     service.abandoned(&pool, "key-1", "/payments/ada").await;
@@ -328,7 +328,7 @@ async fn a_request_of_another_version_is_left_alone(pool: PgPool) -> anyhow::Res
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_that_fails_at_the_limit_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
     let service = Service::new(&pool);
     service.abandoned(&pool, "key-1", "/payments/failing").await;
@@ -342,7 +342,7 @@ async fn a_request_that_fails_at_the_limit_is_exhausted(pool: PgPool) -> anyhow:
 }
 
 /// The access has ended after the decision, and the handler refuses.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_that_the_handler_refuses_is_not_sent_again(pool: PgPool) -> anyhow::Result<()> {
     let service = Service::new(&pool);
     service.abandoned(&pool, "key-1", "/payments/gone").await;

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use crate::resumed::{Account, MINUTE, OPERATION, Service, key, many, options, permit, signed};
 use crate::support::{post_to, records, send, spawned_post, user};
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn two_resumers_send_each_request_once(pool: PgPool) -> anyhow::Result<()> {
     let service = Service::new(&pool);
     service.abandoned(&pool, "key-", "/payments/ada").await;
@@ -41,7 +41,7 @@ async fn two_resumers_send_each_request_once(pool: PgPool) -> anyhow::Result<()>
 }
 
 /// Between the search and the claim, the client comes back, or the record is another operation's.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_record_that_changes_during_the_decision_is_not_taken(pool: PgPool) -> anyhow::Result<()> {
     let service = Service::new(&pool);
     service.abandoned(&pool, "key-1", "/payments/ada").await;
@@ -71,7 +71,7 @@ async fn a_record_that_changes_during_the_decision_is_not_taken(pool: PgPool) ->
 }
 
 /// An outer layer has a lease of its own, and the inner one guards another operation.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_lease_of_another_key_does_not_replace_the_claim(pool: PgPool) {
     let layer = |operation: &'static str| {
         IdempotencyLayer::leased(pool.clone(), options().with_stored_request(false), user)
@@ -83,7 +83,7 @@ async fn a_lease_of_another_key_does_not_replace_the_claim(pool: PgPool) {
     assert_eq!(records(&pool).await, 2);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_lease_that_is_over_does_not_replace_the_claim(pool: PgPool) -> anyhow::Result<()> {
     let service = Service::new(&pool);
     service.abandoned(&pool, "key-1", "/payments/ada").await;
@@ -105,7 +105,7 @@ async fn a_lease_that_is_over_does_not_replace_the_claim(pool: PgPool) -> anyhow
 }
 
 /// The service gives *in flight* the status 202, for clients that poll. It is no answer of the key.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_rejection_of_a_layer_is_not_stored_as_the_answer(pool: PgPool) -> anyhow::Result<()> {
     let service = Service::new(&pool);
     service.abandoned(&pool, "key-1", "/payments/ada").await;
@@ -131,7 +131,7 @@ async fn the_rejection_of_a_layer_is_not_stored_as_the_answer(pool: PgPool) -> a
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_layer_that_stores_no_requests_has_no_resumer(pool: PgPool) {
     let leased = |options| IdempotencyLayer::leased(pool.clone(), options, user);
     let unlimited = Leasing::new(Policy::InSteps { lease: MINUTE }).expect("a lease").with_stored_request(true);

@@ -10,7 +10,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{app, create_effects, effects, leased, post_to, records, request, send, transactional};
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_first_request_performs_and_a_repeat_gets_its_answer(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -26,7 +26,7 @@ async fn the_first_request_performs_and_a_repeat_gets_its_answer(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_missing_key_is_refused_where_one_is_required(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -35,7 +35,7 @@ async fn a_missing_key_is_refused_where_one_is_required(pool: PgPool) {
     assert_eq!(effects(&pool).await, 0);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_optional_key_leaves_requests_without_one_unprotected(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_optional_key(true));
@@ -54,7 +54,7 @@ async fn an_optional_key_leaves_requests_without_one_unprotected(pool: PgPool) {
     assert_eq!(effects(&pool).await, 2);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn only_the_chosen_methods_are_covered(pool: PgPool) {
     create_effects(&pool).await;
     let by_default = app(transactional(&pool));
@@ -76,7 +76,7 @@ async fn only_the_chosen_methods_are_covered(pool: PgPool) {
     assert_eq!(effects(&pool).await, 2);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn two_users_with_one_key_do_not_see_each_other(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -89,7 +89,7 @@ async fn two_users_with_one_key_do_not_see_each_other(pool: PgPool) {
     assert_eq!(effects(&pool).await, 2);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_error_of_the_scope_is_the_first_answer(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -102,7 +102,7 @@ async fn an_error_of_the_scope_is_the_first_answer(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn without_a_database_the_handler_never_runs_unprotected(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_optional_key(true));
@@ -133,7 +133,7 @@ async fn without_a_server_the_answer_comes_after_the_time_of_the_pool() {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_service_may_choose_the_form_of_rejections(pool: PgPool) {
     create_effects(&pool).await;
     let own = app(transactional(&pool).with_rejection(|rejection| {
@@ -146,7 +146,7 @@ async fn the_service_may_choose_the_form_of_rejections(pool: PgPool) {
     assert_eq!(answer.rejection.expect("in the extensions").kind(), "missing-key");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_key_may_come_from_the_body_and_must_be_long_enough(pool: PgPool) {
     create_effects(&pool).await;
     let from_body = transactional(&pool).with_shortest_key(4).with_key_from(|_, body| {

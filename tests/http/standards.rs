@@ -19,7 +19,7 @@ fn echoed(answer: &Answer) -> Vec<&str> {
 }
 
 /// In the form in which the request had it, whatever the answer is. The record does not have it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn every_answer_to_a_request_with_a_key_echoes_the_key(pool: PgPool) {
     create_effects(&pool).await;
     let gate = Gate::new();
@@ -63,7 +63,7 @@ async fn every_answer_to_a_request_with_a_key_echoes_the_key(pool: PgPool) {
     assert!(echoed(&send(&app, request("GET", "/effects", Some("key-1"), "")).await).is_empty());
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_key_from_another_place_is_not_echoed_and_the_echo_of_another_service_is_replaced(pool: PgPool) {
     let passed_on =
         async |_: IdempotentTx, headers: HeaderMap| ([(IDEMPOTENCY_KEY, "downstream")], headers.len().to_string());
@@ -79,7 +79,7 @@ async fn a_key_from_another_place_is_not_echoed_and_the_echo_of_another_service_
 
 /// The agentic-commerce protocol scopes keys to the path. The default scopes them to the matched route, and then another
 /// path is another request.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn with_the_path_as_operation_the_same_key_on_another_path_is_independent(pool: PgPool) {
     create_effects(&pool).await;
     let by_path = transactional(&pool).with_operation(|parts| Some(format!("{} {}", parts.method, parts.uri.path())));
@@ -93,7 +93,7 @@ async fn with_the_path_as_operation_the_same_key_on_another_path_is_independent(
     assert_eq!(effects(&pool).await, 3);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn in_canonical_json_trailing_zeros_are_equal_and_null_is_not_absent(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool).with_canonical_json([]).expect("no pointer"));
@@ -107,7 +107,7 @@ async fn in_canonical_json_trailing_zeros_are_equal_and_null_is_not_absent(pool:
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_key_lives_for_a_day_and_is_then_a_new_request(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -128,7 +128,7 @@ async fn a_key_lives_for_a_day_and_is_then_a_new_request(pool: PgPool) {
 
 /// The conformance suite of the Universal Commerce Protocol: the same answer for a repeat, and 409 for another body, on
 /// `POST /checkout-sessions` and on `PUT /checkout-sessions/{id}`.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_reused_key_can_be_a_409_on_post_and_put(pool: PgPool) {
     create_effects(&pool).await;
     let change = async |mut tx: IdempotentTx, body: String| insert(&mut tx, &body).await.to_string();

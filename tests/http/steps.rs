@@ -43,7 +43,7 @@ async fn assert_indeterminate(pool: &PgPool, app: &Router) {
 }
 
 /// The next attempt may be at work when such a task wakes.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_task_that_outlives_the_response_performs_no_step(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for status in [StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE] {
@@ -78,7 +78,7 @@ async fn a_task_that_outlives_the_response_performs_no_step(pool: PgPool) -> any
 }
 
 /// It may have taken effect, although the handler has answered.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_task_in_the_middle_of_a_text_leaves_it_in_doubt(pool: PgPool) -> anyhow::Result<()> {
     let gate = Gate::new();
     let (sender, ended) = oneshot::channel();

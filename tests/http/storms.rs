@@ -71,7 +71,7 @@ async fn until_runs(runs: &Runs, least: usize) {
 
 /// A storm of duplicates arrives while the first request is performed. Requests with other keys come at a steady pace,
 /// before and after it ends.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn duplicates_that_waited_for_one_request_take_no_places_of_others(_: PgPoolOptions, options: PgConnectOptions) {
     create_effects(&pool_of(1, &options).await).await;
     let mut done = 0;
@@ -103,7 +103,7 @@ async fn duplicates_that_waited_for_one_request_take_no_places_of_others(_: PgPo
 }
 
 /// No request waits for another one with its key: all are replays, and the layer rejects duplicates in flight.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn replays_of_one_key_take_no_places_of_others(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = pool_of(3, &options).await;
     create_effects(&pool).await;
@@ -120,7 +120,7 @@ async fn replays_of_one_key_take_no_places_of_others(_: PgPoolOptions, options: 
 }
 
 /// A request of another process is performed. Its duplicates here hold places while they poll.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn duplicates_that_poll_for_another_process_take_no_places_of_others(
     _: PgPoolOptions,
     options: PgConnectOptions,

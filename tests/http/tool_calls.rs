@@ -57,7 +57,7 @@ mod shown {
     // end
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_repeated_tool_call_is_performed_once_and_answered_under_its_own_id(pool: PgPool) {
     create_effects(&pool).await;
     let app = shown::router(transactional(&pool)).expect("pointers");

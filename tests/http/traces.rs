@@ -27,7 +27,7 @@ async fn kept(pool: &PgPool, operation: &str, key: &str) -> Option<String> {
     operator::show(pool, &key).await.expect("shown").expect("a record").trace
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_record_keeps_the_first_requests_trace_and_a_replay_shows_none(pool: PgPool) {
     create_effects(&pool).await;
     let layers = [RoundTrips::Plain, RoundTrips::SelectFirst, RoundTrips::Fewest].map(|trips| saving(&pool, trips));
@@ -48,7 +48,7 @@ async fn the_record_keeps_the_first_requests_trace_and_a_replay_shows_none(pool:
     assert_eq!(kept(&pool, "POST /texts", "key-1").await.as_deref(), Some(FIRST));
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_trace_that_is_not_valid_counts_as_none(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));

@@ -15,7 +15,7 @@ use crate::support::{
     until_nothing_is_open,
 };
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_error_undoes_everything_and_frees_the_key(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -32,7 +32,7 @@ async fn an_error_undoes_everything_and_frees_the_key(pool: PgPool) {
     assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_chosen_error_is_stored_and_its_writes_are_undone(pool: PgPool) {
     create_effects(&pool).await;
     let layer = transactional(&pool).with_stored_errors([StatusCode::PAYMENT_REQUIRED]).expect("a client error");
@@ -50,7 +50,7 @@ async fn a_chosen_error_is_stored_and_its_writes_are_undone(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_panic_undoes_everything_frees_the_key_and_stays_a_panic(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -63,7 +63,7 @@ async fn a_panic_undoes_everything_frees_the_key_and_stays_a_panic(pool: PgPool)
     assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_database_error_that_the_handler_ignores_is_not_acknowledged(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -72,7 +72,7 @@ async fn a_database_error_that_the_handler_ignores_is_not_acknowledged(pool: PgP
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_handler_that_keeps_or_ends_the_transaction_is_a_mistake_of_the_service(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -87,7 +87,7 @@ async fn a_handler_that_keeps_or_ends_the_transaction_is_a_mistake_of_the_servic
     assert_eq!(post_to(&app, "/commit", "key-2", "x").await.problem(), "indeterminate");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_response_that_breaks_off_is_not_stored(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -96,7 +96,7 @@ async fn a_response_that_breaks_off_is_not_stored(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_handler_has_the_key_and_may_nest_transactions(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |axum::Extension(key): axum::Extension<Key>, mut tx: IdempotentTx| {
@@ -115,7 +115,7 @@ async fn the_handler_has_the_key_and_may_nest_transactions(pool: PgPool) {
     assert_eq!(effects(&pool).await, 1);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_transaction_is_lent_once(pool: PgPool) {
     create_effects(&pool).await;
     let twice = async |_first: IdempotentTx, second: Result<IdempotentTx, NoTransaction>| {
@@ -128,7 +128,7 @@ async fn the_transaction_is_lent_once(pool: PgPool) {
 }
 
 /// Without a key, the transaction is exempt from the protection of the table of effects, and the connection is not.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a distributed table cannot be protected")]
 async fn a_request_without_a_key_leaves_no_exemption_on_its_connection(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.expect("a pool");
@@ -145,7 +145,7 @@ async fn a_request_without_a_key_leaves_no_exemption_on_its_connection(_: PgPool
 
 /// The message with BEGIN fails in the server, as a cancelled statement would: without a key by a shadowed operator, and with
 /// the fewest round trips in its function.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_failed_begin_leaves_its_connection_outside_a_transaction(_: PgPoolOptions, options: PgConnectOptions) {
     let observer = PgPool::connect_with(options.clone()).await.expect("a pool");
     create_effects(&observer).await;
@@ -174,7 +174,7 @@ async fn a_failed_begin_leaves_its_connection_outside_a_transaction(_: PgPoolOpt
 }
 
 /// The bare handler takes three: begin, insert, commit.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
 async fn with_the_fewest_round_trips_a_first_call_takes_as_many_as_the_bare_handler(
     _: PgPoolOptions,
@@ -212,7 +212,7 @@ async fn with_the_fewest_round_trips_a_first_call_takes_as_many_as_the_bare_hand
 }
 
 /// A dashboard that watches the ratio of rollbacks must not alarm because of the layer.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the workers count the effects, and publish them at their own pace")]
 async fn a_first_call_counts_no_rollback(_: PgPoolOptions, options: PgConnectOptions) {
     let observer = PgPool::connect_with(options.clone()).await.expect("a pool");

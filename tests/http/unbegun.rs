@@ -17,7 +17,7 @@ use crate::support::{leased, post_to, until};
 
 const LEASE: Duration = Duration::from_secs(60);
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
 async fn after_a_claim_without_an_answer_a_retry_is_performed(pool: PgPool) -> anyhow::Result<()> {
     let server: &PgConnectOptions = &pool.connect_options();

@@ -85,7 +85,7 @@ fn assert_unavailable(answer: &Answer, kind: &str, runs: &Runs) {
     assert_eq!(runs.count(), 0);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_connection_that_vanishes_before_the_commit_frees_the_key_and_its_place(
     _: PgPoolOptions,
     server: PgConnectOptions,
@@ -115,7 +115,7 @@ async fn a_connection_that_vanishes_before_the_commit_frees_the_key_and_its_plac
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_connection_that_vanishes_before_the_claim_is_replaced(_: PgPoolOptions, server: PgConnectOptions) {
     let behind = Behind::of(server).await;
     for (done, layer) in behind.layers().into_iter().enumerate() {
@@ -131,7 +131,7 @@ async fn a_connection_that_vanishes_before_the_claim_is_replaced(_: PgPoolOption
     assert_eq!(effects(&behind.server).await, 4);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_connection_that_vanishes_under_the_handler_is_replaced(_: PgPoolOptions, server: PgConnectOptions) {
     let behind = Behind::of(server).await;
     let [layer, _] = behind.layers();
@@ -150,7 +150,7 @@ async fn a_connection_that_vanishes_under_the_handler_is_replaced(_: PgPoolOptio
     assert_eq!(effects(&behind.server).await, 1);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_connection_that_vanishes_before_a_lease_is_claimed_is_replaced(_: PgPoolOptions, server: PgConnectOptions) {
     let behind = Behind::of(server).await;
     let layer = leased(&behind.pool, AT_MOST_ONCE);
@@ -162,7 +162,7 @@ async fn a_connection_that_vanishes_before_a_lease_is_claimed_is_replaced(_: PgP
     assert_eq!(post_once(&app, "/sms", Some("key-2")).await.status, StatusCode::OK);
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_connection_that_vanishes_before_a_lease_is_completed_is_replaced(
     _: PgPoolOptions,
     server: PgConnectOptions,

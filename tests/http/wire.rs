@@ -79,7 +79,7 @@ async fn send_slowly(client: &mut TcpStream, chunks: usize, framed: bool) -> std
     if framed { client.write_all(b"0\r\n\r\n").await } else { Ok(()) }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_slow_client_reads_that_its_body_is_too_large(pool: PgPool) {
     create_effects(&pool).await;
     let server = Server::of(app(transactional(&pool).with_request_limit(LIMIT))).await;
@@ -110,7 +110,7 @@ async fn a_slow_client_reads_that_its_body_is_too_large(pool: PgPool) {
 }
 
 /// The client asks before it sends the body, and a much larger one is not read.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_body_that_nobody_should_send_is_refused_unread(pool: PgPool) {
     create_effects(&pool).await;
     let server = Server::of(app(transactional(&pool).with_request_limit(LIMIT))).await;
@@ -126,7 +126,7 @@ async fn a_body_that_nobody_should_send_is_refused_unread(pool: PgPool) {
 }
 
 /// A client that sends nothing more does not keep its request for ever, and neither does one that never ends.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn reading_on_is_bounded(pool: PgPool) {
     create_effects(&pool).await;
     let server = Server::of(app(transactional(&pool).with_request_limit(LIMIT))).await;
@@ -146,7 +146,7 @@ async fn reading_on_is_bounded(pool: PgPool) {
     timeout(PATIENCE, sending).await.expect("it stops");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn trailers_reach_the_client(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |_: IdempotentTx| {

@@ -3,5 +3,3 @@
 #[cfg(target_os = "linux")]
 mod closed_checkout;
 mod pgbouncer;
-
-use rig::strict;

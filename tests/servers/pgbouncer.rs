@@ -162,7 +162,7 @@ async fn migrations_and_calls_keep_their_promise_through_transaction_pooling(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
     _: PgPoolOptions,
     server: PgConnectOptions,

@@ -18,7 +18,7 @@ fn fingerprint() -> &'static Fingerprint {
     &ONE
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn what_one_door_stored_the_other_one_replays_to_the_byte(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -55,7 +55,7 @@ async fn what_one_door_stored_the_other_one_replays_to_the_byte(pool: PgPool) ->
 
 /// `statement_timestamp()` stands still in a CALL, also across its commits. A record that counted from there would be
 /// born expired, and a retry would perform.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn the_retention_counts_from_the_call_also_in_a_long_statement(pool: PgPool) -> anyhow::Result<()> {
     let worker = "create procedure worker(longer interval) language plpgsql as $$
@@ -91,7 +91,7 @@ async fn the_retention_counts_from_the_call_also_in_a_long_statement(pool: PgPoo
 }
 
 /// Both doors try the same advisory lock.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn an_open_call_of_one_door_is_in_flight_for_the_other(pool: PgPool) -> anyhow::Result<()> {
     for (at, value) in ["a", "é", "漢字", &"x".repeat(255)].into_iter().enumerate() {
@@ -122,7 +122,7 @@ async fn an_open_call_of_one_door_is_in_flight_for_the_other(pool: PgPool) -> an
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_wait_ends_with_the_owner_or_with_its_time(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -169,7 +169,7 @@ async fn a_wait_ends_with_the_owner_or_with_its_time(pool: PgPool) -> anyhow::Re
 }
 
 /// A claim that a savepoint has undone is no claim, and its mark is gone.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_savepoint_undoes_a_claim(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -195,7 +195,7 @@ async fn a_savepoint_undoes_a_claim(pool: PgPool) -> anyhow::Result<()> {
 }
 
 /// Of two callers that meet an expired record, one takes it over.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn an_expired_record_is_taken_over_by_one_caller(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -220,7 +220,7 @@ async fn an_expired_record_is_taken_over_by_one_caller(pool: PgPool) -> anyhow::
 }
 
 /// The vectors are those that the callers in other languages read, too.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn every_vector_of_the_fingerprint_of_bytes_is_computed_alike(pool: PgPool) -> anyhow::Result<()> {
     let vectors: Vec<Value> = serde_json::from_str(include_str!("../../vectors/fingerprints.json"))?;
     for vector in &vectors {

@@ -30,7 +30,7 @@ async fn pay(conn: &mut PgConnection, value: &str, payee: &str) -> sqlx::Result<
     Ok((row.try_get("status")?, row.try_get("body")?))
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn a_client_role_reads_and_forges_nothing(pool: PgPool) -> anyhow::Result<()> {
     let mut admin = connect(&pool).await;
@@ -95,7 +95,7 @@ async fn attempts(pool: &PgPool, client: &str) -> anyhow::Result<()> {
 }
 
 /// The grant lines of the page suffice for the role of a service.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn a_service_role_calls_with_the_grants_of_the_page(pool: PgPool) -> anyhow::Result<()> {
     let page = include_str!("../../../src/guide/any_language.md");
@@ -129,7 +129,7 @@ async fn a_service_role_calls_with_the_grants_of_the_page(pool: PgPool) -> anyho
 
 /// No function of the schema resolves a name by the path of its caller. Those without a path of their own name the
 /// schema of everything.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn each_function_for_other_languages_pins_its_search_path_and_is_not_for_everybody(
     pool: PgPool,
 ) -> anyhow::Result<()> {

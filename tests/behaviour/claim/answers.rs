@@ -172,7 +172,7 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Result<()> {
     let (mut possible, mut barred) = (0, 0);
     let doors = Door::all()?;
@@ -196,7 +196,7 @@ async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Resul
 }
 
 /// An open transaction has the key, and leaves the state when it commits.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn every_state_gets_the_answer_of_the_table_after_a_wait(pool: PgPool) -> anyhow::Result<()> {
     let mut possible = 0;
@@ -230,7 +230,7 @@ async fn every_state_gets_the_answer_of_the_table_after_a_wait(pool: PgPool) -> 
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) -> anyhow::Result<()> {
     let lease = Duration::from_secs(40);
     let policies = [
@@ -298,7 +298,7 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
 const POSSIBLE: usize = 24 + 3 * 32 + 2 * 24 + 8 + (3 * 24 + 2 * 24) + 3 * 8;
 
 /// An expired record is ignored in any mode, so no answer depends on whether a sweep has deleted it, or on the way to ask.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_sweep_changes_no_answer(pool: PgPool) -> anyhow::Result<()> {
     for state in every_state() {
         let mut answers = Vec::new();

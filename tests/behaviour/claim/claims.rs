@@ -41,7 +41,7 @@ async fn replays(conn: &mut PgConnection, options: Idempotency, value: &str) -> 
     options.ensure(conn, &key(value), "body", perform).await.map(|outcome| outcome.is_replayed())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn after_a_wait_that_expired_the_transaction_is_usable_and_its_lock_timeout_is_back(
     pool: PgPool,
 ) -> anyhow::Result<()> {
@@ -72,7 +72,7 @@ async fn after_a_wait_that_expired_the_transaction_is_usable_and_its_lock_timeou
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_wait_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
     let first = owner(&pool, "a").await;
@@ -93,7 +93,7 @@ async fn a_wait_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()>
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_statement_timeout_of_the_caller_stays_their_error(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let first = owner(&pool, "a").await;
@@ -106,7 +106,7 @@ async fn a_statement_timeout_of_the_caller_stays_their_error(pool: PgPool) -> an
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn no_answer_but_performed_holds_a_lock_under_any_plan(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("done"), "body").await?;
@@ -130,7 +130,7 @@ async fn no_answer_but_performed_holds_a_lock_under_any_plan(pool: PgPool) -> an
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn two_keys_in_opposite_order_are_a_retryable_deadlock(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let both_have_one = Arc::new(tokio::sync::Barrier::new(2));
@@ -153,7 +153,7 @@ async fn two_keys_in_opposite_order_are_a_retryable_deadlock(pool: PgPool) -> an
 
 /// 120 calls of one key, of which the first 20 to perform fail. After each failure one other call claims, and no call
 /// starves. A trigger counts the claims: a sequence is not rolled back.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers for each statement")]
 async fn of_many_waiting_calls_one_claims_when_an_owner_rolls_back(
     _: PgPoolOptions,
@@ -212,7 +212,7 @@ async fn of_many_waiting_calls_one_claims_when_an_owner_rolls_back(
 }
 
 /// A call that may wait asks again for a row that a sweep has locked, until its limit, and never waits for the row itself.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_wait_for_a_locked_row_ends_at_its_limit(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
@@ -229,7 +229,7 @@ async fn a_wait_for_a_locked_row_ends_at_its_limit(pool: PgPool) -> anyhow::Resu
 
 /// Many calls wait to take over an expired or released record, behind an owner that rolls back. Exactly one performs, and
 /// none is told *in flight*. They run on several threads, because a slow client hides the fault.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn of_many_waiting_calls_one_takes_over_and_the_others_replay(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -280,7 +280,7 @@ async fn of_many_waiting_calls_one_takes_over_and_the_others_replay(
 }
 
 /// A clock that has jumped back since the call asked must not end a record before its time.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_time_of_asking_ahead_of_the_clock_ends_nothing_that_is_live(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
@@ -296,7 +296,7 @@ async fn a_time_of_asking_ahead_of_the_clock_ends_nothing_that_is_live(pool: PgP
 }
 
 /// The call answers `OtherMode`, and its transaction may last.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_wait_does_not_keep_the_lock_of_a_released_key_in_another_mode(pool: PgPool) -> anyhow::Result<()> {
     let released = Fixture::released(&key("a"), "body")?;
     for (mode, kept) in [(Mode::Transaction, 1), (Mode::AtLeastOnce, 0), (Mode::AtMostOnce, 0)] {

@@ -12,7 +12,7 @@ use crate::support::{WAYS, create_effects, effects, key, leave_effect, once};
 
 /// Both sides of the edge, in one transaction whose `statement_timestamp()` moves on: never replayed past the end,
 /// never performed before it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_short_retention_ends_when_the_clock_says_so(pool: PgPool) -> anyhow::Result<()> {
     let options = Idempotency::new().with_retention(Duration::from_millis(200))?;
     let _ = options.run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(1) }).await?;
@@ -28,7 +28,7 @@ async fn a_short_retention_ends_when_the_clock_says_so(pool: PgPool) -> anyhow::
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_transaction_longer_than_its_retention_is_not_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS {
@@ -82,7 +82,7 @@ async fn durations_that_make_no_sense_are_refused(pool: PgPool) -> anyhow::Resul
 }
 
 /// The owner lets its own record expire while the duplicate waits: the duplicate had asked before.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_duplicate_is_judged_as_of_the_moment_it_asked(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let expire = "update idempotency.record set expires_at = statement_timestamp()";
@@ -121,7 +121,7 @@ async fn a_duplicate_is_judged_as_of_the_moment_it_asked(pool: PgPool) -> anyhow
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_claim_after_a_wait_counts_its_retention_from_itself(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut first = pool.begin().await?;
@@ -143,7 +143,7 @@ async fn a_claim_after_a_wait_counts_its_retention_from_itself(pool: PgPool) -> 
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_wait_is_shorter_than_what_is_remembered(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let second = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use sqlx::{PgConnection, PgPool};
 
 use crate::support::key;
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_fingerprint_of_a_newer_version_is_not_taken_for_a_reused_key(pool: PgPool) -> anyhow::Result<()> {
     let run =
         async || Idempotency::new().run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(1) }).await;
@@ -39,7 +39,7 @@ fn assert_unknown<T: std::fmt::Debug>(result: Result<T, Error>) {
     assert!(matches!(&result, Err(Error::UnknownMode { mode, .. }) if mode == "newer"), "{result:?}");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_mode_of_a_newer_release_is_refused_by_name(pool: PgPool) -> anyhow::Result<()> {
     let (live, _) = two_of_another_mode(&pool).await?;
     let perform = async |_: &mut PgConnection| -> Result<i64, Error> { panic!("performed") };
@@ -57,7 +57,7 @@ async fn a_mode_of_a_newer_release_is_refused_by_name(pool: PgPool) -> anyhow::R
 }
 
 /// As `a_sweep_changes_no_answer` has it for the modes that are known.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn past_its_retention_a_mode_of_a_newer_release_is_as_dead_as_any(pool: PgPool) -> anyhow::Result<()> {
     let (_, expired) = two_of_another_mode(&pool).await?;
     let outcome = Idempotency::new().run(&pool, &expired, "body", async |_| -> Result<i64, Error> { Ok(1) }).await?;
@@ -66,7 +66,7 @@ async fn past_its_retention_a_mode_of_a_newer_release_is_as_dead_as_any(pool: Pg
 }
 
 /// In each version, and with each part that decides which fingerprints can be compared.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn both_doors_compare_fingerprints_alike(pool: PgPool) -> anyhow::Result<()> {
     let version = |version: u8, rest: &[u8]| [&[version], rest, &[0; 32][rest.len()..]].concat();

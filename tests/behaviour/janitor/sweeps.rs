@@ -44,7 +44,7 @@ fn rows(number: u32) -> NonZeroU32 {
     NonZeroU32::new(number).expect("not zero")
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_sweep_deletes_expired_records_and_counts_them_by_kind(pool: PgPool) -> anyhow::Result<()> {
     for expired in [true, false] {
         fill(&pool, "transaction", true, None, expired, 5).await;
@@ -62,7 +62,7 @@ async fn a_sweep_deletes_expired_records_and_counts_them_by_kind(pool: PgPool) -
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_sweep_works_in_batches_and_stops_at_its_limit(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 3500).await;
     let janitor = janitor(&pool);
@@ -76,7 +76,7 @@ async fn a_sweep_works_in_batches_and_stops_at_its_limit(pool: PgPool) -> anyhow
 }
 
 /// With these plans an earlier statement deleted 1989 rows for a limit of 10.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_sweep_never_deletes_more_than_its_limit_under_any_plan(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 2000).await;
     for settings in [
@@ -96,7 +96,7 @@ async fn a_sweep_never_deletes_more_than_its_limit_under_any_plan(pool: PgPool) 
 
 /// A batch begins at the very moment at which the batch before ended, or at the beginning if a client cannot read that
 /// moment.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "no SELECT over all shards locks rows, as this test does")]
 async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<()> {
     let janitor = janitor(&pool).with_batch_size(rows(2)).with_pause(Duration::ZERO);
@@ -112,7 +112,7 @@ async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<
 }
 
 /// A `ctid` is unique in one leaf only: without the leaf, a sweep would delete live rows of other leaves too.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the table cannot be both as this test creates it")]
 async fn a_partitioned_table_is_swept_leaf_by_leaf(pool: PgPool) -> anyhow::Result<()> {
     pool.execute(
@@ -144,7 +144,7 @@ async fn a_partitioned_table_is_swept_leaf_by_leaf(pool: PgPool) -> anyhow::Resu
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_interval_or_a_shutdown_ends_a_sweep_between_two_batches(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 5000).await;
     // Each sweep would take hours.
@@ -191,7 +191,7 @@ async fn a_janitor_goes_on_after_errors(pool: PgPool) -> anyhow::Result<()> {
 }
 
 /// A time-out halves the batch until it fits.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers")]
 async fn a_batch_that_takes_too_long_is_halved(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 400).await;
@@ -212,7 +212,7 @@ async fn a_batch_that_takes_too_long_is_halved(pool: PgPool) -> anyhow::Result<(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_sweep_keeps_its_pace(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 300).await;
     let pause = Duration::from_millis(200);
@@ -225,7 +225,7 @@ async fn a_sweep_keeps_its_pace(pool: PgPool) -> anyhow::Result<()> {
 }
 
 /// A duplicate that asked before the record expired may still wait, and the record is its answer.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_record_that_has_just_expired_is_left_alone_for_the_grace(pool: PgPool) -> anyhow::Result<()> {
     expired_mark(&pool, "fresh", "1 s").await?;
     expired_mark(&pool, "old", "1 min").await?;

@@ -31,7 +31,7 @@ async fn until_idle(pool: &PgPool, connections: usize) {
     timeout(PATIENCE, reached).await.expect("in time");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_sweep_ends_and_the_next_one_works(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
     let (proxy, pool) = behind(&server).await?;
     let janitor = Janitor::new(pool.clone()).with_interval(Duration::from_secs(1))?;
@@ -45,7 +45,7 @@ async fn a_sweep_ends_and_the_next_one_works(_: PgPoolOptions, server: PgConnect
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_janitor_hears_a_shutdown(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
     let (proxy, pool) = behind(&server).await?;
     let (stop, stopped) = oneshot::channel::<()>();
@@ -62,7 +62,7 @@ async fn a_janitor_hears_a_shutdown(_: PgPoolOptions, server: PgConnectOptions) 
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_resumer_hears_a_shutdown_during_its_search(
     _: PgPoolOptions,
     server: PgConnectOptions,

@@ -59,7 +59,7 @@ async fn sql(pool: &PgPool, statement: &'static str) {
 }
 
 /// Every sequence of four different steps, under the policy that lets a second owner in.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn every_order_of_steps_keeps_one_result_and_one_owner(pool: PgPool) -> anyhow::Result<()> {
     let mut sequences = vec![vec![]];
     for _ in 0..4 {

@@ -41,7 +41,7 @@ fn assert_changed<T: std::fmt::Debug>(result: Result<T, Error>, why: &str) {
     assert!(matches!(result, Err(Error::Changed)), "{why}: {result:?}");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_operator_permits_one_attempt_beyond_the_limit(pool: PgPool) -> anyhow::Result<()> {
     for (name, policy) in [("at least once", AT_LEAST_ONCE), ("in steps", IN_STEPS), ("at most once", AT_MOST_ONCE)] {
         let key = key(name);
@@ -73,7 +73,7 @@ async fn an_operator_permits_one_attempt_beyond_the_limit(pool: PgPool) -> anyho
 }
 
 /// A lapsed operation, too. The owner may only be suspended: what it sends later finds another token.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_grant_fences_an_owner_that_was_suspended(pool: PgPool) -> anyhow::Result<()> {
     let leasing = Leasing::new(AT_LEAST_ONCE)?.with_max_attempts(NonZeroU32::MIN);
     let Acquired::Owner(suspended) = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await? else { panic!("new") };
@@ -87,7 +87,7 @@ async fn a_grant_fences_an_owner_that_was_suspended(pool: PgPool) -> anyhow::Res
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn nothing_is_granted_to_what_does_not_wait_for_an_attempt(pool: PgPool) -> anyhow::Result<()> {
     let lapsed = |policy| Fixture::lapsed(&key("a"), "body", policy);
     for (what, record) in [
@@ -106,7 +106,7 @@ async fn nothing_is_granted_to_what_does_not_wait_for_an_attempt(pool: PgPool) -
 }
 
 /// A release that names no step decides about the effect alone. The number of attempts is another question.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_release_without_steps_grants_nothing(pool: PgPool) -> anyhow::Result<()> {
     Fixture::lapsed(&key("a"), "body", AT_MOST_ONCE)?.with_attempt(2).write(&pool).await?;
     release(&pool, &key("a"), shown(&pool, &key("a")).await.token, &[], "not charged").await?;

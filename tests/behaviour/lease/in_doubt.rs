@@ -61,7 +61,7 @@ async fn record(pool: &PgPool) -> String {
     sqlx::query_scalar("select record::text from idempotency.record").fetch_one(pool).await.expect("a record")
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()> {
     for took_effect in [true, false] {
         pool.execute("truncate idempotency.record").await?;
@@ -110,7 +110,7 @@ async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()>
 
 /// The owner's clock stood still while the machine slept. The quiet time counts from the lapse, and would be over at
 /// once.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn no_step_begins_under_a_lapsed_lease(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool).await;
     lapse(&pool, &key("a")).await?;
@@ -121,7 +121,7 @@ async fn no_step_begins_under_a_lapsed_lease(pool: PgPool) -> anyhow::Result<()>
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_owners_release_keeps_the_doubt(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool).await;
     assert!(Kind::AtMostOnce.failing(&lease, "text").await.is_err());
@@ -136,7 +136,7 @@ async fn an_owners_release_keeps_the_doubt(pool: PgPool) -> anyhow::Result<()> {
 
 /// The email was sent and the text was not. An operator that knows of one step must not decide about the other. The caller
 /// and the operator learn of both, in the order of the names and not in that of `jsonb`, in which the shorter name is first.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_release_that_does_not_name_exactly_the_steps_in_doubt_changes_nothing(pool: PgPool) -> anyhow::Result<()> {
     let token = crash_in(&pool, &["email", "text"]).await;
     assert_eq!(in_doubt(&pool).await, (token, names_of(["email", "text"])));
@@ -156,7 +156,7 @@ async fn a_release_that_does_not_name_exactly_the_steps_in_doubt_changes_nothing
 }
 
 /// An operator settles each of several steps by its name, and what happened to it. Nothing happens twice.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> anyhow::Result<()> {
     for email_first in [true, false] {
         pool.execute("truncate idempotency.record").await?;
@@ -185,7 +185,7 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> 
 }
 
 /// After the retention the key is new. A decision about the old operation changes nothing of the new one.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_decision_about_an_operation_that_has_expired_and_was_taken_over_changes_nothing(
     pool: PgPool,
 ) -> anyhow::Result<()> {
@@ -203,7 +203,7 @@ async fn a_decision_about_an_operation_that_has_expired_and_was_taken_over_chang
 }
 
 /// An operator that settles a step wants the operation to go on. One attempt follows each decision, and not more.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_attempt_after_a_settled_step_is_permitted(pool: PgPool) -> anyhow::Result<()> {
     let most = NonZeroU32::new(2).expect("two");
     let key = key("a");
@@ -256,7 +256,7 @@ async fn the_attempt_after_a_settled_step_is_permitted(pool: PgPool) -> anyhow::
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_operators_result_keeps_the_limits(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool).await;
     let largest = "x".repeat(64 * 1024 - 2);

@@ -47,7 +47,7 @@ enum Ending {
 }
 
 /// A new token, so that a heartbeat on its way cannot make the claim look alive for a whole lease.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_attempt_that_fails_keeps_its_reason_and_gets_a_new_token(pool: PgPool) -> anyhow::Result<()> {
     for (policy, ending, state) in [
         (AT_LEAST_ONCE, Ending::Fails, State::Released),
@@ -94,7 +94,7 @@ async fn an_attempt_that_fails_keeps_its_reason_and_gets_a_new_token(pool: PgPoo
 }
 
 /// A gateway that has charged and did not answer would charge again for another body, under another downstream key.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn after_a_failure_only_the_same_body_is_tried_again(pool: PgPool) -> anyhow::Result<()> {
     let mut sent = Vec::new();
     for body in ["100", "200", "100"] {
@@ -111,7 +111,7 @@ async fn after_a_failure_only_the_same_body_is_tried_again(pool: PgPool) -> anyh
 }
 
 /// The owner was suspended, and its operator has found the result meanwhile.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_owners_release_does_not_undo_what_an_operator_has_resolved(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool, AT_MOST_ONCE).await;
     lapse(&pool, &key("a")).await?;
@@ -122,7 +122,7 @@ async fn an_owners_release_does_not_undo_what_an_operator_has_resolved(pool: PgP
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_poison_message_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
     let leasing = Leasing::new(AT_LEAST_ONCE)?.with_max_attempts(NonZeroU32::new(3).expect("three"));
     let attempt = async || {
@@ -150,7 +150,7 @@ async fn a_poison_message_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_retention_counts_from_the_completion(pool: PgPool) -> anyhow::Result<()> {
     let leasing = Leasing::new(AT_LEAST_ONCE)?.with_retention(Duration::from_secs(3 * 3600))?;
     let Acquired::Owner(lease) = leasing.acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
@@ -167,7 +167,7 @@ async fn the_retention_counts_from_the_completion(pool: PgPool) -> anyhow::Resul
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn waiting_holds_no_connection_and_gets_the_first_result(
     _: sqlx::postgres::PgPoolOptions,
     options: sqlx::postgres::PgConnectOptions,
@@ -212,7 +212,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers; tests/citus looks at the shards")]
 async fn each_change_under_a_lease_is_durable_whatever_the_session_says(pool: PgPool) -> anyhow::Result<()> {
     for (session, expected) in [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply"), ("on", "on")] {

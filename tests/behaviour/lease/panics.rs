@@ -39,7 +39,7 @@ async fn work(lease: &Lease, _: String) -> Result<Response, Error> {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_resumer_survives_a_panic_and_finishes_the_other_operations(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let poison = ["panics", "panics in a step", "not encodable"];
@@ -83,7 +83,7 @@ async fn a_resumer_survives_a_panic_and_finishes_the_other_operations(pool: PgPo
 }
 
 /// For callers a panic stays a panic.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_panic_of_the_work_ends_the_attempt_as_an_error_does(pool: PgPool) -> anyhow::Result<()> {
     async fn panicking(lease: &Lease) -> Result<(), Error> {
         if lease.key().value() == "in a step" {

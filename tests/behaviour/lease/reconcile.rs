@@ -109,7 +109,7 @@ pub(super) async fn revive_and_lapse(pool: &PgPool) {
     pool.execute("update idempotency.record set lease_until = statement_timestamp()").await.expect("revived");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_effect_that_is_found_settles_at_once_and_every_retry_gets_its_answer(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler()).await;
@@ -133,7 +133,7 @@ async fn an_effect_that_is_found_settles_at_once_and_every_retry_gets_its_answer
 }
 
 /// Also if the last attempt that the service permits was the one in doubt: what is left is to finish.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_result_of_a_step_is_stored_and_the_attempt_that_finishes_is_permitted(pool: PgPool) -> anyhow::Result<()> {
     for took_effect in [true, false] {
         pool.execute("truncate idempotency.record").await?;
@@ -161,7 +161,7 @@ async fn the_result_of_a_step_is_stored_and_the_attempt_that_finishes_is_permitt
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_first_visit_asks_nobody_and_the_next_one_comes_after_the_quiet_time(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
     assert_eq!(asks_nobody(&pool, &reconciler()).await, Visit::Noted);
@@ -195,7 +195,7 @@ async fn the_first_visit_asks_nobody_and_the_next_one_comes_after_the_quiet_time
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn only_enough_looks_without_a_trace_at_growing_distances_release(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler()).await;
@@ -225,7 +225,7 @@ async fn only_enough_looks_without_a_trace_at_growing_distances_release(pool: Pg
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn no_other_reconciler_looks_while_a_look_is_under_way(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler()).await;
@@ -238,7 +238,7 @@ async fn no_other_reconciler_looks_while_a_look_is_under_way(pool: PgPool) -> an
 }
 
 /// A process that was suspended in its look, and wakes after another one has looked.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_look_that_is_not_the_last_one_counts_nothing_unless_it_found_the_effect(pool: PgPool) -> anyhow::Result<()> {
     for finds in [false, true] {
         pool.execute("truncate idempotency.record").await?;
@@ -260,7 +260,7 @@ async fn a_look_that_is_not_the_last_one_counts_nothing_unless_it_found_the_effe
 }
 
 /// It may have been told that the operation took effect.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_look_whose_process_died_makes_the_looks_without_a_trace_begin_anew(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler()).await;
@@ -284,7 +284,7 @@ async fn a_look_whose_process_died_makes_the_looks_without_a_trace_begin_anew(po
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_revived_lease_sets_the_looks_and_the_quiet_time_back(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler()).await;
@@ -303,7 +303,7 @@ async fn a_revived_lease_sets_the_looks_and_the_quiet_time_back(pool: PgPool) ->
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_lease_that_is_revived_during_a_look_makes_it_count_nothing(pool: PgPool) -> anyhow::Result<()> {
     for (finds, lives) in [(false, false), (false, true), (true, false), (true, true)] {
         pool.execute("truncate idempotency.record").await?;
@@ -326,7 +326,7 @@ async fn a_lease_that_is_revived_during_a_look_makes_it_count_nothing(pool: PgPo
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_looks_at_one_step_settle_no_other(pool: PgPool) -> anyhow::Result<()> {
     steps_in_doubt(&pool, &["email", "text"]).await;
     note(&pool, &of_steps()).await;

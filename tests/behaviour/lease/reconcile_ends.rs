@@ -12,7 +12,7 @@ use super::reconcile::*;
 use crate::lease::resume::{self, MINUTE};
 use crate::support::key;
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_look_that_fails_is_stored_and_the_last_one_leaves_the_key_to_a_person(pool: PgPool) -> anyhow::Result<()> {
     let reconciler = reconciler().with_looks(2, 4)?.with_time_out(Duration::from_millis(20))?;
     in_doubt(&pool, "a").await;
@@ -44,7 +44,7 @@ async fn a_look_that_fails_is_stored_and_the_last_one_leaves_the_key_to_a_person
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn after_the_time_that_the_service_gives_nobody_looks_any_more(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
     let reconciler = reconciler().with_give_up_after(MINUTE * 60);
@@ -63,7 +63,7 @@ async fn after_the_time_that_the_service_gives_nobody_looks_any_more(pool: PgPoo
 }
 
 /// Otherwise a retry would perform, before anybody has decided.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn each_visit_remembers_the_key_but_brings_no_expired_one_back(pool: PgPool) -> anyhow::Result<()> {
     let last_minute = "update idempotency.record set expires_at = now() + interval '1 min'";
     let left = "select extract(epoch from expires_at - now())::float8 from idempotency.record";
@@ -97,7 +97,7 @@ async fn each_visit_remembers_the_key_but_brings_no_expired_one_back(pool: PgPoo
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn only_operations_in_doubt_that_have_stored_their_request_are_visited(pool: PgPool) -> anyhow::Result<()> {
     let Acquired::Owner(live) = leasing().acquire::<String, _>(&pool, &key("live"), "body").await? else { panic!() };
     in_doubt(&pool, "completed").await;
@@ -122,7 +122,7 @@ async fn only_operations_in_doubt_that_have_stored_their_request_are_visited(poo
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn several_reconcilers_share_the_operations(pool: PgPool) -> anyhow::Result<()> {
     let pool = crate::support::wide_pool(&pool.connect_options(), 12).await;
     for value in ["1", "2", "3", "4", "5", "6"] {
@@ -142,7 +142,7 @@ async fn several_reconcilers_share_the_operations(pool: PgPool) -> anyhow::Resul
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn somebody_elses_decision_wins(pool: PgPool) -> anyhow::Result<()> {
     let decisions = [
         "completed late",
@@ -205,7 +205,7 @@ async fn somebody_elses_decision_wins(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_effect_whose_answer_cannot_be_stored_is_never_released(pool: PgPool) -> anyhow::Result<()> {
     let reconciler = of_steps().with_looks(2, 4)?;
     steps_in_doubt(&pool, &["text"]).await;
@@ -231,7 +231,7 @@ async fn an_effect_whose_answer_cannot_be_stored_is_never_released(pool: PgPool)
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_dry_run_asks_and_settles_nothing_and_counts_nothing(pool: PgPool) -> anyhow::Result<()> {
     let dry = reconciler().with_looks(2, 2)?.with_dry_run(true);
     in_doubt(&pool, "a").await;
@@ -264,7 +264,7 @@ async fn a_dry_run_asks_and_settles_nothing_and_counts_nothing(pool: PgPool) -> 
 
 /// A look that has ended without an answer, or whose answer is not final, may have been told that it took effect. An
 /// error says that the other service has said nothing.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn only_a_look_without_a_trace_releases_and_one_without_an_answer_begins_the_count_anew(
     pool: PgPool,
 ) -> anyhow::Result<()> {
@@ -298,7 +298,7 @@ async fn only_a_look_without_a_trace_releases_and_one_without_an_answer_begins_t
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn no_distance_is_longer_than_what_is_left_of_the_time_that_the_service_gives(
     pool: PgPool,
 ) -> anyhow::Result<()> {
@@ -313,7 +313,7 @@ async fn no_distance_is_longer_than_what_is_left_of_the_time_that_the_service_gi
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn options_that_leave_nothing_to_reconcile_are_refused(pool: PgPool) -> anyhow::Result<()> {
     let problem = |leasing| match Reconciler::new(leasing, "operation", QUIET) {
         Err(Error::NotReconcilable { problem, .. }) => problem,
@@ -345,7 +345,7 @@ async fn options_that_leave_nothing_to_reconcile_are_refused(pool: PgPool) -> an
 }
 
 /// Each attempt has its own looks, and a decision ends them. The rules of `strict.sql` check the rest.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_next_attempt_begins_without_looks(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler()).await;
@@ -366,7 +366,7 @@ async fn the_next_attempt_begins_without_looks(pool: PgPool) -> anyhow::Result<(
 }
 
 /// A person who looked before a machine woke decides about nothing.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_operators_decision_may_demand_the_lease_that_was_shown(pool: PgPool) -> anyhow::Result<()> {
     let seen = async || show(&pool, &key("a")).await.expect("a look").expect("a record").fence();
     in_doubt(&pool, "a").await;
@@ -394,7 +394,7 @@ async fn an_operators_decision_may_demand_the_lease_that_was_shown(pool: PgPool)
 }
 
 /// It ends between two searches at once, and the look that is under way first.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_reconciler_ends_at_the_shutdown_after_the_look_that_is_under_way(pool: PgPool) -> anyhow::Result<()> {
     let reconciler = reconciler().with_interval(Duration::from_millis(10))?;
     let stopped = reconciler.run(&pool, std::future::ready(()), async |_: &InDoubt| Ok::<_, Error>(sent()));

@@ -43,7 +43,7 @@ async fn resume(pool: &PgPool) -> Option<String> {
     leasing().resume_one(pool, "operation", work).await.expect("a search, and work that succeeds")
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_abandoned_operation_is_finished_and_its_caller_gets_the_response(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     assert!(resume(&pool).await.is_none(), "an empty table");
@@ -61,7 +61,7 @@ async fn an_abandoned_operation_is_finished_and_its_caller_gets_the_response(poo
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn only_operations_that_are_free_and_old_enough_are_taken(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let live = acquired(&pool, "live").await;
@@ -95,7 +95,7 @@ async fn only_operations_that_are_free_and_old_enough_are_taken(pool: PgPool) ->
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn each_failed_attempt_doubles_the_time_to_the_next_until_all_are_used(pool: PgPool) -> anyhow::Result<()> {
     abandoned(&pool, "a").await;
     let failing = async |_: &Lease, _: String| -> Result<String, WorkError> { Err(WorkError::Gateway) };
@@ -115,7 +115,7 @@ async fn each_failed_attempt_doubles_the_time_to_the_next_until_all_are_used(poo
 }
 
 /// The key's next operation has a request of its own, or none.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_ends_with_its_operation(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for stored in [true, false] {
@@ -132,7 +132,7 @@ async fn a_request_ends_with_its_operation(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn two_resumers_take_different_operations(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let pool = wide_pool(&pool.connect_options(), 12).await;
@@ -151,7 +151,7 @@ async fn two_resumers_take_different_operations(pool: PgPool) -> anyhow::Result<
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_that_does_not_decode_is_reported_and_kept(pool: PgPool) -> anyhow::Result<()> {
     abandoned(&pool, "a").await;
     let resumed = leasing()
@@ -171,7 +171,7 @@ async fn a_request_that_does_not_decode_is_reported_and_kept(pool: PgPool) -> an
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn options_that_cannot_be_resumed_are_refused(pool: PgPool) -> anyhow::Result<()> {
     let problem = |error: Error| match error {
         Error::NotResumable { problem, .. } => problem,
@@ -193,7 +193,7 @@ async fn options_that_cannot_be_resumed_are_refused(pool: PgPool) -> anyhow::Res
 }
 
 /// Without steps too, and by the policy that the operation had before.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_operation_at_least_once_is_resumed(pool: PgPool) -> anyhow::Result<()> {
     let at_least_once = Leasing::new(Policy::AtLeastOnce { lease: LEASE })?;
     let at_least_once = at_least_once.with_stored_request(true).with_max_attempts(ATTEMPTS);

@@ -102,7 +102,7 @@ impl Kind {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_later_attempt_gets_the_stored_results_without_a_statement(
     _: PgPoolOptions,
     server: PgConnectOptions,
@@ -128,7 +128,7 @@ async fn a_later_attempt_gets_the_stored_results_without_a_statement(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn each_kind_of_step_takes_the_documented_round_trips(
     _: PgPoolOptions,
     server: PgConnectOptions,
@@ -167,7 +167,7 @@ async fn each_kind_of_step_takes_the_documented_round_trips(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_error_is_not_stored_and_the_step_may_be_asked_for_again(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let lease = acquired(&pool).await;
@@ -181,7 +181,7 @@ async fn an_error_is_not_stored_and_the_step_may_be_asked_for_again(pool: PgPool
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_at_most_once_step_that_fails_is_in_doubt(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool).await;
     Kind::AtLeastOnce.step(&lease, "ride", 1).await?;
@@ -197,7 +197,7 @@ async fn an_at_most_once_step_that_fails_is_in_doubt(pool: PgPool) -> anyhow::Re
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn work_that_ends_in_doubt_lapses_and_is_remembered_for_the_retention(pool: PgPool) -> anyhow::Result<()> {
     let leasing = Leasing::new(IN_STEPS)?.with_retention(Duration::from_secs(3600))?;
     for declared in [false, true] {
@@ -226,7 +226,7 @@ async fn work_that_ends_in_doubt_lapses_and_is_remembered_for_the_retention(pool
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_step_that_took_no_effect_may_be_performed_again(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool).await;
     let refused = async |lease: &Lease| {
@@ -249,7 +249,7 @@ async fn a_step_that_took_no_effect_may_be_performed_again(pool: PgPool) -> anyh
 }
 
 /// However it ends the transaction: what it wrote before may be lost, so its result must not be stored.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let lease = acquired(&pool).await;
@@ -279,7 +279,7 @@ async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(pool: PgPool
 }
 
 /// Every await of every kind: dropped there and asked for again in the same attempt, and in the next one.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_step_dropped_at_every_await_and_asked_for_again_keeps_its_promise(
     _: PgPoolOptions,
     server: PgConnectOptions,
@@ -346,7 +346,7 @@ async fn a_step_dropped_at_every_await_and_asked_for_again_keeps_its_promise(
 }
 
 /// Nothing was performed, so nobody has to find out whether it was.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers")]
 async fn a_step_is_not_in_doubt_if_the_lease_is_lost_before_its_effect(pool: PgPool) -> anyhow::Result<()> {
     // The COMMIT that begins the step takes longer than the lease.
@@ -373,7 +373,7 @@ async fn a_step_is_not_in_doubt_if_the_lease_is_lost_before_its_effect(pool: PgP
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_answer_to_commit_that_is_lost_is_found_again(
     _: PgPoolOptions,
     server: PgConnectOptions,
@@ -412,7 +412,7 @@ fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> InvalidStep {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_bad_step_is_refused_before_it_is_performed(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let lease = acquired(&pool).await;
@@ -430,7 +430,7 @@ async fn a_bad_step_is_refused_before_it_is_performed(pool: PgPool) -> anyhow::R
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_step_inside_a_step_is_refused(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool).await;
     for kind in KINDS {
@@ -455,7 +455,7 @@ async fn a_step_inside_a_step_is_refused(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_step_is_refused_above_the_limits(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool).await;
     // A string of JSON has two quotes.
@@ -483,7 +483,7 @@ async fn a_step_is_refused_above_the_limits(pool: PgPool) -> anyhow::Result<()> 
 }
 
 /// The results of steps side by side count before they are stored.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn steps_side_by_side_keep_the_limit_of_all_results(
     _: PgPoolOptions,
     server: PgConnectOptions,
@@ -513,7 +513,7 @@ async fn steps_side_by_side_keep_the_limit_of_all_results(
 }
 
 /// Nobody knows whether the result of a step that was dropped is stored, so its size stays reserved.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the coordinator does not show that a statement waits on a worker")]
 async fn a_step_that_is_dropped_while_it_is_stored_counts(pool: PgPool) -> anyhow::Result<()> {
     // No heartbeat and no second try comes in the time of this test: they would be blocked, too.
@@ -541,7 +541,7 @@ async fn a_step_that_is_dropped_while_it_is_stored_counts(pool: PgPool) -> anyho
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_result_comes_back_to_the_last_bit(pool: PgPool) -> anyhow::Result<()> {
     let result = ("a\0b\u{202e}\"\\".to_owned(), -0.0_f64, 5e-324_f64, u128::MAX, (), Some(vec![1_u8]));
     let lease = acquired(&pool).await;
@@ -555,7 +555,7 @@ async fn a_result_comes_back_to_the_last_bit(pool: PgPool) -> anyhow::Result<()>
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_result_of_another_type_is_told_with_its_step(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool).await;
     Kind::AtLeastOnce.step(&lease, "ride", "seven".to_owned()).await?;
@@ -566,7 +566,7 @@ async fn a_result_of_another_type_is_told_with_its_step(pool: PgPool) -> anyhow:
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn each_step_has_its_own_downstream_key_in_every_attempt(pool: PgPool) -> anyhow::Result<()> {
     let mut lease = acquired(&pool).await;
     let mut keys = Vec::new();

@@ -121,7 +121,7 @@ async fn the_answer_of_a_commit_is_lost(server: &PgConnectOptions, level: &str) 
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
 async fn a_claim_whose_commit_lost_its_answer_is_released(
     _: PgPoolOptions,
@@ -131,7 +131,7 @@ async fn a_claim_whose_commit_lost_its_answer_is_released(
 }
 
 /// In the session's own level, the release would look with the snapshot of the try of the lock.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
 async fn a_claim_is_released_whatever_the_level_of_the_session_is(
     _: PgPoolOptions,
@@ -140,7 +140,7 @@ async fn a_claim_is_released_whatever_the_level_of_the_session_is(
     the_answer_of_a_commit_is_lost(&server, "repeatable read").await
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
 async fn a_claim_whose_future_was_dropped_during_its_commit_is_released(
     _: PgPoolOptions,
@@ -175,7 +175,7 @@ async fn a_claim_whose_future_was_dropped_during_its_commit_is_released(
 }
 
 /// Under the key's lock there is no row, so the claim never was. The next call is the first.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
 async fn a_claim_that_was_rolled_back_leaves_nothing(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
     let mut held = Held::new(&server, "read committed").await?;
@@ -195,7 +195,7 @@ async fn a_claim_that_was_rolled_back_leaves_nothing(_: PgPoolOptions, server: P
 }
 
 /// What earlier attempts have left stays, and the permission of an operator is not used up.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
 async fn a_further_claim_that_never_began_leaves_the_record_as_it_was(
     _: PgPoolOptions,
@@ -250,7 +250,7 @@ async fn a_further_claim_that_never_began_leaves_the_record_as_it_was(
 }
 
 /// From the first poll of the work on, nobody knows whether it took effect.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_claim_whose_work_has_begun_is_not_released(
     _: PgPoolOptions,
     server: PgConnectOptions,

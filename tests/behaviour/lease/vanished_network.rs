@@ -40,7 +40,7 @@ async fn fail_when_it_vanishes(server: &PgConnectOptions, policy: Policy, name: 
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_error_of_the_work_comes_back_within_the_lease(
     _: PgPoolOptions,
     server: PgConnectOptions,
@@ -62,7 +62,7 @@ async fn an_error_of_the_work_comes_back_within_the_lease(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_release_gives_up_within_the_lease(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
     let (proxy, pool) = behind(&server).await?;
     let lease = acquired(&pool, AT_MOST_ONCE).await;

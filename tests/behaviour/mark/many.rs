@@ -29,7 +29,7 @@ async fn marked(pool: &PgPool, keys: &[Key]) -> Result<Vec<Marked>, Error> {
     Ok(marked)
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn each_place_gets_its_answer(pool: PgPool) -> anyhow::Result<()> {
     for deployment in DEPLOYMENTS {
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
@@ -57,7 +57,7 @@ async fn each_place_gets_its_answer(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn more_than_a_hundred_different_keys_are_refused_and_none_is_marked(pool: PgPool) -> anyhow::Result<()> {
     let mut tx = pool.begin().await?;
     let error = mark_many(&mut tx, &keys(0..101), WINDOW).await;
@@ -69,7 +69,7 @@ async fn more_than_a_hundred_different_keys_are_refused_and_none_is_marked(pool:
 }
 
 /// A key of another mode, or a key in flight, fails the batch. A caller that commits all the same has lost no key.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_batch_that_fails_has_marked_nothing(pool: PgPool) -> anyhow::Result<()> {
     Fixture::completed(&key("other mode"), "body", &1)?.write(&pool).await?;
     // Nothing of an operation in steps is left for the mark that takes its place.
@@ -92,7 +92,7 @@ async fn a_batch_that_fails_has_marked_nothing(pool: PgPool) -> anyhow::Result<(
 }
 
 /// The planner must not scan the table for a batch, whatever it believes of it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_batch_probes_the_index_also_without_statistics(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
     sqlx::query(
@@ -120,7 +120,7 @@ async fn a_batch_probes_the_index_also_without_statistics(pool: PgPool) -> anyho
 }
 
 /// The wait of a batch is bounded like a single one's, and ends with the transaction usable.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_batchs_wait_ends_at_its_limit_with_the_transaction_usable(pool: PgPool) -> anyhow::Result<()> {
     let mut owner = pool.begin().await?;
     let _ = mark_many(&mut owner, &keys(["b", "d"]), WINDOW).await?;
@@ -138,7 +138,7 @@ async fn a_batchs_wait_ends_at_its_limit_with_the_transaction_usable(pool: PgPoo
 
 /// On a small table that was analyzed, where an update without an order would go through the heap. A third of the keys is
 /// new, a third expired and a third marked.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn batches_and_single_marks_of_new_expired_and_taken_keys_do_not_deadlock(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -186,7 +186,7 @@ async fn batches_and_single_marks_of_new_expired_and_taken_keys_do_not_deadlock(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn autocommit_is_refused_before_anything_is_marked(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
     let error = mark(&mut conn, &key("a"), WINDOW).await;
@@ -213,7 +213,7 @@ fn any_consumers() -> impl proptest::strategy::Strategy<Value = Vec<Vec<Batch>>>
 }
 
 /// Against a set: among the transactions that commit, every key that was asked for is first exactly once.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn every_key_is_first_once_among_transactions_that_commit(
     _: PgPoolOptions,
     options: PgConnectOptions,

@@ -23,7 +23,7 @@ async fn expire(pool: &PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn every_door_lets_its_call_write(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     let perform = async |conn: &mut PgConnection| -> Result<i32, Error> {
@@ -59,7 +59,7 @@ async fn every_door_lets_its_call_write(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn marks_let_their_transaction_write(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     let keys = [key("many 1"), key("many 2")];
@@ -81,7 +81,7 @@ async fn marks_let_their_transaction_write(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_step_writes_and_a_step_that_marks_is_stored(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     for deployment in DEPLOYMENTS {
@@ -104,7 +104,7 @@ async fn a_step_writes_and_a_step_that_marks_is_stored(pool: PgPool) -> anyhow::
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_transaction_or_a_session_that_is_exempt_writes(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     let mut tx = pool.begin().await?;
@@ -128,7 +128,7 @@ async fn a_transaction_or_a_session_that_is_exempt_writes(pool: PgPool) -> anyho
 }
 
 /// The worker of a logical replication applies changes in this role.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_replication_writes(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     let mut conn = pool.acquire().await?.detach();

@@ -43,7 +43,7 @@ pub(super) fn assert_refused<T>(written: sqlx::Result<T>) {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn another_connection_and_autocommit_are_refused(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     assert_refused(place(&pool, 1).await);
@@ -64,7 +64,7 @@ async fn another_connection_and_autocommit_are_refused(pool: PgPool) -> anyhow::
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_write_after_a_replay_or_a_duplicate_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     let keys = [key("many 1"), key("many 2")];
@@ -96,7 +96,7 @@ async fn a_write_after_a_replay_or_a_duplicate_is_refused(pool: PgPool) -> anyho
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_claim_that_is_undone_permits_no_write(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     let mut tx = pool.begin().await?;
@@ -115,7 +115,7 @@ async fn a_claim_that_is_undone_permits_no_write(pool: PgPool) -> anyhow::Result
 }
 
 /// The mistake that README's *What is not promised* lists: such writes stay, if the table is not protected.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_write_after_perform_has_ended_its_transaction_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     for end in ["commit", "rollback", "commit; begin"] {
@@ -131,7 +131,7 @@ async fn a_write_after_perform_has_ended_its_transaction_is_refused(pool: PgPool
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_work_of_a_lease_outside_a_step_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     let leasing = Leasing::new(Policy::InSteps { lease: Duration::from_secs(40) })?;
@@ -156,7 +156,7 @@ async fn the_work_of_a_lease_outside_a_step_is_refused(pool: PgPool) -> anyhow::
 }
 
 /// The trigger fires for the statement, whatever it finds to write.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn every_statement_that_writes_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     pool.execute(
@@ -201,7 +201,7 @@ async fn every_statement_that_writes_is_refused(pool: PgPool) -> anyhow::Result<
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_cascade_from_a_table_that_is_not_protected_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     pg_idempotency::unprotect(&pool, "orders").await?;

@@ -28,7 +28,7 @@ async fn gaps(pool: &PgPool) -> Vec<String> {
     gaps.collect()
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn only_a_table_of_the_service_can_be_protected(pool: PgPool) -> anyhow::Result<()> {
     pool.execute(
         "create table \"Orders\" (id int);
@@ -76,7 +76,7 @@ async fn only_a_table_of_the_service_can_be_protected(pool: PgPool) -> anyhow::R
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_role_that_may_not_is_told_so(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     create_orders(&pool).await?;
@@ -122,7 +122,7 @@ async fn a_role_that_may_not_is_told_so(_: PgPoolOptions, options: PgConnectOpti
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn protecting_twice_is_protecting_once_and_the_last_mode_counts(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     let modes = async || operator::protected(&pool).await;
@@ -151,7 +151,7 @@ async fn protecting_twice_is_protecting_once_and_the_last_mode_counts(pool: PgPo
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn services_that_start_at_once_protect_once(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = wide_pool(&options, 8).await;
     pool.execute("create table orders (id int, item text)").await?;
@@ -173,7 +173,7 @@ async fn services_that_start_at_once_protect_once(_: PgPoolOptions, options: PgC
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn every_partition_is_protected_and_health_names_a_gap(pool: PgPool) -> anyhow::Result<()> {
     pool.execute(
         "create table orders (id int, item text) partition by list (id);

@@ -28,7 +28,7 @@ async fn charged_and_gone(pool: &PgPool, name: &str) -> anyhow::Result<String> {
     Ok(seen)
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_charge_that_nobody_comes_back_for_is_listed_with_its_key(pool: PgPool) -> anyhow::Result<()> {
     let seen = charged_and_gone(&pool, "charged").await?;
     assert!(operator::unsettled(&pool, 10, None, None).await?.is_empty());
@@ -46,7 +46,7 @@ async fn a_charge_that_nobody_comes_back_for_is_listed_with_its_key(pool: PgPool
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_pinned_key_can_be_resolved_and_stays_pinned(pool: PgPool) -> anyhow::Result<()> {
     charged_and_gone(&pool, "pinned").await?;
     sqlx::query("update idempotency.record set expires_at = 'infinity'").execute(&pool).await?;
@@ -58,7 +58,7 @@ async fn a_pinned_key_can_be_resolved_and_stays_pinned(pool: PgPool) -> anyhow::
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_row_whose_key_is_not_valid_hides_no_other(pool: PgPool) -> anyhow::Result<()> {
     charged_and_gone(&pool, "by hand").await?;
     charged_and_gone(&pool, "by a caller").await?;

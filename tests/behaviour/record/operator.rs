@@ -14,7 +14,7 @@ fn key(n: i64) -> Key {
     Key::new("scope", "operation", format!("{n:03}")).expect("a valid key")
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_oldest_unsettled_records_are_listed_as_they_are_shown(pool: PgPool) -> anyhow::Result<()> {
     let in_steps = lease::Policy::InSteps { lease: Duration::from_secs(40) };
     for n in 0..40 {
@@ -50,7 +50,7 @@ async fn the_oldest_unsettled_records_are_listed_as_they_are_shown(pool: PgPool)
 }
 
 /// A completion keeps the token of its claim.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_record_that_was_completed_after_it_was_shown_is_not_forgotten(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = pool.acquire().await?;
     Fixture::indeterminate(&key(1), "body")?.write(&mut *conn).await?;
@@ -68,7 +68,7 @@ async fn a_record_that_was_completed_after_it_was_shown_is_not_forgotten(pool: P
 }
 
 /// The owner's machine slept, and has worked on under the same token since the record was shown.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_record_whose_lease_or_steps_have_changed_since_it_was_shown_is_not_forgotten(
     pool: PgPool,
 ) -> anyhow::Result<()> {
@@ -87,7 +87,7 @@ async fn a_record_whose_lease_or_steps_have_changed_since_it_was_shown_is_not_fo
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_indeterminate_transaction_that_is_released_is_performed_again(pool: PgPool) -> anyhow::Result<()> {
     Fixture::indeterminate(&key(1), "body")?.write(&pool).await?;
     let shown = operator::show(&pool, &key(1)).await?.expect("a record");

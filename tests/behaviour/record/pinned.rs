@@ -47,7 +47,7 @@ async fn acquire(pool: &PgPool, key: &Key, policy: Policy) -> Result<Acquired<St
     Leasing::new(policy)?.acquire(pool, key, "body").await
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn operators_see_and_settle_a_record_that_somebody_has_pinned(pool: PgPool) -> anyhow::Result<()> {
     for edit in EDITS {
         edited(&pool, edit).await?;
@@ -73,7 +73,7 @@ async fn operators_see_and_settle_a_record_that_somebody_has_pinned(pool: PgPool
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn callers_get_the_usual_answers_for_a_record_that_somebody_has_pinned(pool: PgPool) -> anyhow::Result<()> {
     for edit in EDITS {
         edited(&pool, edit).await?;

@@ -20,7 +20,7 @@ async fn strict_sql_names_a_rule_that_a_record_breaks(pool: PgPool) -> anyhow::R
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus takes no ALTER TABLE with so many constraints")]
 async fn strict_sql_can_be_applied_twice(pool: PgPool) -> anyhow::Result<()> {
     sqlx::raw_sql(STRICT).execute(&pool).await?;

@@ -18,7 +18,7 @@ async fn kept(pool: &PgPool, value: &str) -> anyhow::Result<Option<String>> {
     Ok(show(pool, &key(value)).await?.expect("a record").trace)
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_record_has_the_trace_of_the_call_that_performed(pool: PgPool) -> anyhow::Result<()> {
     let ways = WAYS.into_iter().chain(DEPLOYMENTS.iter().map(|of| Idempotency::new().with_deployment(*of)));
     for (n, way) in ways.enumerate() {
@@ -40,7 +40,7 @@ async fn the_record_has_the_trace_of_the_call_that_performed(pool: PgPool) -> an
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_lease_that_is_taken_over_has_the_trace_of_the_last_attempt(pool: PgPool) -> anyhow::Result<()> {
     let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(40) })?;
     let acquire = async |trace| leasing.acquire::<i64, _>(&pool, &key("a").with_trace(trace), "body").await;
@@ -56,7 +56,7 @@ async fn a_lease_that_is_taken_over_has_the_trace_of_the_last_attempt(pool: PgPo
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_mark_has_the_trace_of_the_first_and_a_batch_has_none(pool: PgPool) -> anyhow::Result<()> {
     let window = Duration::from_secs(60);
     let mut tx = pool.begin().await?;

@@ -26,7 +26,7 @@ async fn assert_idle(conn: &mut PgConnection) {
     conn.execute("savepoint none").await.expect_err("outside a transaction there is none");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_transaction_that_is_well_is_committed(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = pool.begin().await?;
@@ -43,7 +43,7 @@ async fn a_transaction_that_is_well_is_committed(pool: PgPool) -> anyhow::Result
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_aborted_transaction_is_not_committed(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let swallowing = async |tx: &mut PgConnection| -> Result<(), Error> {
@@ -71,7 +71,7 @@ async fn an_aborted_transaction_is_not_committed(pool: PgPool) -> anyhow::Result
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_transaction_that_has_ended_is_not_committed(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
     for raw in ["commit", "rollback"] {
@@ -98,7 +98,7 @@ async fn a_transaction_that_has_ended_is_not_committed(pool: PgPool) -> anyhow::
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_error_of_the_commit_itself_comes_back(pool: PgPool) -> anyhow::Result<()> {
     pool.execute("create table deferred (n int unique deferrable initially deferred)").await?;
     let mut tx = pool.begin().await?;
@@ -120,7 +120,7 @@ async fn an_error_of_the_commit_itself_comes_back(pool: PgPool) -> anyhow::Resul
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_nested_transaction_is_refused_and_the_outer_one_is_over(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = pool.begin().await?;
@@ -136,7 +136,7 @@ async fn a_nested_transaction_is_refused_and_the_outer_one_is_over(pool: PgPool)
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_commit_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut conn = connect(&pool).await;
@@ -154,7 +154,7 @@ async fn a_commit_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<(
     panic!("it never completed");
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_checked_commit_takes_one_round_trip_more_and_changes_no_setting(
     _: PgPoolOptions,
     server: PgConnectOptions,

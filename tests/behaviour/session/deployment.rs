@@ -12,7 +12,7 @@ use sqlx::PgPool;
 use crate::support::{DEPLOYMENTS, create_effects, effects, key, leave_effect};
 
 /// As during a roll-out of the setting: half of the callers have it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn of_eight_callers_with_either_setting_one_performs_and_one_marks_each_key(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let turns = AtomicUsize::new(0);

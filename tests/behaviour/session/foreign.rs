@@ -68,7 +68,7 @@ async fn begin_raw(conn: &mut PgConnection, statement: &'static str) {
     let _ = conn.execute(statement).await;
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_opening_is_refused_after_a_query_and_joins_any_other_transaction(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
     for (statements, refused) in [(REFUSED, true), (JOINED, false)] {
@@ -82,7 +82,7 @@ async fn the_opening_is_refused_after_a_query_and_joins_any_other_transaction(po
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn every_call_leaves_a_foreign_transaction_without_effect(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -141,7 +141,7 @@ async fn is_without_effect(
 }
 
 /// The truth after a fail-over: the session itself is read only, or its role has no rights.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_error_of_the_sessions_own_settings_comes_back(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -160,7 +160,7 @@ async fn an_error_of_the_sessions_own_settings_comes_back(
 /// than this transaction was old when the call began. Here a trigger delays the answer after the insert. The settings of the
 /// foreign transaction then apply to the call: row security shows the rows of another tenant. The claim and the protection
 /// of the table hold all the same.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a transaction on a distributed table begins with the check")]
 async fn a_younger_transaction_without_a_query_is_joined(
     _: PgPoolOptions,

@@ -43,7 +43,7 @@ enum End {
     Dropped,
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_call_on_a_pool_acknowledges_nothing_and_returns_a_clean_connection(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -85,7 +85,7 @@ async fn a_call_on_a_pool_acknowledges_nothing_and_returns_a_clean_connection(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_call_in_the_callers_transaction_undoes_the_nested_one_so_that_the_caller_can_end_it(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -120,7 +120,7 @@ async fn a_call_in_the_callers_transaction_undoes_the_nested_one_so_that_the_cal
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_isolated_call_releases_the_key_and_leaves_the_callers_transaction_usable(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -141,7 +141,7 @@ async fn an_isolated_call_releases_the_key_and_leaves_the_callers_transaction_us
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_step_with_a_forgotten_guard_stores_nothing(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -165,7 +165,7 @@ async fn a_step_with_a_forgotten_guard_stores_nothing(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_nested_transaction_that_is_committed_is_a_part_of_the_call(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let perform = async |conn: &mut PgConnection| {
@@ -189,7 +189,7 @@ async fn a_nested_transaction_that_is_committed_is_a_part_of_the_call(pool: PgPo
 }
 
 /// Before the first poll it has begun nothing, and sqlx's own guard ends one of the transactions.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_commit_with_a_forgotten_guard_rolls_everything_back_also_if_it_is_dropped(
     _: PgPoolOptions,
     options: PgConnectOptions,

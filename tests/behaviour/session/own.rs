@@ -13,7 +13,7 @@ use crate::support::{
     WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, records, setting,
 };
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_connection_in_no_transaction_that_sqlx_counts_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
     let mut conn = connect(&pool).await;
@@ -37,7 +37,7 @@ async fn a_connection_in_no_transaction_that_sqlx_counts_is_refused(pool: PgPool
 }
 
 /// The forgotten transaction is a raw BEGIN, usable or aborted, one that sqlx counts, or four of them.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn run_rolls_back_a_foreign_transaction(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
     create_open_effects(&pool).await;
@@ -74,7 +74,7 @@ async fn run_rolls_back_a_foreign_transaction(_: PgPoolOptions, options: PgConne
 
 /// sqlx 0.9 answers a cancelled nested `begin` by rolling back the outer transaction. The begin is pending for sure,
 /// because it has to wait for the answer to a sleep that was sent before it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_cancelled_nested_begin_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
     for way in WAYS {
@@ -106,7 +106,7 @@ async fn a_cancelled_nested_begin_is_never_acknowledged(pool: PgPool) -> anyhow:
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_error_at_commit_reaches_the_caller_and_stores_nothing(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS {
@@ -129,7 +129,7 @@ async fn an_error_at_commit_reaches_the_caller_and_stores_nothing(pool: PgPool) 
 }
 
 /// A statement of a dropped call fails later. The pool reads its error, so no later call takes it for its own.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_error_of_a_dropped_call_reaches_no_other_call(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -157,7 +157,7 @@ async fn an_error_of_a_dropped_call_reaches_no_other_call(
 }
 
 /// A forgotten guard whose transaction has written nothing: no look happens in it, and the end of a replay does not commit it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_replay_leaves_the_transaction_of_a_forgotten_guard_without_effect(
     _: PgPoolOptions,
     options: PgConnectOptions,

@@ -11,7 +11,7 @@ use crate::support::{create_effects, effects, key, once};
 
 const CALLS: u32 = 20;
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_race_performs_once_and_runs_all_at_once(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let answers = race(&pool, CALLS, async |pool| once(pool, &key("a"), "body").await).await?;

@@ -19,7 +19,7 @@ async fn state(pool: &PgPool, key: &Key) -> anyhow::Result<String> {
     Ok(shown.map_or_else(|| "no record".to_owned(), |shown| shown.state.to_string()))
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn time_passes_when_the_test_moves_it(pool: PgPool) -> anyhow::Result<()> {
     let key = key("a");
     for (move_it, is) in [(0, "completed"), (1, "completed"), (2, "expired"), (3, "expired")] {
@@ -53,7 +53,7 @@ async fn time_passes_when_the_test_moves_it(pool: PgPool) -> anyhow::Result<()> 
 }
 
 /// Otherwise a typing error in a key would make a test that tests nothing.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_record_that_does_not_exist_cannot_be_moved(pool: PgPool) -> anyhow::Result<()> {
     Fixture::completed(&key("a"), "body", &7)?.write(&pool).await?;
     for moved in [

@@ -51,7 +51,7 @@ async fn sell_two(conn: &mut PgConnection) -> Result<i64, Error> {
     Ok(insert(conn, 2).await?)
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn every_handler_gets_its_answer_and_its_own_error(pool: PgPool) -> anyhow::Result<()> {
     let failed = pool.sell(0).await.expect_err("the handler's own error");
     assert_eq!(failed.to_string(), "nothing ordered");

@@ -15,7 +15,7 @@ enum Failed {
     Idempotency(#[from] Error),
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn undo_stores_the_response_without_the_writes(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
     for conn_in_transaction in [true, false] {
@@ -43,7 +43,7 @@ async fn undo_stores_the_response_without_the_writes(pool: PgPool) -> anyhow::Re
 }
 
 /// Also one that comes from an aborted transaction, and one that `perform` swallows.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_error_leaves_the_transaction_usable_and_the_key_released(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
     for swallowed in [false, true] {
@@ -70,7 +70,7 @@ async fn an_error_leaves_the_transaction_usable_and_the_key_released(pool: PgPoo
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_released_key_can_be_claimed_again_in_the_same_transaction(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = pool.begin().await?;
@@ -89,7 +89,7 @@ async fn a_released_key_can_be_claimed_again_in_the_same_transaction(pool: PgPoo
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for verdict in [Verdict::Keep(1), Verdict::Undo(1)] {
@@ -109,7 +109,7 @@ async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::
 }
 
 /// An inner call that is dropped leaves its savepoint behind: an undo of the outer one must not stop there.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_dropped_inner_call_does_not_catch_the_outer_undo(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for polls in 0..40 {
@@ -140,7 +140,7 @@ async fn a_dropped_inner_call_does_not_catch_the_outer_undo(pool: PgPool) -> any
 }
 
 /// A statement that `perform` has dropped fails later, in the middle of our own: the undo must be tried again.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_stale_error_does_not_spoil_the_undo(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
     let mut tx = pool.begin().await?;

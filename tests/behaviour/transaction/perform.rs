@@ -14,7 +14,7 @@ enum Declined {
 }
 
 /// A panic stays a panic for the caller.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_error_or_a_panic_of_perform_leaves_no_trace(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for (way, panics) in WAYS.into_iter().flat_map(|way| [(way, false), (way, true)]) {
@@ -41,7 +41,7 @@ async fn an_error_or_a_panic_of_perform_leaves_no_trace(pool: PgPool) -> anyhow:
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_swallowed_sql_error_is_not_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = pool.begin().await?;
@@ -59,7 +59,7 @@ async fn a_swallowed_sql_error_is_not_acknowledged(pool: PgPool) -> anyhow::Resu
 }
 
 /// How `perform` ends the claim's transaction, and the effects that stay: after a COMMIT, the key is indeterminate.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_transaction_that_perform_ends_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
     for way in WAYS {
@@ -87,7 +87,7 @@ async fn a_transaction_that_perform_ends_is_never_acknowledged(pool: PgPool) -> 
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_claim_inside_a_savepoint_completes(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = pool.begin().await?;
@@ -105,7 +105,7 @@ async fn a_claim_inside_a_savepoint_completes(pool: PgPool) -> anyhow::Result<()
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_same_key_inside_perform_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for way in WAYS {

@@ -29,7 +29,7 @@ enum Answer {
     Declined,
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn every_response_comes_back_as_it_was(pool: PgPool) {
     comes_back(&pool, "empty", String::new(), "other".to_owned()).await;
     comes_back(&pool, "unit", (), ()).await;
@@ -48,7 +48,7 @@ async fn every_response_comes_back_as_it_was(pool: PgPool) {
         .await;
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_stored_bytes_are_replayed_exactly(pool: PgPool) -> anyhow::Result<()> {
     // A raw value keeps its text: white space, order, repetition.
     let text = r#"{ "b":1.10, "a" : [1e3], "a":null }"#;
@@ -58,7 +58,7 @@ async fn the_stored_bytes_are_replayed_exactly(pool: PgPool) -> anyhow::Result<(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_type_that_no_longer_decodes_is_never_performed_again(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = respond(&pool, "a", "text".to_owned()).await?;
@@ -81,7 +81,7 @@ struct LosesAField {
     required: String,
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_response_that_could_not_be_replayed_is_not_stored(pool: PgPool) -> anyhow::Result<()> {
     for float in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         let error = respond(&pool, "a", float).await.expect_err("null is no float");
@@ -103,7 +103,7 @@ struct Quote {
 
 /// Each of them is `null` in JSON, or has a `null` in it, and `null` decodes as `None`. [`Error::Unencodable`] documents
 /// them.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_some_that_is_null_in_json_is_replayed_as_none(pool: PgPool) -> anyhow::Result<()> {
     assert!(respond(&pool, "NaN", Some(f64::NAN)).await?.into_inner().is_some_and(f64::is_nan));
     assert_eq!(respond(&pool, "NaN", Some(1.0)).await?, Outcome::Replayed(None));

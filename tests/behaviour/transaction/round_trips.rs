@@ -10,7 +10,7 @@ use sqlx::{Connection as _, PgConnection};
 
 use crate::support::{create_effects, key, leave_effect, wide_pool};
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
 async fn the_other_ways_save_what_they_say(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
     create_effects(&wide_pool(&server, 1).await).await;
@@ -57,7 +57,7 @@ async fn the_other_ways_save_what_they_say(_: PgPoolOptions, server: PgConnectOp
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
 async fn a_mark_takes_one_a_duplicate_two_and_a_batch_always_one(
     _: PgPoolOptions,
@@ -89,7 +89,7 @@ async fn a_mark_takes_one_a_duplicate_two_and_a_batch_always_one(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
 async fn an_isolated_call_takes_two_more_and_an_undo_four(
     _: PgPoolOptions,

@@ -20,7 +20,7 @@ fn squeezed(sql: &str) -> String {
 }
 
 /// Compares the functions with the statements that the crate prepares.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the option is off there")]
 async fn the_functions_of_the_schema_contain_the_crates_own_statements(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
@@ -53,7 +53,7 @@ async fn the_functions_of_the_schema_contain_the_crates_own_statements(pool: PgP
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn bodies_of_any_size_come_back_to_the_byte(pool: PgPool) -> anyhow::Result<()> {
     let bodies = [0, 1, INLINE - 1, INLINE, INLINE + 1, 256 * 1024].map(|bytes| "x".repeat(bytes));
     for way in WAYS {
@@ -71,7 +71,7 @@ async fn bodies_of_any_size_come_back_to_the_byte(pool: PgPool) -> anyhow::Resul
 }
 
 /// With each setting that changes what a backslash means in a literal.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn any_key_is_claimed_as_it_is(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     create_effects(&PgPool::connect_with(options.clone()).await?).await;
     // Citus writes other bytes to its workers if it is off (src/guide/larger.md).
@@ -84,7 +84,7 @@ async fn any_key_is_claimed_as_it_is(_: PgPoolOptions, options: PgConnectOptions
 }
 
 /// PostgreSQL refuses escapes of characters beyond ASCII there.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the option is off there")]
 async fn any_key_is_claimed_as_it_is_in_sql_ascii(pool: PgPool) -> anyhow::Result<()> {
     let database = format!("ascii_{}", backend(&mut *pool.acquire().await?).await?);
@@ -117,7 +117,7 @@ async fn claim_any_keys(pool: &PgPool) -> anyhow::Result<()> {
 }
 
 /// PostgreSQL 13 and 14 read fewer intervals than later ones.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn any_retention_is_kept_to_the_microsecond(pool: PgPool) -> anyhow::Result<()> {
     const SHORTEST: Duration = Duration::from_millis(1);
     for retention in [SHORTEST, Duration::from_micros(1_500_001), Duration::from_secs(10 * 366 * 86_400)] {
@@ -139,7 +139,7 @@ async fn any_retention_is_kept_to_the_microsecond(pool: PgPool) -> anyhow::Resul
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the option is off there")]
 async fn without_a_function_nothing_is_performed_or_nothing_kept(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -167,7 +167,7 @@ async fn without_a_function_nothing_is_performed_or_nothing_kept(pool: PgPool) -
 }
 
 /// Above READ COMMITTED the first claim fails because the owner has committed meanwhile. The second finds its record.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_taken_key_is_replayed_after_a_serialization_failure(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let options = (*pool.connect_options()).clone().options([("default_transaction_isolation", "repeatable read")]);

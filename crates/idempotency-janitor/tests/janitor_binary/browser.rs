@@ -156,7 +156,7 @@ async fn payment(pool: &PgPool, value: &str, hours: f64, last_error: &str) -> an
     Ok(key)
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_keyboard_alone_settles_on_every_screen(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let Some(browser) = Browser::start().await? else { return Ok(()) };
     let pool = PgPool::connect_with(options.clone()).await?;

@@ -147,7 +147,7 @@ async fn state(pool: &PgPool, key: &Key) -> anyhow::Result<Option<String>> {
     Ok(operator::show(pool, key).await?.map(|shown| shown.state.to_string()))
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn every_answer_forbids_scripts_frames_and_other_names_of_the_host(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -187,7 +187,7 @@ async fn every_answer_forbids_scripts_frames_and_other_names_of_the_host(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let [resolved, released, forgotten, stepped, exhausted] =
@@ -248,7 +248,7 @@ async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgCo
 }
 
 /// The page has two answers for each step in doubt, and settles one of them at a time.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn each_of_several_steps_in_doubt_is_settled_for_itself(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -300,7 +300,7 @@ async fn each_of_several_steps_in_doubt_is_settled_for_itself(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_key_shows_the_trace_of_its_work(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -317,7 +317,7 @@ async fn a_key_shows_the_trace_of_its_work(_: PgPoolOptions, options: PgConnectO
 }
 
 /// The reader of standard output is gone. The decision is made, the page shows it, and the log of the process has it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_decision_that_was_made_is_shown_and_logged(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -344,7 +344,7 @@ async fn a_decision_that_was_made_is_shown_and_logged(
 }
 
 /// Another claim, a finished step, a live lease, a deleted record: the console refuses each, and nothing changes.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let console = Console::start(&options, &[]);
@@ -407,7 +407,7 @@ async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOpt
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn bad_input_and_forged_forms_change_nothing(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let waiting = key("waiting");
@@ -467,7 +467,7 @@ async fn bad_input_and_forged_forms_change_nothing(_: PgPoolOptions, options: Pg
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_open_address_is_refused_and_a_token_or_a_proxy_signs_in(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -525,7 +525,7 @@ async fn an_open_address_is_refused_and_a_token_or_a_proxy_signs_in(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn read_only_it_needs_the_janitors_grants_and_settles_nothing(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -580,7 +580,7 @@ async fn a_missing_schema_and_a_lost_database_are_pages(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_list_shows_the_oldest(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     for n in 0..101 {
@@ -598,7 +598,7 @@ async fn the_list_shows_the_oldest(_: PgPoolOptions, options: PgConnectOptions) 
 }
 
 /// A client cannot read the time `infinity`.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_pinned_key_hides_no_other_and_can_be_settled(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -623,7 +623,7 @@ async fn a_pinned_key_hides_no_other_and_can_be_settled(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_daemon_serves_it_too(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let mut command = command_on(&options);
     command.args(["run", "--console-addr", "127.0.0.1:0"]);

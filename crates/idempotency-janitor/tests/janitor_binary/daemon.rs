@@ -27,7 +27,7 @@ async fn log_of_a_sweep(options: &PgConnectOptions, level: Option<&str>) -> anyh
     Ok(text(&output.stderr))
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_log_is_as_rust_log_says(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     for usual in [None, Some(""), Some("info"), Some("sqlx=warn,pg_idempotency=info")] {
         let log = log_of_a_sweep(&options, usual).await?;
@@ -43,7 +43,7 @@ async fn the_log_is_as_rust_log_says(_: PgPoolOptions, options: PgConnectOptions
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn run_sweeps_until_sigterm_and_exits_with_success(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -68,7 +68,7 @@ async fn run_sweeps_until_sigterm_and_exits_with_success(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn run_serves_metrics_and_health(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     use std::io::{BufRead as _, BufReader};
     let pool = PgPool::connect_with(options.clone()).await?;

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool};
 
 use crate::support::{Server, assert_fails, command, expired, janitor_on, json, text};
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn health_warns_of_what_breaks_the_promise(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let set = format!("alter database {:?} set synchronous_commit = off", options.get_database().expect("a database"));

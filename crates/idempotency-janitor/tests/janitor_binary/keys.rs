@@ -9,7 +9,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use crate::console::{Console, Visitor};
 use crate::support::{AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, in_doubt, janitor_on, json, lapsed, text};
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let key = Key::new("user:1", "POST /orders", "abc")?;
@@ -35,7 +35,7 @@ async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) ->
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn show_names_the_trace_of_the_work(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -54,7 +54,7 @@ async fn show_names_the_trace_of_the_work(_: PgPoolOptions, options: PgConnectOp
 }
 
 /// A request of the HTTP layer: a version, the length of the head, the head, and the body.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn show_prints_a_stored_request_without_its_body(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -76,7 +76,7 @@ async fn show_prints_a_stored_request_without_its_body(
 }
 
 /// The step in doubt is looked up at the gateway by its own downstream key.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn show_lists_the_steps_without_their_results(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let sent = in_doubt(&pool, &Key::new("user:1", "POST /rides", "a")?).await?;
@@ -97,7 +97,7 @@ async fn show_lists_the_steps_without_their_results(_: PgPoolOptions, options: P
 }
 
 /// By it an operator finds the operation at the gateway. There is none where nothing goes out.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn show_tells_the_downstream_key_of_a_lease(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     for (value, policy) in [("a", AT_MOST_ONCE), ("b", AT_LEAST_ONCE)] {
@@ -115,7 +115,7 @@ async fn show_tells_the_downstream_key_of_a_lease(_: PgPoolOptions, options: PgC
 }
 
 /// So that a person who settles a key that was given up need not ask again.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_looks_of_a_reconciler_are_shown(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let key = Key::new("user:1", "POST /texts", "a")?;

@@ -21,5 +21,3 @@ mod slow_clients;
 mod stats;
 mod sweep;
 mod unsettled;
-
-use rig::strict;

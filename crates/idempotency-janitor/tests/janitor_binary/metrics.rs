@@ -14,7 +14,7 @@ fn key(operation: &str, value: &str) -> Key {
 }
 
 /// One runtime thread and one recorder for it: tests do not meet.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Result<()> {
     let recorder = PrometheusBuilder::new().build_recorder();
     let exported = recorder.handle();
@@ -88,7 +88,7 @@ async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Resu
 }
 
 /// Otherwise the alert about the lag would stay silent while no sweep succeeds.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_lag_of_a_sweep_that_always_fails_is_exported(pool: PgPool) -> anyhow::Result<()> {
     let recorder = PrometheusBuilder::new().build_recorder();
     let exported = recorder.handle();
@@ -114,7 +114,7 @@ async fn the_lag_of_a_sweep_that_always_fails_is_exported(pool: PgPool) -> anyho
 }
 
 /// However a step ends in doubt, it is counted once for each time that it was asked for.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn steps_and_resumed_operations_are_counted(pool: PgPool) -> anyhow::Result<()> {
     let recorder = PrometheusBuilder::new().build_recorder();
     let exported = recorder.handle();

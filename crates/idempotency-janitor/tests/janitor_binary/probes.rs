@@ -43,7 +43,7 @@ impl Drop for Daemon {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn probes_share_one_connection_and_say_when_the_database_hangs(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -68,7 +68,7 @@ async fn probes_share_one_connection_and_say_when_the_database_hangs(
 }
 
 /// As a restart of the server does.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_broken_connection_is_replaced_within_the_probe(
     _: PgPoolOptions,
     options: PgConnectOptions,

@@ -5,7 +5,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{assert_fails, janitor_on, json, text};
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn tables_are_protected_listed_and_unprotected(
     _: PgPoolOptions,
     options: PgConnectOptions,

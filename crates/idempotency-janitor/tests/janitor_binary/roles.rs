@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, PgPool};
 use crate::support::{AT_MOST_ONCE, assert_fails, expired, janitor_on, lapsed, text};
 
 /// The least that a janitor's role needs, and the clear word where it lacks it.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_role_without_rights_is_told_so(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     expired(&pool, 3).await?;
@@ -55,7 +55,7 @@ async fn codes_as(whose: &str, options: &PgConnectOptions, commands: &[&[&str]])
     Ok(codes)
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_janitors_grants_are_enough_for_what_it_runs(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -76,7 +76,7 @@ async fn the_janitors_grants_are_enough_for_what_it_runs(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_operators_grants_are_enough_to_settle(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     for value in ["a", "b", "c"] {
@@ -94,7 +94,7 @@ async fn the_operators_grants_are_enough_to_settle(_: PgPoolOptions, options: Pg
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn who_may_not_settle_is_told_what_is_missing(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     lapsed(&pool, &Key::new("scope", "operation", "a")?, AT_MOST_ONCE).await?;

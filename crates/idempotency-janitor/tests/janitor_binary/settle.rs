@@ -32,7 +32,7 @@ async fn stored(pool: &PgPool) -> anyhow::Result<String> {
     Ok(sqlx::query_scalar("select convert_from(response_body, 'UTF8') from idempotency.record").fetch_one(pool).await?)
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn resolve_gives_every_repeat_the_response(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
@@ -75,7 +75,7 @@ async fn resolve_gives_every_repeat_the_response(_: PgPoolOptions, options: PgCo
 }
 
 /// The service's own retention may be longer than ours by default.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn resolve_does_not_shorten_the_protection(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     for (left, kept) in [("30 days", "29 days"), ("1 minute", "23 hours")] {
@@ -96,7 +96,7 @@ async fn resolve_does_not_shorten_the_protection(_: PgPoolOptions, options: PgCo
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn resolve_reads_the_response_from_a_file(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
@@ -136,7 +136,7 @@ fn wrong_usage_is_said_before_anything_is_connected_to() {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_step_in_doubt_is_resolved_or_released(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let step = |name: &'static str, result: &'static str| resolve(result, &["--step", name, "--yes"]);
@@ -172,7 +172,7 @@ async fn a_step_in_doubt_is_resolved_or_released(_: PgPoolOptions, options: PgCo
 }
 
 /// The owner died in two steps. The email was not sent and the text was, and nothing decides about both at once.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn each_of_several_steps_in_doubt_is_settled_by_its_name(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -213,7 +213,7 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(
 }
 
 /// A full disk takes the line that says what was done. It is done.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_decision_that_was_made_is_no_failure(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
@@ -224,7 +224,7 @@ async fn a_decision_that_was_made_is_no_failure(_: PgPoolOptions, options: PgCon
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn release_lets_the_next_call_perform(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
@@ -243,7 +243,7 @@ async fn release_lets_the_next_call_perform(_: PgPoolOptions, options: PgConnect
 }
 
 /// A poison message; to release it would change nothing, so it is resolved.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_exhausted_operation_can_be_resolved(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     for command in [resolve("7", &["--yes"]), release(&["--yes"])] {
@@ -264,7 +264,7 @@ async fn an_exhausted_operation_can_be_resolved(_: PgPoolOptions, options: PgCon
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_indeterminate_transaction_is_settled_too(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -284,7 +284,7 @@ async fn an_indeterminate_transaction_is_settled_too(
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let both_fail = |says: &str| {
@@ -329,7 +329,7 @@ async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConne
 }
 
 /// A person looks, is asked, and somebody else is faster. `script` of util-linux gives the binary a terminal.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_terminal_is_asked_and_a_changed_record_is_left_alone(
     _: PgPoolOptions,
     options: PgConnectOptions,

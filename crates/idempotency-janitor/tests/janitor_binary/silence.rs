@@ -45,7 +45,7 @@ impl Silent {
     }
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_page_says_that_the_database_does_not_answer(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -59,7 +59,7 @@ async fn a_page_says_that_the_database_does_not_answer(
 }
 
 /// A connection that never answers must not keep its place in the pool, which has four, after its page has given up.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn pages_that_were_left_in_the_silence_take_no_place_of_later_ones(
     _: PgPoolOptions,
     options: PgConnectOptions,

@@ -68,7 +68,7 @@ async fn disconnect(pool: &PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn half_requests_leave_the_probe_the_metrics_and_the_sweep_alone(
     _: PgPoolOptions,
     options: PgConnectOptions,

@@ -7,7 +7,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{IN_STEPS, expired, in_doubt, janitor_on, json, lapsed, text};
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn stats_tell_what_is_in_the_table(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     expired(&pool, 3).await?;
@@ -35,7 +35,7 @@ async fn stats_tell_what_is_in_the_table(_: PgPoolOptions, options: PgConnectOpt
 }
 
 /// From a sample: marked as an estimate, and near the truth.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn stats_of_a_large_table_are_estimates(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     sqlx::raw_sql(

@@ -9,7 +9,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{command_on, expired, janitor_on, json, text};
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn sweep_deletes_what_is_expired(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     for n in 0..5 {
@@ -34,7 +34,7 @@ async fn sweep_deletes_what_is_expired(_: PgPoolOptions, options: PgConnectOptio
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn json_reports_what_was_deleted(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     expired(&pool, 7).await?;
@@ -49,7 +49,7 @@ async fn json_reports_what_was_deleted(_: PgPoolOptions, options: PgConnectOptio
 }
 
 /// Both end it between two batches, and the report says what was deleted.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_longest_duration_and_sigterm_end_a_sweep(
     _: PgPoolOptions,
     options: PgConnectOptions,

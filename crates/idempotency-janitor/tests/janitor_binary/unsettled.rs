@@ -51,7 +51,7 @@ fn values(report: &serde_json::Value) -> Vec<&str> {
     records.iter().map(|record| record["value"].as_str().expect("a value")).collect()
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn lists_what_is_indeterminate_or_exhausted(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let nothing = janitor_on(&options, &["unsettled"]);
@@ -87,7 +87,7 @@ async fn lists_what_is_indeterminate_or_exhausted(_: PgPoolOptions, options: PgC
     Ok(())
 }
 
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn lists_the_oldest_claim_first_and_no_more_than_asked(
     _: PgPoolOptions,
     options: PgConnectOptions,
@@ -113,7 +113,7 @@ async fn lists_the_oldest_claim_first_and_no_more_than_asked(
 }
 
 /// What a person reads is what he copies into a shell, and a part of it is a client's own words.
-#[sqlx::test(migrator = "crate::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_text_is_one_line_each_with_the_key_quoted(
     _: PgPoolOptions,
     options: PgConnectOptions,
