@@ -485,14 +485,13 @@ create function idempotency.on_escape()
 returns trigger language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     message constant text := format('%s was written outside an idempotent operation (%s); write through the transaction of the '
-        'call: IdempotentTx, the closure''s connection, or a step', tg_relid::regclass, lower(tg_op));
-    hint constant text := 'A transaction that may write outside, such as a backfill, begins with: '
-        'set local idempotency.claim = ''exempt''';
+        'call: IdempotentTx, the closure''s connection, or a step; a transaction that may write outside, such as a migration, '
+        'begins with: set local idempotency.claim = ''exempt''', tg_relid::regclass, lower(tg_op));
 begin
     if tg_argv[0] = 'warn' then
-        raise warning using message = message, hint = hint, errcode = 'IK006';
+        raise warning using message = message, errcode = 'IK006';
     else
-        raise exception using message = message, hint = hint, errcode = 'IK006';
+        raise exception using message = message, errcode = 'IK006';
     end if;
     return null;
 end

@@ -365,7 +365,7 @@ pub enum Error {
     Retryable(#[source] sqlx::Error),
 
     /// Any other error of the database or the connection.
-    #[error("the database failed; ask again with the same key")]
+    #[error("the database failed{}", advice(.0))]
     Database(#[source] sqlx::Error),
 }
 
@@ -417,6 +417,17 @@ impl From<sqlx::Error> for Error {
             Some(sqlstate::IN_FAILED_TRANSACTION) => Self::TransactionAborted(error),
             _ => Self::Database(error),
         }
+    }
+}
+
+/// What to do about an error of the database.
+fn advice(error: &sqlx::Error) -> &'static str {
+    match sqlstate(error).as_deref() {
+        Some(sqlstate::INSUFFICIENT_PRIVILEGE) => {
+            ": the role lacks a right; the guide's page production has the grants"
+        }
+        _ if is_lost(error) => "; ask again with the same key",
+        _ => ", and would fail again",
     }
 }
 

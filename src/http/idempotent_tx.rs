@@ -63,7 +63,10 @@ impl Loan {
 #[non_exhaustive]
 pub enum NoTransaction {
     /// No transactional layer is in front of this handler, or the layer does not cover this method.
-    #[error("there is no idempotent transaction here: no transactional IdempotencyLayer covers this request")]
+    #[error(
+        "there is no idempotent transaction here: no transactional IdempotencyLayer covers this method and route (by default \
+         POST and PATCH, of the routes that the Router had when the layer was added)"
+    )]
     NotLent,
     /// Another extractor of the same handler, or a task that it spawned, has the transaction.
     #[error("the idempotent transaction is taken, and was not given back")]

@@ -128,6 +128,9 @@ pub enum Misconfigured {
          the request what gives exactly the scope of the key"
     )]
     ResumedUnderAnotherKey,
+    /// Two layers take the same key, for example by two `route_layer` on one router. Nothing was performed.
+    #[error("two IdempotencyLayers cover this request; give each layer a Router of its own, and merge the routers")]
+    CoveredTwice,
     /// The handler answered while it, or a task that it spawned, still held the transaction.
     #[error("the handler answered and still holds its IdempotentTx; drop it before the response is returned")]
     TransactionKept,

@@ -87,14 +87,18 @@ where
         Some(value) => {
             let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
             let key = key(layer, scope, operation, value)?.with_trace(trace.unwrap_or_default());
-            if matches!(layer.mode, LayerMode::Leased(_)) {
-                // Under another key the effect would have another downstream key, and happen twice.
-                if parts.extensions.remove().is_some_and(|Resumed(resumed)| resumed != key) {
-                    return Err(Rejection::from(Misconfigured::ResumedUnderAnotherKey).into());
-                }
-                if is_under_lease(&parts.extensions, &key) {
-                    return Ok(Admission::NotCovered(Request::from_parts(parts, body)));
-                }
+            let is_leased = matches!(layer.mode, LayerMode::Leased(_));
+            let resumed = if is_leased { parts.extensions.remove() } else { None };
+            // Under another key the effect would have another downstream key, and happen twice.
+            if resumed.as_ref().is_some_and(|Resumed(resumed)| *resumed != key) {
+                return Err(Rejection::from(Misconfigured::ResumedUnderAnotherKey).into());
+            }
+            if is_leased && is_under_lease(&parts.extensions, &key) {
+                return Ok(Admission::NotCovered(Request::from_parts(parts, body)));
+            }
+            // The layer in front holds this key, so the claim would wait for its own request.
+            if resumed.is_none() && parts.extensions.get() == Some(&key) {
+                return Err(Rejection::from(Misconfigured::CoveredTwice).into());
             }
             let fingerprint = layer.fingerprint.fingerprint(&parts, data).map_err(Rejection::InvalidBody)?;
             let wait = layer.wait.map_err(Error::from)?;

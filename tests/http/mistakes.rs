@@ -9,14 +9,17 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Router, body::Bytes};
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Misconfigured, NoTransaction, Rejection};
+use pg_idempotency::lease::Policy;
 use pg_idempotency::{Error, RoundTrips};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgPool};
 
 use crate::support::{
-    app, calls, create_effects, effects, insert, outside, post_to, records, request, saving, send, transactional,
-    until, until_nothing_is_open,
+    app, calls, create_effects, effects, insert, leased, outside, post_to, records, request, saving, send,
+    transactional, until, until_nothing_is_open,
 };
+
+const STEPS: Policy = Policy::InSteps { lease: Duration::from_secs(40) };
 
 /// A raw BEGIN, which sqlx does not count, or forgotten values of sqlx's `Transaction`, which leave its depth above 0.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -42,6 +45,28 @@ async fn a_connection_returned_with_a_forgotten_transaction_does_not_fail_the_ne
     }
     let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&pool).await.expect("rows");
     assert_eq!(notes, ["x"; 3], "what is not ours was not committed");
+}
+
+/// The inner layer would wait for the key that the outer one holds, and the client would be told *in flight* for ever.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn two_layers_on_one_router_are_a_mistake_that_is_named(pool: PgPool) {
+    create_effects(&pool).await;
+    let write = async |mut tx: IdempotentTx| {
+        insert(&mut tx, "x").await;
+        StatusCode::CREATED
+    };
+    let transactional = || transactional(&pool).with_operation(|_| Some("POST /effects".to_owned()));
+    let leased = leased(&pool, STEPS).with_operation(|_| Some("POST /effects".to_owned()));
+    for (key, app) in [
+        ("a", Router::new().route("/effects", post(write)).route_layer(transactional()).route_layer(transactional())),
+        ("b", Router::new().route("/effects", post(write)).route_layer(transactional()).route_layer(leased.clone())),
+        ("c", Router::new().route("/effects", post(write)).route_layer(leased).route_layer(transactional())),
+    ] {
+        let answer = post_to(&app, "/effects", key, "x").await;
+        assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "{key}: {answer:?}");
+        assert_eq!(answer.problem(), "misconfigured", "{key}: {answer:?}");
+    }
+    assert_eq!(effects(&pool).await, 0);
 }
 
 /// sqlx would release a savepoint in place of the COMMIT, and return `Ok`. The next caller that gets the connection finds no

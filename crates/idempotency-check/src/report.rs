@@ -138,7 +138,9 @@ impl Report {
         self.findings = self.undisturbed.iter().chain(&self.tries).filter(is_wrong).cloned().collect();
         let missed = self.tries.iter().filter(|it| !it.reached).count();
         if missed > 0 {
-            self.notes.push(format!("{missed} tries did not reach their message: the messages change from run to run"));
+            self.notes.push(format!(
+                "{missed} tries did not reach their message, which is no finding: the messages change from run to run"
+            ));
         }
     }
 

@@ -38,7 +38,8 @@ pub(super) fn assert_refused<T>(written: sqlx::Result<T>) {
     let error = written.err().expect("it is refused");
     let refusal = error.as_database_error().expect("by the server");
     assert_eq!(refusal.code().as_deref(), Some("IK006"), "{refusal}");
-    for part in ["was written outside an idempotent operation", "write through the transaction of the call"] {
+    let advice = "set local idempotency.claim = 'exempt'";
+    for part in ["was written outside an idempotent operation", "write through the transaction of the call", advice] {
         assert!(refusal.message().contains(part), "{refusal}");
     }
 }
