@@ -39,7 +39,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[non_exhaustive]
 pub enum Error {
     /// The key was used before for another request. Nothing was performed. Do not retry: a new request needs a new key.
-    #[error("the key was used before with another request; take a new key for a new request (operation {:?})", key.operation())]
+    #[error("the key was used before for another request; take a new key for a new one (operation {:?})", key.operation())]
     #[non_exhaustive]
     KeyReused {
         /// The key.
@@ -424,10 +424,11 @@ impl From<sqlx::Error> for Error {
 fn advice(error: &sqlx::Error) -> &'static str {
     match sqlstate(error).as_deref() {
         Some(sqlstate::INSUFFICIENT_PRIVILEGE) => {
-            ": the role lacks a right; the guide's page production has the grants"
+            ": the role lacks a right; the guide's page production has the grants for this crate"
         }
         _ if is_lost(error) => "; ask again with the same key",
-        _ => ", and would fail again",
+        // It may be an error of the service's own statement, of which nobody here knows more.
+        _ => "",
     }
 }
 

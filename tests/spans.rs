@@ -12,6 +12,7 @@ use pg_idempotency::lease::{Acquired, Leasing, Policy, ensure_leased};
 use pg_idempotency::mark::{Marked, mark, mark_many};
 use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, RoundTrips, Verdict, ensure_idempotent};
 use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
@@ -193,6 +194,26 @@ async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Re
     let text = listener.text();
     assert!(text.contains("ensure_idempotent {\"message\": \"performing\"}"), "perform is inside the span\n{text}");
     assert!(!text.contains(SCOPE) && !text.contains(VALUE), "never the key or its scope\n{text}");
+    Ok(())
+}
+
+/// A pool of one lends its connection to the work, and the renewal gets none.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_lease_that_gets_no_connection_for_its_renewal_is_a_warning(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let (listener, _guard) = listen();
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    let policy = Policy::AtLeastOnce { lease: Duration::from_millis(200) };
+    let error = ensure_leased(&pool, &key("charge"), "body", policy, async |_| {
+        let _held = pool.acquire().await?;
+        std::future::pending::<Result<(), Error>>().await
+    })
+    .await;
+    assert!(matches!(error, Err(Error::LeaseLost)), "{error:?}");
+    let text = listener.text();
+    assert!(text.contains("the pool lent no connection for its renewal"), "{text}");
     Ok(())
 }
 

@@ -9,8 +9,8 @@ use super::canonical::canonical;
 #[cfg(feature = "http")]
 use super::pointer::Pointer;
 
-/// Version 1: SHA-256 of one byte for the kind (`j` canonical JSON, `t` a JSON text that has no canonical form, `h` an HTTP
-/// request with one of them as its body) and the content.
+/// Version 1: SHA-256 of one byte for the kind (`j` canonical JSON, `t` a JSON text that has no canonical form, `h` an
+/// HTTP request with one of them as its body) and the content.
 const JSON: u8 = 1;
 /// Version 2, over HTTP, if the service has chosen what makes two requests the same: eight bytes that stand for the
 /// choice, and 24 bytes of the SHA-256 of `c`, the choice, and the chosen parts of the request. Fingerprints of two

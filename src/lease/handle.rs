@@ -94,7 +94,18 @@ impl Lease {
     /// The result of the work, or `None` when the lease is lost. This polls the lease first: a process that was suspended
     /// past its lease must not continue its work when it wakes.
     pub(crate) async fn unless_lost<R>(&self, work: impl Future<Output = R>) -> Option<R> {
-        unless(&mut pin!(self.deadline.past()), work).await
+        let result = unless(&mut pin!(self.deadline.past()), work).await;
+        // If the claim were known to be gone, there would be no deadline. The renewal cannot say this itself: it ends with
+        // the work.
+        if result.is_none() && self.deadline.get().is_some() {
+            tracing::warn!(
+                operation = self.key.operation(),
+                token = self.token,
+                "a lease was not renewed in time, so its work was dropped: the pool lent no connection for its renewal, the \
+                 server gave no answer, or the process was paused"
+            );
+        }
+        result
     }
 
     pub(crate) fn mode(&self) -> Mode {

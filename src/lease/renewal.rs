@@ -40,14 +40,7 @@ pub(super) async fn renew(lease: Lease, claimed_at: Instant) {
                 );
                 next = Instant::now() + time / (RENEWALS * 4);
             }
-            None => {
-                tracing::warn!(
-                    operation = lease.key.operation(),
-                    token = lease.token,
-                    "a lease ends: the pool lent no connection for its renewal, or the server gave no answer, in time"
-                );
-                return;
-            }
+            None => return,
         }
     }
 }

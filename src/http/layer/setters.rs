@@ -59,8 +59,9 @@ impl IdempotencyLayer {
 
 /// The fingerprint.
 impl IdempotencyLayer {
-    /// Compares bodies as canonical JSON instead of byte by byte: for clients that build the request anew for each retry. A body that is not JSON is then refused with a 400. A body in which an object has
-    /// two members of the same name, or that is more than 128 levels deep, is compared byte by byte.
+    /// Compares bodies as canonical JSON instead of byte by byte: for clients that build the request anew for each retry.
+    /// A body that is not JSON is then refused with a 400. A body in which an object has two members of the same name, or
+    /// that is more than 128 levels deep, is compared byte by byte.
     ///
     /// It ignores the parts at these JSON pointers (RFC 6901), for clients that put a timestamp or the number of the
     /// attempt into each body: `layer.with_canonical_json(["/sent_at", "/client/attempt"])`. The body need not have these
