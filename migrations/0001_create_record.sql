@@ -50,7 +50,7 @@ create table idempotency.record (
     -- Room in every page would save 4 % of the WAL and cost two thirds more heap.
     fillfactor = 100,
     -- Rows are deleted as fast as they are inserted, so vacuum starts at a hundredth of the table; the server's default is a
-    -- fifth. It is a share because each vacuum reads both indexes whole. The thresholds spare a small table.
+    -- fifth. It is a share because each vacuum reads all indexes whole. The thresholds spare a small table.
     autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_vacuum_threshold = 10000,
     autovacuum_vacuum_insert_scale_factor = 0.05,
@@ -61,8 +61,8 @@ create table idempotency.record (
     autovacuum_analyze_threshold = 1000
 );
 
--- For the sweep. An index on a column that completions or heartbeats change would end their heap-only updates. (Only a lease's
--- completion changes expires_at.)
+-- For the sweep. An index on a column that completions or heartbeats change would end their heap-only updates. (In transaction
+-- mode nothing changes expires_at after the claim. A heartbeat changes it only when less than two leases are left.)
 create index record_expires_at on idempotency.record (expires_at);
 
 -- For resumers. Completion in transaction mode changes none of these columns, so it stays a heap-only update.

@@ -26,8 +26,9 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// [`OtherMode`](Self::OtherMode) have the key as a field. `Debug` of a database error contains the server's detail, which
 /// may quote a key, so log the text.
 ///
-/// The crate tells database errors apart by SQLSTATE alone. **An error while committing is ambiguous**: either both the
-/// effect and its response are stored, or neither is. Ask again with the same key to find out.
+/// The crate tells database errors apart by SQLSTATE alone. **An error while committing is ambiguous.** In transaction and
+/// mark mode, either both the effect and its record are stored, or neither is. In lease mode the effect may have happened
+/// although no result is stored. Ask again with the same key to find out; at least once, this may perform again.
 ///
 /// # What to do on each
 ///
@@ -261,10 +262,11 @@ pub enum Error {
         mode: String,
     },
 
-    /// This owner no longer has the claim: its lease lapsed and another owner took the claim over, or the claim was
-    /// released, resolved or deleted. Nothing was stored. The effect may have happened. The record has the result of
-    /// the other owner, or will have it.
-    #[error("the lease was lost, so the response was not stored; ask again with the same key to get the stored one")]
+    /// This owner has stopped: it could not renew its lease in time, or another owner has taken the claim over, or the
+    /// claim was released, resolved or deleted. This call stored nothing, and its effect may have happened. Ask again with
+    /// the same key. At least once and in steps, the call performs again unless another owner does; at most once, the key
+    /// becomes indeterminate unless somebody settles it.
+    #[error("the lease was lost, so nothing was stored, and the effect may have happened; ask again with the same key")]
     LeaseLost,
 
     /// The record is not as the operator saw it: another claim has it, somebody has settled, completed or deleted it, it

@@ -44,8 +44,8 @@
 //!   (sqlx 0.9 then rolls back the *outer* transaction). Then the rest runs in autocommit, without the mark.
 //!
 //! [`commit`](crate::commit()) returns an error in all of these cases. So use it, before you acknowledge anything. It
-//! misses one case: a raw COMMIT followed by a raw BEGIN. [`ensure_idempotent`](crate::ensure_idempotent()) detects
-//! that too, because it ends in a fenced write.
+//! misses [a few raw statements](crate::commit()#what-it-cannot-see), such as a raw COMMIT followed by a raw BEGIN.
+//! [`ensure_idempotent`](crate::ensure_idempotent()) detects these too, because it ends in a fenced write.
 //!
 //! # Which mode?
 //!

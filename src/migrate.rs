@@ -72,9 +72,10 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 ///
 /// # Errors
 ///
-/// - [`Error::Database`], most often because the role may not create a schema: ask a DBA to run [`schema_sql`]. This is
-///   also the error if an applied migration has another checksum than in this release, and if the schema exists and
-///   belongs to a [stranger](crate::operator::Warning::ForeignOwner). Nothing is changed then.
+/// - [`Error::Database`], most often because the role may not create a schema: ask a DBA to run [`schema_sql`].
+/// - [`Error::CannotMigrate`]: an applied migration has another checksum than in this release, the schema belongs to a
+///   [stranger](crate::operator::Warning::ForeignOwner), or the table is gone although its migration was applied. Nothing
+///   was changed.
 /// - [`Error::MigrationLocked`] if another session holds the lock for longer than the wait.
 ///
 /// # Cancellation

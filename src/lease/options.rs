@@ -104,8 +104,14 @@ impl Leasing {
         self.policy.mode()
     }
 
-    /// How long a result is remembered, counted from its completion, and how long an unfinished claim is remembered,
-    /// counted from the claim. After that the key is new.
+    /// How long a key is remembered. After that it is new. The time counts
+    ///
+    /// - from the completion;
+    /// - from the failure, if the work has failed and may have taken effect: at most once, or with a step in doubt;
+    /// - from the last look of a reconciler;
+    /// - otherwise from the claim. An owner that is alive prolongs this. If its work has outlived the retention and the
+    ///   process dies, the key is remembered for one lease after the lapse. **After that a retry performs, also at most
+    ///   once**, so make the retention longer than the work and the time to settle it.
     ///
     /// # Errors
     ///

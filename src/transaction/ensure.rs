@@ -77,13 +77,16 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///   [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
 ///   [`AlreadyInTransaction`](Error::AlreadyInTransaction), [`UnknownFingerprint`](Error::UnknownFingerprint),
 ///   [`UnknownMode`](Error::UnknownMode). Nothing was performed.
-/// - Errors before `perform`: [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing),
-///   [`NotInTransaction`](Error::NotInTransaction) if sqlx has begun no transaction on the connection.
+/// - Errors before `perform`: [`InvalidBody`](Error::InvalidBody), [`InvalidDuration`](Error::InvalidDuration),
+///   [`SchemaMissing`](Error::SchemaMissing), [`WrongDeployment`](Error::WrongDeployment),
+///   [`TransactionAborted`](Error::TransactionAborted), and [`NotInTransaction`](Error::NotInTransaction) if sqlx has
+///   begun no transaction on the connection.
 /// - Errors after `perform`, when the response could not be stored: [`Unencodable`](Error::Unencodable),
-///   [`NotInTransaction`](Error::NotInTransaction), [`NestedTransaction`](Error::NestedTransaction),
-///   [`OutlivedRetention`](Error::OutlivedRetention). Nothing was acknowledged: roll back.
-/// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database). After a lost connection or
-///   an error of the COMMIT it is unknown whether the operation took effect: ask again with the same key.
+///   [`TransactionAborted`](Error::TransactionAborted), [`NotInTransaction`](Error::NotInTransaction),
+///   [`NestedTransaction`](Error::NestedTransaction), [`OutlivedRetention`](Error::OutlivedRetention). Nothing was
+///   acknowledged: roll back.
+/// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database). Nothing is committed, unless
+///   `perform` has ended the transaction.
 ///
 /// # Cancellation
 ///
